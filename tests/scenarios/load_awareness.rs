@@ -5,14 +5,16 @@
 //! Catches: a load that is not measured, not reported, or changes no decision; marks without hysteresis.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, execute, path_to};
+use crate::support::{
+    Failure, Outcome, Probe, address, ensure, eventually, execute, is_tables_full, path_to,
+};
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
-use sluice_client::{Gateway, NewInstance, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
+use sluice_client::{Gateway, NewInstance, NewObject, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
 use sluice_types::{PeeringId, SubnetId, VpcId};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
 /// Size of table memory, so that few instances fill it.
@@ -31,6 +33,8 @@ const SUBNETS: u8 = 40;
 const SAMPLE: usize = 8;
 /// API calls in progress at the same time.
 const PARALLEL: usize = 8;
+/// Longest time for which the API refuses a filler.
+const REFUSED_MAX: Duration = Duration::from_secs(60);
 /// Tolerance of the share of used memory: the last filler may be half too much.
 const NEAR: f64 = 0.006;
 
@@ -158,7 +162,7 @@ impl<'a> Filler<'a> {
     async fn create_peered(&self, number: usize) -> Result<(VpcId, PeeringId), Failure> {
         let vpc = create_vpc(self.lab, &self.like, number).await?;
         let peering = NewPeering { name: format!("filler-{number}"), vpcs: [self.first, vpc] };
-        Ok((vpc, self.lab.api().create((), &peering).await?.object.id))
+        Ok((vpc, create_admitted(self.lab, &peering).await?.id))
     }
 
     async fn delete(&self, vpc: VpcId, peering: PeeringId) -> Outcome {
@@ -239,7 +243,22 @@ async fn create_vpc(lab: &Lab, like: &Vpc, number: usize) -> Result<VpcId, Failu
         mtu: None,
         offload_kbps: None,
     };
-    Ok(lab.api().create((), &vpc).await?.object.id)
+    Ok(create_admitted(lab, &vpc).await?.id)
+}
+
+/// Creates an object when the API admits it. Until gateways have reported, the API assumes that routes need more memory
+/// than these do, so it refuses many at once.
+async fn create_admitted<B: NewObject<Parent = ()>>(lab: &Lab, new: &B) -> Result<B::Object, Failure> {
+    let until = Instant::now() + REFUSED_MAX;
+    loop {
+        match lab.api().create((), new).await {
+            Ok(created) => return Ok(created.object),
+            Err(error) if is_tables_full(&error) && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 async fn create_instances(lab: &Lab, vpc: VpcId, subnet: SubnetId) -> Outcome {

@@ -15,6 +15,7 @@ mod direct_sender;
 mod disk_full;
 mod foreign_host;
 mod foreign_sender;
+mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
 mod gwzone;
@@ -152,6 +153,7 @@ fn all() -> Vec<Scenario> {
         table_digests: OwnLab,
         overload: OwnLab,
         load_awareness: OwnLab,
+        full_tables: OwnLab,
         preprogrammed: OwnLab,
         gwzone: OwnLab,
         two_labs: OwnLab,

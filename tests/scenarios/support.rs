@@ -248,6 +248,12 @@ pub fn address(vm: &VmState, ipv6: bool) -> Result<IpAddr, Failure> {
     found.ok_or_else(|| Failure::new(format!("instance {} lacks a family", vm.id)))
 }
 
+/// Whether the API refused a call because gateways' tables may not hold the objects.
+pub fn is_tables_full(error: &sluice_client::Error) -> bool {
+    let sluice_client::Error::Refused { problem, .. } = error else { return false };
+    problem.kind.as_deref() == Some("urn:sluice:problem:tables-full")
+}
+
 /// Waits until a check holds. Fails with its last complaint if it does not within the time given, which is a
 /// bound on Sluice: if the machine stood still meanwhile, the run is inconclusive.
 pub async fn eventually<F>(within: Duration, mut check: impl FnMut() -> F) -> Outcome

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use sluice_datapath::{Datapath, Traffic};
-use sluice_southbound::proto::Heartbeat;
+use sluice_southbound::proto::{Heartbeat, Table, TableFill};
 use sluice_tables::{NodeTables, TableUsage};
 
 use crate::vni_traffic::VniTrafficReport;
@@ -24,6 +24,7 @@ pub struct NodeLoad {
 #[derive(Debug)]
 pub(crate) struct TableFigures {
     usage: TableUsage,
+    revision: u64,
     /// VNIs with the indices of their packet counters.
     counters: Vec<(u32, u32)>,
 }
@@ -31,7 +32,7 @@ pub(crate) struct TableFigures {
 impl TableFigures {
     pub(crate) fn read(tables: &NodeTables) -> Self {
         let counters = tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters));
-        Self { usage: tables.usage(), counters: counters.collect() }
+        Self { usage: tables.usage(), revision: tables.applied_revision(), counters: counters.collect() }
     }
 }
 
@@ -62,7 +63,21 @@ impl Counters {
     }
 }
 
-/// Builds a heartbeat. `vni_traffic` is `None` on nodes that do not report the traffic of each VNI.
+/// How full the tables are.
+pub(crate) fn fills(usage: &TableUsage) -> impl Iterator<Item = TableFill> {
+    let fill = |(table, used, more)| TableFill { table: table as i32, used, capacity: used + more };
+    [
+        (Table::Entries, usage.entries, usage.entry_capacity),
+        (Table::EntriesWithIpv6, usage.entries, usage.entry_capacity_v6),
+        (Table::Routes, usage.routes, usage.route_capacity()),
+        (Table::Vrfs, usage.vrfs, usage.vrf_capacity()),
+    ]
+    .into_iter()
+    .map(fill)
+}
+
+/// Builds a heartbeat. `vni_traffic` is `None` on nodes that do not report the traffic of each VNI. These do not report
+/// how full each table is either: they are hosts, whose entries follow from their instances.
 pub(crate) fn build(
     tables: &TableFigures,
     counters: Counters,
@@ -70,6 +85,7 @@ pub(crate) fn build(
     vni_traffic: Option<&mut VniTrafficReport>,
 ) -> Heartbeat {
     let Counters { by_vni, total, drops } = counters;
+    let fills = vni_traffic.is_some().then(|| fills(&tables.usage));
     let report = vni_traffic.and_then(|report| report.is_due().then_some(report));
     let vnis = report.map(|report| report.changes(by_vni.into_iter()));
     Heartbeat {
@@ -84,6 +100,8 @@ pub(crate) fn build(
         tx_packets: total.packets,
         vnis_reported: vnis.is_some(),
         vnis: vnis.unwrap_or_default(),
+        tables: fills.into_iter().flatten().collect(),
+        tables_revision: tables.revision,
         ..Heartbeat::default()
     }
 }
@@ -100,8 +118,12 @@ mod tests {
                 cells_total: 100,
                 cells_used: 30,
                 cells_pending: 10,
+                entries: 7,
+                entry_capacity: 5,
+                entry_capacity_v6: 3,
                 ..TableUsage::default()
             },
+            revision: 9,
             counters: Vec::new(),
         };
         let counters = || Counters {
@@ -112,12 +134,16 @@ mod tests {
         let load = NodeLoad { cpu_permille: 6, memory_permille: 8, offload_all: true };
         let host = build(&tables, counters(), load, None);
         assert_eq!((host.vnis_reported, host.vnis.len()), (false, 0));
+        assert!(host.tables.is_empty(), "admission asks for the fill of gateways only");
         assert_eq!((host.cells_used, host.cells_total), (20, 100));
         assert_eq!((host.packets, host.tx_bytes, host.drops), (4, 400, 5));
         assert_eq!((host.cpu_permille, host.memory_permille, host.offload_all), (6, 8, true));
         let mut report = VniTrafficReport::default();
         let gateway = build(&tables, counters(), load, Some(&mut report));
         assert!(gateway.vnis_reported);
+        let fill = |table, capacity| TableFill { table: table as i32, used: 7, capacity };
+        let expected = [fill(Table::Entries, 12), fill(Table::EntriesWithIpv6, 10)];
+        assert_eq!((&gateway.tables[..2], gateway.tables_revision), (&expected[..], 9));
         assert_eq!((gateway.vnis[0].vni, gateway.vnis[0].packets), (7, 3));
         assert!(!build(&tables, counters(), load, Some(&mut report)).vnis_reported, "not due yet");
     }

@@ -15,8 +15,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_datapath::{DropCount, Traffic};
+use sluice_southbound::table_name;
 use sluice_tables::{TableUsage, drops};
 
+use crate::heartbeat::fills;
 use crate::metric_source::{MetricSource, ReasonLabel, counter, gauge};
 use crate::{Error, Node, RETRIES_MAX, Role, StreamStatus, error_chain};
 
@@ -181,7 +183,18 @@ fn register_usage(registry: &mut Registry, usage: &TableUsage) {
         entries.get_or_create(&TableLabel { table }).set(number(used));
         limits.get_or_create(&TableLabel { table }).set(number(limit));
     }
+    let capacities = Family::<TableLabel, Gauge>::default();
+    for fill in fills(usage) {
+        if let Some(table) = table_name(fill.table) {
+            capacities.get_or_create(&TableLabel { table }).set(number(fill.capacity));
+        }
+    }
     registry.register("table_entries", "Entries in use, by table", entries);
+    registry.register(
+        "table_capacity",
+        "Entries of which it is certain that the table holds them, with those in use",
+        capacities,
+    );
     registry.register("table_limit", "Most entries that the table can hold at its present size", limits);
     gauge(
         registry,

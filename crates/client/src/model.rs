@@ -419,6 +419,17 @@ impl Debug for EnrollmentBundle {
     }
 }
 
+/// How full a table of a gateway is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeTable {
+    /// Name of the table.
+    pub table: String,
+    /// Entries in use.
+    pub used: u64,
+    /// Entries that certainly fit, with those in use.
+    pub capacity: u64,
+}
+
 /// Progress of a node: which revisions it has programmed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeStatus {
@@ -439,6 +450,9 @@ pub struct NodeStatus {
     /// Entries that the node could not write, as it reported last.
     #[serde(default)]
     pub failures: Vec<String>,
+    /// Gateways: how full the tables are.
+    #[serde(default)]
+    pub tables: Vec<NodeTable>,
     /// Gateways: busy time of the forwarding cores, in thousandths.
     #[serde(default)]
     pub cpu_permille: u32,

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Cloud, Node, join};
+use common::{Answer, Cloud, Node, join};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use sluice_southbound::proto::{Heartbeat, Hello, VniLoad};
+use sluice_southbound::proto::{Heartbeat, Hello, Table, TableFill, VniLoad};
 use sluice_southbound::{Identity, connect as connect_to};
 use std::time::Duration;
 
@@ -177,24 +177,194 @@ async fn vpc_moves_only_to_a_cluster_whose_tables_can_hold_it() {
         cloud.make(&format!("/v1/vpcs/{vpc}/subnets"), subnet).await;
     }
     let node = connect(&cloud, &gateways[1]).await;
-    let report = async |cells_total: u64| {
-        let heartbeat = Heartbeat { cells_total, ..Heartbeat::default() };
+    let report = async |capacity: u64| {
+        let tables = vec![TableFill { table: Table::Entries as i32, used: 0, capacity }];
+        let heartbeat = Heartbeat { tables, ..Heartbeat::default() };
         node.connection.reports.heartbeat(heartbeat).await.unwrap();
-        let reported = |body: &Value| body["clusters"][1]["capacity_entries"] == cells_total / 2;
+        let reported = |body: &Value| body["clusters"][1]["capacity_entries"] == capacity;
         cloud.wait_until("reported", "/v1/placement", reported).await;
     };
     let path = format!("/v1/vpcs/{vpc}");
     let moved =
         async || cloud.send(cloud.request(Method::PATCH, &path).json(&json!({"cluster": clusters[1]}))).await;
     // The VPC needs three entries: its VRF and two subnets.
-    report(4).await;
+    report(2).await;
     let refused = moved().await;
     assert_eq!(refused.problem(), (409, "tables-too-small", "cluster"));
     let detail = refused.body["detail"].as_str().unwrap();
     assert_eq!(detail, format!("{} would have 3 entries, but its tables hold only 2", clusters[1]));
-    report(6).await;
+    report(3).await;
     let moving = moved().await;
     assert_eq!((moving.status, &moving.body["moving_to"]), (StatusCode::OK, &json!(clusters[1])));
+}
+
+/// Two VPCs with subnets, on a cluster with a gateway that reports how full its tables are.
+struct FullTables {
+    cloud: Cloud,
+    node: Node,
+    tenant: String,
+    cluster: String,
+    host: String,
+    vpcs: [String; 2],
+    subnets: [String; 2],
+}
+
+impl FullTables {
+    async fn new() -> Self {
+        let cloud = Cloud::start().await;
+        let (clusters, gateways) = clusters(&cloud, 1).await;
+        let node = connect(&cloud, &gateways[0]).await;
+        let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+        let host = cloud.make("/v1/hosts", json!({"name": "h", "vtep": "192.0.2.77"})).await;
+        let (mut vpcs, mut subnets) = (Vec::new(), Vec::new());
+        for (number, ipv6) in [(1, None), (2, Some("2001:db8::/64"))] {
+            let body = json!({"name": format!("v{number}"), "tenant": tenant, "cluster": clusters[0]});
+            let vpc = cloud.make("/v1/vpcs", body).await;
+            let body = json!({"name": "s", "ipv4": format!("10.{number}.0.0/16"), "ipv6": ipv6});
+            subnets.push(cloud.make(&format!("/v1/vpcs/{vpc}/subnets"), body).await);
+            vpcs.push(vpc);
+        }
+        let (cluster, vpcs, subnets) =
+            (clusters[0].clone(), vpcs.try_into().unwrap(), subnets.try_into().unwrap());
+        Self { cloud, node, tenant, cluster, host, vpcs, subnets }
+    }
+
+    /// The gateway has everything, and reports room for these numbers of entries, of entries if one is an IPv6 address,
+    /// of routes and of VRFs. `used` is a different number for each report.
+    async fn report(&self, used: u64, room: [u64; 4]) {
+        let all = [Table::Entries, Table::EntriesWithIpv6, Table::Routes, Table::Vrfs];
+        let fill = |(table, room)| TableFill { table: table as i32, used, capacity: used + room };
+        let tables = all.into_iter().zip(room).map(fill).collect();
+        let tables_revision = self.revision().await;
+        let heartbeat = Heartbeat { tables, tables_revision, ..Heartbeat::default() };
+        self.node.connection.reports.heartbeat(heartbeat).await.unwrap();
+        let reported = |body: &Value| body["items"][0]["tables"][3]["used"] == used;
+        self.cloud.wait_until("reported", "/v1/nodes", reported).await;
+    }
+
+    /// The revision of the database, which a bulk of nothing returns.
+    async fn revision(&self) -> u64 {
+        self.create_bulk(&[], 0).await.body["revision"].as_u64().unwrap()
+    }
+
+    fn instance(&self, name: &str, vpc: usize) -> Value {
+        json!({"name": name, "subnet": self.subnets[vpc], "host": self.host})
+    }
+
+    async fn create_instance(&self, name: &str, vpc: usize) -> Answer {
+        let path = format!("/v1/vpcs/{}/instances", self.vpcs[vpc]);
+        self.cloud.post(&path, self.instance(name, vpc)).await
+    }
+
+    async fn create_bulk(&self, names: &[&str], vpc: usize) -> Answer {
+        let instances: Vec<Value> = names.iter().map(|name| self.instance(name, vpc)).collect();
+        let path = format!("/v1/vpcs/{}/instances/bulk", self.vpcs[vpc]);
+        self.cloud.post(&path, json!({"instances": instances})).await
+    }
+
+    async fn create_vpc(&self, name: &str, cluster: Option<&str>) -> Answer {
+        self.cloud.post("/v1/vpcs", json!({"name": name, "tenant": self.tenant, "cluster": cluster})).await
+    }
+
+    async fn create_subnet(&self, name: &str) -> Answer {
+        let body = json!({"name": name, "ipv4": "10.9.0.0/16", "ipv6": "2001:db8:9::/64"});
+        self.cloud.post(&format!("/v1/vpcs/{}/subnets", self.vpcs[0]), body).await
+    }
+
+    async fn create_route(&self, destination: &str) -> Answer {
+        let tables = self.cloud.get(&format!("/v1/route-tables?vpc={}", self.vpcs[0])).await.body;
+        let path = format!("/v1/route-tables/{}/routes", tables["items"][0]["id"].as_str().unwrap());
+        self.cloud.post(&path, json!({"destination": destination, "target": "drop"})).await
+    }
+
+    async fn create_peering(&self) -> Answer {
+        self.cloud.post("/v1/peerings", json!({"name": "p", "vpcs": self.vpcs})).await
+    }
+
+    /// The call must be refused because of a table, and change nothing.
+    async fn refused(&self, table: &str, call: impl Future<Output = Answer>) {
+        let before = self.revision().await;
+        let answer = call.await;
+        assert_eq!(answer.problem(), (507, "tables-full", self.cluster.as_str()), "{}", answer.body);
+        let detail = answer.body["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("table `{table}` of gw-")), "{detail}");
+        assert_eq!(self.revision().await, before, "the refused call changed something");
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_by_the_name_of_the_table() {
+    let full = FullTables::new().await;
+    let status = |answer: Answer| (answer.status.as_u16(), answer.body);
+    let created = |answer: Answer| assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    // Nothing is refused before the gateway has reported.
+    created(full.create_instance("old", 0).await);
+    full.report(100, [3, 4, 1, 1]).await;
+    // An address, and a host that may be new to the VPC.
+    created(full.create_instance("a", 0).await);
+    let answer = full.create_instance("b", 0).await;
+    let expected = format!(
+        "{} cannot hold this: table `entries` of gw-2 has 100 entries in use and certainly holds 103; 2 more \
+         were admitted after its report, and 2 are needed",
+        full.cluster
+    );
+    let detail = answer.body["detail"].as_str().unwrap();
+    assert_eq!(detail.replace("gw-3", "gw-2"), expected);
+    full.refused("entries", full.create_instance("b", 0)).await;
+    full.refused("entries", full.create_bulk(&["b", "c"], 0)).await;
+    full.refused("entries", full.create_bulk(&["a", "old", "c"], 0)).await;
+    full.refused("entries_with_ipv6", full.create_instance("b", 1)).await;
+    // What exists needs nothing more.
+    assert_eq!(full.create_instance("a", 0).await.status, StatusCode::OK);
+    let (code, bulk) = status(full.create_bulk(&["a", "old"], 0).await);
+    assert_eq!((code, &bulk["existing"]), (200, &json!(2)), "{bulk}");
+
+    full.refused("routes", full.create_subnet("s2")).await;
+    full.refused("routes", full.create_peering()).await;
+    created(full.create_route("192.0.2.0/25").await);
+    full.refused("routes", full.create_route("192.0.2.128/25")).await;
+    assert_eq!(full.create_route("192.0.2.0/25").await.status, StatusCode::OK);
+    full.refused("vrfs", full.create_vpc("v3", Some(&full.cluster))).await;
+    full.refused("vrfs", full.create_vpc("v3", None)).await;
+    assert_eq!(full.create_vpc("v1", Some(&full.cluster)).await.status, StatusCode::OK);
+
+    // A report of the same revision does not make room for what was created after it; one with more room does.
+    full.report(101, [5, 5, 10, 10]).await;
+    created(full.create_instance("b", 1).await);
+    full.refused("entries_with_ipv6", full.create_bulk(&["c", "d"], 0)).await;
+    created(full.create_subnet("s2").await);
+    created(full.create_peering().await);
+    created(full.create_route("192.0.2.128/25").await);
+    created(full.create_vpc("v3", None).await);
+    full.report(102, [5, 5, 0, 0]).await;
+    let (code, bulk) = status(full.create_bulk(&["a", "c", "d"], 0).await);
+    assert_eq!((code, &bulk["created"], &bulk["existing"]), (200, &json!(2), &json!(1)), "{bulk}");
+    full.refused("vrfs", full.create_vpc("v4", None)).await;
+    let tables = &full.cloud.get("/v1/nodes").await.body["items"][0]["tables"];
+    let first = json!({"table": "entries", "used": 102, "capacity": 107});
+    assert_eq!((tables.as_array().unwrap().len(), &tables[0]), (4, &first));
+}
+
+#[tokio::test]
+async fn vpcs_go_to_clusters_whose_tables_have_room() {
+    let full = FullTables::new().await;
+    full.report(100, [50, 50, 50, 0]).await;
+    let body = json!({"name": "other", "vips": ["198.51.100.99"]});
+    let other = full.cloud.make("/v1/clusters", body).await;
+    let body = json!({"name": "g9", "cluster": other, "vtep4": "192.0.2.99"});
+    full.cloud.make("/v1/gateways", body).await;
+    for name in ["a", "b", "c", "d"] {
+        assert_eq!(place_vpc(&full.cloud, &full.tenant, name).await, other);
+    }
+    let path = format!("/v1/vpcs?name=a&tenant={}", full.tenant);
+    let vpc = full.cloud.get(&path).await.body["items"][0]["id"].as_str().unwrap().to_owned();
+    let to = json!({"cluster": full.cluster});
+    let path = format!("/v1/vpcs/{vpc}");
+    let moved = async || full.cloud.send(full.cloud.request(Method::PATCH, &path).json(&to)).await;
+    full.refused("vrfs", moved()).await;
+    full.report(101, [50, 50, 50, 1]).await;
+    assert_eq!(moved().await.status, StatusCode::OK);
+    full.refused("vrfs", full.create_vpc("e", Some(&full.cluster))).await;
 }
 
 #[tokio::test]

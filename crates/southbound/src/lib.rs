@@ -62,5 +62,16 @@ pub const MAX_FAILURES: usize = 64;
 pub const MAX_MISSING: usize = 1024;
 /// Most unconfirmed entries in one report.
 pub const MAX_UNCONFIRMED: usize = 1024;
+/// The name of a table of nodes in metrics, in the API and in messages; `None` if this version does not know it.
+pub fn table_name(table: i32) -> Option<&'static str> {
+    match proto::Table::try_from(table).ok()? {
+        proto::Table::Unspecified => None,
+        proto::Table::Entries => Some("entries"),
+        proto::Table::EntriesWithIpv6 => Some("entries_with_ipv6"),
+        proto::Table::Routes => Some("routes"),
+        proto::Table::Vrfs => Some("vrfs"),
+    }
+}
+
 /// Most VNIs whose traffic one heartbeat reports.
 pub const MAX_VNI_LOADS: usize = 16_384;

@@ -467,6 +467,13 @@ pub enum Change {
     HistoryForked,
 }
 
+/// Numbers of addresses of instances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressCounts {
+    pub ipv4: u64,
+    pub ipv6: u64,
+}
+
 /// A point in the history of the database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {

@@ -502,6 +502,11 @@ impl Store {
         page(&mut self.reader(), filters, at).await
     }
 
+    /// Those of the names that instances of the VPC have.
+    pub async fn taken_names(&self, vpc: VpcId, names: &[String]) -> Result<Vec<String>> {
+        instances::taken_names(&mut self.reader(), vpc, names).await
+    }
+
     /// Makes an instance an object again that nodes still have but that the database lost, with the same id, MAC and
     /// addresses.
     pub async fn adopt_instance(&self, lost: LostInstance) -> Result<Instance> {
@@ -668,12 +673,12 @@ impl Store {
         write_unversioned!(self, q => settings::put(q, name, before, value))
     }
 
-    /// Number of instances of each VPC that has any, and the revision to which this applies.
-    pub async fn instance_counts(&self) -> Result<(u64, Vec<(VpcId, u64)>)> {
+    /// Numbers of addresses of each VPC that has instances, and the revision to which this applies.
+    pub async fn address_counts(&self) -> Result<(u64, Vec<(VpcId, AddressCounts)>)> {
         let mut tx = self.backend.begin_read().await?;
         let result = async {
             let revision = outbox::revision(tx.as_mut()).await?;
-            Ok((revision, instances::instance_counts(tx.as_mut()).await?))
+            Ok((revision, instances::address_counts(tx.as_mut()).await?))
         };
         let result = result.await;
         tx.rollback().await?;

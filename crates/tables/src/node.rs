@@ -221,11 +221,15 @@ impl NodeTables {
     pub fn usage(&self) -> TableUsage {
         let total = u64::from(self.memory().cells());
         let (conflicts, conflict_slots) = self.exact.conflict_usage();
+        let capacities = self.exact.capacities(&self.pool);
         TableUsage {
             cells_total: total,
             cells_used: total - self.pool.free_cells(),
             cells_pending: self.pool.retired_cells(),
+            cells_available: self.pool.available_cells(),
             entries: self.exact.entries(),
+            entry_capacity: capacities.ipv4,
+            entry_capacity_v6: capacities.ipv6,
             entry_slots: self.exact.slots(),
             conflicts,
             conflict_slots,

@@ -19,6 +19,7 @@
 //! The free lists are private memory. If the writer dies, no cell is lost: its successor marks the cells that
 //! are reachable from the roots ([`ReachableCells`]) and treats all others as free.
 
+mod extents;
 mod reachable;
 mod reserve;
 #[cfg(test)]
@@ -27,9 +28,10 @@ mod tests;
 use crate::error::Error;
 use crate::grace::Grace;
 use crate::memory::Memory;
+use extents::Extents;
+pub(crate) use extents::Forecast;
 pub(crate) use reachable::ReachableCells;
 use reserve::Reserve;
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Runs up to this length have a free list of their own.
@@ -47,9 +49,8 @@ pub(crate) struct Pool {
     small: [Vec<u32>; SMALL_MAX + 1],
     /// The run that small runs are cut from.
     chunk: Range<u32>,
-    /// Other free runs: length by first cell, and (length, first cell).
-    extents: BTreeMap<u32, u32>,
-    by_length: BTreeSet<(u32, u32)>,
+    /// Other free runs.
+    extents: Extents,
     retired: Vec<(u32, u32)>,
     retired_cells: u64,
     /// Number of retired runs at which the next grace period is waited for.
@@ -92,7 +93,6 @@ impl Pool {
             reserve,
             may_use_reserve: false,
             failed_rebuilds: [None; 32],
-            by_length: runs.iter().map(|&(start, cells)| (cells, start)).collect(),
             extents: runs.into_iter().collect(),
             retired: Vec::new(),
             retired_cells: 0,
@@ -112,6 +112,32 @@ impl Pool {
     /// Cells that wait for a grace period.
     pub(crate) fn retired_cells(&self) -> u64 {
         self.retired_cells
+    }
+
+    /// Cells that changes other than withdrawals can get: those that are free or wait for a grace period, without the
+    /// reserve.
+    pub(crate) fn available_cells(&self) -> u64 {
+        self.free_cells + self.retired_cells - self.reserve.cells()
+    }
+
+    /// Joins all free runs, also those that wait for a grace period. What is then allocated is what a [`Forecast`]
+    /// says. If the grace period fails, the runs that wait for it stay as they are.
+    pub(crate) fn consolidate(&mut self) {
+        if !self.retired.is_empty() {
+            let _ = self.flush();
+        }
+        self.coalesce();
+    }
+
+    /// What can be allocated after [`Pool::consolidate`].
+    pub(crate) fn forecast(&self) -> Forecast {
+        let mut reserve = self.reserve.missing();
+        let retired: Vec<_> =
+            self.retired.iter().map(|&(first, cells)| reserve.refill(first, cells)).collect();
+        let small =
+            (1..).zip(&self.small[1..]).flat_map(|(cells, runs)| runs.iter().map(move |&run| (run, cells)));
+        let chunk = (self.chunk.start, self.chunk.len() as u32);
+        Forecast::new(self.extents.iter().chain([chunk]).chain(small).chain(retired).collect(), reserve)
     }
 
     /// Allocates a run of zeroed cells and returns the first.
@@ -185,7 +211,7 @@ impl Pool {
         if cells as usize <= SMALL_MAX {
             self.small[cells as usize].push(first);
         } else {
-            self.insert_extent(first, cells);
+            self.extents.insert(first, cells);
         }
     }
 
@@ -218,47 +244,24 @@ impl Pool {
 
     fn take(&mut self, cells: u32) -> Option<u32> {
         if cells as usize > SMALL_MAX {
-            return self.carve_high(cells);
+            return self.extents.take_high(cells);
         }
         if let Some(first) = self.small[cells as usize].pop() {
             return Some(first);
         }
         if (self.chunk.len() as u32) < cells {
             self.drop_chunk();
-            self.chunk = self.carve_low(CHUNK_CELLS, cells)?;
+            self.chunk = self.extents.take_low(CHUNK_CELLS, cells)?;
         }
         let first = self.chunk.start;
         self.chunk.start += cells;
         Some(first)
     }
 
-    /// Cuts a long run from the high end of the shortest extent that holds it. Chunks for small runs come
-    /// from the low end, so that long and small runs stay apart.
-    fn carve_high(&mut self, cells: u32) -> Option<u32> {
-        let &(length, start) = self.by_length.range((cells, 0)..).next()?;
-        self.remove_extent(start, length);
-        if length > cells {
-            self.insert_extent(start, length - cells);
-        }
-        Some(start + length - cells)
-    }
-
-    /// Cuts a chunk from the low end of an extent: of `wanted` cells, or of at least `least`.
-    fn carve_low(&mut self, wanted: u32, least: u32) -> Option<Range<u32>> {
-        let shortest_of = |from: u32| self.by_length.range((from, 0)..).next().copied();
-        let (length, start) = shortest_of(wanted).or_else(|| shortest_of(least))?;
-        let cells = length.min(wanted);
-        self.remove_extent(start, length);
-        if length > cells {
-            self.insert_extent(start + cells, length - cells);
-        }
-        Some(start..start + cells)
-    }
-
     fn drop_chunk(&mut self) {
         let rest = std::mem::replace(&mut self.chunk, 0..0);
         if !rest.is_empty() {
-            self.insert_extent(rest.start, rest.len() as u32);
+            self.extents.insert(rest.start, rest.len() as u32);
         }
     }
 
@@ -267,29 +270,8 @@ impl Pool {
         self.drop_chunk();
         for cells in 1..=SMALL_MAX {
             for first in std::mem::take(&mut self.small[cells]) {
-                self.insert_extent(first, cells as u32);
+                self.extents.insert(first, cells as u32);
             }
         }
-    }
-
-    fn insert_extent(&mut self, mut start: u32, mut length: u32) {
-        if let Some((&before, &cells)) = self.extents.range(..start).next_back()
-            && before + cells == start
-        {
-            self.remove_extent(before, cells);
-            start = before;
-            length += cells;
-        }
-        if let Some(&cells) = self.extents.get(&(start + length)) {
-            self.remove_extent(start + length, cells);
-            length += cells;
-        }
-        self.extents.insert(start, length);
-        self.by_length.insert((length, start));
-    }
-
-    fn remove_extent(&mut self, start: u32, length: u32) {
-        self.extents.remove(&start);
-        self.by_length.remove(&(length, start));
     }
 }

@@ -2,6 +2,15 @@
 
 use crate::error::Error;
 
+/// Cells that a new route takes, at most. Usually it is less than one: a bucket holds three to nine routes. The worst
+/// case is a bucket of long prefixes that overflows because of a route that shares some bits with the others: a
+/// chain of directories or a skip for each of its routes, and new buckets.
+const CELLS_PER_ROUTE: u64 = 8;
+/// Cells that a change of a route can take at once, beside those that it replaces.
+const CELLS_PER_CHANGE: u64 = 64;
+/// Cells that a VRF takes, at most: its own, and a list or root directory for each family.
+const CELLS_PER_VRF: u64 = 16;
+
 /// Number of entries and cells in the tables, and their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableUsage {
@@ -11,8 +20,14 @@ pub struct TableUsage {
     pub cells_used: u64,
     /// Cells that wait for a grace period.
     pub cells_pending: u64,
+    /// Cells that new entries and routes can get: not those that are kept for withdrawals.
+    pub cells_available: u64,
     /// Entries of the exact match, of all kinds.
     pub entries: u64,
+    /// Number of further entries that certainly fit, if none of them is the first IPv6 address.
+    pub entry_capacity: u64,
+    /// Number of further entries that certainly fit, whatever they are.
+    pub entry_capacity_v6: u64,
     /// Current slots of the exact match; it grows while there is memory.
     pub entry_slots: u64,
     /// IPv6 addresses in the conflict table, because another address has the same digest.
@@ -49,6 +64,19 @@ impl TableUsage {
     #[must_use]
     pub fn cells_live(&self) -> u64 {
         self.cells_used.saturating_sub(self.cells_pending)
+    }
+
+    /// Number of further routes that certainly fit, if nothing else takes memory meanwhile.
+    #[must_use]
+    pub fn route_capacity(&self) -> u64 {
+        self.cells_available.saturating_sub(CELLS_PER_CHANGE) / CELLS_PER_ROUTE
+    }
+
+    /// Number of further VRFs that certainly fit, if nothing else takes memory meanwhile. Each also needs an entry of
+    /// the exact match.
+    #[must_use]
+    pub fn vrf_capacity(&self) -> u64 {
+        self.cells_available.saturating_sub(CELLS_PER_CHANGE) / CELLS_PER_VRF
     }
 }
 

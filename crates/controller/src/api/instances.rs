@@ -5,7 +5,9 @@ use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, objects, parse};
 use super::resource::{self, Deletable, Listable, Resource};
-use super::{App, blocking};
+use super::{Api, App, FIRST, blocking, settle};
+use crate::place::admission::Admission;
+use crate::place::admission::demand::NewObjects;
 use crate::push::{ApiStages, Entries, MIN_INSTANCES, Needs};
 use axum::Extension;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
@@ -15,6 +17,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{HostId, InstanceId, MacAddr, SubnetId, VpcId, is_unicast};
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 use utoipa::{IntoParams, ToSchema};
@@ -151,9 +154,14 @@ async fn create_instance(
     Id(vpc): Id<VpcId>,
     Json(body): Json<NewInstance>,
 ) -> Result<Response, Problem> {
-    let created = api.db.store.create_instance(vpc, body.checked()?).await;
+    let (store, new) = (&api.db.store, body.checked()?);
+    let exists = async || Ok(!store.instances(Some(vpc), None, Some(&new.name), FIRST).await?.is_empty());
+    let admission = api.admit(NewObjects::Instances(vpc, &[&new]), exists()).await?;
     let path = vpc.to_string();
-    Ok(reply::created::<Instance>(&api, created.map_err(|error| Problem::of_store(error, Some(&path)))?))
+    let created = store.create_instance(vpc, new).await;
+    let created = created.map_err(|error| Problem::of_store(error, Some(&path)))?;
+    settle(admission, &created);
+    Ok(reply::created::<Instance>(&api, created))
 }
 
 /// Parses the body of a bulk creation. If that fails, it is parsed again to find the position of the error.
@@ -183,6 +191,23 @@ async fn read_body(request: Request, timeout: Duration) -> Result<Bytes, Problem
     Ok(bytes)
 }
 
+/// Admits a bulk. If it does not fit, those of its instances that exist already are not counted.
+async fn admit_bulk(api: &Api, vpc: VpcId, new: &[sluice_store::NewInstance]) -> Result<Admission, Problem> {
+    let all: Vec<_> = new.iter().collect();
+    let full = match api.place.admit(NewObjects::Instances(vpc, &all)).await? {
+        Ok(admission) => return Ok(admission),
+        Err(full) => full,
+    };
+    let names: Vec<String> = new.iter().map(|one| one.name.clone()).collect();
+    let taken: HashSet<String> = api.db.store.taken_names(vpc, &names).await?.into_iter().collect();
+    let missing: Vec<_> = all.into_iter().filter(|one| !taken.contains(&one.name)).collect();
+    match missing.len() {
+        0 => Ok(Admission::default()),
+        count if count == new.len() => Err(full.into()),
+        _ => Ok(api.place.admit(NewObjects::Instances(vpc, &missing)).await??),
+    }
+}
+
 #[utoipa::path(post, path = "/v1/vpcs/{vpc}/instances/bulk", tag = "instances",
     params(("vpc" = String, Path)), request_body = NewInstances,
     responses((status = 200, body = BulkCreated)))]
@@ -200,12 +225,16 @@ async fn create_instances(
     let parsed = Instant::now();
     let store = &api.db.store;
     let path = vpc.to_string();
+    let admission = admit_bulk(&api, vpc, &new).await?;
     let made = store.create_instances(vpc, new).await;
     let (created, existing) = made.map_err(|error| Problem::of_store(error, Some(&path)))?;
     let committed = Instant::now();
     api.db.notify_commit();
     let revision = match created.last() {
-        Some(last) => last.revision,
+        Some(last) => {
+            admission.commit(last.revision);
+            last.revision
+        }
         None => store.revision().await?,
     };
     if created.len() >= MIN_INSTANCES {

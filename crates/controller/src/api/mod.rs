@@ -36,6 +36,8 @@ use crate::database::Database;
 use crate::moves::Moves;
 use crate::ownership::Ownership;
 use crate::place::Place;
+use crate::place::admission::Admission;
+use crate::place::admission::demand::NewObjects;
 use crate::place::usage::Usage;
 use crate::push::{Push, Reach};
 use axum::Router;
@@ -44,7 +46,9 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware;
 use problem::Problem;
 use request::MAX_BODY_BYTES;
+use resource::Stored;
 use sluice_http::Connections;
+use sluice_store::{Created, Page, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use system::Readiness;
@@ -138,7 +142,34 @@ impl Api {
         self.catch_up().await?;
         Ok(self.place.usage().await?)
     }
+
+    /// Admits objects that are to be created, if they fit into the tables. `exists` says whether they exist already:
+    /// then they need nothing.
+    ///
+    /// # Errors
+    /// Errors of the store, and the refusal.
+    async fn admit(
+        &self,
+        new: NewObjects<'_>,
+        exists: impl Future<Output = Result<bool, StoreError>>,
+    ) -> Result<Admission, Problem> {
+        match self.place.admit(new).await? {
+            Ok(admission) => Ok(admission),
+            Err(_) if exists.await? => Ok(Admission::default()),
+            Err(full) => Err(full.into()),
+        }
+    }
 }
+
+/// An admission ends if its object existed already, and counts until gateways report the object's revision if it is new.
+fn settle<S: Stored>(admission: Admission, created: &Created<S>) {
+    if let Created::New(object) = created {
+        admission.commit(object.revision());
+    }
+}
+
+/// The first object of a filtered list, to see whether there is one.
+const FIRST: Page = Page { after: 0, limit: 1 };
 
 /// All routes of the OpenAPI document.
 fn described() -> OpenApiRouter<App> {

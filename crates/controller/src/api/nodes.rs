@@ -8,6 +8,8 @@ use crate::push::southbound_id;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use sluice_southbound::proto::TableFill;
+use sluice_southbound::table_name;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -29,6 +31,20 @@ pub struct Bundle {
     node: String,
     /// `gateway` or `host`.
     role: String,
+}
+
+/// How full a table of a gateway is.
+#[derive(Serialize, ToSchema)]
+#[schema(as = NodeTable)]
+struct Table {
+    /// `entries` (addresses, VNIs and senders), `entries_with_ipv6` (the same, if one of the further entries is an
+    /// IPv6 address), `routes` or `vrfs` (which share their memory).
+    #[schema(example = "entries")]
+    table: &'static str,
+    /// Entries in use.
+    used: u64,
+    /// Entries that certainly fit, with those in use.
+    capacity: u64,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -56,6 +72,8 @@ struct Node {
     cells_used: u64,
     /// Cells of its tables.
     cells_total: u64,
+    /// Gateways: how full the tables are, from which admission of new objects follows.
+    tables: Vec<Table>,
     /// Packets received since its programs were loaded.
     packets: u64,
     /// Packets dropped since its programs were loaded.
@@ -75,6 +93,10 @@ struct Node {
 impl Node {
     fn new(view: NodeView, node_name: String, current: u64) -> Self {
         let id = southbound_id(view.node);
+        let table = |fill: &TableFill| {
+            let TableFill { used, capacity, .. } = *fill;
+            Some(Table { table: table_name(fill.table)?, used, capacity })
+        };
         Self {
             node: id.id(),
             name: node_name,
@@ -87,6 +109,7 @@ impl Node {
             version: view.version,
             cells_used: view.heartbeat.cells_used,
             cells_total: view.heartbeat.cells_total,
+            tables: view.heartbeat.tables.iter().filter_map(table).collect(),
             packets: view.heartbeat.packets,
             drops: view.heartbeat.drops,
             cpu_permille: view.heartbeat.cpu_permille,

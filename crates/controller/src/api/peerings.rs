@@ -4,7 +4,8 @@ use super::problem::Problem;
 use super::reply::Programmed;
 use super::request::check_name;
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
-use super::{Api, App};
+use super::{Api, App, FIRST, settle};
+use crate::place::admission::demand::NewObjects;
 use crate::push::{Entries, Needs};
 use serde::{Deserialize, Serialize};
 use sluice_store::{Page, Store, StoreError};
@@ -78,7 +79,12 @@ impl Creatable for Peering {
         check_name("name", &new.name)?;
         let [a, b] = new.vpcs;
         let new = sluice_store::NewPeering { name: new.name, a, b };
-        api.db.store.create_peering(new).await.map_err(|error| Problem::of_store(error, None))
+        let store = &api.db.store;
+        let exists = async || Ok(!store.peerings(Some(a), Some(&new.name), FIRST).await?.is_empty());
+        let admission = api.admit(NewObjects::Peering(a, b), exists()).await?;
+        let created = store.create_peering(new).await.map_err(|error| Problem::of_store(error, None))?;
+        settle(admission, &created);
+        Ok(created)
     }
 }
 

@@ -94,7 +94,7 @@ struct PlacementCluster {
     load: Option<f64>,
     /// Entries in its tables.
     entries: u64,
-    /// Entries that its tables can hold.
+    /// Entries that the tables of its smallest gateway certainly hold.
     capacity_entries: u64,
     gateways: Vec<PlacementGateway>,
 }

@@ -1,6 +1,7 @@
 //! Errors as problem details of RFC 9457: what is wrong, the offender and the likely cause. Internal details
 //! go to the log only.
 
+use crate::place::admission::Full;
 use crate::push::EnrollError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -139,6 +140,13 @@ impl From<StoreError> for Problem {
                 Self::internal()
             }
         }
+    }
+}
+
+impl From<Full> for Problem {
+    fn from(full: Full) -> Self {
+        let text = full.to_string();
+        Self::new(StatusCode::INSUFFICIENT_STORAGE, "tables-full", text).offender(full.cluster.to_string())
     }
 }
 

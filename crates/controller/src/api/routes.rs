@@ -1,10 +1,11 @@
 //! Static routes of a route table. The routes of the VPC's subnets and peerings are not objects.
 
-use super::App;
 use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{Id, Json};
 use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
+use super::{App, settle};
+use crate::place::admission::demand::NewObjects;
 use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::Response;
@@ -126,12 +127,27 @@ async fn create_route(
     let store = &api.db.store;
     let vpc = store.route_table(table).await?.vpc;
     let path = table.to_string();
+    let admission = api.admit(NewObjects::Route(vpc), is_route(store, table, prefix)).await?;
     let created = store.create_route(sluice_store::NewRoute { table, prefix, target }).await;
     let created = match created.map_err(|error| Problem::of_store(error, Some(&path)))? {
         Created::New(route) => Created::New((vpc, route)),
         Created::Existing(route) => Created::Existing((vpc, route)),
     };
+    settle(admission, &created);
     Ok(reply::created::<Route>(&api, created))
+}
+
+/// Whether the table has a route with this prefix.
+async fn is_route(store: &Store, table: RouteTableId, prefix: IpNet) -> Result<bool, StoreError> {
+    let mut after = 0;
+    loop {
+        let routes = store.routes(table, Page { after, limit: 1000 }).await?;
+        if routes.iter().any(|route| route.prefix == prefix) {
+            return Ok(true);
+        }
+        let Some(last) = routes.last() else { return Ok(false) };
+        after = last.id.get();
+    }
 }
 
 impl Deletable for Route {}

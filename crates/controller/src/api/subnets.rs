@@ -1,10 +1,12 @@
 //! Subnets: an IPv4 prefix, an IPv6 prefix or both in a VPC.
 
-use super::App;
 use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{Id, Json, check_name};
 use super::resource::{self, Deletable, Listable, Resource};
+use super::{App, FIRST, settle};
+use crate::place::Prefixes;
+use crate::place::admission::demand::NewObjects;
 use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::Response;
@@ -129,7 +131,13 @@ async fn create_subnet(
     Id(vpc): Id<VpcId>,
     Json(body): Json<NewSubnet>,
 ) -> Result<Response, Problem> {
-    Ok(reply::created::<Subnet>(&api, api.db.store.create_subnet(body.checked(vpc)?).await?))
+    let (store, new) = (&api.db.store, body.checked(vpc)?);
+    let prefixes = Prefixes { ipv4: new.ipv4.is_some(), ipv6: new.ipv6.is_some() };
+    let exists = async || Ok(!store.subnets(Some(vpc), Some(&new.name), FIRST).await?.is_empty());
+    let admission = api.admit(NewObjects::Subnet(vpc, prefixes), exists()).await?;
+    let created = store.create_subnet(new).await?;
+    settle(admission, &created);
+    Ok(reply::created::<Subnet>(&api, created))
 }
 
 impl Listable for Subnet {

@@ -4,7 +4,9 @@ use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
-use super::{Api, App};
+use super::{Api, App, FIRST, settle};
+use crate::place::admission::demand::NewObjects;
+use crate::place::admission::{Admission, Full};
 use crate::place::new_vpc::{Unplaced, cluster_for};
 use crate::push::{Entries, Needs};
 use axum::extract::State;
@@ -13,6 +15,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{MTU, Page, Store, StoreError, VpcUpdate};
 use sluice_types::{ClusterId, TenantId, Vni, VpcId};
+use std::collections::BTreeSet;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -172,27 +175,53 @@ fn check_kbps(kbps: Option<u32>) -> Result<Option<u32>, Problem> {
     }
 }
 
-/// The cluster of a new VPC without a given one. If the VPC exists already, its present cluster.
-async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<ClusterId, Problem> {
-    let store = &api.db.store;
-    store.tenant(tenant).await.map_err(|error| Problem::of_store(error, None))?;
-    let existing = store.vpcs(Some(tenant), Some(name), Page { after: 0, limit: 1 }).await?;
-    if let Some(vpc) = existing.first() {
-        return Ok(vpc.cluster);
+/// The existing VPC of this name.
+async fn existing(api: &Api, name: &str, tenant: TenantId) -> Result<Option<sluice_store::Vpc>, StoreError> {
+    Ok(api.db.store.vpcs(Some(tenant), Some(name), FIRST).await?.pop())
+}
+
+/// The cluster of a new VPC without a given one, with the admission to it. If the VPC exists already, its present
+/// cluster.
+async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<(ClusterId, Admission), Problem> {
+    api.db.store.tenant(tenant).await.map_err(|error| Problem::of_store(error, None))?;
+    if let Some(vpc) = existing(api, name, tenant).await? {
+        return Ok((vpc.cluster, Admission::default()));
     }
-    let usage = api.current_usage().await?;
-    cluster_for(&usage, tenant).map_err(|error| {
-        let text = error.to_string();
-        match error {
-            Unplaced::NoCluster => Problem::invalid("cluster", text),
-            Unplaced::InsufficientCapacity { .. } => {
-                Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("cluster")
+    let mut usage = api.current_usage().await?;
+    let mut full: Option<Full> = None;
+    let mut refused = BTreeSet::new();
+    loop {
+        let cluster = match (cluster_for(&usage, tenant), full.take()) {
+            (Ok(cluster), first) if !refused.contains(&cluster) => {
+                full = first;
+                cluster
             }
-            Unplaced::Input(_) => {
-                Problem::new(StatusCode::CONFLICT, "cannot-place", text).offender("cluster")
+            (_, Some(full)) => return Err(full.into()),
+            (Ok(cluster), None) => cluster,
+            (Err(error), None) => return Err(unplaced(&error)),
+        };
+        match api.place.admit(NewObjects::Vpc(cluster)).await? {
+            Ok(admission) => return Ok((cluster, admission)),
+            Err(why) => {
+                full.get_or_insert(why);
+                refused.insert(cluster);
+                // As a cluster without capacity it gets no VPC.
+                let all = usage.clusters.iter_mut().filter(|other| other.id == cluster);
+                all.for_each(|cluster| cluster.capacity_pps = 0);
             }
         }
-    })
+    }
+}
+
+fn unplaced(error: &Unplaced) -> Problem {
+    let text = error.to_string();
+    match error {
+        Unplaced::NoCluster => Problem::invalid("cluster", text),
+        Unplaced::InsufficientCapacity { .. } => {
+            Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("cluster")
+        }
+        Unplaced::Input(_) => Problem::new(StatusCode::CONFLICT, "cannot-place", text).offender("cluster"),
+    }
 }
 
 #[utoipa::path(patch, path = "/v1/vpcs/{vpc}", tag = "vpcs",
@@ -229,18 +258,27 @@ async fn move_vpc(
     expected: Option<u64>,
 ) -> Result<sluice_store::Vpc, Problem> {
     let vpc = api.db.store.vpc(id).await?;
+    let mut admission = Admission::default();
     // Both clusters of a VPC that is moving have its entries already.
     if vpc.moving.is_none() && vpc.cluster != cluster {
         let usage = api.current_usage().await?;
-        let missing = usage.missing_vpc_space(&usage.unit_of(id), cluster);
+        let unit = usage.unit_of(id);
+        let missing = usage.missing_vpc_space(&unit, cluster);
         // The table size of a cluster without serving gateways is unknown.
         if let Some((needed, size)) = missing.filter(|(_, size)| *size > 0) {
             let detail = format!("{cluster} would have {needed} entries, but its tables hold only {size}");
             return Err(Problem::new(StatusCode::CONFLICT, "tables-too-small", detail).offender("cluster"));
         }
+        let mut senders = 0;
+        for vpc in &unit {
+            senders += api.db.store.vpc_hosts(*vpc).await?.len() as u64;
+        }
+        admission = api.place.admit(NewObjects::Move(&unit, cluster, senders)).await??;
     }
     let moved = api.db.store.move_vpc(id, cluster, expected).await;
-    moved.map_err(|error| Problem::of_store(error, Some(&id.to_string())))
+    let moved = moved.map_err(|error| Problem::of_store(error, Some(&id.to_string())))?;
+    admission.commit(moved.revision);
+    Ok(moved)
 }
 
 /// Changes the fields of the patch. The other fields must not change in between.
@@ -282,8 +320,11 @@ impl Creatable for Vpc {
         check_name("name", &new.name)?;
         let mtu = check_mtu(new.mtu.unwrap_or(DEFAULT_MTU))?;
         let mut placing = None;
-        let cluster = match new.cluster {
-            Some(cluster) => cluster,
+        let (cluster, admission) = match new.cluster {
+            Some(cluster) => {
+                let exists = async || Ok(existing(api, &new.name, new.tenant).await?.is_some());
+                (cluster, api.admit(NewObjects::Vpc(cluster), exists()).await?)
+            }
             None => {
                 placing = Some(api.place.placing().await);
                 cluster_of(api, &new.name, new.tenant).await?
@@ -296,6 +337,7 @@ impl Creatable for Vpc {
         if let sluice_store::Created::New(vpc) = &created {
             api.place.add_committed_vpc(vpc);
         }
+        settle(admission, &created);
         drop(placing);
         Ok(created)
     }

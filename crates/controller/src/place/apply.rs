@@ -299,7 +299,7 @@ async fn note(
 #[cfg(test)]
 mod tests {
     use super::super::ledger::Ledger;
-    use super::super::ledger::tests::vpc;
+    use super::super::ledger::tests::{ipv4, vpc};
     use super::super::tests::{follow, place};
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
@@ -370,9 +370,9 @@ mod tests {
     fn vpc_that_has_grown_since_the_plan_must_fit() {
         let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
         let topology = topology(2, gateways, vec![vpc(1, 1, 1, 1)]);
-        let usage = |instances| {
-            let ledger = Ledger::new(&topology, 9, &[(VpcId::new(1), instances)]);
-            Usage::new(&ledger, &loads(&[(2, 20)], &[]), PlacementSettings::default())
+        let usage = |addresses| {
+            let ledger = Ledger::new(&topology, 9, &[(VpcId::new(1), ipv4(addresses))]);
+            Usage::new(&ledger, &loads(&[(2, 10)], &[]), PlacementSettings::default())
         };
         assert_eq!(check_space(&usage(9), &step(&[1])), Ok(()));
         let error = check_space(&usage(10), &step(&[1])).unwrap_err();

@@ -2,7 +2,7 @@
 //! updates it with each change, so that placing a VPC does not read the database. This file changes when
 //! placement needs to know more about objects.
 
-use sluice_store::{Change, Cluster, Gateway, Topology, Vpc};
+use sluice_store::{AddressCounts, Change, Cluster, Gateway, Instance, Subnet, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,8 +19,10 @@ pub struct LedgerVpc {
     pub cluster: ClusterId,
     /// Its old cluster, which still has its entries while it moves.
     pub leaving: Option<ClusterId>,
-    instances: u64,
-    subnets: BTreeSet<SubnetId>,
+    /// Addresses of its instances.
+    pub addresses: AddressCounts,
+    /// Its subnets.
+    pub subnets: BTreeMap<SubnetId, Prefixes>,
     routes: BTreeSet<RouteId>,
     /// When the ledger got it, in milliseconds of the caller's clock; `None` if it was there at the start.
     pub since_ms: Option<u64>,
@@ -34,8 +36,8 @@ impl LedgerVpc {
             vni: vpc.vni,
             cluster: vpc.cluster,
             leaving: None,
-            instances: 0,
-            subnets: BTreeSet::new(),
+            addresses: AddressCounts::default(),
+            subnets: BTreeMap::new(),
             routes: BTreeSet::new(),
             since_ms,
         };
@@ -49,10 +51,46 @@ impl LedgerVpc {
         self.cluster = vpc.moving.map_or(vpc.cluster, |moving| moving.to);
     }
 
-    /// Entries in its cluster's tables: one for the VRF, and one for each instance, subnet and route.
+    /// Entries in its cluster's tables: one for the VRF, and one for each address, subnet and route.
     pub fn entries(&self) -> u64 {
-        1 + self.instances + (self.subnets.len() + self.routes.len()) as u64
+        let AddressCounts { ipv4, ipv6 } = self.addresses;
+        1 + ipv4 + ipv6 + (self.subnets.len() + self.routes.len()) as u64
     }
+
+    /// Number of prefixes of its subnets, to which it and its peers have routes.
+    pub fn prefixes(&self) -> u64 {
+        self.subnets.values().map(|prefixes| prefixes.count()).sum()
+    }
+
+    /// Number of its static routes.
+    pub fn static_routes(&self) -> u64 {
+        self.routes.len() as u64
+    }
+}
+
+/// The families of which a subnet has a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefixes {
+    /// It has an IPv4 prefix.
+    pub ipv4: bool,
+    /// It has an IPv6 prefix.
+    pub ipv6: bool,
+}
+
+impl Prefixes {
+    fn of(subnet: &Subnet) -> Self {
+        Self { ipv4: subnet.ipv4.is_some(), ipv6: subnet.ipv6.is_some() }
+    }
+
+    /// Number of prefixes.
+    pub fn count(self) -> u64 {
+        u64::from(self.ipv4) + u64::from(self.ipv6)
+    }
+}
+
+fn count_addresses(instances: &[Instance]) -> AddressCounts {
+    let count = |has: fn(&Instance) -> bool| instances.iter().filter(|instance| has(instance)).count() as u64;
+    AddressCounts { ipv4: count(|one| one.ipv4.is_some()), ipv6: count(|one| one.ipv6.is_some()) }
 }
 
 /// A cluster in the ledger.
@@ -68,10 +106,10 @@ pub struct LedgerCluster {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     revision: u64,
-    /// The revision of the instance counts with which the ledger started. Older changes are in the counts.
+    /// The revision of the address counts with which the ledger started. Older changes are in the counts.
     counted: u64,
-    /// Instance counts of VPCs that were created after the topology was read.
-    early_counts: BTreeMap<VpcId, u64>,
+    /// Address counts of VPCs that were created after the topology was read.
+    early_counts: BTreeMap<VpcId, AddressCounts>,
     /// VPCs by id.
     pub vpcs: BTreeMap<VpcId, LedgerVpc>,
     /// Clusters by id.
@@ -80,9 +118,9 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// From a snapshot of the topology, and the number of instances of each VPC as of revision `counted`,
-    /// which is not older.
-    pub fn new(topology: &Topology, counted: u64, instances: &[(VpcId, u64)]) -> Self {
+    /// From a snapshot of the topology, and the numbers of addresses of each VPC as of revision `counted`, which
+    /// is not older.
+    pub fn new(topology: &Topology, counted: u64, addresses: &[(VpcId, AddressCounts)]) -> Self {
         let mut ledger = Self {
             revision: topology.revision,
             counted,
@@ -97,14 +135,14 @@ impl Ledger {
             gateways.sort_by_key(|gateway| gateway.id);
             ledger.clusters.insert(cluster.id, LedgerCluster { cluster: cluster.clone(), gateways });
         }
-        for (id, count) in instances {
+        for (id, count) in addresses {
             match ledger.vpcs.get_mut(id) {
-                Some(vpc) => vpc.instances = *count,
+                Some(vpc) => vpc.addresses = *count,
                 None => drop(ledger.early_counts.insert(*id, *count)),
             }
         }
         for subnet in &topology.subnets {
-            ledger.change_vpc(subnet.vpc, |vpc| vpc.subnets.insert(subnet.id));
+            ledger.change_vpc(subnet.vpc, |vpc| vpc.subnets.insert(subnet.id, Prefixes::of(subnet)));
         }
         for (vpc, route) in &topology.routes {
             ledger.change_vpc(*vpc, |vpc| vpc.routes.insert(route.id));
@@ -133,8 +171,8 @@ impl Ledger {
     fn upsert(&mut self, vpc: &Vpc, now_ms: u64) {
         let new = || {
             // Changes of instances up to the revision of the counts are not applied to it.
-            let instances = self.early_counts.remove(&vpc.id).unwrap_or_default();
-            LedgerVpc { instances, ..LedgerVpc::new(vpc, Some(now_ms)) }
+            let addresses = self.early_counts.remove(&vpc.id).unwrap_or_default();
+            LedgerVpc { addresses, ..LedgerVpc::new(vpc, Some(now_ms)) }
         };
         self.vpcs.entry(vpc.id).or_insert_with(new).update(vpc);
     }
@@ -164,14 +202,21 @@ impl Ledger {
                     self.clusters.remove(&cluster.id);
                 }
                 Change::InstancesCreated { vpc, instances, .. } if revision > self.counted => {
-                    self.change_vpc(vpc.id, |vpc| vpc.instances += instances.len() as u64);
+                    let created = count_addresses(instances);
+                    self.change_vpc(vpc.id, |vpc| {
+                        vpc.addresses.ipv4 += created.ipv4;
+                        vpc.addresses.ipv6 += created.ipv6;
+                    });
                 }
                 Change::InstancesRemoved { vpc, instances } if revision > self.counted => {
-                    let removed = instances.len() as u64;
-                    self.change_vpc(vpc.id, |vpc| vpc.instances = vpc.instances.saturating_sub(removed));
+                    let removed = count_addresses(instances);
+                    self.change_vpc(vpc.id, |vpc| {
+                        vpc.addresses.ipv4 = vpc.addresses.ipv4.saturating_sub(removed.ipv4);
+                        vpc.addresses.ipv6 = vpc.addresses.ipv6.saturating_sub(removed.ipv6);
+                    });
                 }
                 Change::SubnetUpserted { vpc, subnet, .. } => {
-                    self.change_vpc(vpc.id, |vpc| vpc.subnets.insert(subnet.id));
+                    self.change_vpc(vpc.id, |vpc| vpc.subnets.insert(subnet.id, Prefixes::of(subnet)));
                 }
                 Change::SubnetRemoved { vpc, subnet, .. } => {
                     self.change_vpc(vpc.id, |vpc| vpc.subnets.remove(&subnet.id));
@@ -199,6 +244,16 @@ impl Ledger {
         let gateways = self.clusters.values().flat_map(|cluster| &cluster.gateways);
         let moving = gateways.filter(|gateway| gateway.moving.is_some());
         moving.map(|gateway| (gateway.id, gateway.cluster)).collect()
+    }
+
+    /// The VPCs with which a VPC is peered.
+    pub fn peers_of(&self, vpc: VpcId) -> impl Iterator<Item = &LedgerVpc> {
+        let other = move |(a, b): &(VpcId, VpcId)| match () {
+            () if *a == vpc => Some(*b),
+            () if *b == vpc => Some(*a),
+            () => None,
+        };
+        self.peers.iter().filter_map(other).filter_map(|peer| self.vpcs.get(&peer))
     }
 
     /// Groups of VPCs that are peered, directly or through others, by the first VPC of each group. A group is
@@ -244,6 +299,25 @@ pub mod tests {
         }
     }
 
+    /// A subnet with an IPv4 prefix.
+    pub fn subnet(id: u64, vpc: u64, has_ipv6: bool) -> Subnet {
+        Subnet {
+            id: SubnetId::new(id),
+            name: format!("s{id}"),
+            vpc: VpcId::new(vpc),
+            ipv4: Some("10.0.0.0/8".parse().unwrap()),
+            ipv6: has_ipv6.then(|| "fd00::/64".parse().unwrap()),
+            dns: Vec::new(),
+            revision: 10,
+        }
+    }
+
+    /// Counts of IPv4 addresses.
+    pub fn ipv4(count: u64) -> AddressCounts {
+        AddressCounts { ipv4: count, ipv6: 0 }
+    }
+
+    /// Instances with an IPv4 address, of which the first has an IPv6 address, too.
     fn instances(of: u64, count: u64) -> Vec<Instance> {
         let instance = |id| Instance {
             id: InstanceId::new(id),
@@ -252,22 +326,22 @@ pub mod tests {
             subnet: SubnetId::new(1),
             host: HostId::new(1),
             mac: MacAddr::local(id),
-            ipv4: None,
-            ipv6: None,
+            ipv4: Some(std::net::Ipv4Addr::from(id as u32)),
+            ipv6: (id == 1).then_some(std::net::Ipv6Addr::LOCALHOST),
             revision: 1,
         };
         (1..=count).map(instance).collect()
     }
 
-    fn peering(a: u64, b: u64) -> Peering {
+    pub fn peering(a: u64, b: u64) -> Peering {
         let (a, b) = (VpcId::new(a), VpcId::new(b));
         Peering { id: PeeringId::new(1), name: "p".into(), a, b, revision: 1 }
     }
 
     #[test]
-    fn instances_are_counted_once() {
+    fn addresses_are_counted_once() {
         let topology = Topology { revision: 5, vpcs: vec![vpc(1, 1, 1, 2)], ..Topology::default() };
-        let mut ledger = Ledger::new(&topology, 7, &[(VpcId::new(1), 30)]);
+        let mut ledger = Ledger::new(&topology, 7, &[(VpcId::new(1), ipv4(30))]);
         let created = |count| Change::InstancesCreated {
             vpc: vpc(1, 1, 1, 2),
             subnets: Vec::new(),
@@ -281,23 +355,15 @@ pub mod tests {
         ledger.apply(8, &[created(4)], 0);
         let gone = Change::InstancesRemoved { vpc: vpc(1, 1, 1, 2), instances: instances(1, 1) };
         ledger.apply(9, &[gone], 0);
-        assert_eq!(entries(&ledger), 34);
-        let subnet = Subnet {
-            id: SubnetId::new(3),
-            name: "s".into(),
-            vpc: VpcId::new(1),
-            ipv4: None,
-            ipv6: None,
-            dns: Vec::new(),
-            revision: 10,
-        };
+        assert_eq!(entries(&ledger), 31 + 4 + 1 - 2);
+        let subnet = subnet(3, 1, true);
         let (of, peers) = (vpc(1, 1, 1, 2), Vec::new());
         ledger.apply(10, &[Change::SubnetUpserted { vpc: of, subnets: Vec::new(), subnet, peers }], 0);
         assert_eq!(entries(&ledger), 35);
     }
 
     #[test]
-    fn instances_of_a_vpc_that_is_newer_than_the_topology_are_counted() {
+    fn addresses_of_a_vpc_that_is_newer_than_the_topology_are_counted() {
         let topology = Topology { revision: 5, ..Topology::default() };
         let new = vpc(1, 1, 1, 6);
         let created = |count| Change::InstancesCreated {
@@ -306,11 +372,11 @@ pub mod tests {
             hosts: Vec::<Host>::new(),
             instances: instances(1, count),
         };
-        let mut ledger = Ledger::new(&topology, 7, &[(VpcId::new(1), 30)]);
+        let mut ledger = Ledger::new(&topology, 7, &[(VpcId::new(1), ipv4(30))]);
         ledger.apply(6, &[Change::VpcUpserted { vpc: new.clone(), subnets: Vec::new() }], 0);
         ledger.apply(7, &[created(30)], 0);
         ledger.apply(8, &[created(4)], 0);
-        assert_eq!(ledger.vpcs[&VpcId::new(1)].entries(), 35);
+        assert_eq!(ledger.vpcs[&VpcId::new(1)].entries(), 1 + 30 + 4 + 1);
     }
 
     #[test]

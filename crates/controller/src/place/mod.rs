@@ -1,10 +1,11 @@
 //! Which cluster carries which VPC, and which gateway is the preferred owner of which vIP: prepares the input
 //! of the algorithms in `sluice_placement`, and carries out their results.
 //!
-//! `usage` combines the placement (`ledger`), the measured loads (`load`) and the settings; `new_vpc` places
+//! `admission` refuses new objects that gateways' tables may not hold. `usage` combines the placement (`ledger`), the measured loads (`load`) and the settings; `new_vpc` places
 //! one VPC; `plans` computes moves, which are shown before anything is done, and `apply` carries them out.
 //! `scheduler` runs the vIP scheduler.
 
+pub mod admission;
 pub mod apply;
 mod ledger;
 mod load;
@@ -16,12 +17,15 @@ pub mod usage;
 use crate::database::Database;
 use crate::ownership::{ClusterLoadObserver, Ownership};
 use crate::push::{ChangeObserver, LoadObserver};
+use admission::demand::{NewObjects, demands};
+use admission::{Admission, Admissions, Full};
 use ledger::Ledger;
+pub use ledger::Prefixes;
 use load::{LoadSnapshot, Loads};
 use scheduler::SharedStatus;
 use sluice_cluster::Load;
 use sluice_southbound::proto::Heartbeat;
-use sluice_store::{Change, StoreError, Topology, Vpc};
+use sluice_store::{AddressCounts, Change, StoreError, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, PlacementSettings, VpcId};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -39,6 +43,7 @@ pub struct Place {
     /// Revision of the ledger.
     ledger_revision: watch::Sender<u64>,
     loads: Loads,
+    admissions: Arc<Admissions>,
     /// Results of the scheduler.
     pub scheduler: SharedStatus,
     placing: Mutex<()>,
@@ -54,6 +59,7 @@ impl Place {
             ledger: RwLock::default(),
             ledger_revision: watch::Sender::new(0),
             loads: Loads::default(),
+            admissions: Arc::default(),
             scheduler: SharedStatus::default(),
             placing: Mutex::default(),
             planning: Arc::default(),
@@ -108,6 +114,31 @@ impl Place {
         Ok(caught_up || *self.ledger_revision.borrow() > 0)
     }
 
+    /// Admits objects that are to be created, if they certainly fit into the tables of their clusters' gateways.
+    ///
+    /// # Errors
+    /// Errors of the store. The inner result is a refusal.
+    pub async fn admit(&self, new: NewObjects<'_>) -> Result<Result<Admission, Full>, StoreError> {
+        if let Some(Ok(admission)) = self.admit_now(new) {
+            return Ok(Ok(admission));
+        }
+        // The ledger may not have what the objects refer to, and then expects that they need more.
+        self.catch_up().await?;
+        // Nothing is known about objects that refer to what does not exist: they are refused for that reason.
+        Ok(self.admit_now(new).unwrap_or_else(|| Ok(Admission::default())))
+    }
+
+    /// `None` if the ledger does not have a VPC of the objects.
+    fn admit_now(&self, new: NewObjects<'_>) -> Option<Result<Admission, Full>> {
+        self.ledger(|ledger| {
+            let gateways_of = |cluster| {
+                let all = ledger.clusters.get(&cluster).into_iter().flat_map(|cluster| &cluster.gateways);
+                all.map(|gateway| gateway.id).collect()
+            };
+            demands(ledger, new).map(|demands| self.admissions.admit(&demands, gateways_of))
+        })
+    }
+
     /// The settings of placement.
     ///
     /// # Errors
@@ -134,9 +165,10 @@ impl Place {
 }
 
 impl ChangeObserver for Place {
-    fn reset(&self, topology: &Topology, counted: u64, instances: &[(VpcId, u64)]) {
+    fn reset(&self, topology: &Topology, counted: u64, addresses: &[(VpcId, AddressCounts)]) {
+        self.admissions.start(topology.revision);
         self.change_ledger(|ledger, _| {
-            let mut new = Ledger::new(topology, counted, instances);
+            let mut new = Ledger::new(topology, counted, addresses);
             new.keep_ages(ledger);
             *ledger = new;
         });
@@ -148,20 +180,24 @@ impl ChangeObserver for Place {
 
     fn gateway_removed(&self, gateway: GatewayId) {
         self.loads.remove(gateway);
+        self.admissions.remove(gateway);
     }
 }
 
 impl LoadObserver for Place {
     fn stream_opened(&self, gateway: GatewayId, session: u64) {
         self.loads.open(gateway, session);
+        self.admissions.open(gateway, session);
     }
 
     fn stream_closed(&self, gateway: GatewayId, session: u64) {
         self.loads.close(gateway, session);
+        self.admissions.close(gateway, session);
     }
 
     fn heartbeat(&self, gateway: GatewayId, session: u64, heartbeat: &Heartbeat) {
         self.loads.report(gateway, session, heartbeat);
+        self.admissions.report(gateway, session, heartbeat);
     }
 }
 

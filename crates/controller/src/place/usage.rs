@@ -7,11 +7,8 @@ use sluice_placement::{Cluster, InputError, Placement, Problem, Vpc};
 use sluice_types::{ClusterId, GatewayId, PlacementSettings, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cells of table memory that an entry needs: less than one for each address family of an instance, and the
-/// same again while the table is copied to grow (`docs/decisions/exact.md`).
-const CELLS_PER_ENTRY: u64 = 2;
-/// Table size in entries of a gateway that has not reported: that of the agent's default of 64 MiB.
-const ENTRIES_DEFAULT: u64 = (64 << 20) / 64 / CELLS_PER_ENTRY;
+/// Table size in entries of a gateway that has not reported: somewhat less than the agent's default of 64 MiB holds.
+const ENTRIES_DEFAULT: u64 = 1 << 19;
 /// A new VPC counts at least as an average one for this time, until its instances exist and send packets.
 const SETTLING_MS: u64 = 600_000;
 /// Lowest expected demand of a VPC. If no demand is measured, VPCs are just counted.
@@ -56,8 +53,7 @@ impl GatewayUsage {
     }
 
     fn entries(&self) -> u64 {
-        let cells = self.load.map(|load| load.cells_total).filter(|cells| *cells > 0);
-        cells.map_or(ENTRIES_DEFAULT, |cells| (cells / CELLS_PER_ENTRY).max(1))
+        self.load.and_then(|load| load.entries).map_or(ENTRIES_DEFAULT, |entries| entries.max(1))
     }
 }
 
@@ -319,7 +315,7 @@ pub fn clusters(ledger: &Ledger, loads: &LoadSnapshot, settings: &PlacementSetti
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::ledger::tests::vpc;
+    use super::super::ledger::tests::{ipv4, vpc};
     use super::super::load::capacity::Capacity;
     use super::*;
     use sluice_store::{Gateway, Move, Peering, Topology};
@@ -357,12 +353,15 @@ pub mod tests {
         }
     }
 
-    /// Loads of gateways that report the given numbers of cells, and the demands of VNIs.
+    /// Loads of gateways whose tables hold the given numbers of entries (0: not reported), and the demands of VNIs.
     pub fn loads(gateways: &[(u64, u64)], demands: &[(u32, f64)]) -> LoadSnapshot {
-        let load = |cells_total| GatewayLoad { measured_ms: 1, cells_total, ..GatewayLoad::default() };
+        let load = |entries: u64| {
+            let entries = (entries > 0).then_some(entries);
+            GatewayLoad { measured_ms: 1, entries, ..GatewayLoad::default() }
+        };
         LoadSnapshot {
             now_ms: 1,
-            gateways: gateways.iter().map(|(id, cells)| (GatewayId::new(*id), load(*cells))).collect(),
+            gateways: gateways.iter().map(|(id, entries)| (GatewayId::new(*id), load(*entries))).collect(),
             demands: demands.iter().map(|(vni, pps)| (Vni::new(*vni).unwrap(), *pps)).collect(),
             measured: gateways.iter().map(|(id, _)| GatewayId::new(*id)).collect(),
             ..LoadSnapshot::default()
@@ -373,7 +372,7 @@ pub mod tests {
     fn only_serving_gateways_add_capacity() {
         let gateways = vec![gateway(1, 1, false), gateway(2, 1, false), gateway(3, 1, true)];
         let ledger = Ledger::new(&topology(2, gateways, vec![]), 9, &[]);
-        let mut loads = loads(&[(1, 1_000), (2, 600)], &[]);
+        let mut loads = loads(&[(1, 500), (2, 300)], &[]);
         let mut settings = PlacementSettings { gateway_capacity_pps: 100, ..PlacementSettings::default() };
         let cluster = |loads: &LoadSnapshot, settings: &PlacementSettings| {
             let usage = Usage::new(&ledger, loads, settings.clone());
@@ -404,7 +403,7 @@ pub mod tests {
     fn unmeasured_vpcs_count_as_the_mean() {
         let vpcs = (1..=4).map(|id| vpc(id, 1, id.min(2), 1)).collect();
         let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
-        let mut ledger = Ledger::new(&topology(2, gateways, vpcs), 9, &[(VpcId::new(1), 5)]);
+        let mut ledger = Ledger::new(&topology(2, gateways, vpcs), 9, &[(VpcId::new(1), ipv4(5))]);
         let usage = Usage::new(&ledger, &loads(&[], &[]), PlacementSettings::default());
         assert!(usage.vpcs.iter().all(|vpc| vpc.demand_pps == 1 && !vpc.measured), "nothing is measured");
         // The second cluster's gateway has reported: VPCs 2 and 4 are idle, 3 is not.
@@ -425,8 +424,8 @@ pub mod tests {
         assert_eq!((first.vpcs, first.demand_pps, first.entries), (1, 30, 6));
         // A moving gateway needs table space for the entries of both clusters.
         let entries: u64 = usage.clusters.iter().map(|cluster| cluster.entries).sum();
-        for (cells, missing) in [(2 * entries, None), (2 * entries - 1, Some((entries, entries - 1)))] {
-            let usage = Usage::new(&ledger, &loads(&[(1, cells)], &[]), PlacementSettings::default());
+        for (size, missing) in [(entries, None), (entries - 1, Some((entries, entries - 1)))] {
+            let usage = Usage::new(&ledger, &loads(&[(1, size)], &[]), PlacementSettings::default());
             assert_eq!(usage.missing_table_space(GatewayId::new(1), ClusterId::new(2)), missing);
         }
     }
@@ -438,23 +437,23 @@ pub mod tests {
         vpcs[2].cluster = ClusterId::new(2);
         vpcs[2].moving = Some(Move { id: 1, to: ClusterId::new(1), switched: false });
         let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
-        let counts = [(VpcId::new(1), 9), (VpcId::new(2), 4), (VpcId::new(3), 7)];
+        let counts = [(VpcId::new(1), ipv4(9)), (VpcId::new(2), ipv4(4)), (VpcId::new(3), ipv4(7))];
         let mut topology = topology(2, gateways, vpcs);
         let (a, b) = (VpcId::new(1), VpcId::new(2));
         topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
         let ledger = Ledger::new(&topology, 9, &counts);
-        let missing = |cells: u64, vpcs: &[VpcId], to: u64| {
-            let loads = loads(&[(1, 1 << 20), (2, cells)], &[]);
+        let missing = |size: u64, vpcs: &[VpcId], to: u64| {
+            let loads = loads(&[(1, 1 << 20), (2, size)], &[]);
             let usage = Usage::new(&ledger, &loads, PlacementSettings::default());
             assert_eq!(usage.unit_of(b), [a, b]);
             usage.missing_vpc_space(vpcs, ClusterId::new(to))
         };
         // 10 entries of VPC 1 and 8 of VPC 3, which cluster 2 still has.
-        assert_eq!(missing(36, &[a], 2), None);
-        assert_eq!(missing(34, &[a], 2), Some((18, 17)));
-        assert_eq!(missing(34, &[a, b], 2), Some((23, 17)));
-        assert_eq!(missing(34, &[a, b], 1), None, "they are there");
-        assert_eq!(missing(34, &[a], 99), None, "there is no such cluster");
+        assert_eq!(missing(18, &[a], 2), None);
+        assert_eq!(missing(17, &[a], 2), Some((18, 17)));
+        assert_eq!(missing(17, &[a, b], 2), Some((23, 17)));
+        assert_eq!(missing(17, &[a, b], 1), None, "they are there");
+        assert_eq!(missing(17, &[a], 99), None, "there is no such cluster");
     }
 
     #[test]

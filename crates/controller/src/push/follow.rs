@@ -121,7 +121,7 @@ impl Follower {
         let state = &followed.state;
         self.push.hub.load(self.push.db.store.node_states().await?);
         let recent = self.recent_steps(state).await?;
-        let (counted, instances) = self.push.db.store.instance_counts().await?;
+        let (counted, addresses) = self.push.db.store.address_counts().await?;
         self.push.change_members(|members| *members = Members::new(&topology));
         self.push.topology.reset(position);
         // What was read or reported before a rewind is of another history.
@@ -129,7 +129,7 @@ impl Follower {
         self.push.digests.forget();
         self.push.compiled.publish_updates(state);
         self.push.compiled.publish_zones(state);
-        self.observer.reset(&topology, counted, &instances);
+        self.observer.reset(&topology, counted, &addresses);
         let floor = recent.first().map_or(state.revision(), |(before, _)| *before);
         self.push.log.reset(floor);
         for (_, step) in recent {

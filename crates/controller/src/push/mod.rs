@@ -55,16 +55,16 @@ use crate::database::Database;
 use digests::{DigestReports, Verifications};
 use history::Histories;
 use sluice_southbound::proto::Heartbeat;
-use sluice_store::{Change, NodeId, Topology};
+use sluice_store::{AddressCounts, Change, NodeId, Topology};
 use sluice_types::{GatewayId, VpcId};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Receives every change, in the order of revisions. Implemented by a layer above.
 pub trait ChangeObserver: Send + Sync {
-    /// The follower starts from a snapshot. `instances` has the number of instances of each VPC as of
-    /// revision `counted`, which is not older than the topology.
-    fn reset(&self, topology: &Topology, counted: u64, instances: &[(VpcId, u64)]);
+    /// The follower starts from a snapshot. `addresses` has the numbers of addresses of each VPC as of revision
+    /// `counted`, which is not older than the topology.
+    fn reset(&self, topology: &Topology, counted: u64, addresses: &[(VpcId, AddressCounts)]);
     /// All changes of the next revision.
     fn apply(&self, revision: u64, changes: &[Change]);
     /// A gateway was deleted.

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 /// Values in one `= ANY(...)` query.
-const VALUES_PER_QUERY: usize = 16384;
+pub(super) const VALUES_PER_QUERY: usize = 16384;
 
 /// A subnet and the state of its address allocation.
 pub(crate) struct SubnetState {

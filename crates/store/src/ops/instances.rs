@@ -1,12 +1,13 @@
 //! Single instances: creation, move to another host, deletion.
 
+use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
 use super::{alloc, bulk, events, families};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
-use crate::value::args;
+use crate::value::{Row, args};
 use crate::write::Write;
-use crate::{Change, Created, Host, Instance, NewInstance, Result, StoreError, Vpc};
+use crate::{AddressCounts, Change, Created, Host, Instance, NewInstance, Result, StoreError, Vpc};
 use serde_json::json;
 use sluice_types::{HostId, InstanceId, VpcId};
 use std::net::IpAddr;
@@ -77,8 +78,25 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     removals::record(w, ("instance", id.get(), &name), nodes, &holds).await
 }
 
-/// Number of instances of each VPC that has any.
-pub(crate) async fn instance_counts(q: &mut dyn Query) -> Result<Vec<(VpcId, u64)>> {
-    let rows = q.rows("SELECT vpc, COUNT(*) FROM instances GROUP BY vpc ORDER BY vpc", vec![]).await?;
-    rows.iter().map(|row| Ok((VpcId::new(row.number(0)?), row.number(1)?))).collect()
+/// Numbers of addresses of each VPC that has instances.
+pub(crate) async fn address_counts(q: &mut dyn Query) -> Result<Vec<(VpcId, AddressCounts)>> {
+    let sql = "SELECT vpc, COUNT(ipv4), COUNT(ipv6) FROM instances GROUP BY vpc ORDER BY vpc";
+    let rows = q.rows(sql, vec![]).await?;
+    let counts = |row: &Row| -> Result<(VpcId, AddressCounts)> {
+        let (ipv4, ipv6) = (row.number(1)?, row.number(2)?);
+        Ok((VpcId::new(row.number(0)?), AddressCounts { ipv4, ipv6 }))
+    };
+    rows.iter().map(counts).collect()
+}
+
+/// Those of the names that instances of the VPC have.
+pub(crate) async fn taken_names(q: &mut dyn Query, vpc: VpcId, names: &[String]) -> Result<Vec<String>> {
+    let mut taken = Vec::new();
+    for names in names.chunks(VALUES_PER_QUERY) {
+        let sql = "SELECT name FROM instances WHERE vpc = $1 AND name = ANY($2)";
+        for row in q.rows(sql, args![vpc.get(), names.to_vec()]).await? {
+            taken.push(row.text(0)?.to_owned());
+        }
+    }
+    Ok(taken)
 }

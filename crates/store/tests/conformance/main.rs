@@ -82,7 +82,7 @@ fn cases() -> Vec<Case> {
             held_writes_wait;
         concurrency: writers_are_serialized, two_stores_on_one_database, same_name_is_created_once,
             vips_are_replaced_while_the_cluster_changes, cancelled_call_leaves_all_or_nothing;
-        settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, instances_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
+        settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;
     }

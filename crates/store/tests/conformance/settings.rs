@@ -2,7 +2,7 @@
 
 use crate::Fixture;
 use crate::cloud::Cloud;
-use sluice_store::{Conflict, NewGateway, PlanState, StoreError};
+use sluice_store::{AddressCounts, Conflict, NewGateway, PlanState, StoreError, Subnet};
 use sluice_types::GatewayId;
 use std::net::IpAddr;
 
@@ -58,15 +58,21 @@ pub async fn setting_is_written_only_if_unchanged(f: Fixture) {
     assert_eq!(s.revision().await.unwrap(), before, "no object was changed");
 }
 
-pub async fn instances_are_counted(f: Fixture) {
+pub async fn addresses_are_counted(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
-    assert_eq!(s.instance_counts().await.unwrap().1, []);
+    assert_eq!(s.address_counts().await.unwrap().1, []);
     for number in 0..5 {
         c.instance(&format!("i{number}")).await;
     }
     let now = s.revision().await.unwrap();
-    assert_eq!(s.instance_counts().await.unwrap(), (now, vec![(c.vpc.id, 5)]));
+    let families = |subnet: &Subnet| (subnet.ipv4.map_or(0, |_| 5), subnet.ipv6.map_or(0, |_| 5));
+    let (ipv4, ipv6) = families(&c.subnet);
+    assert_eq!(s.address_counts().await.unwrap(), (now, vec![(c.vpc.id, AddressCounts { ipv4, ipv6 })]));
+    let names = ["i4", "i5", "i0"].map(str::to_owned);
+    let mut taken = s.taken_names(c.vpc.id, &names).await.unwrap();
+    taken.sort();
+    assert_eq!(taken, ["i0", "i4"]);
 }
 
 pub async fn plans_are_stored_and_one_is_applied_at_a_time(f: Fixture) {

@@ -6,7 +6,7 @@ use super::{Exact, ROOT, publish_run};
 use crate::error::Error;
 use crate::layout::{self, exact_root};
 use crate::memory::Memory;
-use crate::pool::Pool;
+use crate::pool::{Forecast, Pool};
 use std::mem::offset_of;
 
 /// Load for which a table is laid out, in percent. Two choices among buckets of three slots fill to about 95%
@@ -23,6 +23,86 @@ pub(super) fn buckets_for(entries: u64) -> Result<u32, Error> {
         return Err(Error::Invalid(format!("{entries} entries are more than the exact match can hold")));
     }
     Ok((count as u32).max(BUCKETS_MIN))
+}
+
+/// Number of entries of which it is certain that this many buckets hold them.
+fn certain_entries(count: u32) -> u64 {
+    u64::from(count) * u64::from(SLOTS) * LOAD_PERCENT / 100
+}
+
+/// How many more entries certainly fit, if nothing else takes memory meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Capacities {
+    /// If none of them is an IPv6 address, unless there is one already.
+    pub ipv4: u64,
+    /// If any of them is an IPv6 address.
+    pub ipv6: u64,
+}
+
+/// A table and the memory to which it grows.
+#[derive(Clone)]
+struct Growth {
+    table: Table,
+    pool: Forecast,
+}
+
+impl Growth {
+    /// The next growth. Returns false if there is no memory for it.
+    fn step(&mut self) -> bool {
+        let Self { table, pool } = self;
+        let count = table.count;
+        let no_memory = || Error::Full { needed_cells: 0, free_cells: 0, total_cells: 0 };
+        let grow_to = |count| {
+            let first = pool.allocate(count).ok_or_else(no_memory)?;
+            let mut new = Table { first, count, addresses: 0 };
+            if table.addresses != 0 {
+                let Some(addresses) = pool.allocate(Table::address_cells(count)) else {
+                    pool.free(first, count);
+                    return Err(no_memory());
+                };
+                new.addresses = addresses;
+            }
+            let old = std::mem::replace(table, new);
+            pool.free(old.first, old.count);
+            if old.addresses != 0 {
+                pool.free(old.addresses, Table::address_cells(old.count));
+            }
+            Ok(())
+        };
+        grow_by_steps(count, no_memory(), grow_to).is_ok()
+    }
+
+    /// The number of entries that certainly fit after all growth.
+    fn entries(mut self) -> u64 {
+        while self.step() {}
+        certain_entries(self.table.count)
+    }
+
+    /// As [`Growth::entries`], if the first IPv6 address comes now. 0 if there is no memory for the addresses.
+    fn entries_with_addresses(mut self) -> u64 {
+        if self.table.addresses == 0 {
+            let Some(addresses) = self.pool.allocate(Table::address_cells(self.table.count)) else {
+                return 0;
+            };
+            self.table.addresses = addresses;
+        }
+        self.entries()
+    }
+
+    /// As [`Growth::entries`], if the first IPv6 address comes at any time.
+    fn entries_of_both_families(mut self) -> u64 {
+        let mut entries = self.clone().entries_with_addresses();
+        // A table that grew before may leave too little memory for the addresses. It does not grow before its certain
+        // entries are exceeded.
+        while self.table.addresses == 0 && entries > certain_entries(self.table.count) {
+            let without_growth = certain_entries(self.table.count);
+            if !self.step() {
+                break;
+            }
+            entries = entries.min(self.clone().entries_with_addresses()).max(without_growth);
+        }
+        entries
+    }
 }
 
 /// Calls `grow_to` with each size to which a table of `count` buckets can grow, until one finds memory.
@@ -57,6 +137,15 @@ fn publish_addresses(memory: &Memory, word: usize, table: &Table) {
 }
 
 impl Exact {
+    /// How many more entries certainly fit. Buckets refuse a key before they are full, and growth needs memory for the
+    /// new table beside the old one, so this is less than the empty slots and the free cells.
+    pub(crate) fn capacities(&self, pool: &Pool) -> Capacities {
+        let growth = Growth { table: self.table, pool: pool.forecast() };
+        let ipv4 = growth.clone().entries();
+        let ipv6 = growth.entries_of_both_families().min(ipv4);
+        Capacities { ipv4: ipv4.saturating_sub(self.entries), ipv6: ipv6.saturating_sub(self.entries) }
+    }
+
     /// Makes the table large enough for `entries` entries in all.
     pub(crate) fn reserve(&mut self, pool: &mut Pool, entries: usize) -> Result<(), Error> {
         let count = buckets_for(entries as u64)?;
@@ -75,12 +164,15 @@ impl Exact {
 
     /// Adds the address run, before the first IPv6 entry.
     pub(super) fn add_addresses(&mut self, pool: &mut Pool) -> Result<(), Error> {
+        pool.consolidate();
         self.table.addresses = pool.allocate(Table::address_cells(self.table.count))?;
         publish_addresses(pool.memory(), self.address_word, &self.table);
         Ok(())
     }
 
     fn grow_to(&mut self, pool: &mut Pool, count: u32) -> Result<(), Error> {
+        // `forecast` is exact only if all free runs are joined.
+        pool.consolidate();
         let mut new = Table { first: pool.allocate(count)?, count, addresses: 0 };
         if self.table.addresses != 0 {
             match pool.allocate(Table::address_cells(count)) {

@@ -1,3 +1,4 @@
+mod capacity;
 mod crash;
 mod grace_fails;
 mod schedules;

@@ -8,7 +8,7 @@ const RESERVED_CELLS: (u32, u32) = (4, 1024);
 /// Free cells for changes that free as much as they take, such as the withdrawal of a route, which must not
 /// fail when the tables are full. The cells that such a change retires refill the reserve: a pair comes back
 /// as a pair, a single cell at least as a single cell. So a grace period always helps.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Reserve {
     singles: Vec<u32>,
     pairs: Vec<u32>,
@@ -27,6 +27,13 @@ impl Reserve {
 
     pub(super) fn cells(&self) -> u64 {
         (self.singles.len() + 2 * self.pairs.len()) as u64
+    }
+
+    /// An empty reserve that is full with as many cells as this one lacks.
+    pub(super) fn missing(&self) -> Self {
+        let (singles_max, pairs_max) =
+            (self.singles_max - self.singles.len(), self.pairs_max - self.pairs.len());
+        Self { singles_max, pairs_max, ..Self::default() }
     }
 
     pub(super) fn take(&mut self, cells: u32) -> Option<u32> {

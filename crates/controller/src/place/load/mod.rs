@@ -11,7 +11,7 @@ use capacity::Capacity;
 use demand::Demands;
 use recent::{Alarm, Recent, RecentLoad};
 use sluice_southbound::MAX_VNI_LOADS;
-use sluice_southbound::proto::Heartbeat;
+use sluice_southbound::proto::{Heartbeat, Table};
 use sluice_types::{GatewayId, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -32,10 +32,8 @@ pub struct GatewayLoad {
     pub offload_all: bool,
     /// Packets a second that it forwards.
     pub pps: f64,
-    /// Cells of its tables.
-    pub cells_total: u64,
-    /// Cells in use.
-    pub cells_used: u64,
+    /// Entries that its exact match certainly holds, with those in use; `None` if it does not report it.
+    pub entries: Option<u64>,
     /// Estimate of its capacity.
     pub capacity: Capacity,
     /// Its load of the last moment, from the cluster protocol.
@@ -162,7 +160,8 @@ impl Loads {
         load.busy = busy;
         load.memory = f64::from(heartbeat.memory_permille.min(1000)) / 1000.0;
         load.offload_all = heartbeat.offload_all;
-        (load.cells_total, load.cells_used) = (heartbeat.cells_total, heartbeat.cells_used);
+        let of_entries = heartbeat.tables.iter().find(|fill| fill.table == Table::Entries as i32);
+        load.entries = of_entries.map(|fill| fill.capacity);
         load.measured_ms = now_ms;
         if heartbeat.vnis_reported {
             let counts = heartbeat.vnis.iter().take(MAX_VNI_LOADS);
@@ -240,7 +239,6 @@ mod tests {
         Heartbeat {
             packets,
             cpu_permille,
-            cells_total: 1000,
             vnis_reported: vnis.is_some(),
             vnis: vnis.map(load).into_iter().collect(),
             ..Heartbeat::default()

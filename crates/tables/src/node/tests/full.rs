@@ -3,6 +3,7 @@
 use super::crash::Content;
 use super::*;
 use crate::interleave::die_after;
+use sluice_types::IpNet;
 
 const CELLS: u32 = 300;
 const HOST: &str = "192.0.2.1";
@@ -124,6 +125,86 @@ fn killed_removal_in_full_tables_is_completed() {
             assert_eq!(expected, before, "killed after {accesses} accesses");
             if ended {
                 break;
+            }
+        }
+    }
+}
+
+/// Routes of which each shares as many bits with the next as possible without a skip, so that each needs directories of
+/// its own.
+fn chained_route(number: u32) -> Route {
+    let steps = u32::BITS - number.leading_zeros();
+    let bits = (0..steps).fold(0u128, |bits, step| bits | u128::from(number >> step & 1) << (127 - 7 * step));
+    let prefix = IpNet::new(std::net::Ipv6Addr::from(bits).into(), 128).unwrap();
+    Route { vni: vni(5), prefix, target: Target::Local }
+}
+
+/// Addresses that have nothing in common.
+fn scattered_route(number: u32) -> Route {
+    let bits = u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+    let prefix = match number % 2 {
+        0 => IpNet::new(std::net::Ipv6Addr::from(bits).into(), 128),
+        _ => IpNet::new(std::net::Ipv4Addr::from((bits >> 96) as u32).into(), 32),
+    };
+    Route { vni: vni(5), prefix: prefix.unwrap(), target: Target::Local }
+}
+
+/// Adds entries until one is refused. Checks that all of those fit that `total` has promised on the way.
+fn check_promises(
+    tables: &mut NodeTables,
+    total: fn(&TableUsage) -> u64,
+    mut add: impl FnMut(&mut NodeTables, u32) -> Result<bool, Error>,
+) -> u64 {
+    let mut promised = 0;
+    for number in 1.. {
+        if number % 5 == 1 {
+            promised = promised.max(total(&tables.usage()));
+        }
+        if add(tables, number).is_err() {
+            break;
+        }
+    }
+    promised
+}
+
+/// Catches a capacity that does not count the cells that a route or VRF can take.
+#[test]
+fn routes_and_vrfs_fit_up_to_the_capacity_that_is_reported() {
+    for cells in (200..1_500).step_by(97) {
+        for route in [route, chained_route, scattered_route] {
+            let mut tables = tables(cells);
+            tables.upsert_vrf(&plain_vrf(5)).unwrap();
+            let total = |usage: &TableUsage| usage.routes + usage.route_capacity();
+            let promised = check_promises(&mut tables, total, |tables, i| tables.upsert_route(&route(i)));
+            let routes = tables.usage().routes;
+            assert!(promised <= routes, "{promised} routes were promised, {routes} fit into {cells} cells");
+        }
+        // Growth of their table takes cells, too: this one need not grow.
+        let memory = Memory::anonymous(cells + 700).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes { endpoints: 1_500 }).unwrap();
+        let total = |usage: &TableUsage| usage.vrfs + usage.vrf_capacity().min(usage.entry_capacity);
+        let promised =
+            check_promises(&mut tables, total, |tables, number| tables.upsert_vrf(&plain_vrf(number)));
+        let vrfs = tables.usage().vrfs;
+        assert!(promised <= vrfs, "{promised} VRFs were promised, {vrfs} fit into {cells} cells");
+    }
+}
+
+/// Catches VRFs that are counted without their routes.
+#[test]
+fn vrfs_fit_together_with_a_few_routes() {
+    for cells in (300..3_000).step_by(29) {
+        let mut tables = tables(cells);
+        let usage = tables.usage();
+        let vrfs = usage.vrf_capacity().min(usage.entry_capacity) as u32 / 2;
+        for number in 1..=vrfs {
+            tables.upsert_vrf(&plain_vrf(number)).unwrap();
+        }
+        // Half of the memory is left for routes, 16 cells for each VRF.
+        for number in 1..=vrfs {
+            for i in 0..2 {
+                let route = Route { vni: vni(number), ..scattered_route(i) };
+                tables.upsert_route(&route).unwrap_or_else(|error| panic!("{cells} cells: {error}"));
             }
         }
     }
