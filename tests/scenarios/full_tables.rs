@@ -1,8 +1,8 @@
 //! Instances are created until the tables of a gateway are full. The API refuses the next one and names the table.
-//! Everything that it accepted is programmed, and after a deletion there is room again.
+//! Everything that it accepted is programmed, and after a deletion there is space again.
 //!
 //! Catches: an accepted instance that a gateway cannot write, because a table holds less than its gateway reports or
-//! because the API does not count what it accepted after the report; a refusal long before the tables are full; room
+//! because the API does not count what it accepted after the report; a refusal long before the tables are full; space
 //! that is not reported again.
 
 use crate::Ground;
@@ -41,7 +41,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     filler.check_all().await?;
     filler.fill().await?;
     let again = filler.created - before;
-    ensure!(again >= DELETED - 2, "{DELETED} instances were deleted, and there was room for {again}");
+    ensure!(again >= DELETED - 2, "{DELETED} instances were deleted, and there was space for {again}");
     filler.check_all().await
 }
 
@@ -105,7 +105,7 @@ impl<'a> Filler<'a> {
                 return Ok(refusal);
             }
         }
-        Err(Failure::new("there was room again after each report"))
+        Err(Failure::new("there was space again after each report"))
     }
 
     /// Waits until the gateway has all entries and has reported how full its tables are then.

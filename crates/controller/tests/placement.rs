@@ -229,12 +229,12 @@ impl FullTables {
         Self { cloud, node, tenant, cluster, host, vpcs, subnets }
     }
 
-    /// The gateway has everything, and reports room for these numbers of entries, of entries if one is an IPv6 address,
+    /// The gateway has everything, and reports space for these numbers of entries, of entries if one is an IPv6 address,
     /// of routes and of VRFs. `used` is a different number for each report.
-    async fn report(&self, used: u64, room: [u64; 4]) {
+    async fn report(&self, used: u64, space: [u64; 4]) {
         let all = [Table::Entries, Table::EntriesWithIpv6, Table::Routes, Table::Vrfs];
-        let fill = |(table, room)| TableFill { table: table as i32, used, capacity: used + room };
-        let tables = all.into_iter().zip(room).map(fill).collect();
+        let fill = |(table, space)| TableFill { table: table as i32, used, capacity: used + space };
+        let tables = all.into_iter().zip(space).map(fill).collect();
         let tables_revision = self.revision().await;
         let heartbeat = Heartbeat { tables, tables_revision, ..Heartbeat::default() };
         self.node.connection.reports.heartbeat(heartbeat).await.unwrap();
@@ -328,7 +328,7 @@ async fn what_does_not_fit_is_refused_by_the_name_of_the_table() {
     full.refused("vrfs", full.create_vpc("v3", None)).await;
     assert_eq!(full.create_vpc("v1", Some(&full.cluster)).await.status, StatusCode::OK);
 
-    // A report of the same revision does not make room for what was created after it; one with more room does.
+    // A report of the same revision does not make space for what was created after it; one with more space does.
     full.report(101, [5, 5, 10, 10]).await;
     created(full.create_instance("b", 1).await);
     full.refused("entries_with_ipv6", full.create_bulk(&["c", "d"], 0)).await;

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The receiver forgets a permit later than the sender its path: a path is given or confirmed only within 20 s after a
-//! Permit that was confirmed was sent, and is used for 60 s at most, and its message may take 10 s; the receiver keeps
-//! the permit for 95 s (`PERMIT_LINGER` of `crates/vswitch`).
+//! Permit that was confirmed was sent, and is used for 60 s at most, and its message may take 10 s, as may a late answer to
+//! an earlier Permit; the receiver keeps the permit for 105 s (`PERMIT_LINGER` of `crates/vswitch`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -132,6 +132,7 @@ impl Permits {
         } else if record.asked_us.is_some_and(|asked_us| now_us.saturating_sub(asked_us) < ANSWER_US) {
             PermitState::Waiting
         } else {
+            record.waiting = Vec::new();
             PermitState::Unconfirmed
         }
     }

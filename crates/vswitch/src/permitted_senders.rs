@@ -10,7 +10,7 @@ use sluice_tables::{Error, NodeTables, PERMIT_STEP};
 
 /// How long packets of a sender are accepted after its last permit: longer than it can use its paths
 /// (`api/rsp.md`).
-const PERMIT_LINGER: Duration = Duration::from_secs(95);
+const PERMIT_LINGER: Duration = Duration::from_secs(105);
 /// Most permits. Further ones are not confirmed, so their senders get no paths to this host.
 pub const SENDERS_MAX: usize = 65_536;
 

@@ -259,7 +259,9 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         stats.permits_refused += (asked - entries.len()) as u64;
         stats.senders = senders;
         drop(stats);
-        self.transport.send_to(Some(cluster), from, &Message::Permitted { entries });
+        if !entries.is_empty() {
+            self.transport.send_to(Some(cluster), from, &Message::Permitted { entries });
+        }
         Ok(())
     }
 

@@ -72,6 +72,14 @@ fn check_query(request: &Request) -> Result<(), Problem> {
     Err(Problem::bad_request("query", detail))
 }
 
+/// Runs the handler also if the client closes the connection meanwhile: what the handler notes after its transaction must
+/// agree with what the transaction created.
+async fn run_to_the_end(next: Next, request: Request) -> Response {
+    let handler = async move { next.run(request).await };
+    let task = tokio::spawn(handler.in_current_span());
+    task.await.unwrap_or_else(|_panic| Problem::internal().into_response())
+}
+
 /// Handles every request before and after its handler.
 pub async fn guard(State(api): State<App>, mut request: Request, next: Next) -> Response {
     let arrived = Instant::now();
@@ -81,6 +89,7 @@ pub async fn guard(State(api): State<App>, mut request: Request, next: Next) -> 
     let checked = check_token(api.token_digest, &request).and_then(|()| check_query(&request));
     let answer = async {
         let mut response = match checked {
+            Ok(()) if request.method() == Method::POST => run_to_the_end(next, request).await,
             Ok(()) => next.run(request).await,
             Err(problem) => problem.into_response(),
         };

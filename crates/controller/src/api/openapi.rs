@@ -16,6 +16,7 @@ use utoipa::{Modify, OpenApi as _};
             Creation is idempotent by name: the same request again answers 200 with the existing object, \
             unless one of its fields has changed, by a request or by the controller: then it answers 409. \
             Objects have their `revision` as ETag; updates and deletions accept If-Match. \
+            It answers 507 `tables-full` if the tables of the cluster's gateways may not hold the object. \
             `programmed` is true when every node that needs the object has written it to its tables. \
             Lists have pages: pass `next` as `cursor` to get the next page. \
             Errors are problem details (RFC 9457)."

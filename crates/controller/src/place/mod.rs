@@ -128,14 +128,18 @@ impl Place {
         Ok(self.admit_now(new).unwrap_or_else(|| Ok(Admission::default())))
     }
 
-    /// `None` if the ledger does not have a VPC of the objects.
+    /// `None` if the ledger does not have the VPC or the cluster of the objects.
     fn admit_now(&self, new: NewObjects<'_>) -> Option<Result<Admission, Full>> {
         self.ledger(|ledger| {
             let gateways_of = |cluster| {
                 let all = ledger.clusters.get(&cluster).into_iter().flat_map(|cluster| &cluster.gateways);
                 all.map(|gateway| gateway.id).collect()
             };
-            demands(ledger, new).map(|demands| self.admissions.admit(&demands, gateways_of))
+            let are_known = |demands: &Vec<(ClusterId, _)>| {
+                demands.iter().all(|(cluster, _)| ledger.clusters.contains_key(cluster))
+            };
+            let demands = demands(ledger, new).filter(are_known);
+            demands.map(|demands| self.admissions.admit(&demands, gateways_of))
         })
     }
 

@@ -30,7 +30,9 @@ pub(crate) fn inspect(memory: &Memory, root: Root, mut call: impl FnMut(Prefix, 
         RootForm::Empty => Ok(()),
         RootForm::Scan(first) => {
             for (prefix, leaf) in scan::read_checked(memory, family, first).ok_or(Damaged)? {
-                damaged_unless(is_action(leaf))?;
+                // A prefix with further bits cannot be withdrawn: no prefix is equal to it.
+                let has_no_more_bits = prefix.bits & !mask(prefix.length) == 0;
+                damaged_unless(is_action(leaf) && has_no_more_bits)?;
                 call(prefix, leaf);
             }
             Ok(())

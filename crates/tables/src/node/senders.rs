@@ -220,12 +220,17 @@ impl NodeTables {
             self.senders.entry((vni, cell)).or_default().is_entered = false;
         }
         let entries = self.sender_entries;
+        let mut result = Ok(lost.len() as u64);
         for &(vni, cell) in &lost {
-            self.enter_sender(vni, cell)?;
+            if let Err(error) = self.enter_sender(vni, cell) {
+                // The next repair finds it lost again.
+                self.senders.entry((vni, cell)).or_default().is_entered = true;
+                result = Err(error);
+            }
         }
         // They were counted when they were entered first.
         self.sender_entries = entries;
-        Ok(lost.len() as u64)
+        result
     }
 
     /// Whether packets of a host are accepted in a VNI.

@@ -194,7 +194,9 @@ impl NodeTables {
         if let Some(cell) = old {
             let known = self.vip_at(cell);
             let is_linked = self.is_linked(vip.address, cell);
-            if known == *vip && is_linked {
+            // Damage can have made something else of the cell.
+            let is_vip = kind_of(self.memory(), cell) == layout::NEXT_HOP_VIP;
+            if known == *vip && is_linked && is_vip {
                 return Ok(false);
             }
             if known.mac == vip.mac && is_linked {

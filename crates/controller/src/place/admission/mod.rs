@@ -69,6 +69,17 @@ struct Fill {
     tables: BTreeMap<i32, TableFill>,
 }
 
+impl Fill {
+    /// The capacities of this one, with the entries of another gateway of the cluster: all have the same.
+    fn with_use_of(&self, other: &Self) -> Self {
+        let tables = self.tables.iter().map(|(table, fill)| {
+            let used = other.tables.get(table).map_or(fill.used, |other| other.used);
+            (*table, TableFill { used, ..*fill })
+        });
+        Self { session: None, revision: other.revision, tables: tables.collect() }
+    }
+}
+
 /// The reports of all gateways.
 #[derive(Debug, Default)]
 struct Fills(BTreeMap<GatewayId, Fill>);
@@ -89,15 +100,20 @@ impl Fills {
             tables.map(|fill| (fill.table, TableFill { used: fill.used, capacity: fill.capacity })).collect();
     }
 
-    /// The reports of these gateways that cover a revision, of those with a stream if there is any.
-    fn of(&self, gateways: &[GatewayId], base: u64) -> Vec<(GatewayId, &Fill)> {
-        let known = gateways.iter().filter_map(|id| Some((*id, self.0.get(id)?)));
-        let mut known: Vec<_> =
-            known.filter(|(_, fill)| fill.revision.is_some_and(|at| at >= base)).collect();
-        if known.iter().any(|(_, fill)| fill.session.is_some()) {
-            known.retain(|(_, fill)| fill.session.is_some());
-        }
-        known
+    /// The fills of these gateways, as of a revision that is not before `base`. One without a stream has the capacity of its
+    /// last report; how many entries there are by now is what another one says that has a stream, or has reported later.
+    fn of(&self, gateways: &[GatewayId], base: u64) -> Vec<(GatewayId, Fill)> {
+        let known: Vec<_> = gateways.iter().filter_map(|id| Some((*id, self.0.get(id)?.clone()))).collect();
+        let is_current = |fill: &Fill| fill.revision.is_some_and(|at| at >= base);
+        let current = known.iter().map(|(_, fill)| fill).filter(|fill| is_current(fill));
+        let current = current.max_by_key(|fill| (fill.session.is_some(), fill.revision)).cloned();
+        let with_current_use = |(id, fill): (GatewayId, Fill)| match &current {
+            Some(current) if fill.session.is_none() && fill.revision.is_some() => {
+                (id, fill.with_use_of(current))
+            }
+            _ => (id, fill),
+        };
+        known.into_iter().map(with_current_use).filter(|(_, fill)| is_current(fill)).collect()
     }
 }
 
@@ -174,7 +190,8 @@ impl Admissions {
         self.lock().fills.0.entry(gateway).or_default().session = Some(session);
     }
 
-    /// A gateway's stream ended. Its last report counts as long as no other gateway of its cluster reports.
+    /// A gateway's stream ended. Its last report counts until it is deleted, because it will need the entries when it
+    /// returns.
     pub fn close(&self, gateway: GatewayId, session: u64) {
         if let Some(fill) = self.lock().fills.0.get_mut(&gateway).filter(|fill| fill.session == Some(session))
         {
@@ -193,7 +210,7 @@ impl Admissions {
     }
 
     /// Admits demands, each on a cluster with these gateways: all or none. A table of which no gateway has reported
-    /// the fill has room for everything.
+    /// the fill has space for everything.
     ///
     /// # Errors
     /// [`Full`]: the first table that may be too small.
@@ -212,7 +229,7 @@ impl Admissions {
                 admitted.forget_up_to(oldest);
             }
             for (gateway, fill) in fills {
-                check(*id, gateway, fill, admitted.after(fill.revision.unwrap_or_default()), *demand)?;
+                check(*id, gateway, &fill, admitted.after(fill.revision.unwrap_or_default()), *demand)?;
             }
         }
         let number = *next;

@@ -77,9 +77,16 @@ fn the_fullest_gateway_decides() {
     admissions.report(GATEWAYS[0], 1, &report(20, 10, 10, 0));
     admissions.report(GATEWAYS[1], 1, &report(20, 3, 3, 0));
     assert_eq!(admit(&admissions, entries(4, 0)).unwrap_err().gateway, GATEWAYS[1]);
-    // A gateway without a stream does not count as long as another one reports.
+    // A gateway without a stream needs all entries when it returns: its capacity counts.
     admissions.close(GATEWAYS[1], 1);
-    drop(admit(&admissions, entries(4, 0)).unwrap());
+    assert_eq!(admit(&admissions, entries(4, 0)).unwrap_err().gateway, GATEWAYS[1]);
+    admit(&admissions, entries(2, 0)).unwrap().commit(21);
+    assert_eq!(admit(&admissions, entries(2, 0)).unwrap_err().admitted, 2);
+    // How many entries there are by now is what another gateway reports.
+    admissions.report(GATEWAYS[0], 1, &report(30, 15, 15, 0));
+    drop(admit(&admissions, entries(3, 0)).unwrap());
+    admissions.report(GATEWAYS[1], 1, &report(30, 9, 9, 0));
+    drop(admit(&admissions, entries(3, 0)).unwrap());
     admissions.close(GATEWAYS[0], 1);
     assert_eq!(admit(&admissions, entries(4, 0)).unwrap_err().gateway, GATEWAYS[1]);
     admissions.remove(GATEWAYS[1]);
