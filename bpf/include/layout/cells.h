@@ -82,9 +82,10 @@ struct superblock {
 /*
  * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group.
  * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
- * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is
- * SENDER_IPV4, or other bits of the digest (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the
- * same id. `next` is the struct next_hop of the VTEP, which readers need not read.
+ * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the
+ * IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is SENDER_IPV4, or other
+ * bits of the digest (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the same id. `next` is the struct
+ * next_hop of the VTEP, which readers need not read.
  */
 #define EXACT_INDEX 3ull
 #define SENDER_ANY 0ull

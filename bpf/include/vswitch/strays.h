@@ -90,7 +90,7 @@ __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_send
 /* Whether the stray is one that a gateway would forward. */
 static __always_inline int is_stray_forwarded(const struct frame *frame, const struct tunnel_sender *from)
 {
-	if (!(from->is_host) || frame->ethertype == ETH_P_ARP || frame_multicast(frame) ||
+	if (!from->is_host || frame->ethertype == ETH_P_ARP || frame_multicast(frame) ||
 	    is_control_icmp6(frame))
 		return 0;
 	return !(frame->flags & FRAME_IPV6) || !ipv6_link_local(frame->destination[0]);

@@ -311,8 +311,8 @@ impl Datapath {
 /// existed.
 ///
 /// # Errors
-/// If the directory is not on a BPF file system or contains other pin directories, or an attachment or a pin cannot be
-/// removed.
+/// If the directory is not on a BPF file system or contains other pin directories, or if an attachment or a
+/// pin cannot be removed.
 pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     if !pin_dir.exists() {
         return Ok(false);
@@ -336,8 +336,8 @@ pub const KEPT_DIR: &str = "changes";
 /// the interfaces that are closed. The directory [`KEPT_DIR`] stays as it is.
 ///
 /// # Errors
-/// If the directory is not on a BPF file system or contains other pin directories, or an attachment or a pin cannot be
-/// changed.
+/// If the directory is not on a BPF file system or contains other pin directories, or if an attachment or a
+/// pin cannot be changed.
 pub fn flush_closed(pin_dir: &Path, without: &[&str]) -> Result<Vec<Interface>, Error> {
     if !pin_dir.exists() {
         return Ok(Vec::new());

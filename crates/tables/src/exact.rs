@@ -67,7 +67,6 @@ use crate::memory::Memory;
 use crate::pool::Pool;
 pub(crate) use adopt::Survey;
 use conflict::{ConflictEntry, Conflicts};
-
 use hash::PreparedKey;
 pub(crate) use hash::{Hashing, Key, buckets_of, is_filled};
 pub(crate) use pairs::{PairCounts, PairMap};

@@ -186,8 +186,8 @@ impl PathLearner {
         self.collect(outputs, actions);
     }
 
-    /// Leaves only those permits of a cluster's gateway that concern this host: of networks that it has, which are on that
-    /// cluster.
+    /// Leaves only those permits of a cluster's gateway that concern this host: of networks that it has, and that
+    /// are on that cluster.
     pub fn relevant_permits(&mut self, now_ms: u64, cluster: u32, entries: &mut Vec<PermitEntry>) {
         let all = entries.len();
         entries.retain(|PermitEntry { vni, host }| {

@@ -15,7 +15,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{MTU, Page, Store, StoreError, VpcUpdate};
 use sluice_types::{ClusterId, TenantId, Vni, VpcId};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -188,28 +188,30 @@ async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<(ClusterI
         return Ok((vpc.cluster, Admission::default()));
     }
     let mut usage = api.current_usage().await?;
-    let mut full: Option<Full> = None;
-    let mut refused = BTreeSet::new();
+    let mut refused: BTreeMap<ClusterId, Full> = BTreeMap::new();
     loop {
-        let cluster = match (cluster_for(&usage, tenant), full.take()) {
-            (Ok(cluster), first) if !refused.contains(&cluster) => {
-                full = first;
-                cluster
-            }
-            (_, Some(full)) => return Err(full.into()),
-            (Ok(cluster), None) => cluster,
-            (Err(error), None) => return Err(unplaced(&error)),
+        let cluster = match cluster_for(&usage, tenant) {
+            Ok(cluster) if !refused.contains_key(&cluster) => cluster,
+            found => return Err(not_placed(refused, found)),
         };
         match api.place.admit(NewObjects::Vpc(cluster)).await? {
             Ok(admission) => return Ok((cluster, admission)),
-            Err(why) => {
-                full.get_or_insert(why);
-                refused.insert(cluster);
+            Err(full) => {
+                refused.insert(cluster, full);
                 // As a cluster without capacity it gets no VPC.
                 let all = usage.clusters.iter_mut().filter(|other| other.id == cluster);
                 all.for_each(|cluster| cluster.capacity_pps = 0);
             }
         }
+    }
+}
+
+/// Why a VPC has no cluster: the tables of those that placement chose are full, or it chose none.
+fn not_placed(mut refused: BTreeMap<ClusterId, Full>, found: Result<ClusterId, Unplaced>) -> Problem {
+    match (refused.pop_first(), found) {
+        (Some((_, full)), _) => full.into(),
+        (None, Err(error)) => unplaced(&error),
+        (None, Ok(_)) => Problem::internal(),
     }
 }
 
