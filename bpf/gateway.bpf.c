@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The gateway: XDP on the underlay interfaces. The stages of a tenant's packet are
+ * The gateway: XDP on the underlay interfaces. Nearly all packets take the fast path (fast_path.h). All others take
+ * the general path, which does the same with the packets of the fast path, in more time. Its stages are
  *
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)
  *                                                                          -> count (flow_accounting.h)
@@ -19,14 +20,14 @@
 #include "common/parse.h"
 #include "gateway/answer_tenant.h"
 #include "gateway/cgw.h"
+#include "gateway/fast_path.h"
 #include "gateway/flow_accounting.h"
 #include "gateway/forward.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
 
-SEC("xdp.frags")
-int gateway(struct xdp_md *ctx)
+static __always_inline int general_path(struct xdp_md *ctx)
 {
 	struct packet *packet = packet_begin();
 	enum drop_reason reason;
@@ -53,7 +54,7 @@ int gateway(struct xdp_md *ctx)
 		return answer_nd(ctx, packet);
 	reason = route(packet);
 	if (!reason) {
-		packet->now_ns = bpf_ktime_get_coarse_ns();
+		coarse_now(packet);
 		reason = forward_to_host(ctx, packet);
 	}
 	if (reason)
@@ -61,6 +62,25 @@ int gateway(struct xdp_md *ctx)
 	if (packet->verdict == XDP_TX || packet->verdict == XDP_REDIRECT)
 		count_flow(packet);
 	return packet->verdict;
+}
+
+/* gateway_general.bpf.c and the stages of bench/spine are compiled without one of the paths. */
+SEC("xdp.frags")
+int gateway(struct xdp_md *ctx)
+{
+#ifndef WITHOUT_FAST_PATH
+	int verdict = forward_fast(ctx);
+
+	if (verdict & FAST_UNSKIPPED)
+		count_unskipped(packet_memory());
+	if (verdict != FAST_NONE)
+		return verdict & ~FAST_UNSKIPPED;
+#endif
+#ifdef WITHOUT_GENERAL_PATH
+	return XDP_DROP;
+#else
+	return general_path(ctx);
+#endif
 }
 
 char LICENSE[] SEC("license") = "GPL";

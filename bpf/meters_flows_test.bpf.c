@@ -7,7 +7,7 @@
 #include <bpf/bpf_helpers.h>
 
 #define FLOW_CELLS 16385
-#include "common/flow_queue.h"
+#include "common/flow_samplers.h"
 #include "common/meters.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -94,12 +94,13 @@ __attribute__((noinline)) int answer_flow(struct meter_query *query)
 /* The events that it posts have `meter` as VNI. */
 __attribute__((noinline)) int enqueue_flow(struct meter_query *query)
 {
-	struct flow_queue *queue;
+	struct flow_sampler *sampler = flow_sampler();
 	struct waiting_flow *waiting;
+	struct flow_queue *queue;
 
-	if (!query)
+	if (!query || !sampler || flow_is_skipped(sampler, query->now_ns))
 		return 0;
-	queue = flow_queue(flow_cell_at(0), query->now_ns);
+	queue = flow_queue(flow_cell_at(0), sampler, query->now_ns);
 	if (!queue)
 		return 0;
 	waiting = flow_next(queue);

@@ -9,7 +9,8 @@
  * break the contract of gateway.bpf.c: drops that no counter counts, packets
  * for the kernel that were changed, packets sent with wrong lengths or
  * checksums, and tenants' packets sent although no known node sent them or
- * their VNI does not exist.
+ * their VNI does not exist. Each packet is then processed once more by the
+ * general path alone, which must do the same in all that can be seen.
  */
 #include "xdp.h"
 
@@ -43,7 +44,7 @@ static struct cell flow_table_cells[1 + FLOW_BUCKETS];
 static struct flow_queue queue;
 static uint64_t lost, refused, share;
 /* Memory of the program. Its content is not defined when a packet arrives. */
-static struct packet packet_memory;
+static struct packet program_memory;
 static struct sum_chunk sum_memory;
 
 static void *own_map(const void *map, uint32_t index)
@@ -53,7 +54,7 @@ static void *own_map(const void *map, uint32_t index)
 	if (map == &flow_queues)
 		return index ? NULL : &queue;
 	if (map == &packets)
-		return index ? NULL : &packet_memory;
+		return index ? NULL : &program_memory;
 	if (map == &sum_chunks)
 		return index ? NULL : &sum_memory;
 	if (map == &event_shares)
@@ -184,6 +185,76 @@ static void check_sent(const uint8_t *packet, int patched)
 		check_tenant(packet);
 }
 
+/* Everything that the run of a packet may change. */
+struct outcome {
+	int verdict;
+	uint32_t length, posted;
+	uint64_t drops[DROP_REASONS_MAX], vni_count, lost, refused, share;
+	struct traffic traffic;
+	struct token_bucket bucket;
+	struct cell flows[1 + FLOW_BUCKETS];
+	struct cell tables[CELLS_MAX];
+	uint8_t packet[PACKET_MAX + LINEAR_MAX];
+	uint8_t record[sizeof(kernel.record)];
+};
+
+static void read_outcome(struct outcome *outcome, int verdict)
+{
+	outcome->verdict = verdict;
+	outcome->posted = kernel.posted;
+	memcpy(outcome->drops, drop_counts, sizeof(drop_counts));
+	outcome->vni_count = vni_count;
+	outcome->lost = lost;
+	outcome->refused = refused;
+	outcome->share = share;
+	outcome->traffic = traffic_count;
+	outcome->bucket = bucket;
+	memcpy(outcome->flows, flow_table_cells, sizeof(flow_table_cells));
+	memcpy(outcome->tables, tables, cells_used * sizeof(struct cell));
+	memcpy(outcome->record, kernel.record, sizeof(kernel.record));
+	/* What a dropped packet contains is of no use to anyone. */
+	outcome->length = verdict == XDP_DROP ? 0 : bpf_xdp_get_buff_len(&xdp.ctx);
+	if (outcome->length > sizeof(outcome->packet))
+		fail("length of a packet");
+	if (outcome->length)
+		bpf_xdp_load_bytes(&xdp.ctx, 0, outcome->packet, outcome->length);
+}
+
+/* Sets everything back, but for the packet. */
+static void write_outcome(const struct outcome *outcome)
+{
+	kernel.posted = outcome->posted;
+	memcpy(drop_counts, outcome->drops, sizeof(drop_counts));
+	vni_count = outcome->vni_count;
+	lost = outcome->lost;
+	refused = outcome->refused;
+	share = outcome->share;
+	traffic_count = outcome->traffic;
+	bucket = outcome->bucket;
+	memset(&queue, 0, sizeof(queue));
+	memcpy(flow_table_cells, outcome->flows, sizeof(flow_table_cells));
+	memcpy(tables, outcome->tables, cells_used * sizeof(struct cell));
+	memcpy(kernel.record, outcome->record, sizeof(kernel.record));
+}
+
+static void compare(const struct outcome *one, const struct outcome *other)
+{
+	if (one->verdict != other->verdict)
+		fail("the paths have different verdicts");
+	if (one->length != other->length || memcmp(one->packet, other->packet, one->length))
+		fail("the paths send different packets");
+	if (memcmp(one->drops, other->drops, sizeof(one->drops)) || one->vni_count != other->vni_count ||
+	    memcmp(&one->traffic, &other->traffic, sizeof(one->traffic)))
+		fail("the paths count differently");
+	if (memcmp(one->flows, other->flows, sizeof(one->flows)) || one->posted != other->posted ||
+	    one->lost != other->lost || one->refused != other->refused || one->share != other->share ||
+	    memcmp(one->record, other->record, sizeof(one->record)))
+		fail("the paths account for flows differently");
+	if (memcmp(one->tables, other->tables, cells_used * sizeof(struct cell)) ||
+	    memcmp(&one->bucket, &other->bucket, sizeof(one->bucket)))
+		fail("the paths change the tables differently");
+}
+
 static uint64_t drop_sum(void)
 {
 	uint64_t sum = 0;
@@ -193,17 +264,28 @@ static uint64_t drop_sum(void)
 	return sum;
 }
 
+/* The program's memory as a packet finds it: only what is kept from packet to packet is defined. */
+static void begin_memory(void)
+{
+	memset(&program_memory, 0xa5, sizeof(program_memory));
+	memset(&program_memory.sampler, 0, sizeof(program_memory.sampler));
+	memset(&sum_memory, 0xa5, sizeof(sum_memory));
+}
+
 static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)
 {
+	static struct outcome before, both, general;
+	int verdict;
 	uint32_t linear = length < LINEAR_MAX ? length : LINEAR_MAX, posted = kernel.posted;
 	uint64_t dropped = drop_sum(), sent = traffic_count.packets, missed = lost + refused;
 
 	if (setup->switches & SWITCH_SPLIT && length > 128)
 		linear = length < 2 * LINEAR_MAX ? length / 2 : LINEAR_MAX;
+	read_outcome(&before, XDP_DROP);
 	receive(packet, length, linear);
-	memset(&packet_memory, 0xa5, sizeof(packet_memory));
-	memset(&sum_memory, 0xa5, sizeof(sum_memory));
-	switch (gateway(&xdp.ctx)) {
+	begin_memory();
+	verdict = gateway(&xdp.ctx);
+	switch (verdict) {
 	case XDP_DROP:
 		if (drop_sum() == dropped)
 			fail("a drop that no counter counts");
@@ -225,6 +307,12 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	}
 	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost + refused - missed,
 		    setup->patches > 0);
+	read_outcome(&both, verdict);
+	write_outcome(&before);
+	receive(packet, length, linear);
+	begin_memory();
+	read_outcome(&general, general_path(&xdp.ctx));
+	compare(&both, &general);
 }
 
 /* Changes the outer headers as the setup says. */

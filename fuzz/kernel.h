@@ -233,6 +233,11 @@ __u64 bpf_ktime_get_coarse_ns(void)
 	return kernel.now_ns;
 }
 
+__u64 bpf_jiffies64(void)
+{
+	return kernel.now_ns / 4000000;
+}
+
 /* Depends on the time only, so that a run can be repeated. */
 __u32 bpf_get_prandom_u32(void)
 {

@@ -38,6 +38,31 @@ static __always_inline void store_mac(void *at, __u64 mac)
 	STORE16(at + 4, bpf_htons((__u16)mac));
 }
 
+/*
+ * Whether the MAC addresses at the start of two runs of 8 bytes are the same. Processors that are supported store the
+ * first byte lowest, so a shift removes the last two.
+ */
+static __always_inline int same_mac(const void *a, const void *b)
+{
+	return !((LOAD64(a) ^ LOAD64(b)) << 16);
+}
+
+/*
+ * Writes the MAC addresses of an Ethernet header by two stores, which take less time than four. `destination` has
+ * its first byte lowest, and above bit 47 anything. `source` points to 6 bytes.
+ */
+static __always_inline void store_macs(void *at, __u64 destination, const void *source)
+{
+	STORE64(at, (destination << 16 >> 16) | (__u64)LOAD16(source) << 48);
+	STORE32(at + 8, LOAD32(source + 2));
+}
+
+/* A MAC address with the first byte lowest instead of highest. */
+static __always_inline __u64 mac_in_packet_order(__u64 mac)
+{
+	return bpf_cpu_to_be64(mac << 16);
+}
+
 /* Reads half of an IPv6 address. */
 static __always_inline __u64 load_half(const void *at)
 {

@@ -27,6 +27,16 @@ static __always_inline __u16 checksum_fold(__u64 sum)
 	return ~sum;
 }
 
+/*
+ * Whether a sum of words, a correct checksum included, is a multiple of 65535, as checksum_fold() == 0 says with more
+ * instructions. It is if its product with the inverse of 65535 modulo 2^64 is a quotient of a number of 64 bits. The
+ * sum of a header is not 0.
+ */
+static __always_inline int checksum_valid(__u64 sum)
+{
+	return sum * 0xfffefffefffeffffull <= 0x0001000100010001ull;
+}
+
 /* The UDP checksum. 0 means that the sender computed no checksum, so 0 is sent as all ones (RFC 768). */
 static __always_inline __u16 checksum_fold_udp(__u64 sum)
 {
@@ -90,6 +100,20 @@ static __always_inline void ipv4_set_ttl(struct ipv4_header *ip, __u8 ttl)
 
 	ip->ttl = ttl;
 	ip->checksum = checksum_update(ip->checksum, before, after);
+}
+
+/*
+ * Decrements a TTL of at least 1, and changes the checksum accordingly (RFC 1624, RFC 1141): the sum of the header is 1
+ * less in the high byte of a word, so the checksum is as much more. TTL, protocol and checksum are one word.
+ */
+static __always_inline void ipv4_decrement_ttl(void *ip)
+{
+	__u32 word = LOAD32(ip + __builtin_offsetof(struct ipv4_header, ttl));
+	__u32 checksum = (word >> 16) + bpf_htons(0x0100);
+
+	checksum += checksum >= 0xffff;
+	word = ((word & 0xffff) - bpf_htons(0x0100)) | checksum << 16;
+	STORE32(ip + __builtin_offsetof(struct ipv4_header, ttl), word);
 }
 
 #endif

@@ -99,6 +99,75 @@ static __always_inline enum exact_answer exact_lookup(const struct exact_root *r
 	return EXACT_BUSY;
 }
 
+/* 1 if the slot has the key, otherwise 0. Hidden from the compiler, which would make a branch of it. */
+static __always_inline __u64 exact_slot_has(__u64 seen, __u64 key)
+{
+	__u64 has = (((seen ^ key) & EXACT_KEY_MASK) - 1) >> 63;
+
+	asm volatile("" : "+r"(has));
+	return has;
+}
+
+/* The two buckets of a key. */
+struct exact_pair {
+	__u32 first; /* their cells */
+	__u32 second;
+	const struct exact_bucket *a;
+	const struct exact_bucket *b;
+};
+
+/* Finds the two buckets of a key. False: the tables are damaged. */
+static __always_inline int exact_find_pair(const struct exact_root *root, __u64 key, struct exact_pair *pair)
+{
+	__u64 hash = exact_mix(key, root->seed), buckets = READ_ONCE(root->buckets);
+	__u32 first = (__u32)buckets, count = buckets >> 32;
+	__u32 one = ((hash & 0xffffffff) * count) >> 32, two = ((hash >> 32) * count) >> 32;
+
+	if (two == one)
+		two = one + 1 == count ? 0 : one + 1;
+	pair->first = first + one;
+	pair->second = first + two;
+	pair->a = (const struct exact_bucket *)cell_at(pair->first);
+	pair->b = (const struct exact_bucket *)cell_at(pair->second);
+	return pair->a && pair->b;
+}
+
+/*
+ * Reads the entry of `key` from its buckets, if the writer is not changing it. False says nothing about the table:
+ * exact_lookup() searches as often as that takes. Without branches that depend on the slot: no branch predictor can
+ * guess that of a random key, and a wrong guess takes longer than all of this.
+ */
+static __always_inline int exact_read_entry(const struct exact_pair *pair, __u64 key, __u64 *value,
+					    __u32 *next)
+{
+	__u64 a1 = exact_slot_has(READ_ONCE(pair->a->key[1]), key);
+	__u64 a2 = exact_slot_has(READ_ONCE(pair->a->key[2]), key);
+	__u64 a = exact_slot_has(READ_ONCE(pair->a->key[0]), key) | a1 | a2;
+	__u64 b1 = exact_slot_has(READ_ONCE(pair->b->key[1]), key);
+	__u64 b2 = exact_slot_has(READ_ONCE(pair->b->key[2]), key);
+	__u64 slot = (a1 | b1) + 2 * (a2 | b2);
+	const struct exact_bucket *bucket = (const struct exact_bucket *)cell_at(
+		pair->second ^ ((pair->first ^ pair->second) & -(__u32)a));
+	__u64 seen;
+
+	/* While the writer moves the entry, both buckets may have it, in different slots. */
+	if (!bucket || slot >= EXACT_SLOTS)
+		return 0;
+	seen = READ_ONCE(bucket->key[slot]);
+	*value = READ_ONCE(bucket->value[slot]);
+	*next = READ_ONCE(bucket->next[slot]);
+	return (seen & EXACT_KEY_MASK) == key && READ_ONCE(bucket->key[slot]) == seen;
+}
+
+/* As exact_read_entry(), for a key whose buckets were not found before. */
+static __always_inline int exact_find_entry(const struct exact_root *root, __u64 key, __u64 *value,
+					    __u32 *next)
+{
+	struct exact_pair pair;
+
+	return exact_find_pair(root, key, &pair) && exact_read_entry(&pair, key, value, next);
+}
+
 static __always_inline enum exact_answer exact_find4(const struct exact_root *root, __u32 vni, __u32 address,
 						     struct exact_hit *hit)
 {
@@ -174,7 +243,7 @@ static __always_inline enum exact_answer exact_find6(const struct exact_root *ro
 /*
  * Finds out whether the node with this underlay address may send in the VNI (EXACT_INDEX in cells.h). The
  * address is halves in host order; IPv4 is in `low`. An address that is not in the table is mistaken for one
- * with a probability of 2^-63 for each IPv6 VTEP of the VNI.
+ * with a probability of 2^-51 for each IPv6 VTEP of the VNI.
  */
 static __always_inline enum exact_answer exact_find_sender(const struct exact_root *root, __u32 vni,
 							   __u32 ipv6, __u64 high, __u64 low)
@@ -187,12 +256,12 @@ static __always_inline enum exact_answer exact_find_sender(const struct exact_ro
 		__u64 digest = ipv6_digest(high, low, root->seed) & root->digest_mask;
 
 		id = digest;
-		check = (digest >> 16 & EXACT_MAC_MASK) | SENDER_IPV6;
+		check = (digest >> 16 & SENDER_CHECK_MASK) | SENDER_IPV6;
 	}
 	answer = exact_lookup(root, exact_key(EXACT_INDEX, vni, id ? id : 1), &value, &next);
 	if (answer != EXACT_HIT)
 		return answer;
-	value &= EXACT_MAC_MASK;
+	value &= SENDER_CHECK_MASK;
 	return value == check || value == SENDER_ANY ? EXACT_HIT : EXACT_MISS;
 }
 

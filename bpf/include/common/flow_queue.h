@@ -6,8 +6,8 @@
  * until memory has answered. But memory can answer for many buckets at once. So while packets are dense, a
  * processor queues up to FLOWS_WAITING of them, loads all their buckets, and then counts them.
  *
- * Sampling: while packets are dense, one in 8 or 16 is counted, with 8 or 16 times its bytes, at gaps that
- * no sender can predict. The result is right on average. The probability that a flow below the threshold is
+ * Sampling: while packets are dense, one in 8 to 64 is counted, with 8 to 64 times its bytes, at gaps that no
+ * sender can predict. The result is right on average. The probability that a flow below the threshold is
  * reported as an elephant is at most its share of the threshold. If the policy reports every flow, all
  * packets are counted, because each may be the first of its flow.
  *
@@ -17,9 +17,12 @@
  * FLOW_LATE_NS: they would be counted in the wrong period.
  *
  * Contract: for each packet that was sent, once: flow_queue(); if it is not NULL, fill in flow_next() but for
- * its bytes; then flow_enqueue(). A queue belongs to one processor, which runs one packet program at a
- * time. A new program starts with empty queues, so the packets that wait are lost with the old program. Uses
- * the maps `flow_queues`, `flow_cells`, `flow_events` and `events_lost`, and those of event_share.h.
+ * its bytes; then flow_enqueue(). Instead of flow_queue() one may first ask flow_is_skipped(). The includer
+ * provides a struct flow_sampler for each processor, zero at first. A queue and a sampler belong to one
+ * processor, which runs one packet program at a time. A new program starts with empty queues, so the packets
+ * that wait are lost with the old program. A change of the policy takes effect with the next packet that is
+ * not skipped: in the next tick, or before. Uses the maps `flow_queues`, `flow_cells`,
+ * `flow_events` and `events_lost`, and those of event_share.h.
  */
 #ifndef SLUICE_FLOW_QUEUE_H
 #define SLUICE_FLOW_QUEUE_H
@@ -44,12 +47,16 @@ struct waiting_flow {
 	__u32 own;		 /* as in flow_account() */
 };
 
-struct flow_queue {
+/* Which packets of a processor are counted. Small, so that it is beside what is read for each packet anyway. */
+struct flow_sampler {
 	__u64 tick_ns; /* coarse time of the last packet */
 	__u32 packets; /* received at that time */
-	__u32 room;    /* packets that may wait: 1 or FLOWS_WAITING */
-	__u32 weight;  /* packets that one counted packet represents: 1, 8 or 16 */
 	__u32 gap;     /* packets that are not counted before the next that is */
+};
+
+struct flow_queue {
+	__u32 room;    /* packets that may wait: 1 or FLOWS_WAITING */
+	__u32 weight;  /* packets that one counted packet represents: 1, or 8 to 64 */
 	__u64 waiting; /* entries of `flows` in use */
 	struct waiting_flow flows[FLOWS_WAITING];
 };
@@ -115,17 +122,24 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 	return 0;
 }
 
-/* The weight of dense packets: 16 if they are at least twice as dense as FLOW_DENSE_NS, otherwise 8. */
+/* The weight of dense packets: 8, and twice as much each time that they are twice as dense, up to 64. */
 static __always_inline __u32 flow_weight(__u64 dense_ns, __u64 passed_ns)
 {
-	return dense_ns < 2 * passed_ns ? 8 : 16;
+	__u32 weight = 8;
+
+	for (int i = 0; i < 3; i++) {
+		passed_ns *= 2;
+		weight <<= dense_ns >= passed_ns;
+	}
+	return weight;
 }
 
 /* Begins a tick: counts all packets that wait, and sets room and weight by the density of the tick before. */
-static __always_inline void flow_tick(struct flow_queue *queue, __u64 policy, __u64 now_ns)
+static __always_inline void flow_tick(struct flow_queue *queue, struct flow_sampler *sampler, __u64 policy,
+				      __u64 now_ns)
 {
-	__u64 passed_ns = now_ns - queue->tick_ns;
-	__u64 dense_ns = queue->packets * (__u64)FLOW_DENSE_NS;
+	__u64 passed_ns = now_ns - sampler->tick_ns;
+	__u64 dense_ns = sampler->packets * (__u64)FLOW_DENSE_NS;
 	int dense = dense_ns >= passed_ns;
 
 	if (passed_ns > FLOW_LATE_NS)
@@ -134,8 +148,10 @@ static __always_inline void flow_tick(struct flow_queue *queue, __u64 policy, __
 		count_all_waiting(queue, now_ns);
 	queue->room = dense ? FLOWS_WAITING : 1;
 	queue->weight = dense && !(policy & FLOW_EVERY) ? flow_weight(dense_ns, passed_ns) : 1;
-	queue->tick_ns = now_ns;
-	queue->packets = 0;
+	sampler->tick_ns = now_ns;
+	sampler->packets = 0;
+	if (queue->weight == 1)
+		sampler->gap = 0;
 }
 
 /* A random gap before the next packet that is counted: weight - 1 on average, at most twice that. */
@@ -146,8 +162,19 @@ static __always_inline __u32 flow_gap(__u32 weight)
 	return (random & (weight - 1)) + (random >> 16 & (weight - 1));
 }
 
+/* Whether the packet is not counted because it is in a gap. `now_ns` as for flow_queue(). */
+static __always_inline int flow_is_skipped(struct flow_sampler *sampler, __u64 now_ns)
+{
+	if (!sampler->gap || sampler->tick_ns != now_ns)
+		return 0;
+	sampler->gap -= 1;
+	sampler->packets += 1;
+	return 1;
+}
+
 /* This processor's queue. NULL: the packet is not counted. `now_ns` is CLOCK_MONOTONIC, coarse. */
-static __always_inline struct flow_queue *flow_queue(const struct flow_table *table, __u64 now_ns)
+static __always_inline struct flow_queue *flow_queue(const struct flow_table *table,
+						     struct flow_sampler *sampler, __u64 now_ns)
 {
 	struct flow_queue *queue;
 	__u64 policy;
@@ -159,16 +186,13 @@ static __always_inline struct flow_queue *flow_queue(const struct flow_table *ta
 	queue = bpf_map_lookup_elem(&flow_queues, &zero);
 	if (!queue)
 		return NULL;
-	if (now_ns != queue->tick_ns)
-		flow_tick(queue, policy, now_ns);
-	queue->packets += 1;
-	if (queue->weight > 1) {
-		if (queue->gap) {
-			queue->gap -= 1;
-			return NULL;
-		}
-		queue->gap = flow_gap(queue->weight);
-	}
+	if (now_ns != sampler->tick_ns)
+		flow_tick(queue, sampler, policy, now_ns);
+	if (flow_is_skipped(sampler, now_ns))
+		return NULL;
+	sampler->packets += 1;
+	if (queue->weight > 1)
+		sampler->gap = flow_gap(queue->weight);
 	return queue;
 }
 

@@ -77,7 +77,7 @@ static __always_inline enum drop_reason parse_ipv4(struct cursor *cursor, __u32 
 			sum += LOAD32(cursor->at + i);
 		}
 	}
-	if (checksum_fold(sum))
+	if (!checksum_valid(sum))
 		return DROP_inner_checksum;
 	if (fragment & IPV4_DF)
 		frame->flags |= FRAME_DF;

@@ -14,15 +14,18 @@
 #include "common/frame_flow.h"
 #include "gateway/packet.h"
 
-/* Counts a packet that was forwarded. */
-static __always_inline void count_flow(const struct packet *packet)
+/* Counts a packet that is in no gap, and begins a new tick if it is the first of one. */
+__attribute__((noinline)) int count_unskipped(struct packet *packet)
 {
 	const struct flow_table *table = flow_cell_at(0);
-	struct flow_queue *queue = flow_queue(table, packet->now_ns);
 	struct waiting_flow *waiting;
+	struct flow_queue *queue;
 
+	if (!packet)
+		return 0;
+	queue = flow_queue(table, &packet->sampler, packet->now_ns);
 	if (!queue)
-		return;
+		return 0;
 	waiting = flow_next(queue);
 	describe_flow(&waiting->event, &packet->frame, packet->vni);
 	waiting->event.outer_source[0] = packet->outer_source[0];
@@ -31,6 +34,14 @@ static __always_inline void count_flow(const struct packet *packet)
 	waiting->hash = frame_flow_hash(table, &packet->frame, packet->vni);
 	waiting->own = packet->elephant_bytes;
 	flow_enqueue(queue, packet->frame_bytes, packet->now_ns);
+	return 0;
+}
+
+/* Counts a packet that was forwarded. */
+static __always_inline void count_flow(struct packet *packet)
+{
+	if (!flow_is_skipped(&packet->sampler, packet->now_ns))
+		count_unskipped(packet);
 }
 
 #endif

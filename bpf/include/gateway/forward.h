@@ -56,7 +56,7 @@ static __always_inline void rewrite_frame(struct cursor *cursor, const struct pa
 	if (packet->frame.flags & FRAME_IPV6)
 		ip6->hop_limit = packet->frame.ttl - 1;
 	else
-		ipv4_set_ttl(ip4, packet->frame.ttl - 1);
+		ipv4_decrement_ttl(ip4);
 }
 
 /* The longest tenant IP packet that the path to the next hop carries, in bytes. */
@@ -169,7 +169,7 @@ __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, s
 		return too_big(packet, mtu);
 	outer.node = node;
 	outer.source_mac = underlay_port_mac(port);
-	outer.destination_mac = l2 & EXACT_MAC_MASK;
+	outer.destination_mac = load_mac(&l2);
 	outer.vni = packet->final_vni;
 	outer.hash = frame_hash(&packet->frame); /* spreads flows over the paths of the underlay */
 	outer.udp_bytes = TUNNEL_BYTES + packet->frame_bytes;

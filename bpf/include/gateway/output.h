@@ -13,7 +13,8 @@
 #include "common/count.h"
 #include "gateway/underlay_port.h"
 
-#define L2_PORT_SHIFT 48 /* index of the underlay port in `l2` of a next hop; below it is the MAC address */
+#define L2_PORT_SHIFT \
+	48 /* index of the underlay port in `l2` of a next hop; its first bytes are the MAC address */
 #define L2_LIFETIME_NS 1000000000ull
 #define LOOPBACK_IFINDEX 1 /* in every network namespace */
 #define AF_INET 2
@@ -62,8 +63,9 @@ __attribute__((noinline)) enum drop_reason resolve(struct xdp_md *ctx, __u32 cel
 	l2 = underlay_port_index(fib.ifindex);
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS || l2 == UNDERLAY_PORTS_MAX)
 		return DROP_no_underlay_route;
+	l2 <<= L2_PORT_SHIFT;
 	for (int i = 0; i < ETH_ALEN; i++)
-		l2 = l2 << 8 | fib.dmac[i];
+		l2 |= (__u64)fib.dmac[i] << (i * 8);
 	/* Several CPUs may be here at once. Each word is stored as a whole, and any of theirs is right. */
 	WRITE_ONCE(hop->l2, l2);
 	WRITE_ONCE(hop->l2_expires_ns, bpf_ktime_get_coarse_ns() + L2_LIFETIME_NS);

@@ -14,6 +14,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "common/flow_queue.h"
 #include "common/frame.h"
 
 struct packet {
@@ -21,7 +22,10 @@ struct packet {
 	__u64 outer_source[2]; /* underlay address of the sender; as in struct frame */
 	__u64 outer_source_mac;
 	__u64 endpoint_mac;
-	__u64 now_ns;	      /* CLOCK_MONOTONIC, coarse: one time for all stages */
+	__u64 now_ns; /* CLOCK_MONOTONIC, coarse: one time for all stages */
+	/* These are kept from packet to packet. */
+	__u64 ticks; /* jiffies at which `now_ns` was read, which is kept as well */
+	struct flow_sampler sampler;
 	__u32 vni;	      /* in the VXLAN header that was received */
 	__u32 vrf;	      /* cell of the struct vrf of `vni` */
 	__u32 frame_bytes;    /* of the tenant's frame, padding included */
@@ -48,11 +52,18 @@ struct {
 	__type(value, struct packet);
 } packets SEC(".maps");
 
-/* The state of a new packet. It is never NULL, but the verifier wants that to be handled. */
-static __always_inline struct packet *packet_begin(void)
+/* The memory for the state of packets. It is never NULL, but the verifier wants that to be handled. */
+static __always_inline struct packet *packet_memory(void)
 {
 	__u32 zero = 0;
-	struct packet *packet = bpf_map_lookup_elem(&packets, &zero);
+
+	return bpf_map_lookup_elem(&packets, &zero);
+}
+
+/* The state of a new packet. NULL as for packet_memory(). */
+static __always_inline struct packet *packet_begin(void)
+{
+	struct packet *packet = packet_memory();
 
 	if (packet) {
 		packet->error_mtu = 0;
@@ -60,6 +71,21 @@ static __always_inline struct packet *packet_begin(void)
 		packet->error_type = 0;
 	}
 	return packet;
+}
+
+/*
+ * Reads the coarse clock, as bpf_ktime_get_coarse_ns(), whose time stays the same within a tick of the kernel's timer.
+ * So it is asked only when the number of ticks has changed, which is one load instead of a call.
+ */
+static __always_inline __u64 coarse_now(struct packet *packet)
+{
+	__u64 ticks = bpf_jiffies64();
+
+	if (packet->ticks != ticks) {
+		packet->ticks = ticks;
+		packet->now_ns = bpf_ktime_get_coarse_ns();
+	}
+	return packet->now_ns;
 }
 
 #endif

@@ -69,7 +69,7 @@ static __always_inline enum drop_reason parse_underlay4(struct xdp_md *ctx, stru
 	total = bpf_ntohs(ip->bytes);
 	if (total < TUNNEL4_BYTES - ETH_HLEN || is_truncated(ctx, &start, ETH_HLEN + total))
 		return DROP_outer_truncated;
-	if (checksum_fold(ipv4_header_sum(ip)))
+	if (!checksum_valid(ipv4_header_sum(ip)))
 		return DROP_outer_checksum;
 	packet->is_tunnel = 1;
 	packet->ipv6 = 0;

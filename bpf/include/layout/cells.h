@@ -22,7 +22,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 2
+#define TABLES_LAYOUT_VERSION 3
 
 struct cell {
 	__u64 word[CELL_BYTES / 8];
@@ -51,7 +51,8 @@ struct superblock {
 /* The roots are in the cells after the superblock. */
 #define CELL_EXACT_ROOT 1 /* struct exact_root */
 #define CELL_NODE 2	  /* struct node_config, three cells */
-#define CELL_FIRST_FREE 5
+#define CELL_VIPS 5	  /* struct vip_slot, VIP_SLOTS of them */
+#define CELL_FIRST_FREE 21
 
 /*
  * Exact match. A key has two candidate buckets of three slots each. All kinds of keys share one table
@@ -83,14 +84,17 @@ struct superblock {
  * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group.
  * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
  * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the
- * IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is SENDER_IPV4, or other
- * bits of the digest (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the same id. `next` is the struct
- * next_hop of the VTEP, which readers need not read.
+ * IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. `next` is the struct next_hop of the
+ * VTEP, which readers need not read. Of the value, bits 0..27 are the cell of the VNI's struct vrf, so that one
+ * lookup answers for sender and VNI; 0: none. Bits 28..47 are SENDER_IPV4, or other bits of the digest with
+ * SENDER_IPV6 (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the same id.
  */
 #define EXACT_INDEX 3ull
+#define SENDER_CHECK_SHIFT 28
+#define SENDER_CHECK_MASK 0x0000fffff0000000ull
 #define SENDER_ANY 0ull
-#define SENDER_IPV4 1ull
-#define SENDER_IPV6 2ull /* this bit is set in the value of each IPv6 address */
+#define SENDER_IPV4 0x10000000ull
+#define SENDER_IPV6 0x20000000ull /* this bit is set in the value of each IPv6 address */
 /* Group ids are not 0, so the VRF of the last VNI has another key. */
 #define EXACT_GROUP_VNI 0x00ffffffu
 
@@ -295,8 +299,8 @@ struct next_hop {
 	__u8 address[16]; /* network order */
 	__u8 mac[8];	  /* vIP: its vMAC, in the first 6 bytes */
 	/*
-	 * Cached by packets from the kernel's FIB and neighbor tables, by one store: destination MAC
-	 * address in bits 0..47 (as in EXACT_MAC_MASK), index of the underlay port in 48..63. Valid until
+	 * Cached by packets from the kernel's FIB and neighbor tables, by one store: the first 6 bytes are the
+	 * destination MAC address as in a packet, the last 2 the index of the underlay port. Valid until
 	 * `l2_expires_ns` (CLOCK_MONOTONIC).
 	 */
 	__u64 l2;
@@ -305,6 +309,20 @@ struct next_hop {
 	__u32 used;
 	__u32 reserved32;
 	__u64 reserved;
+};
+
+/*
+ * Gateway: an IPv4 vIP of this node's cluster, where most packets find it with one access. A vIP has one slot,
+ * which vip_slot_index() (vip_slots.h) gives. Its entry of the exact match is the authority: vIPs that share a
+ * slot with another, and those of IPv6, have only that. To change a slot, the writer clears `address`, stores
+ * `mac` and then the new address: a reader that sees one vIP's address with the MAC address of another finds
+ * that the packet has neither, and looks the address up.
+ */
+#define VIP_SLOTS 64
+struct vip_slot {
+	__u32 address; /* network order; 0: empty */
+	__u32 reserved32;
+	__u8 mac[8]; /* the vMAC, in the first 6 bytes */
 };
 
 /* A VM's port on this host, two cells. (EXACT_INDEX, 0, ifindex) and its addresses refer to it. */

@@ -13,6 +13,7 @@
 
 /* Room for 65,536 flows: more than the instances of one host start within a period. */
 #define FLOW_CELLS (1 << 14)
+#include "common/flow_samplers.h"
 #include "common/frame_flow.h"
 
 /* Counts a packet of `bytes` that was sent. */
@@ -20,10 +21,14 @@ __attribute__((noinline)) int count_sent(struct frame *frame, __u32 vni, __u32 b
 {
 	const struct flow_table *table = flow_cell_at(0);
 	__u64 now_ns = bpf_ktime_get_coarse_ns();
-	struct flow_queue *queue = flow_queue(table, now_ns);
+	struct flow_sampler *sampler = flow_sampler();
 	struct waiting_flow *waiting;
+	struct flow_queue *queue;
 
-	if (!frame || !queue)
+	if (!frame || !sampler)
+		return 0;
+	queue = flow_queue(table, sampler, now_ns);
+	if (!queue)
 		return 0;
 	waiting = flow_next(queue);
 	describe_flow(&waiting->event, frame, vni);

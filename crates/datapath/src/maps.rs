@@ -21,9 +21,9 @@ pub const CELLS_MAP: &str = "cells";
 /// has 2^18 cells on a gateway and 2^14 on a vSwitch (`FLOW_CELLS`).
 pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
-/// Map of packets that wait to be counted, one queue for each CPU. It is not pinned, so each version may
-/// change its layout.
-const FLOW_QUEUES_MAP: &str = "flow_queues";
+/// Memory of the programs for each CPU: packets that wait to be counted, which packets are counted, and the packet
+/// that is being processed. It is not pinned, so each version may change its layout.
+const PROGRAM_MEMORY_MAPS: [&str; 3] = ["flow_queues", "flow_samplers", "packets"];
 
 /// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
@@ -42,7 +42,9 @@ pub(crate) fn prepare(
             map.set_max_entries(entries).map_err(Error::bpf("set the size of the tables"))?;
         }
         // A name with a dot is a data section of the compiler, which belongs to one version of the programs.
-        let Some(dir) = dir.filter(|_| !name.contains('.') && name != FLOW_QUEUES_MAP) else { continue };
+        let Some(dir) = dir.filter(|_| !name.contains('.') && !PROGRAM_MEMORY_MAPS.contains(&&*name)) else {
+            continue;
+        };
         let pin = dir.join(&name);
         match pin.try_exists() {
             Ok(false) => {

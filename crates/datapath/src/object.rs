@@ -24,6 +24,8 @@ pub enum ObjectName {
     Guard,
     /// `switch_port.bpf.c`: the packet program of the lab's switches.
     SwitchPort,
+    /// `gateway_general.bpf.c`: for tests of the gateway's general path.
+    GatewayGeneral,
     /// `tables_test.bpf.c`: for tests of the C code that reads the tables.
     TablesTest,
     /// `meters_flows_test.bpf.c`: for tests of the C code of meters and flow statistics.
@@ -41,6 +43,7 @@ impl ObjectName {
             Self::Vswitch => "vswitch",
             Self::Guard => "guard",
             Self::SwitchPort => "switch_port",
+            Self::GatewayGeneral => "gateway_general",
             Self::TablesTest => "tables_test",
             Self::MetersFlowsTest => "meters_flows_test",
             Self::SessionsTest => "sessions_test",

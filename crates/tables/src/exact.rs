@@ -134,7 +134,7 @@ impl Exact {
         Self { hashing, table, address_word, conflicts, entries: 0, conflict_entries: 0, generation_steps }
     }
 
-    /// The key and the value of a sender.
+    /// The key of a sender, and the check in its value.
     pub(crate) fn sender(&self, vni: u32, host: IpAddr) -> (Key, u64) {
         self.hashing.sender(vni, host)
     }

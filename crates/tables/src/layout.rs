@@ -16,7 +16,9 @@ const _: () = {
     assert!(size_of::<next_hop>() == cell);
     assert!(size_of::<port>() == 2 * cell);
     assert!(size_of::<group>() == GROUP_CELLS_MAX as usize * cell);
-    assert!(size_of::<node_config>() == (CELL_FIRST_FREE - CELL_NODE) as usize * cell);
+    assert!(size_of::<node_config>() == (CELL_VIPS - CELL_NODE) as usize * cell);
+    assert!(VIP_SLOTS as usize * size_of::<vip_slot>() == (CELL_FIRST_FREE - CELL_VIPS) as usize * cell);
+    assert!(SENDER_IPV4 >> SENDER_CHECK_SHIFT == 1 && 1 << SENDER_CHECK_SHIFT == CELL_INDEX_MASK as u64 + 1);
     assert!(size_of::<lpm_scan4>() == cell);
     assert!(size_of::<lpm_scan6>() == cell);
     assert!(size_of::<lpm_narrow>() == cell);

@@ -65,6 +65,8 @@ pub struct NodeTables {
     ports: BTreeMap<u32, u32>,
     // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
     senders: PairMap<Sender>,
+    // VNI and cell of those whose packets are accepted, to find all of a VNI.
+    entered_senders: BTreeSet<(u32, u32)>,
     idle_senders: VecDeque<(Instant, u32, u32)>,
     // Number of their entries. IPv6 hosts of a VNI may share one.
     sender_entries: u64,
@@ -141,6 +143,7 @@ impl NodeTables {
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
             senders: PairMap::default(),
+            entered_senders: BTreeSet::new(),
             idle_senders: VecDeque::new(),
             sender_entries: 0,
             counter_indices: CounterIndices::new(),

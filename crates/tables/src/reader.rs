@@ -243,7 +243,8 @@ impl Reader {
             Lookup::Busy => Err(Busy),
             Lookup::Miss => Ok(false),
             Lookup::Hit(hit) => {
-                Ok(hit.mac.to_u64() == check || hit.mac.to_u64() == u64::from(layout::SENDER_ANY))
+                let found = hit.mac.to_u64() & layout::SENDER_CHECK_MASK;
+                Ok(found == check || found == u64::from(layout::SENDER_ANY))
             }
         }
     }

@@ -14,9 +14,9 @@ use std::time::Duration;
 const ROOM: u64 = 32;
 /// The program's `FLOW_DENSE_NS`.
 const DENSE_NS: u64 = 2048;
-/// One of so many is counted where packets are just dense, and where they are twice as dense and more.
+/// One of so many is counted where packets are just dense, and where they are eight times as dense and more.
 const SAMPLING: u64 = 8;
-const SAMPLING_MAX: u64 = 16;
+const SAMPLING_MAX: u64 = 64;
 /// The program's `FLOW_LATE_NS`.
 const LATE_NS: u64 = 1_000_000_000;
 /// A tick of the coarse clock.
@@ -123,11 +123,16 @@ fn dense_packets_are_counted_together_and_within_a_tick() {
 fn the_denser_the_fewer_are_counted() {
     let rig = rig(1 << 35);
     let mut now_ns = START_NS;
-    let (few, dense, most) = (1, ROOM * SAMPLING, ROOM * SAMPLING_MAX);
     // Where packets are few each is counted at once.
-    for (times, expected, one_less) in
-        [(1, dense, few), (2, most, dense), (4, most, most), (20, most, most), (1, dense, few)]
-    {
+    for (times, weight, one_less) in [
+        (1, 8, None),
+        (2, 16, Some(8)),
+        (4, 32, Some(16)),
+        (8, 64, Some(32)),
+        (20, 64, Some(64)),
+        (1, 8, None),
+    ] {
+        let (expected, one_less) = (ROOM * weight, one_less.map_or(1, |weight| ROOM * weight));
         let packets = (times * TICK_NS).div_ceil(DENSE_NS);
         for (packets, expected) in [(packets, expected), (packets - 1, one_less)] {
             now_ns += LATE_NS;
@@ -159,8 +164,8 @@ fn flows_that_take_turns_are_counted_alike() {
     let now_ns = START_NS + 5 * TICK_NS;
     send(&rig, 1, now_ns);
     send(&rig, 1, now_ns + TICK_NS);
-    // Six times what chance does: each packet is one of sixteen, since four flows are four times as dense.
-    let bound = 6 * ((SAMPLING_MAX - 1) * 3 * turns).isqrt();
+    // Six times what chance does: each packet is one of 32, since four flows are four times as dense.
+    let bound = 6 * ((4 * SAMPLING - 1) * 3 * turns).isqrt();
     let counted = counted(&rig, now_ns + TICK_NS);
     for flow in 1..=flows {
         assert!(counted[&flow].abs_diff(3 * turns) <= bound, "{counted:?}");

@@ -97,15 +97,15 @@ impl Hashing {
         mix(product(high, self.seed).wrapping_add(product(low, other)), self.seed) & self.digest_mask
     }
 
-    /// The key of a sender, a node that has instances of a VNI, and its value (`exact_find_sender` in
-    /// `exact_match.h`).
+    /// The key of a sender, a node that has instances of a VNI, and the check in its value (`exact_find_sender`
+    /// in `exact_match.h`).
     pub(crate) fn sender(&self, vni: u32, host: IpAddr) -> (Key, u64) {
         let (id, check) = match host {
             IpAddr::V4(host) => (u32::from(host), u64::from(layout::SENDER_IPV4)),
             IpAddr::V6(host) => {
                 let (high, low) = ipv6_halves(host);
                 let digest = self.digest(high, low);
-                (digest as u32, digest >> 16 & layout::EXACT_MAC_MASK | u64::from(layout::SENDER_IPV6))
+                (digest as u32, digest >> 16 & layout::SENDER_CHECK_MASK | u64::from(layout::SENDER_IPV6))
             }
         };
         (Key::Index { vni, id: id.max(1) }, check)

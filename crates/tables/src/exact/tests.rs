@@ -185,7 +185,7 @@ proptest! {
     #[test]
     fn agrees_with_a_hash_map_when_memory_runs_out(
         ops in ops(),
-        cells in 74u32..180,
+        cells in 90u32..196,
         mask in prop::sample::select(&MASKS[..]),
     ) {
         run(ops, cells, mask);
@@ -468,7 +468,7 @@ fn readers_never_miss_or_mix_entries() {
 /// The table is so full that nearly every insertion moves other entries, and many are refused.
 #[test]
 fn readers_never_miss_or_mix_entries_in_a_full_table() {
-    check_concurrent_readers(u64::MAX, 130, true);
+    check_concurrent_readers(u64::MAX, 146, true);
 }
 
 #[test]

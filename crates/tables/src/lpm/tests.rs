@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn full_memory_changes_nothing(ops in ops(Family::V6), cells in 8u32..300) {
+    fn full_memory_changes_nothing(ops in ops(Family::V6), cells in layout::CELL_FIRST_FREE + 3..316) {
         run(ops, cells, Family::V6);
     }
 

@@ -275,6 +275,8 @@ impl NodeTables {
         // that followed such a link, or one that the predecessor removed. Only then are cells allocated.
         tables.repair_vrfs();
         tables.point_all_ports();
+        tables.point_all_senders(&found.senders)?;
+        tables.store_vip_slots();
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;

@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::exact::{Entry, Key, PairCounts};
 use crate::layout;
 use sluice_types::Vni;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,46 @@ impl Sender {
     }
 }
 
+/// The check in the value of a sender's entry.
+fn check_of(entry: Entry) -> u64 {
+    entry.mac & layout::SENDER_CHECK_MASK
+}
+
 impl NodeTables {
+    /// The entry of a sender whose VTEP is in `cell`.
+    fn sender_entry(&self, vni: u32, check: u64, cell: u32) -> Entry {
+        let vrf = self.vrfs.get(&vni).copied().unwrap_or(0);
+        Entry { mac: check | u64::from(vrf), next: cell }
+    }
+
+    /// Points the entries of a VNI's senders to its VRF, which was added, moved or removed.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub(super) fn point_senders(&mut self, vni: u32) -> Result<(), Error> {
+        let of_vni = self.entered_senders.range((vni, 0)..=(vni, u32::MAX));
+        let cells: Vec<u32> = of_vni.map(|&(_, cell)| cell).collect();
+        for cell in cells {
+            let (key, _) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
+            let Some(old) = self.exact.get(self.memory(), key) else { continue };
+            let entry = self.sender_entry(vni, check_of(old), old.next);
+            if entry != old {
+                self.exact.overwrite(&mut self.pool, key, entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Points the entries of all senders to their VRFs, without allocating memory.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub(super) fn point_all_senders(&mut self, entries: &HashSet<(u32, u32)>) -> Result<(), Error> {
+        self.entered_senders = entries.iter().copied().collect();
+        let vnis: BTreeSet<u32> = entries.iter().map(|&(vni, _)| vni).collect();
+        vnis.into_iter().try_for_each(|vni| self.point_senders(vni))
+    }
+
     /// Lets the host whose VTEP is in `cell` send in a VNI, if it may not already. Does nothing for a gateway.
     ///
     /// # Errors
@@ -64,13 +103,15 @@ impl NodeTables {
             return Ok(());
         }
         let (key, check) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
-        let mac = match self.exact.get(self.memory(), key) {
-            Some(other) if other.mac != check || other.next != cell => u64::from(layout::SENDER_ANY),
+        let check = match self.exact.get(self.memory(), key) {
+            Some(other) if check_of(other) != check || other.next != cell => u64::from(layout::SENDER_ANY),
             _ => check,
         };
-        let old = self.exact.put(&mut self.pool, key, Entry { mac, next: cell })?;
+        let entry = self.sender_entry(vni, check, cell);
+        let old = self.exact.put(&mut self.pool, key, entry)?;
         self.sender_entries += u64::from(old.is_none());
         self.senders.entry((vni, cell)).or_default().is_entered = true;
+        self.entered_senders.insert((vni, cell));
         // If its endpoint cannot be written, the sender is idle.
         self.note_sender(vni, cell);
         Ok(())
@@ -153,10 +194,11 @@ impl NodeTables {
             let address = next_hop_address(self.memory(), other);
             (is_other && self.exact.sender(vni, address).0 == key).then_some(other)
         };
-        let is_shared = self.exact.get(self.memory(), key).is_some_and(|entry| entry.mac == 0);
+        let any = u64::from(layout::SENDER_ANY);
+        let is_shared = self.exact.get(self.memory(), key).is_some_and(|entry| check_of(entry) == any);
         match is_shared.then(|| self.senders.iter().find_map(shares)).flatten() {
             Some(other) => {
-                let entry = Entry { mac: u64::from(layout::SENDER_ANY), next: other };
+                let entry = self.sender_entry(vni, any, other);
                 self.exact.overwrite(&mut self.pool, key, entry)?;
             }
             None => {
@@ -165,6 +207,7 @@ impl NodeTables {
             }
         }
         self.senders.insert((vni, cell), left);
+        self.entered_senders.remove(&(vni, cell));
         Ok(())
     }
 
@@ -210,7 +253,8 @@ impl NodeTables {
             let host = next_hop_address(self.memory(), cell);
             // The next snapshot repairs a cell with another address, and the endpoints that lead to it.
             let is_right_cell = self.vteps.get(&host).is_some_and(|hop| hop.accepted && hop.cell == cell);
-            (sender.is_entered && is_right_cell && !self.is_sender(vni, host)).then_some((vni, cell))
+            let is_found = self.is_sender(vni, host) && self.leads_to_vrf(vni, host);
+            (sender.is_entered && is_right_cell && !is_found).then_some((vni, cell))
         };
         let lost: Vec<(u32, u32)> = self.senders.iter().filter_map(is_lost).collect();
         // Senders that share an entry are found together, and entered together after the damaged entry is gone.
@@ -237,7 +281,15 @@ impl NodeTables {
     pub fn is_sender(&self, vni: u32, host: IpAddr) -> bool {
         let (key, check) = self.exact.sender(vni, host);
         let entry = self.exact.get(self.memory(), key);
-        entry.is_some_and(|entry| entry.mac == check || entry.mac == u64::from(layout::SENDER_ANY))
+        let is_check = |found| found == check || found == u64::from(layout::SENDER_ANY);
+        entry.is_some_and(|entry| is_check(check_of(entry)))
+    }
+
+    /// Whether the entry of a host that is a sender leads to the VRF of the VNI.
+    fn leads_to_vrf(&self, vni: u32, host: IpAddr) -> bool {
+        let (key, _) = self.exact.sender(vni, host);
+        let entry = self.exact.get(self.memory(), key);
+        entry.is_some_and(|entry| entry == self.sender_entry(vni, check_of(entry), entry.next))
     }
 
     /// True for the entry of a sender.

@@ -3,6 +3,7 @@ mod digests;
 mod full;
 mod schedules;
 mod senders;
+mod vip_slots;
 
 use super::*;
 use crate::entries::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};

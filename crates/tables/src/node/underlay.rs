@@ -1,15 +1,17 @@
 //! Changes to the underlay's entries: other nodes' VTEPs and this cluster's vIPs.
 
 use super::NodeTables;
-use crate::encoding::{address_from_bytes, address_to_bytes, mac_from_bytes, mac_to_bytes, role_of};
+use crate::encoding::{
+    address_from_bytes, address_to_bytes, ipv4_to_word, mac_from_bytes, mac_to_bytes, role_of,
+};
 use crate::entries::{Role, Vip};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
-use crate::layout::{self, next_hop};
+use crate::layout::{self, next_hop, vip_slot};
 use crate::memory::Memory;
 
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// A VTEP whose cell endpoints share.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,12 @@ pub(super) fn encode_vtep(address: IpAddr) -> next_hop {
     let (address, ipv6) = address_to_bytes(address);
     let flags = if ipv6 { layout::NEXT_HOP_IPV6 } else { 0 };
     next_hop { kind: layout::NEXT_HOP_VTEP as u8, flags: flags as u8, address, ..Default::default() }
+}
+
+/// Index of the slot of a vIP, as `vip_slot_index()` in `vip_slots.h`.
+fn vip_slot_index(address: Ipv4Addr) -> u32 {
+    let address = u32::from(address);
+    address.wrapping_add(address >> 6) % layout::VIP_SLOTS
 }
 
 /// The first word of a cell, which holds kind and flags.
@@ -197,6 +205,7 @@ impl NodeTables {
             // Damage can have made something else of the cell.
             let is_vip = kind_of(self.memory(), cell) == layout::NEXT_HOP_VIP;
             if known == *vip && is_linked && is_vip {
+                self.store_vip_slots();
                 return Ok(false);
             }
             if known.mac == vip.mac && is_linked {
@@ -212,6 +221,7 @@ impl NodeTables {
             return Err(error);
         }
         self.vips.insert(vip.address, cell);
+        self.store_vip_slots();
         if let Some(old) = old {
             self.pool.retire(old, 1);
         }
@@ -226,8 +236,40 @@ impl NodeTables {
         let Some(&cell) = self.vips.get(&address) else { return Ok(false) };
         self.exact.take(&mut self.pool, underlay_key(address))?;
         self.vips.remove(&address);
+        self.store_vip_slots();
         self.pool.retire(cell, 1);
         Ok(true)
+    }
+
+    /// Writes the slots of the vIPs (`struct vip_slot`), and repairs them.
+    pub(super) fn store_vip_slots(&self) {
+        let mut slots = [vip_slot::default(); layout::VIP_SLOTS as usize];
+        for vip in self.vips() {
+            let IpAddr::V4(address) = vip.address else { continue };
+            let slot = &mut slots[vip_slot_index(address) as usize];
+            if slot.address == 0 {
+                *slot = vip_slot {
+                    address: ipv4_to_word(Some(address)),
+                    mac: mac_to_bytes(vip.mac),
+                    reserved32: 0,
+                };
+            }
+        }
+        let per_cell = layout::CELL_BYTES / size_of::<vip_slot>() as u32;
+        for (number, slot) in (0..).zip(slots) {
+            let cell = layout::CELL_VIPS + number / per_cell;
+            let at = (number % per_cell) as usize * size_of::<vip_slot>();
+            let (address, mac) = (at + offset_of!(vip_slot, address), at + offset_of!(vip_slot, mac));
+            let memory = self.memory();
+            let new_mac = u64::from_ne_bytes(slot.mac);
+            if memory.load64(cell, mac) != new_mac {
+                memory.store32(cell, address, 0);
+                memory.store64(cell, mac, new_mac);
+            }
+            if memory.load32(cell, address) != slot.address {
+                memory.store32(cell, address, slot.address);
+            }
+        }
     }
 
     fn vip_at(&self, cell: u32) -> Vip {

@@ -139,6 +139,8 @@ impl NodeTables {
         let is_linked = old.is_some_and(|cell| self.is_vrf_linked(vrf.vni, cell));
         let is_same = decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) && known.by_role == by_role;
         if is_same && is_linked {
+            // An earlier call may have ended before it did this.
+            self.point_senders(vrf.vni.get())?;
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;
@@ -164,6 +166,7 @@ impl NodeTables {
         }
         self.vrfs.insert(vrf.vni.get(), run);
         self.point_ports(vrf.vni, run);
+        self.point_senders(vrf.vni.get())?;
         if let Some(old) = old {
             self.pool.retire(old, 1);
         }
@@ -195,13 +198,15 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_vrf(&mut self, vni: Vni) -> Result<bool, Error> {
         let Some(&cell) = self.vrfs.get(&vni.get()) else {
-            // A removal whose grace period failed may have left paths.
+            // A removal whose grace period failed may have left senders and paths.
+            self.point_senders(vni.get())?;
             return self.remove_direct_paths(|path| path.vni == vni);
         };
         // The VRF comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
         self.point_ports(vni, 0);
+        self.point_senders(vni.get())?;
         if let Some(reset) = &mut self.counter_reset {
             reset.forget_vni(vni);
             self.forgotten_vnis.insert(vni);

@@ -87,9 +87,12 @@ mod tests {
     #[test]
     fn free_runs_are_the_gaps_between_claimed_runs() {
         let memory = Memory::anonymous(1000).unwrap();
-        for runs in
-            [vec![], vec![(5, 995)], vec![(63, 1), (64, 1), (127, 2), (999, 1)], vec![(100, 600), (990, 10)]]
-        {
+        for runs in [
+            vec![],
+            vec![(layout::CELL_FIRST_FREE, 1000 - layout::CELL_FIRST_FREE)],
+            vec![(63, 1), (64, 1), (127, 2), (999, 1)],
+            vec![(100, 600), (990, 10)],
+        ] {
             let mut reachable = ReachableCells::new(&memory);
             let mut is_reachable: Vec<bool> = (0..1000).map(|cell| cell < layout::CELL_FIRST_FREE).collect();
             for &(first, cells) in &runs {

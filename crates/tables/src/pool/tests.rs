@@ -58,7 +58,7 @@ fn retired_runs_share_grace_periods_and_become_free() {
 #[test]
 fn retired_run_is_not_reused_before_a_grace_period() {
     let grace = FallibleGrace::default();
-    let mut pool = pool(1024, grace.clone());
+    let mut pool = pool(1040, grace.clone());
     let run = pool.allocate(1).unwrap();
     pool.retire(run, 1);
     let others: Vec<u32> =
@@ -86,7 +86,7 @@ fn failed_grace_period_is_not_repeated_at_every_retirement() {
 fn free_runs_are_used_while_grace_periods_fail() {
     let grace = FallibleGrace::default();
     grace.set_failing(true);
-    let mut pool = pool(1024, grace.clone());
+    let mut pool = pool(1040, grace.clone());
     let runs: Vec<u32> = std::iter::from_fn(|| pool.allocate(1).ok()).collect();
     let (retired, free) = runs.split_at(500);
     free.iter().for_each(|&run| pool.give_back(run, 1));
@@ -163,7 +163,7 @@ fn pool_of_adopted_tables_has_the_unreachable_cells_free() {
 
 #[test]
 fn small_runs_join_into_long_ones_when_needed() {
-    let mut pool = pool(1024, Immediate);
+    let mut pool = pool(1040, Immediate);
     let runs: Vec<_> = std::iter::from_fn(|| pool.allocate(3).ok()).collect();
     assert!(runs.len() >= 335, "{}", runs.len());
     assert!(matches!(pool.allocate(100), Err(Error::Full { needed_cells: 100, .. })));

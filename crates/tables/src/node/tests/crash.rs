@@ -348,7 +348,7 @@ fn killed_change_of_route_is_complete_or_absent() {
 /// The predecessor can end between the keys of a new port, for which the memory is too small.
 #[test]
 fn full_tables_are_adopted_wherever_their_writer_ended() {
-    for cells in 80..110 {
+    for cells in 96..126 {
         let memory = Memory::anonymous(cells).unwrap();
         let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes { endpoints: 1 }).unwrap();
         tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();

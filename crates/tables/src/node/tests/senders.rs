@@ -1,6 +1,7 @@
 //! Which hosts may send in which networks.
 
 use super::*;
+use crate::exact::Entry;
 use std::time::Duration;
 
 #[test]
@@ -96,7 +97,9 @@ fn damaged_senders_are_entered_again() {
         let word = u64::from(layout::EXACT_INDEX) << layout::EXACT_KIND_SHIFT | 5 << 32 | u64::from(id);
         // First the key, then the value that tells hosts with one key apart.
         let is_key = |found: u64| found & layout::EXACT_KEY_MASK == word;
-        for is_wanted in [&is_key as &dyn Fn(u64) -> bool, &|found: u64| found == check] {
+        for is_wanted in [&is_key as &dyn Fn(u64) -> bool, &|found: u64| {
+            found & !layout::EXACT_MAC_MASK == 0 && found == check
+        }] {
             for at in crate::damage::find_words(&memory, is_wanted) {
                 crate::damage::flip(&memory, at, 1 << 30);
             }
@@ -164,4 +167,42 @@ fn fixed_paths_let_their_hosts_send() {
     assert!(!tables.is_sender(5, ip(hosts[0])) && tables.is_sender(5, ip(hosts[1])));
     tables.remove_vtep(ip(hosts[1])).unwrap();
     assert_eq!(tables.senders(), 0);
+}
+
+/// Catches a sender's entry that leads packets to a VRF that moved or was removed.
+#[test]
+fn entries_of_senders_lead_to_the_vrf_of_their_vni() {
+    const HOSTS: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+    let mut tables = tables(4096);
+    let vrf_cells = |tables: &NodeTables| {
+        HOSTS.map(|host| {
+            let (key, check) = tables.exact.sender(5, ip(host));
+            let value = tables.exact.get(tables.memory(), key).expect("the sender has an entry").mac;
+            assert_eq!(value & layout::SENDER_CHECK_MASK, check);
+            (value & u64::from(layout::CELL_INDEX_MASK)) as u32
+        })
+    };
+    for (number, host) in HOSTS.iter().enumerate() {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        tables.upsert_endpoint(&endpoint(5, &format!("10.0.0.{}", number + 1), host)).unwrap();
+    }
+    assert_eq!(vrf_cells(&tables), [0; 2], "there is no VRF yet");
+    for mtu in [0, 1400, 1300] {
+        tables.upsert_vrf(&Vrf { mtu, ..plain_vrf(5) }).unwrap();
+        assert_eq!(vrf_cells(&tables), [tables.vrfs[&5]; 2], "a changed VRF has another cell");
+        tables.upsert_vrf(&plain_vrf(6)).unwrap();
+        assert_eq!(vrf_cells(&tables), [tables.vrfs[&5]; 2]);
+    }
+    // As a writer leaves them that is killed before it has changed them.
+    let (key, _) = tables.exact.sender(5, ip(HOSTS[0]));
+    let old = tables.exact.get(tables.memory(), key).unwrap();
+    tables.exact.overwrite(&mut tables.pool, key, Entry { mac: old.mac ^ 1, ..old }).unwrap();
+    tables = adopt_again(tables);
+    assert_eq!(vrf_cells(&tables), [tables.vrfs[&5]; 2]);
+    tables.exact.overwrite(&mut tables.pool, key, Entry { mac: old.mac ^ 1, ..old }).unwrap();
+    assert_eq!(tables.repair_senders().unwrap(), 1, "damage is repaired");
+    assert_eq!(vrf_cells(&tables), [tables.vrfs[&5]; 2]);
+    tables.remove_vrf(vni(5)).unwrap();
+    assert_eq!(vrf_cells(&tables), [0; 2]);
+    assert!(HOSTS.iter().all(|host| tables.is_sender(5, ip(host))));
 }
