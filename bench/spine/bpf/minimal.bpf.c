@@ -27,6 +27,7 @@
 #define TYPE_MASK bpf_htonl(0xffffff00)
 #define DF_AND_OFFSET bpf_htonl(0x00004000) /* identification 0, "do not fragment" */
 #define TTL_AND_UDP bpf_htons(64 << 8 | 17)
+#define MAC_MASK bpf_cpu_to_be64(0xffffffffffff0000ull)
 #define VXLAN_PORT bpf_htons(4789)
 
 #define LOAD(type, at) (*(type *)(data + (at)))
@@ -38,16 +39,21 @@ struct endpoint_key {
 };
 
 struct endpoint {
-	__be32 host;
-	__u8 mac[6];
 	__u8 next_hop_mac[6]; /* on the underlay, towards the host */
+	__u8 mac[6];
+	__be32 host;
+};
+
+/* The beginning of an Ethernet header. */
+struct macs {
+	__u8 destination[6];
+	__u8 source[6];
 };
 
 /* What the node is on an interface. An interface without an entry has address 0. */
 struct own {
+	struct macs outer, inner; /* with destination 0 */
 	__be32 address;
-	__u8 mac[6];
-	__u8 router_mac[6]; /* source of inner frames */
 };
 
 struct {
@@ -72,6 +78,13 @@ static __always_inline __be16 source_port(void *data)
 	return bpf_htons(0xc000 | hash * 0xd6e8feb86659fd93ull >> 50);
 }
 
+/* Writes both MAC addresses by two stores. The compiler would copy six bytes of unknown alignment one by one. */
+static __always_inline void write_macs(void *to, const void *from, const void *destination)
+{
+	*(__u64 *)to = *(const __u64 *)from | (*(const __u64 *)destination & MAC_MASK);
+	*(__u32 *)(to + 8) = *(const __u32 *)(from + 8);
+}
+
 static __always_inline void write_outer(void *data, const struct own *own, const struct endpoint *endpoint)
 {
 	__u64 sum =
@@ -80,8 +93,7 @@ static __always_inline void write_outer(void *data, const struct own *own, const
 	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
-	__builtin_memcpy(data, endpoint->next_hop_mac, 6);
-	__builtin_memcpy(data + 6, own->mac, 6);
+	write_macs(data, &own->outer, endpoint->next_hop_mac);
 	STORE(__u32, OUTER_IP + 4, DF_AND_OFFSET);
 	STORE(__u16, OUTER_IP + 8, TTL_AND_UDP);
 	STORE(__u16, OUTER_IP + 10, ~sum);
@@ -96,8 +108,7 @@ static __always_inline void write_inner(void *data, const struct own *own, const
 	/* TTL is the upper half of a word of the sum: RFC 1624. */
 	__u32 sum = LOAD(__u16, INNER_IP + 10) + bpf_htons(0x0100);
 
-	__builtin_memcpy(data + INNER_ETHERNET, endpoint->mac, 6);
-	__builtin_memcpy(data + INNER_ETHERNET + 6, own->router_mac, 6);
+	write_macs(data + INNER_ETHERNET, &own->inner, endpoint->mac);
 	STORE(__u8, INNER_IP + 8, LOAD(__u8, INNER_IP + 8) - 1);
 	STORE(__u16, INNER_IP + 10, sum + (sum >= 0xffff));
 }
