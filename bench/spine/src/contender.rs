@@ -15,8 +15,6 @@ pub const OTHERS: usize = 0;
 pub enum Turn {
     /// Millions of packets a second that come back, over so many seconds.
     Mpps(f64),
-    /// The same with flow detection.
-    DetectMpps(f64),
     /// Nanoseconds of the program for a packet, as the mean of so many packets.
     Nanoseconds(u32),
 }

@@ -1,8 +1,9 @@
 //! Packet rate of the gateway's program on one core and on two cores at once (Zeta figure 11). It changes with the
 //! number of cores that machines have.
 
+use crate::contender::OTHERS;
 use crate::forward::{Effort, SIZES};
-use crate::gateway::{Gateway, Routes};
+use crate::gateway::{DETECT, EventReader, Gateway, Routes};
 use crate::rig::{Rig, TIMED_PACKETS};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_report::{Better, Measure, stay_on};
@@ -13,7 +14,7 @@ use std::sync::Barrier;
 /// Cores that run the program at once.
 const CORES: usize = 2;
 
-/// Measures `cores_2_mpps_*` compared with one core.
+/// Measures `gateway_two_cores_*` compared with one core.
 ///
 /// # Errors
 /// Errors of the gateway or the kernel, such as a missing second core.
@@ -26,16 +27,24 @@ pub fn measure(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Failur
             work()
         };
         let pairs = std::thread::spawn(inside).join().map_err(|_| "the measuring thread panicked")??;
-        let name = format!("cores_{CORES}_mpps_{name}");
-        measures.push(Measure::compared(name, "Mpps", Better::More, "one core", &pairs));
+        measures.push(Measure::compared(
+            format!("gateway_two_cores_{name}"),
+            "Mpps",
+            Better::More,
+            "one core",
+            &pairs,
+        ));
     }
     Ok(measures)
 }
 
-/// Pairs of the rate of all cores together and of the first one.
+/// Pairs of the rate of both cores together, and the mean rate of each core alone. In each round one core is
+/// measured alone before both and the other one after, and in the next round in the reverse order.
 fn one_size(count: u32, effort: Effort) -> Result<Vec<(f64, f64)>, Failure> {
     let rig = Rig::new()?;
-    let gateway = Gateway::with_flows(&rig, count, Routes::One, 0)?;
+    let gateway = Gateway::with_flows(&rig, count, Routes::One, count * 2)?;
+    gateway.count_flows(DETECT)?;
+    let _reader = EventReader::start(gateway.flow_events()?, OTHERS);
     let (program, interfaces) = (gateway.program()?, rig.interfaces);
     let barrier = Barrier::new(CORES);
     let run = |core: usize| -> Vec<Result<(f64, f64), Failure>> {
@@ -51,17 +60,17 @@ fn one_size(count: u32, effort: Effort) -> Result<Vec<(f64, f64)>, Failure> {
             Ok(rig) => Ok(1e3 / rig.nanoseconds(program.as_fd(), TIMED_PACKETS)?),
             Err(error) => Err(Failure::from(error.to_string())),
         };
-        // A thread that failed passes all barriers, because the others wait there.
-        let rounds = 0..effort.rounds;
-        rounds
-            .map(|_| {
-                barrier.wait();
-                let with_others = rate();
-                barrier.wait();
-                let alone = if core == 0 { rate() } else { Ok(0.0) };
-                Ok((with_others?, alone?))
-            })
-            .collect()
+        // A thread that failed passes all barriers, because the other one waits there.
+        let turn = |is_mine: bool| {
+            barrier.wait();
+            if is_mine { rate() } else { Ok(0.0) }
+        };
+        let round = |round: usize| {
+            let is_first = core == round % CORES;
+            let (before, together, after) = (turn(is_first), turn(true), turn(!is_first));
+            Ok((together?, before? + after?))
+        };
+        (0..effort.rounds).map(round).collect()
     };
     let per_core = std::thread::scope(|scope| {
         let run = &run;
@@ -72,8 +81,8 @@ fn one_size(count: u32, effort: Effort) -> Result<Vec<(f64, f64)>, Failure> {
     let mut pairs = vec![(0.0, 0.0); effort.rounds];
     for rounds in per_core {
         for (pair, round) in pairs.iter_mut().zip(rounds) {
-            let (with_others, alone) = round?;
-            *pair = (pair.0 + with_others, pair.1 + alone);
+            let (together, alone) = round?;
+            *pair = (pair.0 + together, pair.1 + alone / CORES as f64);
         }
     }
     Ok(pairs)

@@ -1,14 +1,14 @@
-//! The gateway's forwarding compared with a reflector, the kernel's own forwarding and Open vSwitch, all by the
-//! same generator, in turns. It changes with what is compared.
+//! The gateway's forwarding compared with a minimal forwarder, a reflector, the kernel's own forwarding and Open
+//! vSwitch, all by the same generator, in turns. It changes with what is compared.
 
 use crate::contender::{Contender, OTHERS, Turn, Turns};
 use crate::gateway::{DETECT, EventReader, Gateway, Routes};
+use crate::minimal::Minimal;
 use crate::ovs::Ovs;
 use crate::peers::{self, Kernel};
 use crate::rig::{Program, Rig, TIMED_PACKETS};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_report::{Better, Measure};
-use sluice_tables::flows::Policy;
 use sluice_types::{MacAddr, ROUTER_MAC};
 use std::collections::BTreeMap;
 
@@ -22,19 +22,18 @@ pub struct Effort {
     pub seconds: f64,
     /// Rounds; in each round every side has a turn.
     pub rounds: usize,
-    /// Largest table for which peers are measured.
+    /// Largest table for which the kernel and Open vSwitch are measured.
     pub peers_to: u32,
 }
 
-/// A side, or one of our sides in one of its modes.
+/// A side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
     /// The gateway with one route.
     One,
-    OneDetect,
     /// The gateway with a route for each VM.
     Routed,
-    RoutedDetect,
+    Minimal,
     Reflector,
     KernelOne,
     KernelEach,
@@ -43,31 +42,30 @@ enum Side {
 }
 
 /// Sides in the order of their turns: what is compared is close together.
-const ORDER: [Side; 9] = [
+const ORDER: [Side; 8] = [
     Side::Reflector,
     Side::One,
+    Side::Minimal,
     Side::KernelOne,
-    Side::OneDetect,
     Side::Ovs,
     Side::Routed,
     Side::KernelEach,
-    Side::RoutedDetect,
     Side::KernelNexthops,
 ];
 
-/// Names of peers in the results.
-type Peers = [(&'static str, Side); 3];
+/// A peer of a measure: its name in the results, and its side.
+type Peer = (&'static str, Side);
 
-/// Measures: their names, our side, and the peers with their names.
-const MEASURES: [(&str, Side, Peers); 4] = [
-    ("gateway_mpps", Side::One, PEERS_ONE),
-    ("gateway_detect_mpps", Side::OneDetect, PEERS_ONE),
-    ("gateway_routed_mpps", Side::Routed, PEERS_EACH),
-    ("gateway_routed_detect_mpps", Side::RoutedDetect, PEERS_EACH),
+/// Measures: their names, our side, and the peers.
+const MEASURES: [(&str, Side, &[Peer]); 2] =
+    [("gateway_mpps", Side::One, &PEERS_ONE), ("gateway_routed_mpps", Side::Routed, &PEERS_EACH)];
+const PEERS_ONE: [Peer; 4] = [
+    ("minimal", Side::Minimal),
+    ("reflector", Side::Reflector),
+    ("kernel_vxlan", Side::KernelOne),
+    ("ovs_netdev", Side::Ovs),
 ];
-const PEERS_ONE: Peers =
-    [("reflector", Side::Reflector), ("kernel_vxlan", Side::KernelOne), ("ovs_netdev", Side::Ovs)];
-const PEERS_EACH: Peers = [
+const PEERS_EACH: [Peer; 3] = [
     ("reflector", Side::Reflector),
     ("kernel_vxlan", Side::KernelEach),
     ("kernel_nexthops", Side::KernelNexthops),
@@ -91,7 +89,7 @@ pub fn measure(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Failur
 fn one_size(count: u32, size: &str, effort: Effort) -> Result<Vec<Measure>, Failure> {
     let (sides, contenders) = set_up(count, effort)?;
     let mut rates = Rates::new();
-    let (mut one_ns, mut routed_ns) = (Vec::new(), Vec::new());
+    let mut routed_ns = Vec::new();
     for round in 0..effort.rounds {
         // Every second round has the reverse order, so that no side always follows the same one.
         let mut order: Vec<Side> = ORDER.into_iter().filter(|side| sides.contains_key(side)).collect();
@@ -99,18 +97,13 @@ fn one_size(count: u32, size: &str, effort: Effort) -> Result<Vec<Measure>, Fail
             order.reverse();
         }
         for side in order {
-            let turn = match side {
-                Side::OneDetect | Side::RoutedDetect => Turn::DetectMpps(effort.seconds),
-                _ => Turn::Mpps(effort.seconds),
-            };
-            rates.entry(side).or_default().push(contenders[sides[&side]].measure(turn)?);
+            let rate = contenders[sides[&side]].measure(Turn::Mpps(effort.seconds))?;
+            rates.entry(side).or_default().push(rate);
         }
-        one_ns.push(contenders[sides[&Side::One]].measure(Turn::Nanoseconds(TIMED_PACKETS))?);
         routed_ns.push(contenders[sides[&Side::Routed]].measure(Turn::Nanoseconds(TIMED_PACKETS))?);
     }
     let mut measures = compare(size, &rates);
     measures.push(over_reflector(size, &rates));
-    measures.push(Measure::alone(format!("gateway_ns_{size}"), "ns", &one_ns));
     measures.push(Measure::alone(format!("gateway_routed_ns_{size}"), "ns", &routed_ns));
     Ok(measures)
 }
@@ -119,7 +112,7 @@ fn compare(size: &str, rates: &Rates) -> Vec<Measure> {
     let mut measures = Vec::new();
     for (name, ours, peers) in MEASURES {
         let name = format!("{name}_{size}");
-        for (peer, theirs) in peers {
+        for &(peer, theirs) in peers {
             measures.push(match rates.get(&theirs) {
                 Some(theirs) => Measure::zipped(&name, "Mpps", Better::More, &rates[&ours], (peer, theirs)),
                 None => Measure::unfinished(&name, "Mpps", &rates[&ours], peer),
@@ -141,21 +134,18 @@ fn over_reflector(size: &str, rates: &Rates) -> Measure {
 type Sides = BTreeMap<Side, usize>;
 
 fn set_up(count: u32, effort: Effort) -> Result<(Sides, Vec<Contender>), Failure> {
-    let one = Contender::start("gateway", move |turns| serve_gateway(count, Routes::One, turns))?;
-    let routed = Contender::start("gateway, routed", move |turns| serve_gateway(count, Routes::Each, turns))?;
-    let reflector = Contender::start("reflector", move |turns| {
-        let rig = Rig::new()?;
-        rig.aim(count, 1, ROUTER_MAC.octets())?;
-        serve_program(&rig, Program::Reflect, turns)
-    })?;
-    let mut contenders = vec![one, routed, reflector];
-    let mut sides = Sides::from([
-        (Side::One, 0),
-        (Side::OneDetect, 0),
-        (Side::Routed, 1),
-        (Side::RoutedDetect, 1),
-        (Side::Reflector, 2),
-    ]);
+    let mut contenders = vec![
+        start_gateway(count, Routes::One)?,
+        start_gateway(count, Routes::Each)?,
+        start_minimal(count)?,
+        Contender::start("reflector", move |turns| {
+            let rig = Rig::new()?;
+            rig.aim(count, 1, ROUTER_MAC.octets())?;
+            serve_program(&rig, Program::Reflect, turns)
+        })?,
+    ];
+    let mut sides =
+        Sides::from([(Side::One, 0), (Side::Routed, 1), (Side::Minimal, 2), (Side::Reflector, 3)]);
     if count > effort.peers_to {
         return Ok((sides, contenders));
     }
@@ -194,25 +184,45 @@ fn set_up(count: u32, effort: Effort) -> Result<(Sides, Vec<Contender>), Failure
     Ok((sides, contenders))
 }
 
-fn serve_gateway(count: u32, routes: Routes, turns: &Turns) -> Result<(), Failure> {
-    let rig = Rig::new()?;
-    // Twice as many flows as there are, which is what an operator is told to configure.
-    let gateway = Gateway::with_flows(&rig, count, routes, count * 2)?;
-    rig.aim(count, 1, ROUTER_MAC.octets())?;
-    let _reader = EventReader::start(gateway.flow_events()?, OTHERS);
-    turns.serve(|turn| match turn {
-        Turn::Nanoseconds(packets) => gateway.nanoseconds(&rig, packets),
-        Turn::Mpps(seconds) => {
-            let _link = gateway.attach(&rig)?;
-            rig.mpps(seconds)
-        }
-        Turn::DetectMpps(seconds) => {
-            gateway.count_flows(DETECT)?;
-            let _link = gateway.attach(&rig)?;
-            let rate = rig.mpps(seconds);
-            gateway.count_flows(Policy::Off)?;
-            rate
-        }
+/// The gateway as it is installed: with flow detection, and an agent that reads the events.
+///
+/// # Errors
+/// Errors of the gateway or the kernel.
+pub fn start_gateway(count: u32, routes: Routes) -> Result<Contender, Failure> {
+    let name = if routes == Routes::One { "gateway" } else { "gateway, routed" };
+    Contender::start(name, move |turns| {
+        let rig = Rig::new()?;
+        // Twice as many flows as there are, which is what an operator is told to configure.
+        let gateway = Gateway::with_flows(&rig, count, routes, count * 2)?;
+        gateway.count_flows(DETECT)?;
+        rig.aim(count, 1, ROUTER_MAC.octets())?;
+        let _reader = EventReader::start(gateway.flow_events()?, OTHERS);
+        turns.serve(|turn| match turn {
+            Turn::Nanoseconds(packets) => gateway.nanoseconds(&rig, packets),
+            Turn::Mpps(seconds) => {
+                let _link = gateway.attach(&rig)?;
+                rig.mpps(seconds)
+            }
+        })
+    })
+}
+
+/// The minimal forwarder.
+///
+/// # Errors
+/// Errors of the kernel.
+pub fn start_minimal(count: u32) -> Result<Contender, Failure> {
+    Contender::start("minimal", move |turns| {
+        let rig = Rig::new()?;
+        let minimal = Minimal::new(&rig, count)?;
+        rig.aim(count, 1, ROUTER_MAC.octets())?;
+        turns.serve(|turn| match turn {
+            Turn::Nanoseconds(packets) => minimal.nanoseconds(&rig, packets),
+            Turn::Mpps(seconds) => {
+                let _link = minimal.attach(&rig)?;
+                rig.mpps(seconds)
+            }
+        })
     })
 }
 
@@ -222,6 +232,6 @@ fn serve_program(rig: &Rig, program: Program, turns: &Turns) -> Result<(), Failu
             let _link = rig.attach(program)?;
             rig.mpps(seconds)
         }
-        other => Err(format!("{other:?} is measured of gateways only").into()),
+        other => Err(format!("{other:?} is measured of the gateway and the minimal forwarder only").into()),
     })
 }

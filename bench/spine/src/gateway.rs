@@ -151,6 +151,14 @@ impl Gateway {
     pub fn nanoseconds(&self, rig: &Rig, packets: u32) -> Result<f64, Failure> {
         rig.nanoseconds(self.datapath.program(PROGRAM)?.as_fd(), packets)
     }
+
+    /// The verdict for a packet that `dut` receives, and what the packet is then.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn forward(&self, rig: &Rig, packet: &[u8]) -> Result<(u32, Vec<u8>), Failure> {
+        rig.forward(&self.datapath.program(PROGRAM)?, packet)
+    }
 }
 
 /// Reads the events of a gateway like an agent, on a core of its own, until it is stopped or dropped.

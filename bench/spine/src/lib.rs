@@ -6,6 +6,8 @@ pub mod cores;
 pub mod digests;
 pub mod forward;
 pub mod gateway;
+pub mod minimal;
+pub mod ns;
 pub mod ovs;
 pub mod packet;
 pub mod peers;

@@ -4,7 +4,7 @@
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
-use sluice_bench_spine::{cores, digests, forward, programming, tcp};
+use sluice_bench_spine::{cores, digests, forward, ns, programming, tcp};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
 
@@ -23,10 +23,10 @@ struct Args {
     /// Rounds of the programming part, each in a new lab
     #[arg(long, default_value_t = PROGRAMMING_ROUNDS)]
     programming_rounds: usize,
-    /// Largest table for which peers are measured
+    /// Largest table for which the kernel and Open vSwitch are measured
     #[arg(long, default_value_t = PEERS_TO)]
     peers_to: u32,
-    /// Measure only these sizes of the VM-NC table in the parts forward and cores
+    /// Measure only these sizes of the VM-NC table in the parts ns, forward and cores
     #[arg(long, value_delimiter = ',', default_value = "2k,100k,1m")]
     sizes: Vec<String>,
     /// Measure only these parts
@@ -42,28 +42,31 @@ const SECONDS: f64 = 0.5;
 const ROUNDS: usize = 10;
 const PROGRAMMING_ROUNDS: usize = 3;
 const PEERS_TO: u32 = 1_000_000;
-const PARTS: [&str; 5] = ["forward", "cores", "tcp", "programming", "digests"];
+const PARTS: [&str; 6] = ["ns", "forward", "cores", "tcp", "programming", "digests"];
 
 /// Explanation of the measurements for readers of the results.
 const METHOD: &str = "\
-`gateway_mpps`: VXLAN packets of 110 bytes to random ones of 2k, 100k or 1M VMs, all behind one route; `_detect`: with
-flow detection on, as the product is installed, and an agent that reads the events; `_routed`: each VM behind a
-route of its own. Every side has its own network namespace with its own generator, and all take turns, in every
-second round in reverse order. **The generator and the sink run on the same core as what they measure, the reflector
-included**: it swaps addresses and sends back, so its figure is the ceiling of this rig, not of a gateway on a core
-of its own, and ratios to it are nearer to 1 than they would be there. `gateway_over_reflector_ns` is what a packet
-takes longer than through the reflector, in which generator and sink cancel out. `kernel_vxlan`: one VXLAN device with a
-fixed VNI and without learning, with the same number of routes, and a permanent neighbor entry (address to MAC) and
-FDB entry (MAC to host) for each VM. `kernel_nexthops`: a device in external mode, a route for each VM that refers to a
-nexthop object with the encapsulation to its host, and no neighbor and FDB entries; it writes the same inner MAC for all
-VMs, so it does less. `ovs_netdev`: Open vSwitch's user-space datapath with one flow for each VM; it has the second core.
-`gateway_ns`, `gateway_routed_ns`: the program alone, by `BPF_PROG_TEST_RUN`. `cores_2_mpps` (Zeta figure 11): the program
-alone on two cores at once and on one, without interfaces. `vm_tcp_gbps`: iperf3 between VMs on two hosts, for three times
-as long as a packet rate. `program_*_s`: from a bulk call to the last gateway's acknowledgment, each round in a new
-lab; the stages are those of the round with the median. `digest_core_pct`: the part of a core that a gateway with 1.1M
-endpoints takes to compare its tables with the controller's, for each of two gateways in windows of 15 s.
-`digest_found_s`, `digest_repaired_s`: from a flipped bit in an endpoint of such a gateway until the controller finds it, and until
-lookups are right again.";
+`gateway_*`: the gateway's program as the product is installed, with flow detection on and an agent that reads the events.
+It forwards VXLAN packets of 110 bytes to random ones of 2k, 100k or 1M VMs, all behind one route; `_routed`: each VM
+behind a route of its own. All sides of a measure take turns, in every second round in reverse order, each in its own
+network namespace with its own generator. `gateway_ns`, `gateway_routed_ns`: the program alone, by `BPF_PROG_TEST_RUN`,
+without the time of the generator. `gateway_mpps`: through a pair of interfaces. **The generator and the sink run on the
+same core as what they measure, the reflector included**: it swaps addresses and sends back, so its figure is the ceiling
+of this rig, not of a gateway on a core of its own, and ratios to it are nearer to 1 than they would be there.
+`gateway_over_reflector_ns` is what a packet takes longer than through the reflector, in which generator and sink cancel
+out. `minimal`: an XDP program that finds host and MAC addresses in one BPF hash and rewrites the same headers; it has no
+routes, no IPv6 and no counters, and checks neither the sender nor what a tenant's frame contains. `kernel_vxlan`: one
+VXLAN device with a fixed VNI and without learning, with the same number of routes, and a permanent neighbor entry
+(address to MAC) and FDB entry (MAC to host) for each VM. `kernel_nexthops`: a device in external mode, a route for
+each VM that refers to a nexthop object with the encapsulation to its host, and no neighbor and FDB entries; it writes
+the same inner MAC for all VMs, so it does less. `ovs_netdev`: Open vSwitch's user-space datapath with one flow for
+each VM; it has the second core. `gateway_two_cores` (Zeta figure 11): the program alone on two cores at once, without
+interfaces, compared with the mean of one core alone before that and the other core alone after that. `vm_tcp_gbps`:
+iperf3 between VMs on two hosts, for three times as long as a packet rate. `program_*_s`: from a bulk call to the last
+gateway's acknowledgment, each round in a new lab; the stages are those of the round with the median.
+`digest_core_pct`: the part of a core that a gateway with 1.1M endpoints takes to compare its tables with the
+controller's, for each of two gateways in windows of 15 s. `digest_found_s`, `digest_repaired_s`: from a flipped bit
+in an endpoint of such a gateway until the controller finds it, and until lookups are right again.";
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
@@ -75,6 +78,10 @@ async fn main() -> Result<(), Failure> {
     let effort = Effort { seconds: args.seconds, rounds: args.rounds.max(1), peers_to: args.peers_to };
     let wants = |part: &str| args.parts.iter().any(|wanted| wanted == part);
     let (mut measures, mut notes) = (Vec::new(), Vec::new());
+    if wants("ns") {
+        let sizes = args.sizes.clone();
+        measures.extend(tokio::task::spawn_blocking(move || ns::measure(effort, &sizes)).await??);
+    }
     if wants("forward") {
         let sizes = args.sizes.clone();
         measures.extend(tokio::task::spawn_blocking(move || forward::measure(effort, &sizes)).await??);

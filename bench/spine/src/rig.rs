@@ -4,11 +4,12 @@
 use crate::packet;
 use libbpf_rs::{Link, Map, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, ProgramMut};
 use sluice_bench_report::shell::{Failure, run};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// Bytes with the alignment that an ELF reader expects.
 #[repr(C, align(8))]
-struct Aligned<Bytes: ?Sized>(Bytes);
+pub(crate) struct Aligned<Bytes: ?Sized>(pub(crate) Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
 
 /// The flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
@@ -145,8 +146,7 @@ impl Rig {
     }
 
     fn map(&self, name: &str) -> Result<Map<'_>, Failure> {
-        let found = self.object.maps().find(|map| map.name() == name);
-        found.ok_or_else(|| format!("no map {name}").into())
+        map(&self.object, name)
     }
 
     fn received(&self) -> Result<u64, Failure> {
@@ -191,17 +191,47 @@ impl Rig {
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn nanoseconds(&self, program: std::os::fd::BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
-        use std::os::fd::AsFd;
+    pub fn nanoseconds(&self, program: BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
         let with = self.timed(program, packets)?;
         let without = self.timed(self.program("accept")?.as_fd(), packets)?;
         Ok(with - without)
     }
 
-    fn timed(&self, program: std::os::fd::BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
-        use std::os::fd::AsRawFd;
+    /// A packet of the generator.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn packet(&self) -> Result<Vec<u8>, Failure> {
+        self.measure_program(self.program("accept")?.as_fd())?;
+        Ok(self.forward(&self.program("generate_and_call")?, &[0; packet::TEMPLATE_BYTES])?.1)
+    }
+
+    /// The verdict of `program` for a packet that `dut` receives, and what the packet is then.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn forward(&self, program: &ProgramMut<'_>, packet: &[u8]) -> Result<(u32, Vec<u8>), Failure> {
+        let mut context = xdp_context(self.interfaces.dut_ifindex as u32, packet.len() as u32);
+        let mut forwarded = vec![0; packet.len()];
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(packet),
+            data_out: Some(&mut forwarded),
+            ..ProgramInput::default()
+        };
+        let verdict = program.test_run(input)?.return_value;
+        Ok((verdict, forwarded))
+    }
+
+    /// Sets the program that `generate_and_call` calls.
+    fn measure_program(&self, program: BorrowedFd<'_>) -> Result<(), Failure> {
         let fd = program.as_raw_fd() as u32;
         self.map("measured")?.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
+        Ok(())
+    }
+
+    fn timed(&self, program: BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
+        self.measure_program(program)?;
         let mut context = xdp_context(self.interfaces.dut_ifindex as u32, packet::TEMPLATE_BYTES as u32);
         let data = [0u8; packet::TEMPLATE_BYTES];
         let input = ProgramInput {
@@ -215,7 +245,14 @@ impl Rig {
     }
 }
 
-fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
+/// The map of this name.
+pub(crate) fn map<'object>(object: &'object Object, name: &str) -> Result<Map<'object>, Failure> {
+    let found = object.maps().find(|map| map.name() == name);
+    found.ok_or_else(|| format!("no map {name}").into())
+}
+
+/// The program of this name.
+pub(crate) fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
     let found = object.progs_mut().find(|program| program.name() == name);
     found.ok_or_else(|| format!("no program {name}").into())
 }
