@@ -27,7 +27,11 @@
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
 
-static __always_inline int general_path(struct xdp_md *ctx)
+/* With this result the caller has to call answer_underlay(). Not called here, for the sake of the stack. */
+#define FOR_UNDERLAY 0x100
+
+/* A function, so that the fast path does not save and restore its registers. */
+__attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 {
 	struct packet *packet = packet_begin();
 	enum drop_reason reason;
@@ -38,7 +42,7 @@ static __always_inline int general_path(struct xdp_md *ctx)
 	if (reason)
 		return drop(0, reason);
 	if (!packet->is_tunnel)
-		return answer_underlay(ctx, packet);
+		return FOR_UNDERLAY;
 	reason = classify(packet);
 	if (reason)
 		return drop(0, reason);
@@ -62,6 +66,13 @@ static __always_inline int general_path(struct xdp_md *ctx)
 	if (packet->verdict == XDP_TX || packet->verdict == XDP_REDIRECT)
 		count_flow(packet);
 	return packet->verdict;
+}
+
+static __always_inline int general_path(struct xdp_md *ctx)
+{
+	int verdict = forward_generally(ctx);
+
+	return verdict == FOR_UNDERLAY ? answer_underlay(ctx, packet_memory()) : verdict;
 }
 
 /* gateway_general.bpf.c and the stages of bench/spine are compiled without one of the paths. */

@@ -5,7 +5,7 @@ use crate::packet;
 use crate::peers::{HOSTS, host_of, instance, mac_of};
 use crate::rig::Rig;
 use ipnet::IpNet;
-use libbpf_rs::Link;
+use libbpf_rs::{Link, MapHandle};
 use sluice_bench_report::{shell::Failure, stay_on};
 use sluice_datapath::{Datapath, FLOW_CELLS_MAP, FlowEvents, ObjectName, Settings};
 use sluice_tables::flows::{FlowConfig, Flows, Policy};
@@ -142,6 +142,22 @@ impl Gateway {
     /// Errors of the kernel.
     pub fn program(&self) -> Result<OwnedFd, Failure> {
         Ok(self.datapath.program(PROGRAM)?.as_fd().try_clone_to_owned()?)
+    }
+
+    /// A map of the program.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn map(&self, name: &str) -> Result<MapHandle, Failure> {
+        Ok(self.datapath.map(name)?)
+    }
+
+    /// Number of BPF instructions of the program.
+    ///
+    /// # Errors
+    /// Errors of the datapath.
+    pub fn instructions(&self) -> Result<u32, Failure> {
+        Ok(u32::try_from(self.datapath.program(PROGRAM)?.insns().len())?)
     }
 
     /// Nanoseconds that the program takes for a packet, as the mean of `packets`.

@@ -13,4 +13,5 @@ pub mod packet;
 pub mod peers;
 pub mod programming;
 pub mod rig;
+pub mod stages;
 pub mod tcp;

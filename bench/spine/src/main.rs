@@ -4,7 +4,7 @@
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
-use sluice_bench_spine::{cores, digests, forward, ns, programming, tcp};
+use sluice_bench_spine::{cores, digests, forward, ns, programming, stages, tcp};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ struct Args {
     /// Largest table for which the kernel and Open vSwitch are measured
     #[arg(long, default_value_t = PEERS_TO)]
     peers_to: u32,
-    /// Measure only these sizes of the VM-NC table in the parts ns, forward and cores
+    /// Measure only these sizes of the VM-NC table in the parts ns, stages, forward and cores
     #[arg(long, value_delimiter = ',', default_value = "2k,100k,1m")]
     sizes: Vec<String>,
     /// Measure only these parts
@@ -42,7 +42,7 @@ const SECONDS: f64 = 0.5;
 const ROUNDS: usize = 10;
 const PROGRAMMING_ROUNDS: usize = 3;
 const PEERS_TO: u32 = 1_000_000;
-const PARTS: [&str; 6] = ["ns", "forward", "cores", "tcp", "programming", "digests"];
+const PARTS: [&str; 7] = ["ns", "stages", "forward", "cores", "tcp", "programming", "digests"];
 
 /// Explanation of the measurements for readers of the results.
 const METHOD: &str = "\
@@ -54,7 +54,8 @@ without the time of the generator. `gateway_mpps`: through a pair of interfaces.
 same core as what they measure, the reflector included**: it swaps addresses and sends back, so its figure is the ceiling
 of this rig, not of a gateway on a core of its own, and ratios to it are nearer to 1 than they would be there.
 `gateway_over_reflector_ns` is what a packet takes longer than through the reflector, in which generator and sink cancel
-out. `minimal`: an XDP program that finds host and MAC addresses in one BPF hash and rewrites the same headers; it has no
+out. `stage_*`: what a stage of the fast path adds to the program that ends before it, in time and in instructions that the
+verifier processes; `machine_code_*`: bytes of all functions. `minimal`: an XDP program that finds host and MAC addresses in one BPF hash and rewrites the same headers; it has no
 routes, no IPv6 and no counters, and checks neither the sender nor what a tenant's frame contains. `kernel_vxlan`: one
 VXLAN device with a fixed VNI and without learning, with the same number of routes, and a permanent neighbor entry
 (address to MAC) and FDB entry (MAC to host) for each VM. `kernel_nexthops`: a device in external mode, a route for
@@ -81,6 +82,10 @@ async fn main() -> Result<(), Failure> {
     if wants("ns") {
         let sizes = args.sizes.clone();
         measures.extend(tokio::task::spawn_blocking(move || ns::measure(effort, &sizes)).await??);
+    }
+    if wants("stages") {
+        let sizes = args.sizes.clone();
+        measures.extend(tokio::task::spawn_blocking(move || stages::measure(effort, &sizes)).await??);
     }
     if wants("forward") {
         let sizes = args.sizes.clone();
