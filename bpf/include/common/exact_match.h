@@ -159,6 +159,22 @@ static __always_inline int exact_read_entry(const struct exact_pair *pair, __u64
 	return (seen & EXACT_KEY_MASK) == key && READ_ONCE(bucket->key[slot]) == seen;
 }
 
+/* The key of an IPv6 address. `check` is the check of its digest. */
+static __always_inline __u64 exact_key6(const struct exact_root *root, __u32 vni, __u64 high, __u64 low,
+					__u64 *check)
+{
+	__u64 digest = ipv6_digest(high, low, root->seed) & root->digest_mask;
+
+	*check = digest >> EXACT_CHECK_SHIFT;
+	return exact_key(EXACT_IPV6, vni, (__u32)digest);
+}
+
+/* Whether an entry is that of an address with this check, 0 for IPv4. If others have its digest, it may not be. */
+static __always_inline int exact_is_address(__u64 value, __u32 next, __u64 check)
+{
+	return !(next & EXACT_CONFLICT) && value >> EXACT_CHECK_SHIFT == check;
+}
+
 /* As exact_read_entry(), for a key whose buckets were not found before. */
 static __always_inline int exact_find_entry(const struct exact_root *root, __u64 key, __u64 *value,
 					    __u32 *next)

@@ -126,7 +126,7 @@ static __always_inline int fast_is_nd(__u32 protocol, __u32 transport)
 static __always_inline int fast_parse6(struct fast *fast, const void *end, const struct exact_root *root)
 {
 	const void *ip = fast->data + FAST_INNER;
-	__u64 high, low, hash, rest, digest;
+	__u64 high, low, hash, rest;
 	__u32 bytes, least, transport;
 	__u8 protocol;
 
@@ -134,9 +134,7 @@ static __always_inline int fast_parse6(struct fast *fast, const void *end, const
 		return 0;
 	fast->high = load_half(ip + 24);
 	fast->low = load_half(ip + 32);
-	digest = ipv6_digest(fast->high, fast->low, root->seed) & root->digest_mask;
-	fast->key = exact_key(EXACT_IPV6, fast->vni, (__u32)digest);
-	fast->check = digest >> EXACT_CHECK_SHIFT;
+	fast->key = exact_key6(root, fast->vni, fast->high, fast->low, &fast->check);
 	if (!fast_load_buckets(fast, root))
 		return 0;
 	fast->ipv6 = 1;
@@ -231,8 +229,8 @@ static __always_inline struct next_hop *fast_endpoint(const struct fast *fast, _
 	__u64 value;
 	__u32 next;
 
-	if (!exact_read_entry(&fast->buckets, fast->key, &value, &next) || next & EXACT_CONFLICT ||
-	    value >> EXACT_CHECK_SHIFT != fast->check)
+	if (!exact_read_entry(&fast->buckets, fast->key, &value, &next) ||
+	    !exact_is_address(value, next, fast->check))
 		return NULL;
 	*mac = value & EXACT_MAC_MASK;
 	hop = next_hop_at(next & CELL_INDEX_MASK, NEXT_HOP_VTEP);
