@@ -85,7 +85,7 @@ pub struct Flow {
     pub cell: u32,
     /// Part of the flow's hash. Together with `cell` it identifies the flow.
     pub name: u32,
-    /// Packets that were counted, at most 2^21 - 1. Of dense packets one in 8 or 16 is counted
+    /// Packets that were counted, at most 2^21 - 1. Of dense packets one in 8 to 64 is counted
     /// (`flow_queue.h`).
     pub packets: u32,
     /// Bytes for which these packets were counted, at most [`BYTES_MAX`].
