@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 /// Bytes with the alignment that an ELF reader expects.
 #[repr(C, align(8))]
-struct Aligned<Bytes: ?Sized>(Bytes);
+pub(crate) struct Aligned<Bytes: ?Sized>(pub(crate) Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
 
 /// The flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
-const LIVE_FRAMES: u32 = 1 << 1;
+pub(crate) const LIVE_FRAMES: u32 = 1 << 1;
 /// Frames of one live run.
 const FRAMES_PER_RUN: u32 = 1 << 18;
 /// Packets of one timed run whose result is recorded.
@@ -145,8 +145,7 @@ impl Rig {
     }
 
     fn map(&self, name: &str) -> Result<Map<'_>, Failure> {
-        let found = self.object.maps().find(|map| map.name() == name);
-        found.ok_or_else(|| format!("no map {name}").into())
+        map(&self.object, name)
     }
 
     fn received(&self) -> Result<u64, Failure> {
@@ -215,13 +214,20 @@ impl Rig {
     }
 }
 
-fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
+/// The map of this name.
+pub(crate) fn map<'object>(object: &'object Object, name: &str) -> Result<Map<'object>, Failure> {
+    let found = object.maps().find(|map| map.name() == name);
+    found.ok_or_else(|| format!("no map {name}").into())
+}
+
+/// The program of this name.
+pub(crate) fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
     let found = object.progs_mut().find(|program| program.name() == name);
     found.ok_or_else(|| format!("no program {name}").into())
 }
 
 /// A `struct xdp_md` with the length of the packet and the interface that received it.
-fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
+pub(crate) fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
     let mut context = [0u8; 24];
     context[4..8].copy_from_slice(&length.to_ne_bytes());
     context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
