@@ -12,3 +12,4 @@ pub mod peers;
 pub mod programming;
 pub mod rig;
 pub mod tcp;
+pub mod vswitch;
