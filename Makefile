@@ -39,7 +39,7 @@ lint: ## Check format and lints only
 bench: ## Measure every claim beside its peer in one run; results in bench/RESULTS.md
 	@SLUICE_BENCH_RUN=$$(date -u +%Y-%m-%dT%H:%MZ) $(MAKE) --no-print-directory bench-spine bench-tables bench-cluster
 
-bench-spine: ## Measure the gateway program, VM traffic and programming time
+bench-spine: ## Measure the gateway program, the vSwitch, VM traffic and programming time
 	@$(SETUP) build run bench
 	@sh scripts/build.sh -p sluice -p sluice-bench-spine
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-spine" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"

@@ -1,4 +1,4 @@
-//! Compiles the programs of the generator and of the minimal forwarder, and the stages of the gateway's fast path.
+//! Compiles the programs of the generators and of the minimal forwarder, and the stages of the gateway's fast path.
 
 use libbpf_cargo::SkeletonBuilder;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ const STAGES: std::ops::Range<usize> = 0..8;
 
 fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    for name in ["bench", "minimal"] {
+    for name in ["bench", "minimal", "host"] {
         compile(&format!("bpf/{name}.bpf.c"), &out.join(format!("{name}.bpf.o")), &[]);
     }
     println!("cargo:rerun-if-changed={PROGRAMS}/gateway.bpf.c");

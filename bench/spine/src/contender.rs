@@ -19,18 +19,18 @@ pub enum Turn {
     Nanoseconds(u32),
 }
 
-/// The thread's end of the channels.
-pub struct Turns {
-    requests: Receiver<Turn>,
+/// The thread's end of the channels. `Request` says what is measured in a turn.
+pub struct Turns<Request = Turn> {
+    requests: Receiver<Request>,
     answers: Sender<Result<f64, String>>,
 }
 
-impl Turns {
+impl<Request> Turns<Request> {
     /// Answers requests until the contender is dropped.
     ///
     /// # Errors
     /// Never; the type is that of a contender's work.
-    pub fn serve(&self, mut measure: impl FnMut(Turn) -> Result<f64, Failure>) -> Result<(), Failure> {
+    pub fn serve(&self, mut measure: impl FnMut(Request) -> Result<f64, Failure>) -> Result<(), Failure> {
         // The first answer says that the contender is ready. A send fails if the other side has ended.
         let mut is_open = self.answers.send(Ok(0.0)).is_ok();
         while let (true, Ok(turn)) = (is_open, self.requests.recv()) {
@@ -41,14 +41,14 @@ impl Turns {
 }
 
 /// A side that is set up. Its namespace ends when it is dropped.
-pub struct Contender {
+pub struct Contender<Request = Turn> {
     name: &'static str,
-    requests: Option<Sender<Turn>>,
+    requests: Option<Sender<Request>>,
     answers: Receiver<Result<f64, String>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Drop for Contender {
+impl<Request> Drop for Contender<Request> {
     fn drop(&mut self) {
         drop(self.requests.take());
         if let Some(thread) = self.thread.take() {
@@ -58,14 +58,14 @@ impl Drop for Contender {
     }
 }
 
-impl Contender {
+impl<Request: Send + 'static> Contender<Request> {
     /// Runs `work` on a new thread in a new network namespace, until it calls [`Turns::serve`].
     ///
     /// # Errors
     /// Errors of `work` before that.
     pub fn start(
         name: &'static str,
-        work: impl FnOnce(&Turns) -> Result<(), Failure> + Send + 'static,
+        work: impl FnOnce(&Turns<Request>) -> Result<(), Failure> + Send + 'static,
     ) -> Result<Self, Failure> {
         let (requests, requested) = channel();
         let (answered, answers) = channel();
@@ -90,7 +90,7 @@ impl Contender {
     ///
     /// # Errors
     /// Errors of the measurement.
-    pub fn measure(&self, turn: Turn) -> Result<f64, Failure> {
+    pub fn measure(&self, turn: Request) -> Result<f64, Failure> {
         if let Some(requests) = &self.requests {
             // If the thread has ended, there is no answer either.
             let _ = requests.send(turn);
@@ -123,7 +123,7 @@ mod tests {
         let error = twice.measure(Turn::Nanoseconds(1)).unwrap_err().to_string();
         assert_eq!(error, "twice: not this one");
         assert_eq!(twice.measure(turn).unwrap(), 1.0);
-        let failed = Contender::start("broken", |_| Err("no interface".into())).err().unwrap();
+        let failed = Contender::<Turn>::start("broken", |_| Err("no interface".into())).err().unwrap();
         assert_eq!(failed.to_string(), "broken: no interface");
         let panicked = Contender::start("mad", |turns| turns.serve(|_| panic!("on purpose"))).unwrap();
         assert!(panicked.measure(turn).unwrap_err().to_string().contains("panicked"));

@@ -15,3 +15,4 @@ pub mod programming;
 pub mod rig;
 pub mod stages;
 pub mod tcp;
+pub mod vswitch;

@@ -13,7 +13,7 @@ pub(crate) struct Aligned<Bytes: ?Sized>(pub(crate) Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
 
 /// The flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
-const LIVE_FRAMES: u32 = 1 << 1;
+pub(crate) const LIVE_FRAMES: u32 = 1 << 1;
 /// Frames of one live run.
 const FRAMES_PER_RUN: u32 = 1 << 18;
 /// Packets of one timed run whose result is recorded.
@@ -258,7 +258,7 @@ pub(crate) fn program<'object>(object: &'object Object, name: &str) -> Result<Pr
 }
 
 /// A `struct xdp_md` with the length of the packet and the interface that received it.
-fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
+pub(crate) fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
     let mut context = [0u8; 24];
     context[4..8].copy_from_slice(&length.to_ne_bytes());
     context[12..16].copy_from_slice(&ifindex.to_ne_bytes());

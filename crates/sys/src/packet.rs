@@ -21,6 +21,8 @@ pub enum LinkReply {
 
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
+/// Option of a packet socket (if_packet.h).
+const PACKET_VNET_HDR: libc::c_int = 15;
 
 /// An instruction of a socket filter (classic BPF).
 const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
@@ -58,6 +60,30 @@ impl PacketSocket {
     /// If the process lacks CAP_NET_RAW.
     pub fn open() -> Result<Self, Error> {
         Self::without_protocol()
+    }
+
+    /// Opens a socket that receives nothing, and sends frames behind a `struct virtio_net_hdr`, which says what is left
+    /// to the interface: a checksum, or segmentation of a frame that may then exceed the MTU.
+    ///
+    /// # Errors
+    /// If the process lacks CAP_NET_RAW.
+    pub fn open_with_offload() -> Result<Self, Error> {
+        let socket = Self::without_protocol()?;
+        let on: libc::c_int = 1;
+        // SAFETY: `on` is readable for the length given, and outlives the call.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                PACKET_VNET_HDR,
+                (&raw const on).cast(),
+                mem::size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        if set < 0 {
+            return Err(Error::last("let a packet socket leave work to its interface"));
+        }
+        Ok(socket)
     }
 
     /// Opens a socket that receives these replies from all interfaces.
