@@ -63,7 +63,7 @@ fn no_stage_grows_by_a_tenth_unseen() {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("as root");
         stages::costs().expect("the stages load")
     };
-    let (stages, _) = std::thread::spawn(inside).join().expect("the thread does not panic");
+    let stages = std::thread::spawn(inside).join().expect("the thread does not panic");
     if std::env::var_os("SLUICE_WRITE_BUDGET").is_some() {
         return write_budget(&stages);
     }
