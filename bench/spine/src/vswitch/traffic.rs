@@ -19,7 +19,7 @@ static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR")
 /// The verdict on a packet that was forwarded (pkt_cls.h).
 const TC_ACT_REDIRECT: u32 = 7;
 /// Longest time from the last packet that is sent until all have arrived.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where packets are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
