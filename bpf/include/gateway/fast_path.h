@@ -273,14 +273,17 @@ static __always_inline void fast_rewrite(const struct fast *fast, const struct n
 		ipv4_decrement_ttl(frame + ETH_HLEN);
 }
 
-/* Fills in what count_unskipped() (flow_accounting.h) needs of a packet, which was rewritten meanwhile. */
-static __always_inline void fast_describe(struct packet *packet, const struct fast *fast, __u32 outer_source,
-					  const struct vrf *vrf)
+/*
+ * Fills in what count_unskipped() (flow_accounting.h) needs of a packet, which was rewritten meanwhile. `end` is that of the
+ * packet: the verifier of Linux 6.1 has forgotten that an IPv6 packet was checked to be so long.
+ */
+static __always_inline void fast_describe(struct packet *packet, const struct fast *fast, const void *end,
+					  __u32 outer_source, const struct vrf *vrf)
 {
 	const void *ip = fast->data + FAST_INNER;
 	struct frame *frame = &packet->frame;
 
-	if (fast->ipv6) {
+	if (fast->ipv6 && fast->data + FAST6_BYTES <= end) {
 		load_halves(frame->source, ip + 8);
 		frame->destination[0] = fast->high;
 		frame->protocol = *(const __u8 *)(ip + 6);
@@ -347,7 +350,7 @@ __attribute__((noinline)) int forward_fast(struct xdp_md *ctx)
 	count_traffic(READ_ONCE(vrf->counters), fast.frame_bytes);
 	if (flow_is_skipped(&packet->sampler, now_ns))
 		return send_by(ctx, ifindex);
-	fast_describe(packet, &fast, outer_source, vrf);
+	fast_describe(packet, &fast, context_end(ctx), outer_source, vrf);
 	return send_by(ctx, ifindex) | FAST_UNSKIPPED;
 }
 

@@ -57,6 +57,16 @@ fn log_of<'a>(messages: &'a str, program: &str) -> Option<&'a str> {
     Some(&log[..log.find("-- END PROG LOAD LOG --")?])
 }
 
+/// The end of the verifier's log of an object that it rejects. libbpf asks for the log if no level is set.
+fn reason(name: ObjectName) -> String {
+    let open = ObjectBuilder::default().open_memory(name.bytes().expect("the object was built")).unwrap();
+    MESSAGES.lock().unwrap().clear();
+    assert!(open.load().is_err(), "the verifier accepts the object this time");
+    let messages = MESSAGES.lock().unwrap();
+    let lines: Vec<&str> = messages.lines().collect();
+    lines[lines.len().saturating_sub(60)..].join("\n")
+}
+
 /// Loads all programs of an object with the verifier's statistics.
 fn load(name: ObjectName) -> (Object, String) {
     libbpf_rs::set_print(Some((PrintLevel::Debug, keep)));
@@ -71,7 +81,8 @@ fn load(name: ObjectName) -> (Object, String) {
             map.set_max_entries(4096).unwrap();
         }
     }
-    let object = open.load().unwrap();
+    let object =
+        open.load().unwrap_or_else(|error| panic!("{error}; the verifier's log ends with\n{}", reason(name)));
     let messages = std::mem::take(&mut *MESSAGES.lock().unwrap());
     (object, messages)
 }
