@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The gateway: XDP on the underlay interfaces. Nearly all packets take the fast path (fast_path.h). All others take
+ * The gateway: XDP on the underlay interfaces. Most packets take the fast path (fast_path.h). All others take
  * the general path, which does the same with the packets of the fast path, in more time. Its stages are
  *
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)

@@ -259,7 +259,8 @@ static __always_inline enum exact_answer exact_find6(const struct exact_root *ro
 /*
  * Finds out whether the node with this underlay address may send in the VNI (EXACT_INDEX in cells.h). The
  * address is halves in host order; IPv4 is in `low`. An address that is not in the table is mistaken for one
- * with a probability of 2^-51 for each IPv6 VTEP of the VNI.
+ * with a probability of 2^-51 for each IPv6 VTEP of the VNI, if it was not chosen with regard to that one
+ * (ipv6_digest()).
  */
 static __always_inline enum exact_answer exact_find_sender(const struct exact_root *root, __u32 vni,
 							   __u32 ipv6, __u64 high, __u64 low)

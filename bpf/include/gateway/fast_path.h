@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: the fast path, for the shape that nearly all packets have: VXLAN over IPv4 to a vIP, inside of it a routed
- * IPv4 or IPv6 packet of TCP, UDP or ICMP without options and fragments, from a host that may send in the VNI, to an
- * instance of the same VNI whose host is reached over IPv4 and whose next hop is resolved.
+ * Gateway: the fast path, for the shape that most packets have: VXLAN over IPv4 to a vIP, inside of it an IPv4 or IPv6
+ * packet of TCP, UDP or ICMP without options and fragments, bridged or routed, from a host that may send in the VNI, to
+ * an instance of the same VNI whose host is reached over IPv4 and whose next hop is resolved.
  *
  * Contract: forward_fast() does what the general path (gateway.bpf.c) does with such a packet, to the bit, and
- * returns the verdict, perhaps with FAST_UNSKIPPED. FAST_NONE: the packet has another shape, or would be dropped or answered; nothing was changed
- * and nothing was counted, and the general path handles it. So each stage only reads, and returns whether the packet
- * is still in the fast path; rewrite() is the first to change something. Uses the maps `cells`, `packets`,
- * `vni_traffic` and those of flow_queue.h. Why it is as it is: docs/decisions/fast-path.md.
+ * returns the verdict, perhaps with FAST_UNSKIPPED. FAST_NONE: the packet has another shape, or would be dropped or
+ * answered; nothing was changed and nothing was counted, and the general path handles it. So each stage only reads,
+ * and returns whether the packet is still in the fast path; fast_rewrite() is the first to change something. Uses the
+ * maps `cells`, `packets`, `vni_traffic` and those of flow_queue.h. Why it is as it is: docs/decisions/fast-path.md.
  */
 #ifndef SLUICE_FAST_PATH_H
 #define SLUICE_FAST_PATH_H
@@ -59,6 +59,7 @@ struct fast {
 	__u64 check;		   /* of the destination's digest, as in the entry's value; 0 for IPv4 */
 	__u64 high;		   /* IPv6 destination, high half in host order */
 	__u64 low;		   /* low half, or IPv4 destination */
+	__u32 routed;		   /* sent to the router's MAC address; otherwise bridged within the VPC */
 	__u32 ipv6;		   /* the tenant's packet is IPv6 */
 	__u32 vni;
 	__u32 hash;	   /* as frame_hash() */
@@ -191,9 +192,10 @@ static __always_inline int fast_parse(const struct xdp_md *ctx, struct fast *fas
 	}
 	if (!checksum_valid(ipv4_header_sum(data + FAST_IP)))
 		return 0;
-	/* From a host's own MAC address to the router's. */
+	/* From a host's own MAC address to one that is no group. */
 	source_mac = LOAD64(data + FAST_FRAME + ETH_ALEN) << 16;
-	return same_mac(data + FAST_FRAME, node->router_mac) && source_mac && !(source_mac & 1 << 16);
+	fast->routed = same_mac(data + FAST_FRAME, node->router_mac);
+	return source_mac && !(source_mac & 1 << 16) && !(*(const __u8 *)(data + FAST_FRAME) & 1);
 }
 
 /* Stage "admit": the VRF of the VNI, if the packet is for this node and its sender may send in the VNI. */
@@ -222,7 +224,7 @@ static __always_inline int fast_route(const struct fast *fast, const struct vrf 
 	return leaf >> LEAF_SCOPE_SHIFT == SCOPE_LOCAL;
 }
 
-/* Stage "endpoint": host and MAC address of the destination. */
+/* Stage "endpoint": host and MAC address of the destination. The first byte of `mac` is lowest. */
 static __always_inline struct next_hop *fast_endpoint(const struct fast *fast, __u64 *mac)
 {
 	struct next_hop *hop;
@@ -232,7 +234,9 @@ static __always_inline struct next_hop *fast_endpoint(const struct fast *fast, _
 	if (!exact_read_entry(&fast->buckets, fast->key, &value, &next) ||
 	    !exact_is_address(value, next, fast->check))
 		return NULL;
-	*mac = value & EXACT_MAC_MASK;
+	*mac = mac_in_packet_order(value & EXACT_MAC_MASK);
+	if (!fast->routed && (LOAD64(fast->data + FAST_FRAME) ^ *mac) << 16)
+		return NULL;
 	hop = next_hop_at(next & CELL_INDEX_MASK, NEXT_HOP_VTEP);
 	return hop && !(READ_ONCE(hop->flags) & NEXT_HOP_IPV6) ? hop : NULL;
 }
@@ -266,7 +270,9 @@ static __always_inline void fast_rewrite(const struct fast *fast, const struct n
 	STORE64(ip + 12, source | (__u64)destination << 32);
 	STORE16(udp, bpf_htons(VXLAN_SOURCE_MIN | fast->hash >> VXLAN_SOURCE_SHIFT));
 	STORE16(udp + 6, 0);
-	store_macs(frame, mac_in_packet_order(mac), node->router_mac);
+	if (!fast->routed)
+		return;
+	store_macs(frame, mac, node->router_mac);
 	if (fast->ipv6)
 		*(__u8 *)(frame + ETH_HLEN + 7) -= 1;
 	else

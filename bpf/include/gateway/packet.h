@@ -74,8 +74,9 @@ static __always_inline struct packet *packet_begin(void)
 }
 
 /*
- * Reads the coarse clock, as bpf_ktime_get_coarse_ns(), whose time stays the same within a tick of the kernel's timer.
- * So it is asked only when the number of ticks has changed, which is one load instead of a call.
+ * Reads the coarse clock, whose time stays the same within a tick of the kernel's timer: it is asked only when the
+ * number of ticks has changed, which is one load instead of a call. The number changes before the clock does, so
+ * the time may be that of the tick before.
  */
 static __always_inline __u64 coarse_now(struct packet *packet)
 {

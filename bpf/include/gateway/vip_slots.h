@@ -26,7 +26,8 @@ static __always_inline int is_in_vip_slot(__be32 address, const void *mac)
 	const struct vip_slot *slots = cell_at(CELL_VIPS + index / VIP_SLOTS_PER_CELL);
 	const struct vip_slot *slot = slots ? &slots[index % VIP_SLOTS_PER_CELL] : NULL;
 
-	return slot && READ_ONCE(slot->address) == address && same_mac(slot->mac, mac);
+	/* An empty slot has address 0. */
+	return slot && address && READ_ONCE(slot->address) == address && same_mac(slot->mac, mac);
 }
 
 /* The entry of a vIP in the exact match, for those without a slot. `mac` is 8 bytes of the packet. */

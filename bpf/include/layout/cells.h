@@ -315,8 +315,8 @@ struct next_hop {
  * Gateway: an IPv4 vIP of this node's cluster, where most packets find it with one access. A vIP has one slot,
  * which vip_slot_index() (vip_slots.h) gives. Its entry of the exact match is the authority: vIPs that share a
  * slot with another, and those of IPv6, have only that. To change a slot, the writer clears `address`, stores
- * `mac` and then the new address: a reader that sees one vIP's address with the MAC address of another finds
- * that the packet has neither, and looks the address up.
+ * `mac` and then the new address. A reader that reads between two of these stores looks the address up, unless the
+ * packet has the address of the old vIP and the MAC address of the new one: it is accepted at that moment.
  */
 #define VIP_SLOTS 64
 struct vip_slot {

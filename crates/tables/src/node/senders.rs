@@ -58,21 +58,38 @@ fn check_of(entry: Entry) -> u64 {
 impl NodeTables {
     /// The entry of a sender whose VTEP is in `cell`.
     fn sender_entry(&self, vni: u32, check: u64, cell: u32) -> Entry {
-        let vrf = self.vrfs.get(&vni).copied().unwrap_or(0);
-        Entry { mac: check | u64::from(vrf), next: cell }
+        Entry { mac: check | u64::from(self.vrf_cell(vni)), next: cell }
     }
 
-    /// Points the entries of a VNI's senders to its VRF, which was added, moved or removed.
+    /// The cell of a VNI's VRF; 0 if there is none.
+    fn vrf_cell(&self, vni: u32) -> u32 {
+        self.vrfs.get(&vni).copied().unwrap_or(0)
+    }
+
+    /// Points the entries of a VNI's senders to its VRF.
     ///
     /// # Errors
     /// [`Error::Grace`].
     pub(super) fn point_senders(&mut self, vni: u32) -> Result<(), Error> {
+        self.point_senders_to(vni, self.vrf_cell(vni))
+    }
+
+    /// Lets the entries of a VNI's senders lead to no VRF, before its cell is unlinked. Packets then find the VRF by the
+    /// VNI.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub(super) fn unlink_senders(&mut self, vni: u32) -> Result<(), Error> {
+        self.point_senders_to(vni, 0)
+    }
+
+    fn point_senders_to(&mut self, vni: u32, vrf: u32) -> Result<(), Error> {
         let of_vni = self.entered_senders.range((vni, 0)..=(vni, u32::MAX));
         let cells: Vec<u32> = of_vni.map(|&(_, cell)| cell).collect();
         for cell in cells {
             let (key, _) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
             let Some(old) = self.exact.get(self.memory(), key) else { continue };
-            let entry = self.sender_entry(vni, check_of(old), old.next);
+            let entry = Entry { mac: check_of(old) | u64::from(vrf), ..old };
             if entry != old {
                 self.exact.overwrite(&mut self.pool, key, entry)?;
             }
@@ -262,6 +279,7 @@ impl NodeTables {
             let (key, _) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
             self.exact.take(&mut self.pool, key)?;
             self.senders.entry((vni, cell)).or_default().is_entered = false;
+            self.entered_senders.remove(&(vni, cell));
         }
         let entries = self.sender_entries;
         let mut result = Ok(lost.len() as u64);
@@ -269,6 +287,7 @@ impl NodeTables {
             if let Err(error) = self.enter_sender(vni, cell) {
                 // The next repair finds it lost again.
                 self.senders.entry((vni, cell)).or_default().is_entered = true;
+                self.entered_senders.insert((vni, cell));
                 result = Err(error);
             }
         }

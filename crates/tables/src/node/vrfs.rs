@@ -157,7 +157,10 @@ impl NodeTables {
         };
         self.memory().write(run, &new);
         let entry = Entry { mac: 0, next: run };
-        if let Err(error) = self.exact.put(&mut self.pool, vrf_key(vrf.vni.get()), entry) {
+        // No sender leads to the old cell when the new one gets routes that the old one does not have.
+        let unlinked = if old.is_some() { self.unlink_senders(vrf.vni.get()) } else { Ok(()) };
+        let put = unlinked.and_then(|()| self.exact.put(&mut self.pool, vrf_key(vrf.vni.get()), entry));
+        if let Err(error) = put {
             self.pool.give_back(run, 1);
             if old.is_none() {
                 self.counter_indices.release(counters);
@@ -166,10 +169,10 @@ impl NodeTables {
         }
         self.vrfs.insert(vrf.vni.get(), run);
         self.point_ports(vrf.vni, run);
-        self.point_senders(vrf.vni.get())?;
         if let Some(old) = old {
             self.pool.retire(old, 1);
         }
+        self.point_senders(vrf.vni.get())?;
         Ok(true)
     }
 
@@ -198,15 +201,14 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_vrf(&mut self, vni: Vni) -> Result<bool, Error> {
         let Some(&cell) = self.vrfs.get(&vni.get()) else {
-            // A removal whose grace period failed may have left senders and paths.
-            self.point_senders(vni.get())?;
+            // A removal whose grace period failed may have left paths.
             return self.remove_direct_paths(|path| path.vni == vni);
         };
-        // The VRF comes first: without it, the successor of a killed writer removes the paths.
+        self.unlink_senders(vni.get())?;
+        // The VRF comes before the paths: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
         self.point_ports(vni, 0);
-        self.point_senders(vni.get())?;
         if let Some(reset) = &mut self.counter_reset {
             reset.forget_vni(vni);
             self.forgotten_vnis.insert(vni);
