@@ -147,7 +147,7 @@ impl Gateway {
     /// A map of the program.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If nothing has this name.
     pub fn map(&self, name: &str) -> Result<MapHandle, Failure> {
         Ok(self.datapath.map(name)?)
     }

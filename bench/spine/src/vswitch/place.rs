@@ -94,7 +94,7 @@ pub fn hosts() -> impl Iterator<Item = Ipv4Addr> {
 /// Index of an interface of the current namespace.
 ///
 /// # Errors
-/// If there is none of this name.
+/// If nothing has this name.
 pub fn ifindex(name: &str) -> Result<u32, Failure> {
     let found = nix::net::if_::if_nametoindex(name);
     found.map_err(|error| format!("no interface {name}: {error}").into())

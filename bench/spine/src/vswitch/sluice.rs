@@ -80,7 +80,7 @@ impl Sluice {
     /// A program, to be timed alone.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If nothing has this name.
     pub fn program(&self, name: &str) -> Result<OwnedFd, Failure> {
         Ok(self.datapath.program(name)?.as_fd().try_clone_to_owned()?)
     }

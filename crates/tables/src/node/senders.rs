@@ -61,7 +61,7 @@ impl NodeTables {
         Entry { mac: check | u64::from(self.vrf_cell(vni)), next: cell }
     }
 
-    /// The cell of a VNI's VRF; 0 if there is none.
+    /// The cell of a VNI's VRF; 0 if the VNI has no VRF.
     fn vrf_cell(&self, vni: u32) -> u32 {
         self.vrfs.get(&vni).copied().unwrap_or(0)
     }
