@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
  * The vSwitch of a host. port_ingress processes frames of a VM, on the host's side of its port.
- * uplink_ingress processes frames from the underlay, on the VXLAN device in external mode. Verdicts are
- * enum verdict (port.h).
+ * underlay_ingress processes what the underlay interface receives, and takes most packets for VMs out of it.
+ * uplink_ingress processes the others, on the VXLAN device in external mode. Verdicts are enum verdict
+ * (port.h).
  *
  *   VM -> anti-spoofing -> ARP, ND, DHCP, messages to the router: answered here
  *                       -> (VNI, destination) is a port of this host: delivered
- *                       -> (VNI, destination) has a direct path: to its host, through the VXLAN device
- *                       -> otherwise: to the VPC's gateway group, through the VXLAN device;
- *                          counted (sent_flows.h)
+ *                       -> (VNI, destination) has a direct path: through the tunnel to its host
+ *                       -> otherwise: through the tunnel to the VPC's gateway group; counted (sent_flows.h)
+ *   underlay interface -> plain VXLAN, known sender, (VNI, destination) is a port: delivered
+ *                      -> otherwise: to the host's stack, which passes VXLAN to the VXLAN device
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
  *                                -> otherwise, from a host: to the gateway group (strays.h)
  *
@@ -16,6 +18,7 @@
  * interface and its segment size. A checksum that is still to be stored must not change bytes that were
  * checked (pending_checksum.h).
  */
+#include "vswitch/decapsulate.h"
 #include "vswitch/deliver.h"
 #include "vswitch/dhcp.h"
 #include "vswitch/pending_checksum.h"
@@ -359,6 +362,49 @@ int uplink_ingress(struct __sk_buff *skb)
 		return port_drop(vni, DROP_inner_source);
 	if (is_forged(skb, frame, port))
 		return port_drop(vni, DROP_forged_control);
+	count_traffic(vrf->counters, skb->len);
+	return deliver(skb, port);
+}
+
+/* Whether the parsed frame from the underlay is one that a VM of this host may get without further questions. */
+static __always_inline const struct port *plain_receiver(const struct frame *frame, __u32 vni)
+{
+	struct exact_hit hit = {};
+	enum drop_reason reason;
+	const struct port *port;
+	enum exact_answer found;
+
+	if (frame->destination_mac & MAC_GROUP_BIT || is_control_icmp6(frame) || !source_valid(frame))
+		return NULL;
+	if (frame->flags & FRAME_IPV6)
+		found = find_ipv6(vni, frame->destination[0], frame->destination[1], &hit);
+	else
+		found = find_ipv4(vni, frame->destination[1], &hit);
+	port = local_port(found, &hit, vni, &reason);
+	return port && frame->destination_mac == load_mac(port->mac) ? port : NULL;
+}
+
+SEC("tc")
+int underlay_ingress(struct __sk_buff *skb)
+{
+	const struct node_config *node = node_at();
+	struct frame *frame = frame_begin();
+	struct tunnel_sender from = {};
+	const struct port *port;
+	const struct vrf *vrf;
+	__u32 vni = 0;
+
+	if (!frame || !node || !read_underlay(skb, node, &vni, &from))
+		return VERDICT_PASSED;
+	vrf = vni ? vrf_at(find_index(vni, 0), vni) : NULL;
+	if (!vrf || check_tunnel_sender(&from, vni))
+		return VERDICT_PASSED;
+	if (parse_frame(skb, TUNNEL4_BYTES, skb->len - TUNNEL4_BYTES, frame) ||
+	    frame->ethertype == ETH_P_ARP || !can_decapsulate(frame))
+		return VERDICT_PASSED;
+	port = plain_receiver(frame, vni);
+	if (!port || remove_outer_headers(skb, frame->flags & FRAME_IPV6))
+		return VERDICT_PASSED;
 	count_traffic(vrf->counters, skb->len);
 	return deliver(skb, port);
 }

@@ -25,8 +25,6 @@ struct traffic {
 	__u32 base;			/* first destination, host order */
 	__u32 count;			/* destinations are base .. base + count - 1 */
 	__u32 check;			/* sum of the IPv4 header without checksum and destination */
-	__u32 vni;			/* for timed runs with a tunnel key, and the sender of the tunnel */
-	__u32 sender;
 	__u32 unused;
 };
 
@@ -155,26 +153,6 @@ SEC("tc")
 int write_and_call(struct __sk_buff *skb)
 {
 	if (write_packet((void *)(long)skb->data, (void *)(long)skb->data_end, traffic_now(), 0))
-		return TC_ACT_UNSPEC;
-	bpf_tail_call(skb, &measured, 0);
-	return TC_ACT_UNSPEC;
-}
-
-/*
- * The same, as a VXLAN device in external mode would receive the frame. A program sets the key of a packet
- * that is sent, so what is local there is remote for the program that reads it.
- */
-SEC("tc")
-int write_key_and_call(struct __sk_buff *skb)
-{
-	const struct traffic *from = traffic_now();
-	struct bpf_tunnel_key key = {};
-
-	if (!from || write_packet((void *)(long)skb->data, (void *)(long)skb->data_end, from, 0))
-		return TC_ACT_UNSPEC;
-	key.tunnel_id = from->vni;
-	key.local_ipv4 = from->sender;
-	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_ZERO_CSUM_TX))
 		return TC_ACT_UNSPEC;
 	bpf_tail_call(skb, &measured, 0);
 	return TC_ACT_UNSPEC;

@@ -65,7 +65,12 @@ static __always_inline enum drop_reason parse_ipv4(struct cursor *cursor, __u32 
 
 	if (ip->version >> 4 != 4)
 		return DROP_inner_ethertype;
-	if (header < IPV4_BYTES || total < header || total > available || !cursor_has(cursor, options))
+	if (header < IPV4_BYTES || total < header || total > available)
+		return DROP_inner_truncated;
+	/* The verifier of Linux 6.1 forgets that the header is long enough. */
+	asm volatile("" : "+r"(options));
+	options &= 15 * 4;
+	if (!cursor_has(cursor, options))
 		return DROP_inner_truncated;
 	frame->ip_bytes = total;
 	frame->flags = 0;

@@ -9,7 +9,7 @@
 #define SLUICE_ADDRESS_OWNER_H
 
 #include "common/lookup.h"
-#include "gateway/underlay_port.h"
+#include "common/underlay_port.h"
 
 enum owner {
 	OWNER_OTHER,	 /* not an address of this cluster, or not a frame for this node */

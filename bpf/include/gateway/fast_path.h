@@ -16,7 +16,7 @@
 #include "common/checksum.h"
 #include "common/cursor.h"
 #include "common/lookup.h"
-#include "gateway/encapsulate.h"
+#include "common/encapsulate.h"
 #include "gateway/flow_accounting.h"
 #include "gateway/output.h"
 #include "gateway/packet.h"

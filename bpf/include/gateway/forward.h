@@ -11,7 +11,7 @@
 #define SLUICE_FORWARD_H
 
 #include "common/icmp_error.h"
-#include "gateway/encapsulate.h"
+#include "common/encapsulate.h"
 #include "gateway/output.h"
 #include "gateway/packet.h"
 

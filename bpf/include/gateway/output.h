@@ -1,24 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, stage "SW" (switch): resolves the MAC address and the interface of an underlay next hop, and
- * sends or drops the packet.
+ * Gateway, stage "SW" (switch): sends or drops the packet.
  *
- * Contract: a next hop's MAC address and port are cached in its cell for L2_LIFETIME_NS; the kernel's
- * FIB is asked when they have expired. The packet is not changed. Uses the maps `cells` and those of
- * count.h.
+ * Contract: the packet is not changed. Uses the maps of count.h.
  */
 #ifndef SLUICE_OUTPUT_H
 #define SLUICE_OUTPUT_H
 
 #include "common/count.h"
-#include "gateway/underlay_port.h"
-
-#define L2_PORT_SHIFT \
-	48 /* index of the underlay port in `l2` of a next hop; its first bytes are the MAC address */
-#define L2_LIFETIME_NS 1000000000ull
-#define LOOPBACK_IFINDEX 1 /* in every network namespace */
-#define AF_INET 2
-#define AF_INET6 10
+#include "common/resolve.h"
 
 /* Counts the packet as dropped. `vni` is as for count_drop(). Returns the program's verdict. */
 static __always_inline int drop(__u32 vni, enum drop_reason reason)
@@ -31,52 +21,6 @@ static __always_inline int drop(__u32 vni, enum drop_reason reason)
 static __always_inline int send_by(struct xdp_md *ctx, __u32 ifindex)
 {
 	return ifindex == ctx->ingress_ifindex ? XDP_TX : (int)bpf_redirect(ifindex, 0);
-}
-
-/*
- * Asks the kernel's FIB for the path to the next hop in a cell, and stores it there. The packet counts as one
- * of this node, which it is with its new outer header: so the FIB is asked as for a packet from the loopback
- * interface. The lookup demands that its interface forwards, and the underlay's interfaces need not.
- */
-__attribute__((noinline)) enum drop_reason resolve(struct xdp_md *ctx, __u32 cell)
-{
-	const struct node_config *node = cell_at(CELL_NODE);
-	struct next_hop *hop = cell_at(cell);
-	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
-	__u64 l2;
-	int answer;
-
-	if (!hop || !node)
-		return DROP_stale_index;
-	if (hop->flags & NEXT_HOP_IPV6) {
-		fib.family = AF_INET6;
-		__builtin_memcpy(fib.ipv6_src, node->vtep6, 16);
-		__builtin_memcpy(fib.ipv6_dst, hop->address, 16);
-	} else {
-		fib.family = AF_INET;
-		fib.ipv4_src = node->vtep4;
-		fib.ipv4_dst = LOAD32(hop->address);
-	}
-	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
-		return DROP_no_underlay_neighbor;
-	l2 = underlay_port_index(fib.ifindex);
-	if (answer != BPF_FIB_LKUP_RET_SUCCESS || l2 == UNDERLAY_PORTS_MAX)
-		return DROP_no_underlay_route;
-	l2 <<= L2_PORT_SHIFT;
-	for (int i = 0; i < ETH_ALEN; i++)
-		l2 |= (__u64)fib.dmac[i] << (i * 8);
-	/* Several CPUs may be here at once. Each word is stored as a whole, and any of theirs is right. */
-	WRITE_ONCE(hop->l2, l2);
-	WRITE_ONCE(hop->l2_expires_ns, bpf_ktime_get_coarse_ns() + L2_LIFETIME_NS);
-	return DROP_none;
-}
-
-/* Makes sure that `l2` of the next hop, which is in this cell, is valid. */
-static __always_inline enum drop_reason refresh_l2(struct xdp_md *ctx, const struct next_hop *hop, __u32 cell,
-						   __u64 now_ns)
-{
-	return READ_ONCE(hop->l2_expires_ns) > now_ns ? DROP_none : resolve(ctx, cell);
 }
 
 #endif

@@ -15,7 +15,7 @@
 #include "common/cursor.h"
 #include "gateway/address_owner.h"
 #include "gateway/packet.h"
-#include "gateway/vxlan.h"
+#include "common/vxlan.h"
 
 /* True if the whole packet, fragments included, is shorter than `bytes`. The cursor is at its first byte. */
 static __always_inline int is_truncated(struct xdp_md *ctx, const struct cursor *start, __u32 bytes)

@@ -10,7 +10,7 @@
 #ifndef SLUICE_SEND_BACK_H
 #define SLUICE_SEND_BACK_H
 
-#include "gateway/encapsulate.h"
+#include "common/encapsulate.h"
 #include "gateway/output.h"
 #include "gateway/packet.h"
 

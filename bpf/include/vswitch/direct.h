@@ -39,7 +39,7 @@ __attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *f
 	const struct vrf *vrf = vrf_at(vrf_cell, vni);
 	const struct node_config *node = node_at();
 	struct next_hop *hop;
-	__u32 path_vni;
+	__u32 path_vni, bytes = skb->len;
 	int verdict;
 
 	if (!frame || !hit || !vrf || !node)
@@ -56,9 +56,10 @@ __attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *f
 		return port_drop(vni, DROP_wrong_mac);
 	}
 	stamp_direct(hop);
-	verdict = tunnel_send(skb, node, hop, path_vni, vni);
+	verdict = tunnel_send(skb, node, frame, hop, hit->next, path_vni, vni,
+			      frame_secret_hash(frame, node->flow_secret));
 	if (verdict == VERDICT_SENT)
-		count_traffic(vrf->counters, skb->len);
+		count_traffic(vrf->counters, bytes);
 	return verdict;
 }
 

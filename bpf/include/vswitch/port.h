@@ -26,14 +26,16 @@
 #include "common/parse.h"
 
 /*
- * What a stage decides about a frame. A program returns only the first three: a frame is either sent,
- * or it ends here. No frame reaches the host's own stack. TC_ACT_STOLEN would also end a frame, but tcx
- * does not support it and would pass the frame to the stack.
+ * What a stage decides about a frame. A program of a port or of the VXLAN device returns only the first three: a
+ * frame is either sent, or it ends here. No frame reaches the host's own stack. TC_ACT_STOLEN would also end a
+ * frame, but tcx does not support it and would pass the frame to the stack.
  */
 enum verdict {
 	VERDICT_DROPPED = TC_ACT_SHOT,	/* and counted */
 	VERDICT_ABSORBED = TC_ACT_SHOT, /* no loss: a message to the network that needs no answer */
 	VERDICT_SENT = TC_ACT_REDIRECT, /* as bpf_redirect() returns it */
+	/* Only on an underlay interface: other programs and the host's stack go on with the packet. */
+	VERDICT_PASSED = TC_ACT_UNSPEC,
 	/* The caller goes on. */
 	VERDICT_FORWARD = 256,		    /* the frame is valid: tunnel_to_group() (tunnel.h) */
 	VERDICT_ND_ANSWER = 257,	    /* nd_answer() (vm_nd.h) with the decision */

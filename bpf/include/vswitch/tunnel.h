@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * vSwitch: to and from the underlay. The kernel's VXLAN device in external mode encapsulates packets, so
- * that segmentation and checksums are its task. Programs only set and read the tunnel key.
+ * vSwitch: to and from other nodes. Most packets are encapsulated here (encapsulate.h). The others are left to
+ * the kernel's VXLAN device in external mode, whose tunnel key the programs set and read.
  *
- * Contract: sending changes no packet bytes, and returns the verdict: the packet was sent, or dropped and
- * counted. Uses the maps `cells` and those of count.h.
+ * Contract: sending returns the verdict: the packet was sent, or dropped and counted. The tenant's frame is
+ * not changed. Uses the maps `cells` and those of count.h.
  */
 #ifndef SLUICE_TUNNEL_H
 #define SLUICE_TUNNEL_H
 
-#include "vswitch/port.h"
+#include "vswitch/encapsulate.h"
 
-#define TUNNEL_TTL 64
-
-/* Sends the packet to the node `hop` in the VNI `vni`. Drops are counted for `own`, the sender's VNI. */
-static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_config *node,
-				       const struct next_hop *hop, __u32 vni, __u32 own)
+/* Sends the packet to the node in `cell` by the VXLAN device. Other parameters as for tunnel_send(). */
+__attribute__((noinline)) int tunnel_send_by_device(struct __sk_buff *skb, __u32 cell, __u32 vni, __u32 own)
 {
-	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = TUNNEL_TTL };
+	const struct node_config *node = node_at();
+	const struct next_hop *hop = cell_at(cell);
+	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = OUTER_TTL };
 	/* The tenant's MTU leaves room for the tunnel. Fragments would hide that it does not. */
 	__u64 flags = BPF_F_DONT_FRAGMENT;
 
+	if (!node || !hop)
+		return port_drop(own, DROP_stale_index);
 	if (hop->flags & NEXT_HOP_IPV6) {
 		if (!(node->flags & NODE_HAS_IPV6))
 			return port_drop(own, DROP_no_vtep_address);
@@ -40,6 +41,30 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 }
 
 /*
+ * Sends the packet to the node `hop`, which is in `cell`, in the VNI `vni`. `hash` is the flow's under the node's
+ * secret. Drops are counted for `own`, the sender's VNI.
+ *
+ * Of each next hop, one packet in L2_LIFETIME_NS goes to the device, even if its MAC address is known: it makes the
+ * kernel confirm its neighbor entry, which redirected packets do not.
+ */
+static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_config *node,
+				       const struct frame *frame, struct next_hop *hop, __u32 cell, __u32 vni,
+				       __u32 own, __u32 hash)
+{
+	int verdict = NOT_ENCAPSULATED;
+
+	if (can_encapsulate(node, hop)) {
+		if (READ_ONCE(hop->l2_expires_ns) <= bpf_ktime_get_coarse_ns())
+			learn_l2(skb, cell);
+		else
+			verdict = encapsulate(skb, node, frame, hop, vni, hash);
+	}
+	if (verdict == NOT_ENCAPSULATED)
+		return tunnel_send_by_device(skb, cell, vni, own);
+	return verdict == VERDICT_SENT ? verdict : port_drop(own, DROP_headroom);
+}
+
+/*
  * Sends the packet to the gateway group of its VRF. The flow's hash, under this node's secret, selects the vIP
  * (Zeta section V-A).
  */
@@ -48,10 +73,10 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 {
 	const struct vrf *vrf = vrf_at(vrf_cell, vni);
 	const struct node_config *node = node_at();
-	__u32 first, count, place, hop_cell;
+	__u32 first, count, place, hop_cell, hash, bytes = skb->len;
 	const struct group *group;
 	const __u32 *words;
-	const struct next_hop *hop;
+	struct next_hop *hop;
 	int verdict;
 
 	if (!vrf || !node || !frame)
@@ -64,17 +89,18 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	if (!count || count > GROUP_BUCKETS_MAX)
 		return port_drop(vni, DROP_no_group);
 	/* Buckets are words behind the count, in up to GROUP_CELLS_MAX cells. */
-	place = 1 + (((__u64)frame_secret_hash(frame, node->flow_secret) * count) >> 32);
+	hash = frame_secret_hash(frame, node->flow_secret);
+	place = 1 + (((__u64)hash * count) >> 32);
 	words = cell_at(first + place / (CELL_BYTES / 4));
 	if (!words)
 		return port_drop(vni, DROP_stale_index);
-	hop_cell = words[place % (CELL_BYTES / 4)];
-	hop = next_hop_at(hop_cell & CELL_INDEX_MASK, NEXT_HOP_VTEP);
+	hop_cell = words[place % (CELL_BYTES / 4)] & CELL_INDEX_MASK;
+	hop = next_hop_at(hop_cell, NEXT_HOP_VTEP);
 	if (!hop)
 		return port_drop(vni, DROP_stale_index);
-	verdict = tunnel_send(skb, node, hop, vni, vni);
+	verdict = tunnel_send(skb, node, frame, hop, hop_cell, vni, vni, hash);
 	if (verdict == VERDICT_SENT)
-		count_traffic(vrf->counters, skb->len);
+		count_traffic(vrf->counters, bytes);
 	return verdict;
 }
 

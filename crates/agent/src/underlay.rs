@@ -8,7 +8,12 @@ use sluice_tables::{NodeConfig, UnderlayPort};
 use sluice_types::ROUTER_MAC;
 
 use crate::Error;
+use crate::changes::Changes;
 use crate::netlink::{Link, Netlink};
+use crate::sysctl::Family;
+
+/// Name of the loopback interface.
+const LOOPBACK: &str = "lo";
 
 /// Most underlay interfaces of a node: the tables hold no more.
 pub const INTERFACES_MAX: usize = 8;
@@ -35,6 +40,18 @@ impl Link {
     pub fn interface(&self) -> Interface {
         Interface { index: self.index, name: self.name.clone() }
     }
+}
+
+/// Lets the kernel look up routes for the packet programs.
+///
+/// # Errors
+/// If a setting cannot be changed.
+pub async fn enable_route_lookup(netlink: &Netlink, changes: &Changes) -> Result<(), Error> {
+    // It does so only from interfaces that forward. The programs ask from the loopback interface, so that no
+    // underlay interface has to forward.
+    let loopback = netlink.require_link(LOOPBACK).await?;
+    changes.set_sysctl(&loopback, Family::V4, "forwarding", "1")?;
+    changes.set_sysctl(&loopback, Family::V6, "forwarding", "1")
 }
 
 /// Looks up the underlay interfaces by name.

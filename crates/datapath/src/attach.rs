@@ -1,11 +1,10 @@
 //! Attaches programs to interfaces so that the attachments outlive this process.
 //!
-//! Every attachment has a pin in `PIN_DIR/links`. Its name consists of the kind
-//! of hook, the interface's index and its name: `xdp-2-eth0`, `tcx-5-sluice~vx`,
-//! `cls-5-tap0`. A pin of kind `xdp` or `tcx` is the BPF link itself. Kernels
-//! before 6.6 have no tcx: there the interface's clsact filter holds the
-//! attachment, and the pin of kind `cls` holds the program and records that the
-//! filter exists.
+//! Every attachment has a pin in `PIN_DIR/links`, or in `PIN_DIR/underlay` on interfaces that the programs share
+//! with the host's own traffic. Its name consists of the kind of hook, the interface's index and its name:
+//! `xdp-2-eth0`, `tcx-5-sluice~vx`, `cls-5-tap0`. A pin of kind `xdp` or `tcx` is the BPF link itself. Kernels
+//! before 6.6 have no tcx: there the interface's clsact filter holds the attachment, and the pin of kind `cls`
+//! holds the program and records that the filter exists.
 
 use std::fs;
 use std::io;
@@ -14,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::{TC_INGRESS, TcHook, TcHookBuilder, libbpf_sys};
 
+use crate::maps::create_pin_dir;
 use crate::{Error, sys};
 
 /// A network interface of the current namespace.
@@ -90,83 +90,176 @@ impl Kind {
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const TC_HANDLE: u32 = 1;
+/// Priority of classifiers on interfaces that have no program but Sluice's.
 const TC_PRIORITY: u32 = 1;
+/// Priority of classifiers on shared interfaces, behind those of other software, which often have priority 1.
+const TC_PRIORITY_SHARED: u32 = 100;
 
-/// Attaches `program` to the interface's XDP hook, or replaces the program of an earlier agent's attachment.
-pub(crate) fn attach_xdp(
-    links: &Path,
-    program: BorrowedFd<'_>,
-    interface: &Interface,
-) -> Result<Attachment, Error> {
-    let pin = Kind::Xdp.pin(links, interface);
-    if adopt(&pin, program, interface)? {
-        return Ok(Attachment::Adopted);
+/// The attachments to interfaces of one kind: where they are pinned, and the priority of their classifiers.
+#[derive(Clone, Debug)]
+pub(crate) struct Links {
+    dir: PathBuf,
+    priority: u32,
+}
+
+impl Links {
+    /// Attachments to interfaces that only Sluice uses: of gateways, of ports and of the VXLAN device.
+    pub(crate) fn own(pin_dir: &Path) -> Self {
+        Self { dir: pin_dir.join("links"), priority: TC_PRIORITY }
     }
-    let native = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE);
-    let (link, mode) = match native {
-        Ok(link) => (link, Attachment::XdpNative),
-        Err(error) if is_busy(&error) => return Err(Error::Occupied(interface.name.clone())),
-        Err(error) => {
-            tracing::warn!(
-                interface = interface.name,
-                %error,
-                "cannot attach XDP in the driver; using the slower generic mode"
-            );
-            let generic = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE);
-            let link = generic.map_err(|error| match is_busy(&error) {
-                true => Error::Occupied(interface.name.clone()),
-                false => Error::system(format!("attach XDP to {}", interface.name))(error),
-            })?;
-            (link, Attachment::XdpGeneric)
+
+    /// Attachments to a host's underlay interfaces, whose traffic is mostly not Sluice's.
+    pub(crate) fn shared(pin_dir: &Path) -> Self {
+        Self { dir: pin_dir.join("underlay"), priority: TC_PRIORITY_SHARED }
+    }
+
+    /// Makes the directory of the pins, and removes those of deleted interfaces.
+    pub(crate) fn prepare(&self) -> Result<(), Error> {
+        create_pin_dir(&self.dir)?;
+        self.remove_stale_pins()
+    }
+
+    /// Attaches `program` to the interface's XDP hook, or replaces the program of an earlier agent's attachment.
+    pub(crate) fn attach_xdp(
+        &self,
+        program: BorrowedFd<'_>,
+        interface: &Interface,
+    ) -> Result<Attachment, Error> {
+        let pin = Kind::Xdp.pin(&self.dir, interface);
+        if adopt(&pin, program, interface)? {
+            return Ok(Attachment::Adopted);
         }
-    };
-    sys::pin(link.as_fd(), &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
-    Ok(mode)
+        let native = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE);
+        let (link, mode) = match native {
+            Ok(link) => (link, Attachment::XdpNative),
+            Err(error) if is_busy(&error) => return Err(Error::Occupied(interface.name.clone())),
+            Err(error) => {
+                tracing::warn!(
+                    interface = interface.name,
+                    %error,
+                    "cannot attach XDP in the driver; using the slower generic mode"
+                );
+                let generic =
+                    sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE);
+                let link = generic.map_err(|error| match is_busy(&error) {
+                    true => Error::Occupied(interface.name.clone()),
+                    false => Error::system(format!("attach XDP to {}", interface.name))(error),
+                })?;
+                (link, Attachment::XdpGeneric)
+            }
+        };
+        sys::pin(link.as_fd(), &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
+        Ok(mode)
+    }
+
+    /// Attaches `program` to the interface's TC ingress hook, or replaces the program of an earlier agent's
+    /// attachment.
+    pub(crate) fn attach_tc(
+        &self,
+        program: BorrowedFd<'_>,
+        interface: &Interface,
+    ) -> Result<Attachment, Error> {
+        let pin = Kind::Tcx.pin(&self.dir, interface);
+        if adopt(&pin, program, interface)? {
+            return Ok(Attachment::Adopted);
+        }
+        match sys::link_create(program, interface.index, libbpf_sys::BPF_TCX_INGRESS, 0) {
+            Ok(link) => {
+                sys::pin(link.as_fd(), &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
+                Ok(Attachment::Tcx)
+            }
+            Err(error) => {
+                tracing::info!(interface = interface.name, %error, "cannot attach by tcx, which Linux has since 6.6; using clsact");
+                self.attach_clsact(program, interface)
+            }
+        }
+    }
+
+    fn attach_clsact(&self, program: BorrowedFd<'_>, interface: &Interface) -> Result<Attachment, Error> {
+        let what = format!("attach the classifier to {}", interface.name);
+        let mut hook = self.clsact_hook(program, interface);
+        hook.create().map_err(Error::bpf(what.clone()))?;
+        hook.attach().map_err(Error::bpf(what))?;
+        let pin = Kind::Cls.pin(&self.dir, interface);
+        let adopted = unpin(&pin)?;
+        sys::pin(program, &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
+        Ok(if adopted { Attachment::Adopted } else { Attachment::Clsact })
+    }
+
+    fn clsact_hook(&self, program: BorrowedFd<'_>, interface: &Interface) -> TcHook {
+        let mut builder = TcHookBuilder::new(program);
+        let index = i32::try_from(interface.index).expect("the kernel's interface numbers are positive ints");
+        builder.ifindex(index).replace(true).handle(TC_HANDLE).priority(self.priority);
+        builder.hook(TC_INGRESS)
+    }
+
+    /// Detaches all programs that are pinned for the interface, XDP and TC. Returns whether there were any.
+    pub(crate) fn detach(&self, interface: &Interface) -> Result<bool, Error> {
+        let mut found = false;
+        for kind in Kind::ALL {
+            found |= self.detach_kind(kind, interface)?;
+        }
+        Ok(found)
+    }
+
+    fn detach_kind(&self, kind: Kind, interface: &Interface) -> Result<bool, Error> {
+        let pin = kind.pin(&self.dir, interface);
+        let object = match sys::open_pinned(&pin) {
+            Ok(object) => object,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(Error::system(format!("open {}", pin.display()))(error)),
+        };
+        match kind {
+            Kind::Xdp | Kind::Tcx => sys::link_detach(object.as_fd())
+                .map_err(Error::system(format!("detach {}", pin.display())))?,
+            Kind::Cls => {
+                // The kernel removes the filter with its interface, so this fails only if both are deleted.
+                if let Err(error) = self.clsact_hook(object.as_fd(), interface).detach() {
+                    tracing::debug!(interface = interface.name, %error, "no classifier to detach");
+                }
+            }
+        }
+        unpin(&pin)
+    }
+
+    /// Lists the interfaces that have pins, sorted.
+    pub(crate) fn attached(&self) -> Result<Vec<Interface>, Error> {
+        let mut interfaces: Vec<_> = self.list_pins()?.into_iter().map(|(_, interface)| interface).collect();
+        interfaces.sort();
+        interfaces.dedup();
+        Ok(interfaces)
+    }
+
+    /// Removes the pins of deleted interfaces.
+    pub(crate) fn remove_stale_pins(&self) -> Result<(), Error> {
+        for (kind, interface) in self.list_pins()? {
+            let pin = kind.pin(&self.dir, &interface);
+            let is_stale = match kind {
+                Kind::Xdp | Kind::Tcx => sys::open_pinned(&pin)
+                    .and_then(|link| sys::link_info(link.as_fd()))
+                    .map_or(true, |info| info.ifindex != interface.index),
+                Kind::Cls => Interface::by_name(&interface.name).map_or(true, |now| now != interface),
+            };
+            if is_stale {
+                tracing::info!(interface = interface.name, "removing the pin of a deleted interface");
+                unpin(&pin)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn list_pins(&self) -> Result<Vec<(Kind, Interface)>, Error> {
+        let entries = match fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::system(format!("list {}", self.dir.display()))(error)),
+        };
+        Ok(entries.filter_map(|entry| Kind::parse(entry.ok()?.file_name().to_str()?)).collect())
+    }
 }
 
 fn is_busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
-}
-
-/// Attaches `program` to the interface's TC ingress hook, or replaces the program of an earlier agent's
-/// attachment.
-pub(crate) fn attach_tc(
-    links: &Path,
-    program: BorrowedFd<'_>,
-    interface: &Interface,
-) -> Result<Attachment, Error> {
-    let pin = Kind::Tcx.pin(links, interface);
-    if adopt(&pin, program, interface)? {
-        return Ok(Attachment::Adopted);
-    }
-    match sys::link_create(program, interface.index, libbpf_sys::BPF_TCX_INGRESS, 0) {
-        Ok(link) => {
-            sys::pin(link.as_fd(), &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
-            Ok(Attachment::Tcx)
-        }
-        Err(error) => {
-            tracing::info!(interface = interface.name, %error, "cannot attach by tcx, which Linux has since 6.6; using clsact");
-            attach_clsact(links, program, interface)
-        }
-    }
-}
-
-fn attach_clsact(links: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<Attachment, Error> {
-    let what = format!("attach the classifier to {}", interface.name);
-    let mut hook = clsact_hook(program, interface);
-    hook.create().map_err(Error::bpf(what.clone()))?;
-    hook.attach().map_err(Error::bpf(what))?;
-    let pin = Kind::Cls.pin(links, interface);
-    let adopted = unpin(&pin)?;
-    sys::pin(program, &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
-    Ok(if adopted { Attachment::Adopted } else { Attachment::Clsact })
-}
-
-fn clsact_hook(program: BorrowedFd<'_>, interface: &Interface) -> TcHook {
-    let mut builder = TcHookBuilder::new(program);
-    let index = i32::try_from(interface.index).expect("the kernel's interface numbers are positive ints");
-    builder.ifindex(index).replace(true).handle(TC_HANDLE).priority(TC_PRIORITY);
-    builder.hook(TC_INGRESS)
 }
 
 /// Replaces the program of the link pinned at `pin`. Returns false if there is no such link, or its
@@ -186,71 +279,6 @@ fn adopt(pin: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<b
     sys::link_update(link.as_fd(), program)
         .map_err(Error::system(format!("replace the program of {}", pin.display())))?;
     Ok(true)
-}
-
-/// Detaches all programs that are pinned for the interface, XDP and TC. Returns whether there were any.
-pub(crate) fn detach(links: &Path, interface: &Interface) -> Result<bool, Error> {
-    let mut found = false;
-    for kind in Kind::ALL {
-        found |= detach_kind(links, kind, interface)?;
-    }
-    Ok(found)
-}
-
-fn detach_kind(links: &Path, kind: Kind, interface: &Interface) -> Result<bool, Error> {
-    let pin = kind.pin(links, interface);
-    let object = match sys::open_pinned(&pin) {
-        Ok(object) => object,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(Error::system(format!("open {}", pin.display()))(error)),
-    };
-    match kind {
-        Kind::Xdp | Kind::Tcx => {
-            sys::link_detach(object.as_fd()).map_err(Error::system(format!("detach {}", pin.display())))?
-        }
-        Kind::Cls => {
-            // The kernel removes the filter with its interface, so this fails only if both are deleted.
-            if let Err(error) = clsact_hook(object.as_fd(), interface).detach() {
-                tracing::debug!(interface = interface.name, %error, "no classifier to detach");
-            }
-        }
-    }
-    unpin(&pin)
-}
-
-/// Lists the interfaces that have pins, sorted.
-pub(crate) fn attached(links: &Path) -> Result<Vec<Interface>, Error> {
-    let mut interfaces: Vec<_> = list_pins(links)?.into_iter().map(|(_, interface)| interface).collect();
-    interfaces.sort();
-    interfaces.dedup();
-    Ok(interfaces)
-}
-
-/// Removes the pins of deleted interfaces.
-pub(crate) fn remove_stale_pins(links: &Path) -> Result<(), Error> {
-    for (kind, interface) in list_pins(links)? {
-        let pin = kind.pin(links, &interface);
-        let is_stale = match kind {
-            Kind::Xdp | Kind::Tcx => sys::open_pinned(&pin)
-                .and_then(|link| sys::link_info(link.as_fd()))
-                .map_or(true, |info| info.ifindex != interface.index),
-            Kind::Cls => Interface::by_name(&interface.name).map_or(true, |now| now != interface),
-        };
-        if is_stale {
-            tracing::info!(interface = interface.name, "removing the pin of a deleted interface");
-            unpin(&pin)?;
-        }
-    }
-    Ok(())
-}
-
-fn list_pins(links: &Path) -> Result<Vec<(Kind, Interface)>, Error> {
-    let entries = match fs::read_dir(links) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::system(format!("list {}", links.display()))(error)),
-    };
-    Ok(entries.filter_map(|entry| Kind::parse(entry.ok()?.file_name().to_str()?)).collect())
 }
 
 /// Removes a pin. Returns whether it existed.
@@ -290,8 +318,9 @@ mod tests {
         let test = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
             crate::kernel::mount_bpffs().unwrap();
-            let links = Path::new(crate::kernel::BPFFS).join(format!("sluice-cls-{}", std::process::id()));
-            fs::create_dir(&links).unwrap();
+            let dir = Path::new(crate::kernel::BPFFS).join(format!("sluice-cls-{}", std::process::id()));
+            let links = Links { dir: dir.clone(), priority: TC_PRIORITY };
+            links.prepare().unwrap();
             let ip = "link add u0 type veth peer name t0";
             assert!(Command::new("ip").args(ip.split(' ')).status().unwrap().success());
             let interface = Interface::by_name("u0").unwrap();
@@ -299,15 +328,15 @@ mod tests {
             for expected in [Attachment::Clsact, Attachment::Adopted] {
                 let datapath = crate::Datapath::load(&settings).unwrap();
                 let program = datapath.program("port_ingress").unwrap();
-                assert_eq!(attach_clsact(&links, program.as_fd(), &interface).unwrap(), expected);
-                let mut hook = clsact_hook(program.as_fd(), &interface);
+                assert_eq!(links.attach_clsact(program.as_fd(), &interface).unwrap(), expected);
+                let mut hook = links.clsact_hook(program.as_fd(), &interface);
                 let id = libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap();
                 assert_eq!(hook.query().unwrap(), id, "the newest program runs");
             }
-            assert_eq!(attached(&links).unwrap(), std::slice::from_ref(&interface));
-            assert!(detach(&links, &interface).unwrap());
-            assert!(attached(&links).unwrap().is_empty());
-            fs::remove_dir(&links).unwrap();
+            assert_eq!(links.attached().unwrap(), std::slice::from_ref(&interface));
+            assert!(links.detach(&interface).unwrap());
+            assert!(links.attached().unwrap().is_empty());
+            fs::remove_dir(&dir).unwrap();
         };
         std::thread::spawn(test).join().unwrap();
     }

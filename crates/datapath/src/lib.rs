@@ -29,6 +29,7 @@ use sluice_tables::Memory;
 use sluice_tables::flows::Flows;
 use sluice_tables::sessions::SessionRegions;
 
+use attach::Links;
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
@@ -85,10 +86,9 @@ impl Datapath {
             .map_err(Error::bpf(format!("open the {} programs", name.as_str())))?;
         let maps = settings.pin_dir.as_ref().map(|dir| dir.join(maps::PINNED_MAPS));
         if let Some(dir) = &settings.pin_dir {
-            for dir in [dir.join(maps::PINNED_MAPS), dir.join("links")] {
-                maps::create_pin_dir(&dir)?;
-            }
-            attach::remove_stale_pins(&dir.join("links"))?;
+            maps::create_pin_dir(&dir.join(maps::PINNED_MAPS))?;
+            Links::own(dir).prepare()?;
+            Links::shared(dir).prepare()?;
         }
         let sizes = [&[(CELLS_MAP, settings.cells)], sizes].concat();
         let adopted = maps::prepare(&mut open, &sizes, maps.as_deref())?;
@@ -203,7 +203,7 @@ impl Datapath {
     /// # Errors
     /// [`Error::Occupied`] if the hook has a program that is not Sluice's.
     pub fn attach_xdp(&self, program: &str, interface: &Interface) -> Result<Attachment, Error> {
-        let how = attach::attach_xdp(&self.links()?, self.program(program)?.as_fd(), interface)?;
+        let how = self.links()?.attach_xdp(self.program(program)?.as_fd(), interface)?;
         tracing::info!(interface = interface.name, program, ?how, "attached");
         Ok(how)
     }
@@ -213,7 +213,7 @@ impl Datapath {
     /// # Errors
     /// If the kernel refuses.
     pub fn attach_tc(&self, program: &str, interface: &Interface) -> Result<Attachment, Error> {
-        let how = attach::attach_tc(&self.links()?, self.program(program)?.as_fd(), interface)?;
+        let how = self.links()?.attach_tc(self.program(program)?.as_fd(), interface)?;
         tracing::info!(interface = interface.name, program, ?how, "attached");
         Ok(how)
     }
@@ -223,7 +223,7 @@ impl Datapath {
     /// # Errors
     /// If the kernel refuses.
     pub fn detach(&self, interface: &Interface) -> Result<bool, Error> {
-        attach::detach(&self.links()?, interface)
+        self.links()?.detach(interface)
     }
 
     /// Removes the pins of interfaces that do not exist any more. Their programs are gone with them.
@@ -231,7 +231,8 @@ impl Datapath {
     /// # Errors
     /// If the pins cannot be listed, or one cannot be removed.
     pub fn remove_stale_pins(&self) -> Result<(), Error> {
-        attach::remove_stale_pins(&self.links()?)
+        self.links()?.remove_stale_pins()?;
+        self.shared_links()?.remove_stale_pins()
     }
 
     /// Returns whether the interface has a program of this node.
@@ -247,12 +248,47 @@ impl Datapath {
     /// # Errors
     /// If the pins cannot be listed.
     pub fn attached(&self) -> Result<Vec<Interface>, Error> {
-        attach::attached(&self.links()?)
+        self.links()?.attached()
     }
 
-    fn links(&self) -> Result<PathBuf, Error> {
-        let dir = self.pin_dir.as_ref().ok_or_else(|| self.missing("pin directory for its", "links"))?;
-        Ok(dir.join("links"))
+    /// Attaches a program to the TC ingress hook of an interface that it shares with the host's own traffic, and
+    /// detaches this node's programs from all other such interfaces. `None`: only detaches.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn share_tc(&self, program: &str, interface: Option<&Interface>) -> Result<(), Error> {
+        let links = self.shared_links()?;
+        for other in links.attached()? {
+            if Some(&other) != interface {
+                links.detach(&other)?;
+                tracing::info!(interface = other.name, program, "detached");
+            }
+        }
+        if let Some(interface) = interface {
+            let how = links.attach_tc(self.program(program)?.as_fd(), interface)?;
+            tracing::info!(interface = interface.name, program, ?how, "attached");
+        }
+        Ok(())
+    }
+
+    /// Lists the interfaces that share a program of this node with the host's own traffic.
+    ///
+    /// # Errors
+    /// If the pins cannot be listed.
+    pub fn shared(&self) -> Result<Vec<Interface>, Error> {
+        self.shared_links()?.attached()
+    }
+
+    fn links(&self) -> Result<Links, Error> {
+        Ok(Links::own(self.pins("links")?))
+    }
+
+    fn shared_links(&self) -> Result<Links, Error> {
+        Ok(Links::shared(self.pins("links")?))
+    }
+
+    fn pins(&self, what: &str) -> Result<&Path, Error> {
+        self.pin_dir.as_deref().ok_or_else(|| self.missing("pin directory for its", what))
     }
 
     /// Reads the node's drops by reason. Reasons without drops are left out.
@@ -319,12 +355,18 @@ pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     }
     maps::check_bpffs(pin_dir)?;
     maps::check_is_of_one_agent(pin_dir)?;
-    let links = pin_dir.join("links");
-    for interface in attach::attached(&links)? {
-        attach::detach(&links, &interface)?;
+    for links in [Links::own(pin_dir), Links::shared(pin_dir)] {
+        detach_all(&links)?;
     }
     maps::remove_pins(pin_dir)?;
     Ok(true)
+}
+
+fn detach_all(links: &Links) -> Result<(), Error> {
+    for interface in links.attached()? {
+        links.detach(&interface)?;
+    }
+    Ok(())
 }
 
 /// A directory under the pin directory that belongs to the agent; only [`flush`] removes it.
@@ -332,8 +374,8 @@ pub const KEPT_DIR: &str = "changes";
 
 /// Removes the tables that are pinned under `pin_dir`, and leaves the interfaces that have a TC program closed:
 /// that program is replaced, without a gap, by one that drops everything (`guard.bpf.c`). Its attachments stay
-/// pinned, so that the next agent adopts them. The interfaces named in `without` lose their program. Returns
-/// the interfaces that are closed. The directory [`KEPT_DIR`] stays as it is.
+/// pinned, so that the next agent adopts them. The interfaces named in `without`, and those that are shared with the
+/// host's own traffic, lose their program. Returns the interfaces that are closed. The directory [`KEPT_DIR`] stays as it is.
 ///
 /// # Errors
 /// If the directory is not on a BPF file system or contains other pin directories, or if an attachment or a
@@ -357,6 +399,7 @@ pub fn flush_closed(pin_dir: &Path, without: &[&str]) -> Result<Vec<Interface>, 
             closed.push(interface);
         }
     }
+    detach_all(&Links::shared(pin_dir))?;
     maps::remove_all_but(pin_dir, &["links", "maps", KEPT_DIR])?;
     Ok(closed)
 }

@@ -27,7 +27,7 @@ use axum::{Json, Router};
 use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::underlay::{Vteps, links, node_config, vteps};
+use sluice_agent::underlay::{Vteps, enable_route_lookup, links, node_config, vteps};
 use sluice_agent::{CommonArgs, Started, flush, open};
 use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_southbound::Node;
@@ -67,7 +67,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
     detach_others(&opened.datapath, &underlay, &netlink, &changes).await?;
-    underlay_monitor::enable_route_lookup(&netlink, &changes).await?;
+    enable_route_lookup(&netlink, &changes).await?;
     for link in &underlay {
         underlay_monitor::prepare(&netlink, &changes, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::changes::Changes;
 use sluice_agent::netlink::{Link, Netlink, changes};
-use sluice_agent::sysctl::Family;
-use sluice_agent::underlay::{Vteps, node_config};
+use sluice_agent::underlay::{Vteps, enable_route_lookup, node_config};
 use sluice_agent::{Error, Node, error_chain};
 use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -29,22 +28,10 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// the kernel probes by itself, less often.
 const RETRY_TIME: Duration = Duration::from_secs(10);
 
-/// Name of the loopback interface.
-const LOOPBACK: &str = "lo";
-
 /// Configures an interface as the program needs it.
 pub async fn prepare(netlink: &Netlink, changes: &Changes, link: &Link) -> Result<(), Error> {
     // The destination of frames to a vIP is its vMAC, not the interface's own address.
     changes.set_promiscuous(netlink, link).await
-}
-
-/// Lets the kernel look up routes for the program.
-pub async fn enable_route_lookup(netlink: &Netlink, changes: &Changes) -> Result<(), Error> {
-    // It does so only from interfaces that forward. The program asks from the loopback interface, so that no
-    // underlay interface has to forward.
-    let loopback = netlink.require_link(LOOPBACK).await?;
-    changes.set_sysctl(&loopback, Family::V4, "forwarding", "1")?;
-    changes.set_sysctl(&loopback, Family::V6, "forwarding", "1")
 }
 
 /// Monitors the underlay. A single task runs it.

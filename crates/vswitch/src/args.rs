@@ -22,6 +22,11 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub vtep: Option<IpAddr>,
 
+    /// Encapsulate and decapsulate with the kernel's VXLAN device only, so that the packets of VMs pass this host's
+    /// own netfilter rules and IPsec policies. Slower
+    #[arg(long)]
+    pub kernel_vxlan: bool,
+
     /// Which interfaces may be ports: names, or beginnings of names followed by *; Sluice never lets their packets
     /// reach this host's own network stack
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "sl-*")]

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::underlay::{Vteps, node_config, vteps};
+use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{flush, flush_closed, open};
 use sluice_datapath::ObjectName;
 
-use crate::port_manager::{PortManager, UPLINK_PROGRAM};
+use crate::port_manager::{PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
@@ -61,8 +61,11 @@ pub async fn run(args: Args) -> Result<(), Error> {
 
     let mut opened = open(common, ROLE, ObjectName::Vswitch)?;
     let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
-    opened.tables.set_node(&node_config(std::slice::from_ref(&uplink), vteps, vxlan.index))?;
+    let of_interfaces = Changes::new(&common.pin_dir(ROLE));
+    let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
+    opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
+    underlay.attach(&opened.datapath, (&netlink, &of_interfaces), &uplink).await?;
     let (mut registry, complete) = PortRegistry::load(&common.state_dir()?)?;
     registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
     let changes = registry.subscribe();
@@ -71,9 +74,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
     let names = args.port_names.clone();
-    let of_interfaces = Changes::new(&common.pin_dir(ROLE));
-    let manager =
-        PortManager::new(netlink, node.clone(), (name, names), vteps, changes.clone(), of_interfaces);
+    let manager = PortManager::new(netlink, node.clone(), underlay, names, changes.clone(), of_interfaces);
     let manager = Arc::new(manager);
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;

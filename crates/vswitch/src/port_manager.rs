@@ -11,11 +11,12 @@ use sluice_agent::changes::Changes;
 use sluice_agent::frames::router_advertisement;
 use sluice_agent::netlink::{Link, Netlink, changes};
 use sluice_agent::sysctl::Family;
-use sluice_agent::underlay::{Vteps, node_config};
+use sluice_agent::underlay::{Vteps, enable_route_lookup, node_config};
 use sluice_agent::{Applier, Error, Node, error_chain};
-use sluice_datapath::Interface;
+use sluice_datapath::{Datapath, Interface};
 use sluice_southbound::Port;
 use sluice_sys::PacketSocket;
+use sluice_tables::NodeConfig;
 use sluice_types::{Ipv4Net, Ipv6Net};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -28,8 +29,10 @@ use crate::vxlan_device;
 
 /// Program in bpf/vswitch.bpf.c for frames from VMs.
 pub const PORT_PROGRAM: &str = "port_ingress";
-/// Program in bpf/vswitch.bpf.c for packets from the underlay.
+/// Program in bpf/vswitch.bpf.c for packets from the underlay, on the VXLAN device.
 pub const UPLINK_PROGRAM: &str = "uplink_ingress";
+/// Program in bpf/vswitch.bpf.c for packets from the underlay, on the underlay interface.
+pub const UNDERLAY_PROGRAM: &str = "underlay_ingress";
 /// How long an attachment waits until the controller has sent its instance.
 pub const INSTANCE_WAIT: Duration = Duration::from_secs(10);
 /// Interval at which all interfaces are reviewed, in addition to reviews after changes.
@@ -123,14 +126,47 @@ fn port_views(registry: &PortRegistry) -> Vec<PortView> {
     views
 }
 
+/// How this host is connected to the underlay.
+#[derive(Clone, Debug)]
+pub struct Underlay {
+    /// Name of the interface.
+    pub uplink: String,
+    /// The address of this host.
+    pub vteps: Vteps,
+    /// Whether only the VXLAN device encapsulates and decapsulates, so that all packets pass the host's own stack.
+    pub by_device: bool,
+}
+
+impl Underlay {
+    /// The node as the programs need it: without underlay interfaces, they leave all packets to the VXLAN device.
+    pub fn node_config(&self, uplink: &Link, vxlan: &Link) -> NodeConfig {
+        let ports = if self.by_device { &[] } else { std::slice::from_ref(uplink) };
+        node_config(ports, self.vteps, vxlan.index)
+    }
+
+    /// Attaches the program to the underlay interface and lets programs look up routes, or makes sure that no underlay
+    /// interface has the program.
+    pub async fn attach(
+        &self,
+        datapath: &Datapath,
+        (netlink, changes): (&Netlink, &Changes),
+        uplink: &Link,
+    ) -> Result<(), Error> {
+        if self.by_device {
+            return Ok(datapath.share_tc(UNDERLAY_PROGRAM, None)?);
+        }
+        enable_route_lookup(netlink, changes).await?;
+        Ok(datapath.share_tc(UNDERLAY_PROGRAM, Some(&uplink.interface()))?)
+    }
+}
+
 /// Manages the ports of this host.
 pub struct PortManager {
     netlink: Netlink,
     node: Arc<Node<HostRole>>,
-    uplink: String,
+    underlay: Underlay,
     /// Names of interfaces that may be ports.
     names: Vec<PortName>,
-    vteps: Vteps,
     instances: watch::Receiver<u64>,
     metrics: Arc<GuardMetrics>,
     changes: Changes,
@@ -139,18 +175,18 @@ pub struct PortManager {
 }
 
 impl PortManager {
-    /// A manager for an open node, with the name of the uplink and those of possible ports. `instances` notifies
-    /// changes of the instances of this host.
+    /// A manager for an open node, with the names of possible ports. `instances` notifies changes of the instances
+    /// of this host.
     pub fn new(
         netlink: Netlink,
         node: Arc<Node<HostRole>>,
-        (uplink, names): (String, Vec<PortName>),
-        vteps: Vteps,
+        underlay: Underlay,
+        names: Vec<PortName>,
         instances: watch::Receiver<u64>,
         changes: Changes,
     ) -> Self {
         let metrics = Arc::default();
-        Self { netlink, node, uplink, names, vteps, instances, metrics, changes, lock: Mutex::new(()) }
+        Self { netlink, node, underlay, names, instances, metrics, changes, lock: Mutex::new(()) }
     }
 
     /// Metrics of guarded interfaces, updated at each review.
@@ -250,7 +286,7 @@ impl PortManager {
     }
 
     async fn port_link(&self, ifname: &str) -> Result<Link, PortError> {
-        if ifname == self.uplink || ifname == vxlan_device::NAME || ifname == "lo" {
+        if ifname == self.underlay.uplink || ifname == vxlan_device::NAME || ifname == "lo" {
             return Err(PortError::Interface(format!(
                 "{ifname} is an interface of this host itself and cannot be a port"
             )));
@@ -435,17 +471,20 @@ impl PortManager {
         self.review_ports().await?;
         self.node.datapath.remove_stale_pins()?;
         self.changes.forget_removed(&self.netlink.links().await?)?;
-        let uplink = self.netlink.require_link(&self.uplink).await?;
-        let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.vteps).await?;
+        let uplink = self.netlink.require_link(&self.underlay.uplink).await?;
+        let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.underlay.vteps).await?;
         if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {
             self.node.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
         }
-        let mtu = crate::mtu16(vxlan_device::mtu(&uplink, self.vteps)?);
+        if !self.underlay.by_device && !self.node.datapath.shared()?.contains(&uplink.interface()) {
+            self.underlay.attach(&self.node.datapath, (&self.netlink, &self.changes), &uplink).await?;
+        }
+        let mtu = crate::mtu16(vxlan_device::mtu(&uplink, self.underlay.vteps)?);
         if self.node.writer.run(move |applier| applier.role.ports.limit_mtu(mtu)).await? {
             tracing::info!(mtu, "writing all ports with the MTU of the tunnel");
             self.reconcile().await?;
         }
-        let config = node_config(&[uplink], self.vteps, vxlan.index);
+        let config = self.underlay.node_config(&uplink, &vxlan);
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
         Ok(())
     }

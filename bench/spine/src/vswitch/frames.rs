@@ -56,7 +56,7 @@ impl Flows {
         packet.extend(header);
         packet.extend(udp(0, 2000, bytes - 20));
         packet.resize(PACKET_BYTES, 0);
-        for word in [u32::from(self.base), self.count, sum(&header), VNI, u32::from(GATEWAY), 0] {
+        for word in [u32::from(self.base), self.count, sum(&header), 0] {
             packet.extend(word.to_ne_bytes());
         }
         packet

@@ -19,6 +19,10 @@ use std::net::Ipv4Addr;
 pub const VNI: u32 = 100;
 /// MTU of the VMs.
 pub const MTU: u16 = 1430;
+/// The host's underlay interface.
+pub const UPLINK: &str = "under";
+/// Its MTU.
+pub const UPLINK_MTU: u16 = 1500;
 /// The host's address on the underlay.
 pub const VTEP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// Address of the router to all other hosts and gateways.

@@ -4,8 +4,8 @@
 use super::frames::Flows;
 use super::kernel;
 use super::namespace::Namespace;
-use super::place::{self, BY_GATEWAY, BY_PATH, PLAIN_RECEIVER, RECEIVER, REMOTE_VMS, SENDER, VMS};
-use super::sluice::{DEVICE, PORT_PROGRAM, Sluice, UPLINK_PROGRAM};
+use super::place::{self, BY_GATEWAY, BY_PATH, PLAIN_RECEIVER, RECEIVER, REMOTE_VMS, SENDER, UPLINK, VMS};
+use super::sluice::{PORT_PROGRAM, Sluice};
 use super::traffic::{Hook, Traffic};
 use crate::contender::{Contender, Turns};
 use sluice_bench_report::median;
@@ -49,7 +49,7 @@ pub enum Load {
 pub enum Turn {
     /// Nanoseconds of a packet on the path, over so many seconds.
     Path(Path, Load, f64),
-    /// Nanoseconds of Sluice's program on the path alone, as the mean of so many packets.
+    /// Nanoseconds of Sluice's program of ports on the path alone, as the mean of so many packets.
     Program(Path, u32),
 }
 
@@ -131,7 +131,7 @@ impl Side {
         };
         let traffic = Traffic::new([place::ifindex("unused-0")?, place::ifindex("unused-1")?])?;
         let (port, under, idle) =
-            (place::ifindex(SENDER.interface)?, place::ifindex("under")?, place::ifindex("idle")?);
+            (place::ifindex(SENDER.interface)?, place::ifindex(UPLINK)?, place::ifindex("idle")?);
         traffic.end_at(under, Hook::Egress)?;
         traffic.end_at(idle, Hook::Ingress)?;
         let (socket, [vm, tunnel, vm_to_idle, tunnel_to_idle]) = outside.within(|| {
@@ -171,11 +171,8 @@ impl Side {
     fn program(&self, path: Path, packets: u32) -> Result<f64, Failure> {
         let sluice = self.sluice.as_ref().ok_or("only Sluice has a program")?;
         self.traffic.aim(&path.flows().template(false))?;
-        let (name, ifindex) = match path.is_inward() {
-            true => (UPLINK_PROGRAM, place::ifindex(DEVICE)?),
-            false => (PORT_PROGRAM, self.indices.port),
-        };
-        self.traffic.time_program(sluice.program(name)?.as_fd(), ifindex, path.is_inward(), packets)
+        let program = sluice.program(PORT_PROGRAM)?;
+        self.traffic.time_program(program.as_fd(), self.indices.port, packets)
     }
 }
 

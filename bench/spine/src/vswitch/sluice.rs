@@ -1,12 +1,14 @@
 //! A host with Sluice's vSwitch, as its agent sets it up: guard, VXLAN device, tables, and programs attached by tcx.
 //! It changes with what a host's tables need before packets are forwarded.
 
-use super::place::{self, BY_PATH, GATEWAY, MTU, REMOTE_VMS, VIPS, VMS, VNI, VTEP, Vm};
+use super::place::{
+    self, BY_PATH, GATEWAY, HOST_MAC, MTU, REMOTE_VMS, UPLINK, UPLINK_MTU, VIPS, VMS, VNI, VTEP, Vm,
+};
 use sluice_bench_report::shell::{Failure, run};
 use sluice_datapath::{Datapath, FLOW_CELLS_MAP, Interface, ObjectName, Settings, kernel};
 use sluice_tables::flows::Flows;
 use sluice_tables::{
-    DirectPath, Group, Membarrier, NodeConfig, NodeTables, Port, PortIpv4, Role, Sizes, Vrf,
+    DirectPath, Group, Membarrier, NodeConfig, NodeTables, Port, PortIpv4, Role, Sizes, UnderlayPort, Vrf,
 };
 use sluice_types::{ROUTER_MAC, Vni};
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,11 +17,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The VXLAN device, by the name that the agent gives it.
-pub const DEVICE: &str = "sluice-vx";
+const DEVICE: &str = "sluice-vx";
 /// The program of ports.
 pub const PORT_PROGRAM: &str = "port_ingress";
 /// The program of the VXLAN device.
-pub const UPLINK_PROGRAM: &str = "uplink_ingress";
+const UPLINK_PROGRAM: &str = "uplink_ingress";
+/// The program of the underlay interface.
+const UNDERLAY_PROGRAM: &str = "underlay_ingress";
 const CELLS: u32 = 1 << 16;
 const GROUP: u32 = 1;
 /// Router of the VMs' subnet.
@@ -53,6 +57,7 @@ impl Sluice {
     /// Errors of the tools, the datapath or the tables.
     pub fn start() -> Result<Self, Failure> {
         install_guard()?;
+        run("sysctl -qw net.ipv4.conf.lo.forwarding=1")?;
         let device = format!("ip link add {DEVICE} type vxlan external dstport 4789 nolearning");
         run(&device)?;
         run(&format!("ip link set {DEVICE} mtu 1450 up"))?;
@@ -69,6 +74,7 @@ impl Sluice {
             sluice.attach(PORT_PROGRAM, vm.interface)?;
         }
         sluice.attach(UPLINK_PROGRAM, DEVICE)?;
+        sluice.datapath.share_tc(UNDERLAY_PROGRAM, Some(&Interface::by_name(UPLINK)?))?;
         Ok(sluice)
     }
 
@@ -101,7 +107,7 @@ fn fill(datapath: &Datapath) -> Result<NodeTables, Failure> {
         vtep6: None,
         router_mac: ROUTER_MAC,
         vxlan_ifindex: place::ifindex(DEVICE)?,
-        ports: vec![],
+        ports: vec![UnderlayPort { ifindex: place::ifindex(UPLINK)?, mtu: UPLINK_MTU, mac: HOST_MAC }],
     })?;
     tables.upsert_vtep(GATEWAY.into(), Role::Gateway)?;
     for host in place::hosts() {

@@ -161,34 +161,21 @@ impl Traffic {
     }
 
     /// Nanoseconds that a program of tc takes for a small packet, as the mean of `count`, without what follows it.
-    /// `has_key`: the packet has the key of a tunnel, as behind a VXLAN device in external mode.
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn time_program(
-        &self,
-        program: BorrowedFd<'_>,
-        ifindex: u32,
-        has_key: bool,
-        count: u32,
-    ) -> Result<f64, Failure> {
-        let (verdict, with) = self.run(program, ifindex, has_key, count)?;
+    pub fn time_program(&self, program: BorrowedFd<'_>, ifindex: u32, count: u32) -> Result<f64, Failure> {
+        let (verdict, with) = self.run(program, ifindex, count)?;
         if verdict != TC_ACT_REDIRECT {
             return Err(format!("the verdict on the timed packet is {verdict}: it was not forwarded").into());
         }
         let nothing = rig::program(&self.object, "nothing")?;
-        let (_, without) = self.run(nothing.as_fd(), ifindex, has_key, count)?;
+        let (_, without) = self.run(nothing.as_fd(), ifindex, count)?;
         Ok(with - without)
     }
 
     /// The verdict and the nanoseconds of `count` runs, those of the generator included.
-    fn run(
-        &self,
-        program: BorrowedFd<'_>,
-        ifindex: u32,
-        has_key: bool,
-        count: u32,
-    ) -> Result<(u32, f64), Failure> {
+    fn run(&self, program: BorrowedFd<'_>, ifindex: u32, count: u32) -> Result<(u32, f64), Failure> {
         let fd = program.as_raw_fd() as u32;
         let map = rig::map(&self.object, "measured")?;
         map.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
@@ -196,8 +183,7 @@ impl Traffic {
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
         let data = [0u8; FRAME_BYTES];
-        let name = if has_key { "write_key_and_call" } else { "write_and_call" };
-        let output = rig::program(&self.object, name)?.test_run(ProgramInput {
+        let output = rig::program(&self.object, "write_and_call")?.test_run(ProgramInput {
             context_in: Some(&mut context),
             data_in: Some(&data),
             repeat: count,

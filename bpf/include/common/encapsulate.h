@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: writes the outer headers of packets that it sends: Ethernet, IPv4 or IPv6, UDP and VXLAN.
+ * Writes the outer headers of packets that a program sends: Ethernet, IPv4 or IPv6, UDP and VXLAN.
  *
  * Contract: the cursor is at the first byte that is written, and the caller has checked the bounds.
  * UDP's checksum is left zero, which receivers over IPv6 may refuse (RFC 8200 section 8.1):
@@ -12,7 +12,7 @@
 #include "common/cursor.h"
 #include "common/ip_write.h"
 #include "common/packet_sum.h"
-#include "gateway/vxlan.h"
+#include "common/vxlan.h"
 #include "layout/cells.h"
 #include "layout/drops.h"
 
@@ -95,7 +95,7 @@ static __always_inline void write_outer6(struct cursor *cursor, const struct out
 }
 
 /* Computes the UDP checksum of a packet over IPv6 from all its bytes. UDP's checksum is zero before. */
-static __always_inline enum drop_reason store_udp6_checksum(struct xdp_md *ctx, const struct outer *outer)
+static __always_inline enum drop_reason store_udp6_checksum(program_context *ctx, const struct outer *outer)
 {
 	__u64 sum = packet_sum(ctx, ETH_HLEN + IPV6_BYTES, outer->udp_bytes), source[2];
 	struct cursor cursor = cursor_at(ctx, ETH_HLEN + IPV6_BYTES);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: the underlay interfaces of this node.
+ * The underlay interfaces of this node.
  *
  * Contract: they are in cells CELL_NODE + 1 and CELL_NODE + 2, which the agent writes. Reads only
  * the map `cells`.

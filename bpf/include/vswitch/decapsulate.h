@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * vSwitch: decapsulation in front of the host's own stack, on the underlay interface (docs/decisions/vswitch.md).
+ *
+ * Contract: it accepts only what it is sure of. Everything else is left to the host's stack, which passes VXLAN to
+ * the VXLAN device, where uplink_ingress decides about it and counts drops: packets that are merged or segmented,
+ * an IPv6 underlay, a UDP checksum, marks of congestion, fragments, options. Uses the map `cells`.
+ */
+#ifndef SLUICE_DECAPSULATE_H
+#define SLUICE_DECAPSULATE_H
+
+#include "vswitch/tunnel.h"
+
+/* libbpf sets it when it loads the program, so that the verifier removes code for other kernels. */
+extern int LINUX_KERNEL_VERSION __kconfig;
+
+/* Of bpf_skb_adjust_room(), since Linux 6.3: the packet is IPv6 behind the headers that are removed. */
+#define ADJUST_ROOM_DECAP_IPV6 (1ull << 8)
+#define DECAP_IPV6_SINCE (6 << 16 | 3 << 8)
+
+/* Whether the UDP header is VXLAN's, without a checksum and without flags that only extensions have. */
+static __always_inline int is_plain_vxlan(const struct udp_header *udp, const struct vxlan_header *vxlan)
+{
+	return udp->destination == bpf_htons(VXLAN_PORT) && !udp->checksum &&
+	       vxlan->flags == bpf_htonl(VXLAN_FLAGS) && !(vxlan->vni & bpf_htonl(0xff));
+}
+
+/*
+ * Whether the packet is plain VXLAN over IPv4 to this node: unfragmented, not merged, not marked by the
+ * underlay, with valid lengths and header checksum. Then VNI and sender are set.
+ */
+static __always_inline int read_underlay(struct __sk_buff *skb, const struct node_config *node, __u32 *vni,
+					 struct tunnel_sender *from)
+{
+	struct cursor cursor = cursor_at(skb, 0);
+	const struct ethernet_header *ethernet;
+	const struct vxlan_header *vxlan;
+	const struct ipv4_header *ip;
+	const struct udp_header *udp;
+
+	if (skb->gso_size || skb->pkt_type != PACKET_HOST || skb->vlan_present ||
+	    !cursor_has(&cursor, TUNNEL4_BYTES))
+		return 0;
+	ethernet = next_header(&cursor, struct ethernet_header);
+	ip = next_header(&cursor, struct ipv4_header);
+	udp = next_header(&cursor, struct udp_header);
+	vxlan = next_header(&cursor, struct vxlan_header);
+	if (ethernet->type != bpf_htons(ETH_P_IP) || ip->version != IPV4_VERSION ||
+	    ip->protocol != IPPROTO_UDP || ip->fragment & bpf_htons(IPV4_MORE | IPV4_OFFSET) ||
+	    ip->destination != node->vtep4 || (ip->traffic_class & ECN_MASK) == ECN_CE)
+		return 0;
+	if (!is_plain_vxlan(udp, vxlan) || ETH_HLEN + bpf_ntohs(ip->bytes) != skb->len ||
+	    ETH_HLEN + IPV4_BYTES + bpf_ntohs(udp->bytes) != skb->len || !checksum_valid(ipv4_header_sum(ip)))
+		return 0;
+	from->address[1] = bpf_ntohl(ip->source);
+	*vni = bpf_ntohl(vxlan->vni) >> 8;
+	return 1;
+}
+
+/* Whether the kernel lets a program remove IPv4 headers in front of this frame, which is IPv4 or IPv6. */
+static __always_inline int can_decapsulate(const struct frame *frame)
+{
+	return !(frame->flags & FRAME_IPV6) || LINUX_KERNEL_VERSION >= DECAP_IPV6_SINCE;
+}
+
+/*
+ * Removes the outer headers and the tenant's Ethernet header, which is stored again in place of the outer one. The
+ * frame is IPv4 or IPv6. 0 if it is done. The kernel keeps the state of checksums as the VXLAN device would.
+ */
+static __always_inline long remove_outer_headers(struct __sk_buff *skb, int ipv6)
+{
+	__u64 flags = BPF_F_ADJ_ROOM_NO_CSUM_RESET | (ipv6 ? ADJUST_ROOM_DECAP_IPV6 : 0);
+	struct cursor cursor = cursor_at(skb, TUNNEL4_BYTES);
+	struct ethernet_header ethernet;
+
+	if (!cursor_has(&cursor, ETH_HLEN))
+		return -1;
+	ethernet = *next_header(&cursor, struct ethernet_header);
+	if (bpf_skb_adjust_room(skb, -(__s32)TUNNEL4_BYTES, BPF_ADJ_ROOM_MAC, flags))
+		return -1;
+	/* What the NIC has verified, if anything, began with the outer UDP header. */
+	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
+	bpf_skb_store_bytes(skb, 0, &ethernet, sizeof(ethernet), BPF_F_RECOMPUTE_CSUM);
+	return 0;
+}
+
+#endif
