@@ -80,7 +80,11 @@ static __always_inline long remove_outer_headers(struct __sk_buff *skb, int ipv6
 		return -1;
 	/* What the NIC has verified, if anything, began with the outer UDP header. */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
-	bpf_skb_store_bytes(skb, 0, &ethernet, sizeof(ethernet), BPF_F_RECOMPUTE_CSUM);
+	/* A sum that the kernel knows begins behind the Ethernet header, and needs no change. */
+	cursor = cursor_at(skb, 0);
+	if (!cursor_has(&cursor, ETH_HLEN))
+		return -1;
+	*next_header(&cursor, struct ethernet_header) = ethernet;
 	return 0;
 }
 

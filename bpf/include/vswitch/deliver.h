@@ -37,33 +37,31 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct port *por
 }
 
 /*
- * Changes what a router changes: TTL or hop limit, and the MAC addresses, to those of router and
- * instance. Stores bytes only, so that GSO packets and pending checksums stay as they are. The TTL is
- * at least 2. 0, or negative if the kernel refused.
+ * Changes what a router changes: TTL or hop limit, and the MAC addresses, to those of router and instance. Only
+ * bytes change, so that GSO packets and pending checksums stay as they are. The TTL is at least 2, and the
+ * headers are linear. 0, or negative if the kernel refused.
  */
 static __always_inline long route_headers(struct __sk_buff *skb, const struct frame *frame,
 					  const struct node_config *node, __u64 mac)
 {
 	__u8 ttl = frame->ttl - 1;
-	__u8 macs[2 * ETH_ALEN];
-	long failed;
+	struct cursor cursor;
 
-	store_mac(macs, mac);
-	__builtin_memcpy(macs + ETH_ALEN, node->router_mac, ETH_ALEN);
-	if (frame->flags & FRAME_IPV6) {
-		/*
-		 * The changed byte changes the sum of the packet: no checksum in IPv6's header balances it.
-		 */
-		failed =
-			bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6_header, hop_limit),
-					    &ttl, 1, BPF_F_RECOMPUTE_CSUM);
-	} else {
-		failed = bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct ipv4_header, checksum),
-					     bpf_htons(frame->ttl << 8), bpf_htons(ttl << 8), 2);
-		failed |= bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv4_header, ttl),
-					      &ttl, 1, 0);
-	}
-	return failed | bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
+	/*
+	 * The kernel may know the sum of the whole IP packet. It changes with the hop limit, because no checksum
+	 * in IPv6's header balances that. The sum of an IPv4 header is always the same.
+	 */
+	if (frame->flags & FRAME_IPV6 &&
+	    bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6_header, hop_limit), &ttl, 1,
+				BPF_F_RECOMPUTE_CSUM))
+		return -1;
+	cursor = cursor_at(skb, 0);
+	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
+		return -1;
+	if (!(frame->flags & FRAME_IPV6))
+		ipv4_decrement_ttl(cursor.at + ETH_HLEN);
+	store_macs(cursor.at, mac_in_packet_order(mac), node->router_mac);
+	return 0;
 }
 
 #endif

@@ -19,10 +19,9 @@
 
 /* The fields of the kernel's structure that are read here. */
 struct sk_buff {
-	unsigned char *head;
-	unsigned char *data;
-	__u16 csum_start;  /* where summing begins; from `head` */
-	__u16 csum_offset; /* where the checksum is stored; from csum_start */
+	__u16 csum_start;     /* where summing begins; from the start of the buffer */
+	__u16 csum_offset;    /* where the checksum is stored; from csum_start */
+	__u16 network_header; /* behind the Ethernet header, at tc ingress; from the start of the buffer */
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
@@ -48,7 +47,7 @@ static __always_inline __s64 checksum_begin(struct __sk_buff *skb)
 {
 	const struct sk_buff *kernel = (const void *)skb;
 
-	return BPF_CORE_READ(kernel, head) - BPF_CORE_READ(kernel, data) + BPF_CORE_READ(kernel, csum_start);
+	return (__s64)BPF_CORE_READ(kernel, csum_start) - BPF_CORE_READ(kernel, network_header) + ETH_HLEN;
 }
 
 /* Whether a pending checksum will be stored over bytes that were checked. */

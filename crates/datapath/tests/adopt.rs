@@ -278,6 +278,49 @@ fn tc_stays_attached_and_gets_the_new_program() {
     });
 }
 
+/// Catches a program that stays on an interface that is no longer the underlay's, and a flush or an agent that closes
+/// the underlay interface as if it were a VM's.
+#[test]
+fn a_shared_interface_has_its_program_until_another_one_does() {
+    in_namespace(|| {
+        let pins = Pins::new("shared");
+        let [vm, old, new] = ["u0", "t0", "lo"].map(|name| Interface::by_name(name).unwrap());
+        let load = || {
+            let datapath = pins.load(ObjectName::Vswitch, 4096).unwrap();
+            let id = program_id(&datapath, "underlay_ingress");
+            (datapath, id)
+        };
+        let (first, first_id) = load();
+        first.attach_tc("port_ingress", &vm).unwrap();
+        first.share_tc("underlay_ingress", Some(&old)).unwrap();
+        assert_eq!(first.attached().unwrap(), std::slice::from_ref(&vm), "it is not one of ours");
+        drop(first);
+        assert!(is_loaded(first_id), "it outlives its loader");
+
+        let (second, second_id) = load();
+        assert_eq!(second.shared().unwrap(), std::slice::from_ref(&old));
+        second.share_tc("underlay_ingress", Some(&new)).unwrap();
+        assert_eq!(second.shared().unwrap(), std::slice::from_ref(&new));
+        drop(second);
+        assert!(is_unloaded(first_id) && is_loaded(second_id));
+
+        assert_eq!(flush_closed(&pins.0, &[]).unwrap(), std::slice::from_ref(&vm));
+        assert!(is_unloaded(second_id));
+
+        let (third, third_id) = load();
+        third.share_tc("underlay_ingress", Some(&old)).unwrap();
+        third.share_tc("underlay_ingress", None).unwrap();
+        assert!(third.shared().unwrap().is_empty());
+        drop(third);
+        assert!(is_unloaded(third_id));
+
+        let (fourth, fourth_id) = load();
+        fourth.share_tc("underlay_ingress", Some(&old)).unwrap();
+        drop(fourth);
+        assert!(is_loaded(fourth_id) && flush(&pins.0).unwrap() && is_unloaded(fourth_id));
+    });
+}
+
 #[test]
 fn pins_of_interfaces_that_are_gone_are_removed() {
     in_namespace(|| {
@@ -378,6 +421,22 @@ fn flow_statistics_and_their_events_are_kept() {
         let flows = vswitch.unwrap().flows().unwrap();
         assert_eq!((flows.usage(0).capacity, flows.policy()), (4 * ((1 << 14) - 1), Policy::Off));
     });
+}
+
+/// Whether a program with this id is in the kernel: somebody holds it, or it is attached.
+fn is_loaded(id: u32) -> bool {
+    libbpf_rs::query::ProgInfoIter::default().any(|program| program.id == id)
+}
+
+/// Waits until the program is gone: the kernel removes programs after a grace period.
+fn is_unloaded(id: u32) -> bool {
+    (0..100).any(|_| {
+        let gone = !is_loaded(id);
+        if !gone {
+            thread::sleep(Duration::from_millis(20));
+        }
+        gone
+    })
 }
 
 fn program_id(datapath: &Datapath, name: &str) -> u32 {
