@@ -56,6 +56,19 @@ static __attribute__((noinline)) enum drop_reason parse_skb(struct __sk_buff *sk
 	return reason;
 }
 
+/* The byte of a TCP header that has its length. It is read without a call unless extension headers are in front. */
+static __always_inline __u8 tcp_offset(struct __sk_buff *skb, const struct frame *frame)
+{
+	struct cursor cursor = cursor_at(skb, frame->transport_at & (HEADERS_MAX - 1));
+	const struct tcp_header *tcp = take_header(&cursor, struct tcp_header);
+	__u8 offset = 0;
+
+	if (tcp && frame->transport_at < HEADERS_MAX)
+		return tcp->offset;
+	context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset), &offset, 1);
+	return offset;
+}
+
 /*
  * Length of the longest packet that the frame is or will be cut into, without the Ethernet header. Bytes
  * that a sender appends to the IP packet are sent too, and count.
@@ -70,27 +83,19 @@ static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct 
 	if (skb->gso_size == GSO_BY_FRAGS)
 		return 0;
 	/* TCP: the length of the header was not parsed. A GSO packet has the whole header. */
-	if (frame->protocol == IPPROTO_TCP) {
-		__u8 offset = 0;
-
-		context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset),
-			     &offset, 1);
-		headers = frame->transport_at - ETH_HLEN + (offset >> 4) * 4;
-	}
+	if (frame->protocol == IPPROTO_TCP)
+		headers = frame->transport_at - ETH_HLEN + (tcp_offset(skb, frame) >> 4) * 4;
 	return headers + skb->gso_size;
 }
 
-/* Delivers a VM's packet with a valid source to the port on this host that the exact match found. */
+/* Delivers a VM's packet with a valid source to another port on this host. */
 static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
-					struct frame *frame, enum exact_answer found,
-					const struct exact_hit *hit)
+					struct frame *frame, const struct port *to)
 {
 	const struct node_config *node = node_at();
-	enum drop_reason reason;
-	const struct port *to = local_port(found, hit, vrf->vni, &reason);
 
-	if (!to || !node)
-		return port_drop(vrf->vni, reason);
+	if (!node)
+		return port_drop(vrf->vni, DROP_stale_index);
 	if (to->ifindex == skb->ifindex)
 		return port_drop(vrf->vni, DROP_hairpin);
 	if (frame->destination_mac == load_mac(node->router_mac)) {
@@ -122,7 +127,9 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 					   struct frame *frame, int to_router)
 {
 	struct exact_hit hit = {};
+	enum drop_reason reason;
 	enum exact_answer found;
+	const struct port *to;
 
 	if (frame_multicast(frame))
 		return port_drop(vrf->vni, DROP_multicast);
@@ -145,9 +152,12 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 			count_sent(frame, vni, bytes);
 		return verdict;
 	}
+	to = local_port(found, &hit, vrf->vni, &reason);
+	if (to)
+		return send_to_port(skb, vrf, port_cell, frame, to);
 	if (is_direct(found, &hit))
 		return send_by_direct_path(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
-	return send_to_port(skb, vrf, port_cell, frame, found, &hit);
+	return port_drop(vrf->vni, reason);
 }
 
 /* Whether the packet is UDP to this port, given in host order. */
@@ -337,7 +347,7 @@ int uplink_ingress(struct __sk_buff *skb)
 	if (reason)
 		return port_drop(0, reason);
 	reason = check_tunnel_sender(&from, vni);
-	vrf_cell = find_index(vni, 0);
+	vrf_cell = tunnel_vrf(&from, vni);
 	if (vrf_cell == INDEX_BUSY)
 		return port_drop(0, DROP_table_busy);
 	vrf = vni ? vrf_at(vrf_cell, vni) : NULL;
@@ -396,8 +406,10 @@ int underlay_ingress(struct __sk_buff *skb)
 
 	if (!frame || !node || !read_underlay(skb, node, &vni, &from))
 		return VERDICT_PASSED;
-	vrf = vni ? vrf_at(find_index(vni, 0), vni) : NULL;
-	if (!vrf || check_tunnel_sender(&from, vni))
+	if (!vni || check_tunnel_sender(&from, vni))
+		return VERDICT_PASSED;
+	vrf = vrf_at(tunnel_vrf(&from, vni), vni);
+	if (!vrf)
 		return VERDICT_PASSED;
 	if (parse_frame(skb, TUNNEL4_BYTES, skb->len - TUNNEL4_BYTES, frame) ||
 	    frame->ethertype == ETH_P_ARP || !can_decapsulate(frame))

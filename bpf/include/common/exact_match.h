@@ -258,12 +258,13 @@ static __always_inline enum exact_answer exact_find6(const struct exact_root *ro
 
 /*
  * Finds out whether the node with this underlay address may send in the VNI (EXACT_INDEX in cells.h). The
- * address is halves in host order; IPv4 is in `low`. An address that is not in the table is mistaken for one
+ * address is halves in host order; IPv4 is in `low`. If it may, `vrf` is the cell of the VNI's VRF, or 0: then that
+ * is not known here. An address that is not in the table is mistaken for one
  * with a probability of 2^-51 for each IPv6 VTEP of the VNI, if it was not chosen with regard to that one
  * (ipv6_digest()).
  */
 static __always_inline enum exact_answer exact_find_sender(const struct exact_root *root, __u32 vni,
-							   __u32 ipv6, __u64 high, __u64 low)
+							   __u32 ipv6, __u64 high, __u64 low, __u32 *vrf)
 {
 	__u64 value = 0, check = SENDER_IPV4;
 	__u32 next = 0, id = low;
@@ -278,6 +279,7 @@ static __always_inline enum exact_answer exact_find_sender(const struct exact_ro
 	answer = exact_lookup(root, exact_key(EXACT_INDEX, vni, id ? id : 1), &value, &next);
 	if (answer != EXACT_HIT)
 		return answer;
+	*vrf = value & CELL_INDEX_MASK;
 	value &= SENDER_CHECK_MASK;
 	return value == check || value == SENDER_ANY ? EXACT_HIT : EXACT_MISS;
 }

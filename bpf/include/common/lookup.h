@@ -94,14 +94,20 @@ __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 	}
 }
 
-/* Whether the node with this underlay address may send in the VNI. */
-__attribute__((noinline)) enum exact_answer find_sender(__u32 vni, __u32 ipv6, __u64 high, __u64 low)
+/* Whether the node with this underlay address may send in the VNI. `vrf` is as for exact_find_sender(), or NULL. */
+__attribute__((noinline)) enum exact_answer find_sender(__u32 vni, __u32 ipv6, __u64 high, __u64 low,
+							__u32 *vrf)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
+	enum exact_answer answer;
+	__u32 cell = 0;
 
 	if (!root)
 		return EXACT_MISS;
-	return exact_find_sender(root, vni, ipv6, high, low);
+	answer = exact_find_sender(root, vni, ipv6, high, low, &cell);
+	if (vrf)
+		*vrf = cell;
+	return answer;
 }
 
 /* The leaf of the longest route for an address. 0: no route. */

@@ -33,7 +33,8 @@ __attribute__((noinline)) enum drop_reason refused_sender(struct packet *packet)
 
 static __always_inline enum drop_reason check_sender(struct packet *packet)
 {
-	switch (find_sender(packet->vni, packet->ipv6, packet->outer_source[0], packet->outer_source[1])) {
+	switch (find_sender(packet->vni, packet->ipv6, packet->outer_source[0], packet->outer_source[1],
+			    NULL)) {
 	case EXACT_HIT:
 		return DROP_none;
 	case EXACT_BUSY:

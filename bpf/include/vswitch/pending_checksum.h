@@ -35,29 +35,48 @@ static __always_inline __s32 checked_end(const struct frame *frame)
 	return frame->transport_at + 4;
 }
 
-static __always_inline int has_pending_checksum(struct __sk_buff *skb)
-{
-	const struct sk_buff *kernel = (const void *)skb;
+/* Since Linux 6.2: the kernel's skb, whose fields are read by plain loads instead of a helper call for each. */
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-	return BPF_CORE_READ_BITFIELD_PROBED(kernel, ip_summed) == CHECKSUM_PARTIAL;
+/* What the kernel knows about a checksum that is still to be stored. */
+struct pending_checksum {
+	__s32 begin; /* offset in the packet at which summing begins; negative: in front of it */
+	__s32 at;    /* offset at which the checksum is stored */
+};
+
+static __always_inline void pending_checksum_set(struct pending_checksum *pending, __u32 start, __u32 offset,
+						 __u32 network_header)
+{
+	pending->begin = (__s32)(start - network_header) + ETH_HLEN;
+	pending->at = pending->begin + offset;
 }
 
-/* Offset in the packet at which the summing of a pending checksum begins. */
-static __always_inline __s64 checksum_begin(struct __sk_buff *skb)
+/* Whether a checksum is pending. Then `pending` is filled in. */
+static __always_inline int pending_checksum(struct __sk_buff *skb, struct pending_checksum *pending)
 {
 	const struct sk_buff *kernel = (const void *)skb;
 
-	return (__s64)BPF_CORE_READ(kernel, csum_start) - BPF_CORE_READ(kernel, network_header) + ETH_HLEN;
+	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {
+		kernel = bpf_cast_to_kern_ctx(skb);
+		if (BPF_CORE_READ_BITFIELD(kernel, ip_summed) != CHECKSUM_PARTIAL)
+			return 0;
+		pending_checksum_set(pending, kernel->csum_start, kernel->csum_offset,
+				     kernel->network_header);
+		return 1;
+	}
+	if (BPF_CORE_READ_BITFIELD_PROBED(kernel, ip_summed) != CHECKSUM_PARTIAL)
+		return 0;
+	pending_checksum_set(pending, BPF_CORE_READ(kernel, csum_start), BPF_CORE_READ(kernel, csum_offset),
+			     BPF_CORE_READ(kernel, network_header));
+	return 1;
 }
 
 /* Whether a pending checksum will be stored over bytes that were checked. */
 static __always_inline int checksum_misplaced(struct __sk_buff *skb, const struct frame *frame)
 {
-	const struct sk_buff *kernel = (const void *)skb;
+	struct pending_checksum pending;
 
-	if (!has_pending_checksum(skb))
-		return 0;
-	return checksum_begin(skb) + BPF_CORE_READ(kernel, csum_offset) < checked_end(frame);
+	return pending_checksum(skb, &pending) && pending.at < checked_end(frame);
 }
 
 #endif

@@ -35,9 +35,10 @@
  */
 static __always_inline enum drop_reason reply_begin(struct __sk_buff *skb, __u32 bytes)
 {
+	struct pending_checksum pending;
 	long failed;
 
-	if (has_pending_checksum(skb) && checksum_begin(skb) >= REPLY_STRIP)
+	if (pending_checksum(skb, &pending) && pending.begin >= REPLY_STRIP)
 		return DROP_pending_checksum;
 	failed = bpf_skb_change_tail(skb, ETH_HLEN + REPLY_STRIP + REPLY_KEEP, 0);
 	if (!failed)

@@ -107,6 +107,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 /* The node that sent a frame through the tunnel. */
 struct tunnel_sender {
 	__u64 address[2]; /* as in struct frame */
+	__u32 vrf;	  /* cell of the VNI's VRF, if the sender's entry leads there; otherwise 0 */
 	__u8 ipv6;	  /* the address is IPv6 */
 	__u8 is_host;	  /* the node is a host, not a gateway */
 };
@@ -132,7 +133,7 @@ static __always_inline enum drop_reason tunnel_read(struct __sk_buff *skb, __u32
 	return DROP_none;
 }
 
-/* Whether a sender that is no permitted host is a gateway, and otherwise the reason to drop its frame. */
+/* Whether the sender is a gateway, or the reason to drop its frame; DROP_foreign_sender: it is another host. */
 __attribute__((noinline)) enum drop_reason check_gateway(struct tunnel_sender *from)
 {
 	const struct next_hop *sender;
@@ -154,20 +155,30 @@ __attribute__((noinline)) enum drop_reason check_gateway(struct tunnel_sender *f
 }
 
 /*
- * Whether the sender may send to this host in the VNI: a host that a gateway has permitted (one lookup), or any
- * gateway (one more).
+ * Whether the sender may send to this host in the VNI: any gateway (one lookup), or a host that a gateway has
+ * permitted (one more, which also finds the VRF).
  */
 static __always_inline enum drop_reason check_tunnel_sender(struct tunnel_sender *from, __u32 vni)
 {
-	switch (find_sender(vni, from->ipv6, from->address[0], from->address[1])) {
+	enum drop_reason reason = check_gateway(from);
+
+	if (reason != DROP_foreign_sender)
+		return reason;
+	switch (find_sender(vni, from->ipv6, from->address[0], from->address[1], &from->vrf)) {
 	case EXACT_HIT:
 		from->is_host = 1;
 		return DROP_none;
 	case EXACT_BUSY:
 		return DROP_table_busy;
 	default:
-		return check_gateway(from);
+		return DROP_foreign_sender;
 	}
+}
+
+/* The cell of the VNI's VRF, after check_tunnel_sender(). 0 and INDEX_BUSY are as for find_index(). */
+static __always_inline __u32 tunnel_vrf(const struct tunnel_sender *from, __u32 vni)
+{
+	return from->vrf ? from->vrf : find_index(vni, 0);
 }
 
 #endif
