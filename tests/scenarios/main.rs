@@ -25,6 +25,7 @@ mod icmp_errors;
 mod idle_paths;
 mod isolation;
 mod kernel_drops;
+mod kernel_vxlan;
 mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
@@ -132,6 +133,7 @@ fn all() -> Vec<Scenario> {
         rsp_tenant: SharedLab,
         rsp_forged: SharedLab,
         idle_paths: SharedLab,
+        kernel_vxlan: SharedLab,
         deletion: SharedLab,
         foreign_host: SharedLab,
         foreign_sender: SharedLab,

@@ -423,7 +423,7 @@ fn flow_statistics_and_their_events_are_kept() {
     });
 }
 
-/// Whether a program with this id is in the kernel: somebody holds it, or it is attached.
+/// Whether a program with this id is in the kernel: a process holds it, or it is attached.
 fn is_loaded(id: u32) -> bool {
     libbpf_rs::query::ProgInfoIter::default().any(|program| program.id == id)
 }
