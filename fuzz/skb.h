@@ -11,6 +11,9 @@
 
 #include "kernel.h"
 
+/* Of bpf_skb_adjust_room(), since Linux 6.3; as in decapsulate.h. */
+#define ADJUST_ROOM_DECAP_IPV6 (1ull << 8)
+
 static struct {
 	struct __sk_buff skb;
 	struct bpf_tunnel_key key;
@@ -23,7 +26,25 @@ static struct {
 	int checksum_pending;
 	int32_t csum_start; /* from skb.data */
 	uint16_t csum_offset;
+	int encapsulated; /* the kernel knows that there is a tunnel */
+	int unresolved;	  /* the kernel has no neighbor entries */
 } tc;
+
+/* The version of the kernel that is modeled. */
+int LINUX_KERNEL_VERSION = 6 << 16 | 18 << 8;
+
+/* What the kernel's FIB answers: the interface, and the MAC address of every next hop. */
+#define FIB_IFINDEX (((struct node_config *)&pristine[CELL_NODE])->port[0].ifindex)
+static const uint8_t fib_mac[ETH_ALEN] = { 2, 0, 0, 0, 0, 0xfb };
+
+long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags)
+{
+	if (ctx != &tc.skb || size != sizeof(*params) || flags)
+		abort();
+	params->ifindex = FIB_IFINDEX;
+	memcpy(params->dmac, fib_mac, ETH_ALEN);
+	return tc.unresolved ? BPF_FIB_LKUP_RET_NO_NEIGH : BPF_FIB_LKUP_RET_SUCCESS;
+}
 
 /* Offset of a pending checksum in the packet. */
 static int32_t checksum_place(void)
@@ -111,20 +132,46 @@ long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags)
 	return 0;
 }
 
-/* Supports only what the programs use: removal of bytes behind the Ethernet header. */
+#define ENCAPSULATION                                                                            \
+	(BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | \
+	 BPF_F_ADJ_ROOM_ENCAP_L2_ETH | BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN))
+#define GSO_OF_SCTP 0xffff
+
+/* Makes room for the headers of a tunnel behind the Ethernet header. */
+static long make_room(uint32_t bytes)
+{
+	uint8_t *data = (uint8_t *)(uintptr_t)(tc.skb.data - bytes);
+
+	if (tc.encapsulated)
+		return -114;
+	if (tc.skb.gso_size == GSO_OF_SCTP || make_linear(ETH_HLEN))
+		return -95;
+	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
+	memmove(data, data + bytes, ETH_HLEN);
+	memset(data + ETH_HLEN, 0, bytes);
+	set_linear(tc.skb.data - bytes, linear_bytes() + bytes);
+	tc.csum_start += bytes;
+	tc.encapsulated = 1;
+	return 0;
+}
+
+/* Supports only what the programs use: encapsulation, and removal of bytes behind the Ethernet header. */
 long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 flags)
 {
 	uint8_t *data = (uint8_t *)(uintptr_t)skb->data;
 	uint32_t removed = -delta, header;
 
-	if (delta >= 0 || mode != BPF_ADJ_ROOM_MAC || flags)
+	if (mode != BPF_ADJ_ROOM_MAC || (delta > 0 && flags != ENCAPSULATION) ||
+	    (delta < 0 && flags & ~(BPF_F_ADJ_ROOM_NO_CSUM_RESET | ADJUST_ROOM_DECAP_IPV6)))
 		abort();
 	if (data[12] == 0x08 && data[13] == 0x00)
-		header = 20;
+		header = flags & ADJUST_ROOM_DECAP_IPV6 ? 40 : 20;
 	else if (data[12] == 0x86 && data[13] == 0xdd)
 		header = 40;
 	else
 		return -95;
+	if (delta > 0)
+		return make_room(delta);
 	if (removed >= skb->len - ETH_HLEN || skb->len - ETH_HLEN - removed < header ||
 	    make_linear(ETH_HLEN + removed))
 		return -95;
@@ -134,6 +181,13 @@ long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 f
 	tc.csum_start -= removed;
 	if (tc.csum_start < 0)
 		tc.checksum_pending = 0;
+	return 0;
+}
+
+long bpf_csum_level(struct __sk_buff *skb, __u64 level)
+{
+	if (skb != &tc.skb || level != BPF_CSUM_LEVEL_DEC)
+		abort();
 	return 0;
 }
 

@@ -15,6 +15,9 @@
  * - An answer returns to the VM that asked, with valid checksums.
  * - A frame from the underlay is delivered only if a known node sent it, in the
  *   VNI and to the addresses of the port.
+ * - A packet that the program on the underlay interface decapsulates is delivered
+ *   as if the VXLAN device had decapsulated it. It changes no other packet.
+ * - The outer headers that a program writes are valid.
  */
 #include "skb.h"
 
@@ -30,6 +33,9 @@
 
 #define OFFLOAD_CHECKSUM 0x01 /* VM: a checksum is pending */
 #define OFFLOAD_NO_KEY 0x02   /* uplink: the packet did not come through a tunnel */
+#define OFFLOAD_RESOLVED 0x04 /* next hops are resolved */
+#define OFFLOAD_OUTER 0x08    /* uplink, IPv4: with its outer headers, on the underlay interface */
+#define OFFLOAD_FIB 0x10      /* the kernel has no neighbor entries */
 
 /* The first bytes of an input. */
 struct setup {
@@ -39,8 +45,9 @@ struct setup {
 	uint8_t sender;	     /* uplink: changes the last byte of the sender's address */
 	uint8_t vni[3];	     /* uplink: changes the VNI, which is the port's otherwise */
 	uint8_t gso_size[2]; /* little endian; 0: the packet is not to be cut into segments */
-	uint8_t csum_start[2];
-	uint8_t csum_offset[2];
+	uint8_t csum_start
+		[2]; /* OFFLOAD_OUTER: the byte of the outer headers that is changed, modulo their length */
+	uint8_t csum_offset[2]; /* OFFLOAD_OUTER: how */
 };
 
 #define PORTS_MAX 4
@@ -88,13 +95,20 @@ static void *own_map(const void *map, uint32_t index)
 struct sk_buff *native_skb(void)
 {
 	static struct sk_buff skb;
+	uint32_t headroom = tc.skb.data - (uint32_t)(uintptr_t)ARENA;
 
-	skb.head = ARENA;
-	skb.data = (unsigned char *)(uintptr_t)tc.skb.data;
 	skb.ip_summed = tc.checksum_pending ? CHECKSUM_PARTIAL : 0;
-	skb.csum_start = skb.data - skb.head + tc.csum_start;
+	skb.csum_start = headroom + tc.csum_start;
 	skb.csum_offset = tc.csum_offset;
+	skb.network_header = headroom + ETH_HLEN;
 	return &skb;
+}
+
+void *bpf_cast_to_kern_ctx(void *ctx)
+{
+	if (ctx != &tc.skb)
+		abort();
+	return native_skb();
 }
 
 static int is_host(const struct next_hop *hop)
@@ -358,18 +372,46 @@ static void check_from_vm(const struct received *in, const struct port *to, uint
 	check_source(from, frame, length);
 }
 
+/* Checks the outer headers of a packet, and makes their tunnel the packet's tunnel key. */
+static void check_outer(const uint8_t *packet, uint32_t length)
+{
+	const struct node_config *node = (void *)&pristine[CELL_NODE];
+	const uint8_t *ip = packet + ETH_HLEN, *udp = ip + IPV4_BYTES, *vxlan = udp + UDP_BYTES;
+	uint32_t ip_bytes = length - ETH_HLEN;
+	const uint8_t flags[4] = { 8 };
+
+	if (length < TUNNEL4_BYTES + ETH_HLEN || memcmp(packet, fib_mac, ETH_ALEN) ||
+	    memcmp(packet + ETH_ALEN, node->port[0].mac, ETH_ALEN) || !is_ipv4(packet))
+		fail("outer Ethernet header");
+	if (ip[0] != 0x45 || ip[1] & 0xfc || (ip[1] & 3) == 3 || (uint32_t)(ip[2] << 8 | ip[3]) != ip_bytes ||
+	    ip[6] != 0x40 || ip[7] || ip[8] != 64 || ip[9] != IPPROTO_UDP || residue(ip, 20, 0) ||
+	    memcmp(ip + 12, &node->vtep4, 4))
+		fail("outer IPv4 header");
+	if (udp[0] < 0xc0 || udp[2] != 0x12 || udp[3] != 0xb5 ||
+	    (uint32_t)(udp[4] << 8 | udp[5]) != ip_bytes - IPV4_BYTES || udp[6] || udp[7])
+		fail("outer UDP header");
+	if (memcmp(vxlan, flags, sizeof(flags)) || vxlan[7])
+		fail("VXLAN header");
+	tc.key_family = 4;
+	tc.key.tunnel_id = vxlan[4] << 16 | vxlan[5] << 8 | vxlan[6];
+	tc.key.remote_ipv4 = bpf_ntohl(LOAD32(ip + 16));
+}
+
 /* Checks a frame that was redirected. */
 static void check_redirect(const struct received *in)
 {
-	static uint8_t frame[2 * PACKET_MAX];
+	static uint8_t packet[2 * PACKET_MAX];
+	uint8_t *frame = packet;
 	const struct node_config *node = (void *)&pristine[CELL_NODE];
 	const struct port *to = port_with(tc.redirected_to);
 	uint32_t length = tc.skb.len;
 
-	if (length < ETH_HLEN || length > sizeof(frame) || bpf_skb_load_bytes(&tc.skb, 0, frame, length))
+	if (length < ETH_HLEN || length > sizeof(packet) || bpf_skb_load_bytes(&tc.skb, 0, packet, length))
 		fail("length of a frame that is sent");
-	if (!to && tc.redirected_to != node->vxlan_ifindex)
+	if (!to && tc.redirected_to != node->vxlan_ifindex && tc.redirected_to != FIB_IFINDEX)
 		fail("a frame was sent out of an interface that is not a port");
+	if (tc.encapsulated != (!to && tc.redirected_to == FIB_IFINDEX))
+		fail("a frame is encapsulated twice, or not at all");
 	/*
 	 * A device fills in the pending checksum. The VM can choose its value; assume that it changes each
 	 * bit.
@@ -377,6 +419,11 @@ static void check_redirect(const struct received *in)
 	if (tc.checksum_pending && checksum_place() >= 0 && (uint32_t)checksum_place() + 2 <= length) {
 		frame[checksum_place()] ^= 0xff;
 		frame[checksum_place() + 1] ^= 0xff;
+	}
+	if (tc.encapsulated) {
+		check_outer(packet, length);
+		frame += TUNNEL4_BYTES;
+		length -= TUNNEL4_BYTES;
 	}
 	if (in->port)
 		check_from_vm(in, to, frame, length);
@@ -435,6 +482,92 @@ static void receive_from_vm(const struct setup *setup, const struct port *port, 
 	tc.csum_offset = load16(setup->csum_offset);
 }
 
+/* Resolves the next hops that have IPv4. */
+static void resolve_all(void)
+{
+	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
+		struct next_hop *hop = (void *)&tables[cell];
+
+		if ((hop->kind != NEXT_HOP_VTEP && hop->kind != NEXT_HOP_DIRECT) ||
+		    hop->flags & NEXT_HOP_IPV6)
+			continue;
+		memcpy(&hop->l2, fib_mac, ETH_ALEN);
+		hop->l2_expires_ns = ~0ull;
+	}
+}
+
+/* Writes the outer headers of a packet to this node, one byte of them changed. */
+static void write_outer(const struct setup *setup, uint8_t *packet, uint32_t frame_bytes)
+{
+	const struct node_config *node = (void *)&pristine[CELL_NODE];
+	uint32_t bytes = IPV4_BYTES + UDP_BYTES + VXLAN_BYTES + frame_bytes, vni = tc.key.tunnel_id;
+	struct ethernet_header *ethernet = (void *)packet;
+	struct udp_header *udp = (void *)(packet + ETH_HLEN + IPV4_BYTES);
+	struct vxlan_header *vxlan = (void *)(udp + 1);
+
+	memcpy(ethernet->destination, node->port[0].mac, ETH_ALEN);
+	memcpy(ethernet->source, fib_mac, ETH_ALEN);
+	ethernet->type = bpf_htons(ETH_P_IP);
+	write_ipv4((void *)(ethernet + 1), &(struct ipv4_fields){
+						   .bytes = bytes,
+						   .fragment = IPV4_DF,
+						   .ttl = 61,
+						   .protocol = IPPROTO_UDP,
+						   .source = bpf_htonl(tc.key.remote_ipv4),
+						   .destination = node->vtep4,
+					   });
+	*udp = (struct udp_header){ bpf_htons(50000), bpf_htons(VXLAN_PORT), bpf_htons(bytes - IPV4_BYTES),
+				    0 };
+	*vxlan = (struct vxlan_header){ bpf_htonl(VXLAN_FLAGS), bpf_htonl(vni << 8) };
+	packet[load16(setup->csum_start) % TUNNEL4_BYTES] ^= setup->csum_offset[0];
+}
+
+/* Runs the program of the underlay interface. What it delivers, the VXLAN device's program must deliver as well. */
+static void run_outer(const struct setup *setup, const uint8_t *frame, uint32_t length, struct received *in)
+{
+	static uint8_t packet[PACKET_MAX + TUNNEL4_BYTES], delivered[PACKET_MAX + TUNNEL4_BYTES];
+	const struct node_config *node = (void *)&pristine[CELL_NODE];
+	struct bpf_tunnel_key key = tc.key;
+	uint32_t total = length + TUNNEL4_BYTES, to, linear = total;
+	uint64_t sent = traffic_count.packets;
+	int verdict;
+
+	write_outer(setup, packet, length);
+	memcpy(packet + TUNNEL4_BYTES, frame, length);
+	if (setup->switches & SWITCH_SPLIT)
+		linear = TUNNEL4_BYTES + ETH_HLEN;
+	receive(packet, total, linear);
+	tc.skb.ifindex = FIB_IFINDEX;
+	tc.skb.gso_size = in->gso_size;
+	tc.skb.vlan_present = !!(setup->switches & SWITCH_TAG);
+	tc.skb.pkt_type = memcmp(packet, node->port[0].mac, ETH_ALEN) ? PACKET_OTHERHOST : PACKET_HOST;
+	verdict = underlay_ingress(&tc.skb);
+	if (verdict == TC_ACT_UNSPEC) {
+		if (tc.skb.len != total || bpf_skb_load_bytes(&tc.skb, 0, delivered, total) ||
+		    memcmp(packet, delivered, total) || traffic_count.packets != sent || tc.redirected_to)
+			fail("a packet was changed or counted, and passed on");
+		return;
+	}
+	if (verdict != TC_ACT_REDIRECT || traffic_count.packets != sent + 1)
+		fail("a packet of the underlay was neither passed on nor delivered");
+	if (setup->patches)
+		return;
+	to = tc.redirected_to;
+	if (tc.skb.len != length || bpf_skb_load_bytes(&tc.skb, 0, delivered, length) ||
+	    memcmp(frame, delivered, length))
+		fail("a frame was changed");
+	key.tunnel_id = packet[46] << 16 | packet[47] << 8 | packet[48];
+	receive(frame, length, length);
+	tc.skb.ifindex = node->vxlan_ifindex;
+	tc.key = key;
+	tc.key_family = 4;
+	in->vni = key.tunnel_id;
+	in->sender = known_sender();
+	if (uplink_ingress(&tc.skb) != TC_ACT_REDIRECT || tc.redirected_to != to)
+		fail("the VXLAN device would not have delivered the packet, or to another port");
+	check_redirect(in);
+}
+
 static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)
 {
 	const struct port *port = pristine_port(ports[setup->switches & SWITCH_PORT]);
@@ -446,10 +579,17 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	memset(&memory, 0xa5, sizeof(memory));
 	tc.skb.gso_size = in.gso_size;
 	tc.skb.vlan_present = !!(setup->switches & SWITCH_TAG);
+	tc.unresolved = !!(setup->offload & OFFLOAD_FIB);
+	if (setup->offload & OFFLOAD_RESOLVED)
+		resolve_all();
 	if (setup->switches & SWITCH_UPLINK)
 		receive_from_underlay(setup, port, &in);
 	else
 		receive_from_vm(setup, port, &in);
+	if (tc.key_family == 4 && setup->offload & OFFLOAD_OUTER) {
+		run_outer(setup, packet, length, &in);
+		return;
+	}
 	verdict = in.port ? port_ingress(&tc.skb) : uplink_ingress(&tc.skb);
 	if (verdict == TC_ACT_SHOT) {
 		if (traffic_count.packets != sent)

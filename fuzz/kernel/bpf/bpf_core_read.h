@@ -11,6 +11,7 @@ struct sk_buff;
 /* The kernel's view of the packet that the program works on; the fuzz target defines it. */
 struct sk_buff *native_skb(void);
 
+#define BPF_CORE_READ_BITFIELD(object, field) ((object)->field)
 #define BPF_CORE_READ(object, field) ((void)(object), native_skb()->field)
 #define BPF_CORE_READ_BITFIELD_PROBED(object, field) BPF_CORE_READ(object, field)
 

@@ -14,6 +14,11 @@
 #define SEC(name)
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name
+#define __kconfig
+#define __ksym
+#define __weak
+/* The functions of a newer kernel. */
+#define bpf_ksym_exists(symbol) 1
 #ifndef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 #endif
@@ -35,6 +40,7 @@ long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, 
 long bpf_skb_pull_data(struct __sk_buff *skb, __u32 length);
 long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags);
 long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 flags);
+long bpf_csum_level(struct __sk_buff *skb, __u64 level);
 long bpf_skb_change_type(struct __sk_buff *skb, __u32 type);
 long bpf_l3_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 size);
 long bpf_l4_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 flags);
