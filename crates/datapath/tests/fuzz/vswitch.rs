@@ -93,6 +93,8 @@ fn uplink_setups() -> Vec<Vec<u8>> {
         [0, Setup::HOST, 0x04, 0x80].map(|switches| Setup { switches: outer.switches | switches, ..outer }),
     );
     setups.extend((0..50).map(|byte| Setup { checksum: (byte, 1), ..outer }));
+    setups.push(Setup { sender: 0x55, ..outer });
+    setups.push(Setup { vni: 100 ^ 200, switches: outer.switches | Setup::HOST, ..outer });
     setups.iter().map(Setup::bytes).collect()
 }
 
