@@ -145,5 +145,6 @@ fn port(vni: Vni, vm: Vm) -> Result<Port, Failure> {
         dns4: vec![],
         instance: 1,
         lease_s: 3600,
+        policy: None,
     })
 }
