@@ -4,12 +4,12 @@
 mod support;
 
 use sluice_tables::{
-    Direction, Error, Immediate, Memory, NodeTables, Policy, PolicyPacket, Remote, Rule, Service, Sizes,
-    Verdict, layout,
+    Direction, Error, Immediate, Memory, NodeTables, Policy, PolicyPacket, Reader, Remote, Rule, Service,
+    Sizes, Verdict, layout,
 };
 use sluice_types::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use support::{Random, check};
+use support::{Random, is_right};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -22,6 +22,13 @@ fn tables(cells: u32) -> NodeTables {
 fn add(tables: &mut NodeTables, policy: &Policy) -> u32 {
     assert!(tables.upsert_policy(policy).unwrap());
     tables.reader().policy_cell(policy.id).unwrap().expect("it was added")
+}
+
+/// Asks for the verdict on a packet, and checks it. Returns it with the number of cells that it took.
+fn check(reader: &Reader, cell: u32, policy: &Policy, packet: &PolicyPacket) -> (Verdict, u32) {
+    let (verdict, cells) = reader.evaluate_with_cost(cell, packet);
+    assert!(is_right(policy, packet, verdict), "{verdict:?} for {packet:?} by {policy:?}");
+    (verdict, cells)
 }
 
 fn net(text: &str) -> Remote {
@@ -57,10 +64,10 @@ fn tables_and_rules_one_by_one_agree() {
             let packet = random.packet(&policy);
             let limit =
                 if packet.remote.is_ipv4() { layout::POLICY_READS_MAX4 } else { layout::POLICY_READS_MAX6 };
-            let (_, cells) = reader.evaluate_with_cost(cell, &packet);
+            let (verdict, cells) = check(&reader, cell, &policy, &packet);
             assert!(cells <= limit, "{cells} cells for {packet:?} by {policy:?}");
             worst = worst.max(cells);
-            if let Verdict::Permitted(_) = check(&reader, cell, &policy, &packet) {
+            if let Verdict::Permitted(_) = verdict {
                 permitted += 1;
                 let unknown = PolicyPacket { identity: 0, ..packet };
                 by_identity_only += usize::from(reader.evaluate(cell, &unknown) == Verdict::Denied);
@@ -193,13 +200,7 @@ fn cost(policy: &Policy, packets: &[PolicyPacket]) -> (u32, f64) {
     let mut tables = tables(1 << 18);
     let cell = add(&mut tables, policy);
     let reader = tables.reader();
-    let costs: Vec<u32> = packets
-        .iter()
-        .map(|packet| {
-            check(&reader, cell, policy, packet);
-            reader.evaluate_with_cost(cell, packet).1
-        })
-        .collect();
+    let costs: Vec<u32> = packets.iter().map(|packet| check(&reader, cell, policy, packet).1).collect();
     let worst = costs.iter().copied().max().unwrap();
     (worst, f64::from(costs.iter().sum::<u32>()) / costs.len() as f64)
 }

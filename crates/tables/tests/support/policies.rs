@@ -1,6 +1,6 @@
 //! Random policies, and packets that many of their rules permit or nearly permit.
 
-use sluice_tables::{AddressFamily, Direction, Policy, PolicyPacket, Reader, Remote, Rule, Service, Verdict};
+use sluice_tables::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 use sluice_types::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -190,11 +190,4 @@ pub fn is_right(policy: &Policy, packet: &PolicyPacket, verdict: Verdict) -> boo
         Verdict::Denied => policy.permitting(packet).next().is_none(),
         Verdict::Permitted(rule) => policy.permitting(packet).any(|permitting| permitting == rule),
     }
-}
-
-/// Asks for the verdict on a packet, and checks it.
-pub fn check(reader: &Reader, cell: u32, policy: &Policy, packet: &PolicyPacket) -> Verdict {
-    let verdict = reader.evaluate(cell, packet);
-    assert!(is_right(policy, packet, verdict), "{verdict:?} for {packet:?} by {policy:?}");
-    verdict
 }
