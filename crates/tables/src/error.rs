@@ -107,7 +107,7 @@ pub enum Error {
 /// What a policy has too much of. `prefixes` and `identities` are numbers of different ones, as causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyExcess {
-    /// Rules.
+    /// Number of rules.
     #[error("it has {0} rules, at most {max} fit", max = layout::POLICY_RULES_MAX)]
     Rules(usize),
     /// Groups of all identities, added up.

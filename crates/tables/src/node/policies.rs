@@ -11,7 +11,7 @@ use std::mem::offset_of;
 /// A policy as it is in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyEntry {
-    /// Identifier.
+    /// Identifier of the policy.
     pub id: u32,
     /// Another number for each policy that these tables have had, never 0: it changes with each replacement.
     pub generation: u32,

@@ -16,9 +16,9 @@ pub enum Direction {
 /// Family of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressFamily {
-    /// IPv4.
+    /// IPv4 addresses.
     V4,
-    /// IPv6.
+    /// IPv6 addresses.
     V6,
 }
 
