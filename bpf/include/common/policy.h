@@ -8,7 +8,7 @@
  * are damaged, or that have lost the policy, permit nothing.
  *
  * Cost: at most POLICY_READS_MAX4 or POLICY_READS_MAX6 cells (cells.h), whatever the rules and packets are. Usually it is
- * four to eight (docs/decisions/policies.md).
+ * five to fifteen (docs/decisions/policies.md).
  */
 #ifndef SLUICE_POLICY_H
 #define SLUICE_POLICY_H
