@@ -3,23 +3,28 @@
  * For tests: lookups in the tables, by the functions that packet programs use. The "packet" is an array of
  * queries, which are answered in place.
  */
-#include "common/lookup.h"
+#include "common/policy.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define TABLE_QUERIES_MAX 64
 
-enum table_query_kind { QUERY_IPV4 = 1, QUERY_IPV6, QUERY_INDEX, QUERY_ROUTE4, QUERY_ROUTE6 };
+enum table_query_kind { QUERY_IPV4 = 1, QUERY_IPV6, QUERY_INDEX, QUERY_ROUTE4, QUERY_ROUTE6, QUERY_POLICY };
 
 struct table_query {
 	__u32 kind;
-	__u32 vni;
+	__u32 vni;    /* QUERY_POLICY: id of the policy */
 	__u64 high;   /* IPv6: high half */
 	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
-	__u32 answer; /* enum exact_answer, or the leaf of a route */
+	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
 	__u32 cell;
-	__u64 mac;
+	__u64 mac; /* QUERY_POLICY, before the answer: what QUERY_PACKET_* say of the packet */
 };
+
+/* The service is in bits 0..31. */
+#define QUERY_PACKET_IDENTITY_SHIFT 32
+#define QUERY_PACKET_IPV6 (1ull << 48)
+#define QUERY_PACKET_EGRESS (1ull << 49)
 
 /* Global, so that the verifier processes it once and not for every query. */
 __attribute__((noinline)) int answer_route(struct table_query *query)
@@ -40,6 +45,28 @@ __attribute__((noinline)) int answer_route(struct table_query *query)
 		query->answer = find_route4(READ_ONCE(vrf->lpm4), query->low);
 	else
 		query->answer = find_route6(READ_ONCE(vrf->lpm6), query->high, query->low);
+	return 0;
+}
+
+__attribute__((noinline)) int answer_policy(struct table_query *query)
+{
+	struct policy_packet packet = {};
+	__u32 cell;
+
+	if (!query)
+		return 0;
+	cell = find_index(0, EXACT_POLICY_ID | query->vni);
+	if (cell == INDEX_BUSY)
+		return 0;
+	packet.high = query->high;
+	packet.low = query->low;
+	packet.service = query->mac;
+	packet.identity = query->mac >> QUERY_PACKET_IDENTITY_SHIFT;
+	packet.ipv6 = !!(query->mac & QUERY_PACKET_IPV6);
+	packet.egress = !!(query->mac & QUERY_PACKET_EGRESS);
+	query->cell = cell;
+	query->mac = 0;
+	query->answer = policy_evaluate(cell, &packet);
 	return 0;
 }
 
@@ -107,11 +134,15 @@ int tables_test(struct xdp_md *ctx)
 		query = *at;
 		query.answer = 0;
 		query.cell = 0;
-		query.mac = 0;
-		if (query.kind == QUERY_ROUTE4 || query.kind == QUERY_ROUTE6)
-			answer_route(&query);
-		else
-			answer_exact(&query, bpf_get_prandom_u32() & 1);
+		if (query.kind == QUERY_POLICY) {
+			answer_policy(&query);
+		} else {
+			query.mac = 0;
+			if (query.kind == QUERY_ROUTE4 || query.kind == QUERY_ROUTE6)
+				answer_route(&query);
+			else
+				answer_exact(&query, bpf_get_prandom_u32() & 1);
+		}
 		at = (void *)(long)ctx->data;
 		end = (void *)(long)ctx->data_end;
 		at += i;

@@ -81,7 +81,8 @@ struct superblock {
 #define EXACT_IPV4 1ull /* (VNI, IPv4 address) */
 #define EXACT_IPV6 2ull /* (VNI, digest of an IPv6 address) */
 /*
- * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group.
+ * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (0, EXACT_POLICY_ID | id): a struct policy;
+ * (EXACT_GROUP_VNI, id): a struct group.
  * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
  * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the
  * IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. `next` is the struct next_hop of the
@@ -97,6 +98,8 @@ struct superblock {
 #define SENDER_IPV6 0x20000000ull /* this bit is set in the value of each IPv6 address */
 /* Group ids are not 0, so the VRF of the last VNI has another key. */
 #define EXACT_GROUP_VNI 0x00ffffffu
+/* Added to the id of a policy. The kernel's interface indices are below it. */
+#define EXACT_POLICY_ID 0x80000000u
 
 /* value: the endpoint's MAC address (byte 0 in bits 40..47) and, for IPv6, 16 more bits of the digest. */
 #define EXACT_MAC_MASK 0x0000ffffffffffffull
@@ -273,8 +276,8 @@ struct vrf {
 };
 
 /*
- * A next hop, a vIP, a port or a direct path: the cell that an exact match refers to. A reader that finds
- * another kind than it expects drops the packet as stale_index.
+ * A next hop, a vIP, a port, a direct path or a policy: the cell that an exact match refers to. A reader that
+ * finds another kind than it expects drops the packet as stale_index.
  */
 #define NEXT_HOP_VTEP 1 /* another node: host or gateway */
 #define NEXT_HOP_VIP 2	/* a vIP of this node's cluster */
@@ -284,6 +287,7 @@ struct vrf {
  * to it, with the destination's MAC address. Each path has its own cell, which contains the host's address.
  */
 #define NEXT_HOP_DIRECT 4
+#define NEXT_HOP_POLICY 5 /* not a next hop: struct policy */
 
 #define NEXT_HOP_IPV6 0x1     /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2    /* vIP: this node answers ARP and ND for it */
@@ -346,8 +350,90 @@ struct port {
 	__u32 dns4[2];	/* network order; 0: none */
 	__u64 instance; /* the controller's id, for logs */
 	__u32 lease_s;	/* DHCP lease time in seconds */
-	__u32 reserved32[9];
+	/*
+	 * First cell of the port's struct policy; 0: none, everything is permitted; POLICY_CELL_MISSING: the tables
+	 * have lost it, nothing is permitted. Published by its own store when the policy is replaced.
+	 */
+	__u32 policy;
+	__u32 policy_id; /* only for the writer: id of the policy; 0: none */
+	__u32 reserved32[7];
 };
+
+/*
+ * What the security groups of a port permit (docs/decisions/policies.md). Rules only permit: a packet that no
+ * rule permits is denied. (EXACT_INDEX, 0, EXACT_POLICY_ID | id) and the ports refer to it. Two cells: the first
+ * for ingress, the second for egress, each of which has all that an evaluation needs. A policy never changes. For
+ * other rules the writer makes another one, and points first the exact match and then the ports to it, each by
+ * one store. So a packet that reads the link of its port once is judged by one policy.
+ *
+ * A service set is a longest prefix match, of the IPv4 form, over services: a key of 32 bits. Its leaves are ids
+ * of rules, below 2^24. Its prefixes do not overlap, because a rule that another one covers permits nothing more.
+ *
+ *   bits 24..31  protocol
+ *   bit  23      SERVICE_NO_TRANSPORT: the packet has no transport header, because it is a later fragment
+ *   bits  7..22  destination port, or ICMP type and code; 0 if bit 23 is set
+ *   bits  0..6   0
+ *
+ * A rule for a whole protocol ends before bit 23, so it covers later fragments; one with ports does not.
+ *
+ * The service sets of a policy have numbers from 1. Root word n is word (n - 1) % 8 of cell `sets` + (n - 1) / 8.
+ */
+#define POLICY_CELL_MISSING CELL_INDEX_MASK /* no memory has this cell */
+#define SERVICE_PROTOCOL_SHIFT 24
+#define SERVICE_NO_TRANSPORT 0x00800000u
+#define SERVICE_PORT_SHIFT 7
+/*
+ * Keys of `identities`: the identity in bits 16..31, and this bit for an IPv6 packet. A prefix without the bit is
+ * for packets of both families.
+ */
+#define POLICY_IDENTITY_SHIFT 16
+#define POLICY_IDENTITY_IPV6 0x8000u
+
+struct policy {
+	__u8 kind; /* NEXT_HOP_POLICY */
+	__u8 reserved8[3];
+	__u32 id;
+	__u32 generation; /* another one for each policy that these tables have had, never 0 */
+	__u32 sets;	  /* cell with the root words of the service sets; 0: none */
+	__u32 set_count;
+	__u32 rules; /* number of rules in both directions, for metrics */
+	/* Root words of the service sets for any IPv4 and any IPv6 address: copies of those in `sets`. */
+	__u64 any[2];
+	/*
+	 * Root words of longest prefix matches by the remote's IPv4 and IPv6 address. A leaf is the number of the
+	 * service set with the rules of all prefixes that cover the address, besides those for any address.
+	 */
+	__u64 addresses[2];
+	/* Root word of a longest prefix match, of the IPv4 form, by the remote's identity. Leaves as above. */
+	__u64 identities;
+};
+
+/* Limits of a policy. One that exceeds a limit is refused. */
+#define POLICY_RULES_MAX 16384
+#define POLICY_MEMBERSHIPS_MAX 262144 /* groups of all identities, added up */
+#define POLICY_SETS_MAX 16384
+#define POLICY_SERVICES_MAX 1048576 /* prefixes of all service sets, added up */
+#define POLICY_CELLS_MAX 131072	    /* 8 MiB */
+
+/*
+ * Cells that an evaluation reads, at most. A longest prefix match that was built at once, which those of policies
+ * are, begins with a directory of at least 4 bits; each further cell consumes at least 2 bits on average, up to the
+ * bits of the longest prefix, or is the last one.
+ *
+ *   one service (25 bits)    12 cells, after one with the root word of its set
+ *   identity (17 bits)        8
+ *   address                  15 (IPv4), 63 (IPv6)
+ *
+ * An evaluation reads the policy, and finds one address, one identity and three services, of which the first one's
+ * root word is in the policy.
+ */
+#define POLICY_READS_SERVICE 12
+#define POLICY_READS_IDENTITY 8
+#define POLICY_READS_ADDRESS4 15
+#define POLICY_READS_ADDRESS6 63
+#define POLICY_READS_BASE (1 + 3 * POLICY_READS_SERVICE + 2 + POLICY_READS_IDENTITY)
+#define POLICY_READS_MAX4 (POLICY_READS_BASE + POLICY_READS_ADDRESS4)
+#define POLICY_READS_MAX6 (POLICY_READS_BASE + POLICY_READS_ADDRESS6)
 
 /*
  * The vIPs of a VPC's cluster (Zeta section V-A). The hash of a flow selects a bucket, which is the cell of
@@ -384,7 +470,8 @@ struct node_config {
 	 * is sent to depends on it (tunnel.h), so that no tenant can choose flows that all load one gateway.
 	 */
 	__u64 flow_secret[2];
-	__u32 reserved[2];
+	__u32 policy_generation; /* only for the writer: the generation of the newest policy */
+	__u32 reserved;
 	struct underlay_port port[UNDERLAY_PORTS_MAX]; /* ifindex 0: unused */
 };
 

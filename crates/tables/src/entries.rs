@@ -209,4 +209,7 @@ pub struct Port {
     pub instance: u64,
     /// DHCP lease time in seconds.
     pub lease_s: u32,
+    /// Identifier of the [`Policy`](crate::Policy) that says which packets the port sends and receives. It must be in
+    /// the tables before. `None`: everything is permitted.
+    pub policy: Option<u32>,
 }

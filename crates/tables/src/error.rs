@@ -1,6 +1,7 @@
 //! Errors of changes to the tables and of their adoption.
 
 use crate::grace::GraceError;
+use crate::layout;
 use sluice_types::Vni;
 use std::net::IpAddr;
 
@@ -44,6 +45,25 @@ pub enum Error {
     /// No group has this identifier.
     #[error("group {0} is not in the tables")]
     UnknownGroup(u32),
+    /// No policy has this identifier.
+    #[error("policy {0} is not in the tables: add it before the ports that it applies to")]
+    UnknownPolicy(u32),
+    /// A policy cannot be removed, because a port without one would be open.
+    #[error("policy {policy} applies to the port with ifindex {ifindex}: give the port another policy first")]
+    PolicyInUse {
+        /// Identifier of the policy.
+        policy: u32,
+        /// Interface index of a port that has it.
+        ifindex: u32,
+    },
+    /// A policy exceeds a limit, however much memory is free.
+    #[error("policy {policy} is too large: {excess}")]
+    PolicyTooLarge {
+        /// Identifier of the policy.
+        policy: u32,
+        /// What there is too much of.
+        excess: PolicyExcess,
+    },
     /// The address already belongs to another entry.
     #[error("address {address} in VNI {vni} (0 is the underlay) already belongs to {holder}")]
     AddressTaken {
@@ -82,4 +102,53 @@ pub enum Error {
     /// A grace period failed, so no cell can be reused.
     #[error("could not wait for the readers of the tables to finish")]
     Grace(#[from] GraceError),
+}
+
+/// What a policy has too much of. `prefixes` and `identities` are numbers of different ones, as causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyExcess {
+    /// Number of rules.
+    #[error("it has {0} rules, at most {max} fit", max = layout::POLICY_RULES_MAX)]
+    Rules(usize),
+    /// Groups of all identities, added up.
+    #[error(
+        "its identities are members of {0} groups in all, at most {max} fit",
+        max = layout::POLICY_MEMBERSHIPS_MAX
+    )]
+    Memberships(usize),
+    /// Prefixes of services, which are repeated for each prefix or identity that has several rules in common.
+    #[error(
+        "the rules of {prefixes} prefixes and {identities} identities have more than {max} services in all; \
+         ranges of ports count up to 30 times, once for each prefix below that of their rule",
+        max = layout::POLICY_SERVICES_MAX
+    )]
+    Services {
+        /// Number of prefixes, in both directions.
+        prefixes: usize,
+        /// Number of identities.
+        identities: usize,
+    },
+    /// Different combinations of services.
+    #[error(
+        "the rules of {prefixes} prefixes and {identities} identities permit more than {max} different sets of \
+         services",
+        max = layout::POLICY_SETS_MAX
+    )]
+    Sets {
+        /// Number of prefixes, in both directions.
+        prefixes: usize,
+        /// Number of identities.
+        identities: usize,
+    },
+    /// Table memory.
+    #[error(
+        "the rules of {prefixes} prefixes and {identities} identities need more than {max} cells",
+        max = layout::POLICY_CELLS_MAX
+    )]
+    Cells {
+        /// Number of prefixes, in both directions.
+        prefixes: usize,
+        /// Number of identities.
+        identities: usize,
+    },
 }

@@ -15,6 +15,7 @@ const _: () = {
     assert!(size_of::<vrf>() == cell);
     assert!(size_of::<next_hop>() == cell);
     assert!(size_of::<port>() == 2 * cell);
+    assert!(size_of::<policy>() == cell);
     assert!(size_of::<group>() == GROUP_CELLS_MAX as usize * cell);
     assert!(size_of::<node_config>() == (CELL_VIPS - CELL_NODE) as usize * cell);
     assert!(VIP_SLOTS as usize * size_of::<vip_slot>() == (CELL_FIRST_FREE - CELL_VIPS) as usize * cell);

@@ -3,7 +3,7 @@
 //!
 //! [`Memory`] is an anonymous mapping in tests and the mapped BPF array in agents; the code is the same.
 //! [`NodeTables`] is the writer. It is built of the cell allocator (`pool`), the exact match (`exact`) and
-//! the longest-prefix match (`lpm`), and reuses unlinked cells after a [`Grace`] period. [`Reader`] reads as
+//! the longest-prefix match (`lpm`), of which policies (`policy`) consist, and reuses unlinked cells after a [`Grace`] period. [`Reader`] reads as
 //! packet programs do.
 //!
 //! [`sessions`], [`flows`] and [`meters`] are tables that packet programs write. Each has memory of its own,
@@ -21,6 +21,7 @@ mod locate;
 mod lpm;
 mod memory;
 mod node;
+mod policy;
 mod pool;
 mod reader;
 mod region;
@@ -39,12 +40,13 @@ pub use entries::{
     DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes, Target,
     UnderlayPort, Vip, Vrf, VrfEntry,
 };
-pub use error::Error;
+pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
 pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
-pub use node::{CounterReset, NodeTables, PERMIT_STEP};
+pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
+pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 pub use reader::{Busy, Hit, Lookup, Network, NextHop, Reader};
 pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};
 pub use usage::{BulkResult, TableUsage};

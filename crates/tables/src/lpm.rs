@@ -115,18 +115,28 @@ enum RootForm {
     Directory(Directory),
 }
 
+impl RootForm {
+    /// The form of a root word; `None` if no version has such a form.
+    fn from_word(root: u64) -> Option<Self> {
+        let (first, form) = (root as u32 & layout::CELL_INDEX_MASK, (root >> layout::LPM_FORM_SHIFT) as u32);
+        match form {
+            _ if root == 0 => Some(Self::Empty),
+            layout::LPM_SCAN => Some(Self::Scan(first)),
+            layout::LPM_ROOT_BITS_MIN..=layout::LPM_ROOT_BITS_MAX => {
+                Some(Self::Directory(Directory { first, bits: form as u8, depth: 0 }))
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Root {
     fn load(self, memory: &Memory) -> Result<RootForm, Error> {
         let root = memory.load64(self.cell, self.offset);
-        let (first, form) = (root as u32 & layout::CELL_INDEX_MASK, (root >> layout::LPM_FORM_SHIFT) as u32);
-        match form {
-            _ if root == 0 => Ok(RootForm::Empty),
-            layout::LPM_SCAN => Ok(RootForm::Scan(first)),
-            layout::LPM_ROOT_BITS_MIN..=layout::LPM_ROOT_BITS_MAX => {
-                Ok(RootForm::Directory(Directory { first, bits: form as u8, depth: 0 }))
-            }
-            _ => Err(Error::Corrupt(format!("cell {} has a route root of unknown form {form}", self.cell))),
-        }
+        RootForm::from_word(root).ok_or_else(|| {
+            let form = root >> layout::LPM_FORM_SHIFT;
+            Error::Corrupt(format!("cell {} has a route root of unknown form {form}", self.cell))
+        })
     }
 
     fn store(self, memory: &Memory, form: RootForm) {
@@ -143,12 +153,16 @@ impl Root {
     fn replace(self, pool: &mut Pool, new: RootForm) -> Result<(), Error> {
         let old = self.load(pool.memory())?;
         self.store(pool.memory(), new);
+        self.retire_form(pool, old);
+        Ok(())
+    }
+
+    fn retire_form(self, pool: &mut Pool, old: RootForm) {
         match old {
             RootForm::Empty => {}
             RootForm::Scan(first) => scan::retire(pool, self.family, first),
             RootForm::Directory(top) => walk::retire(pool, Word::Directory(top.first, top.bits)),
         }
-        Ok(())
     }
 }
 
@@ -347,6 +361,14 @@ pub(crate) fn clear(pool: &mut Pool, root: Root) {
     let _corrupt = root.replace(pool, RootForm::Empty);
 }
 
+/// Retires the structure of a root word that has itself been unlinked. The word keeps leading to it, for readers that
+/// found the word before.
+pub(crate) fn retire(pool: &mut Pool, root: Root) {
+    if let Ok(form) = root.load(pool.memory()) {
+        root.retire_form(pool, form);
+    }
+}
+
 /// All routes with their leaves, in no particular order.
 pub(crate) fn iter(memory: &Memory, root: Root) -> Box<dyn Iterator<Item = Entry> + '_> {
     match root.load(memory) {
@@ -358,16 +380,20 @@ pub(crate) fn iter(memory: &Memory, root: Root) -> Box<dyn Iterator<Item = Entry
 
 /// The leaf of the longest route that matches an address, which is given as bits at the top of 128.
 pub(crate) fn find(memory: &Memory, root: Root, bits: u128) -> Option<u32> {
-    let leaf = match root.load(memory) {
-        Ok(RootForm::Scan(first)) => scan::find(memory, root.family, first, bits)?,
-        Ok(RootForm::Directory(top)) => walk::find(memory, top, bits),
-        Ok(RootForm::Empty) | Err(_) => 0,
-    };
+    let leaf = find_from(memory, memory.load64(root.cell, root.offset), root.family, bits, &mut 0);
     (leaf != 0).then_some(leaf)
 }
 
+/// As [`find`], from the content of a root word. 0: no route. Adds the number of cells that were read to `cells_read`.
+pub(crate) fn find_from(memory: &Memory, root: u64, family: Family, bits: u128, cells_read: &mut u32) -> u32 {
+    match RootForm::from_word(root) {
+        Some(RootForm::Scan(first)) => scan::find(memory, family, first, bits, cells_read).unwrap_or(0),
+        Some(RootForm::Directory(top)) => walk::find(memory, top, bits, cells_read),
+        Some(RootForm::Empty) | None => 0,
+    }
+}
+
 /// Number of cells that the routes take.
-#[cfg(test)]
 pub(crate) fn cells_used(memory: &Memory, root: Root) -> u64 {
     match root.load(memory) {
         Ok(RootForm::Scan(first)) => scan::cells_used(memory, root.family, first).into(),

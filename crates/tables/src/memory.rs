@@ -62,7 +62,8 @@ macro_rules! plain {
         const _: () = assert!(size_of::<layout::$name>() % 8 == 0);
     )*};
 }
-plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group, cell);
+plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group);
+plain!(policy, cell);
 plain!(lpm_scan4, lpm_scan6, lpm_narrow, lpm_wide, lpm_long, lpm_skip);
 plain!(flow_table, meter_table, meter);
 

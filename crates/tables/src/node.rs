@@ -1,5 +1,5 @@
-//! The writer of a node's tables, as agents use it: VTEPs, vIPs, groups, VRFs with routes, endpoints, ports
-//! and direct paths.
+//! The writer of a node's tables, as agents use it: VTEPs, vIPs, groups, VRFs with routes, endpoints, ports with
+//! their policies, and direct paths.
 //!
 //! This file creates the tables, holds the node's own configuration and reports usage. The changes to each
 //! kind of entry are in a file of their own below `node`; `adopt` takes over the tables of another writer.
@@ -9,6 +9,7 @@ mod digests;
 mod direct_paths;
 mod endpoints;
 mod groups;
+mod policies;
 mod ports;
 mod routes;
 mod senders;
@@ -31,6 +32,7 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::seed::random_seed;
 use crate::usage::TableUsage;
+pub use policies::PolicyEntry;
 pub use senders::PERMIT_STEP;
 use senders::Sender;
 use sluice_types::Vni;
@@ -58,9 +60,10 @@ pub struct NodeTables {
     exact: Exact,
     // By address: the VTEPs that are accepted or that endpoints lead to.
     vteps: HashMap<IpAddr, Vtep>,
-    // Cells of the vIPs by address, of groups by identifier, of VRFs by VNI, of ports by interface.
+    // Cells of the vIPs by address, of groups and policies by identifier, of VRFs by VNI, of ports by interface.
     vips: BTreeMap<IpAddr, u32>,
     groups: BTreeMap<u32, u32>,
+    policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
     // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
@@ -140,6 +143,7 @@ impl NodeTables {
             vteps: HashMap::new(),
             vips: BTreeMap::new(),
             groups: BTreeMap::new(),
+            policies: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
             senders: PairMap::default(),
@@ -241,6 +245,7 @@ impl NodeTables {
             vteps: self.vteps().count() as u64,
             vips: self.vips.len() as u64,
             groups: self.groups.len() as u64,
+            policies: self.policies.len() as u64,
             vrfs: self.vrfs.len() as u64,
             ports: self.ports.len() as u64,
             endpoints: self.endpoints,
@@ -282,6 +287,7 @@ impl NodeTables {
             router_mac: mac_to_bytes(node.router_mac),
             vxlan_ifindex: node.vxlan_ifindex,
             flow_secret: old.flow_secret,
+            policy_generation: old.policy_generation,
             ..Default::default()
         };
         // Flows keep their vIP as long as the secret is the same, so it is drawn once for these tables.

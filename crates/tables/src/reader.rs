@@ -12,6 +12,7 @@ use crate::exact::{Hashing, Key, buckets_of, is_filled};
 use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop, superblock};
 use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
+use crate::policy::{self, Policy, PolicyPacket, Verdict};
 
 use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;
@@ -199,6 +200,54 @@ impl Reader {
     /// Finds an address; VNI 0 is the underlay.
     pub fn find(&self, vni: u32, address: IpAddr) -> Lookup {
         self.lookup(Key::Ip { vni, address })
+    }
+
+    /// The cell of a policy, for [`Reader::evaluate`]. It keeps its content until a grace period after the policy was
+    /// replaced.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn policy_cell(&self, id: u32) -> Result<Option<u32>, Busy> {
+        if !(1..=Policy::ID_MAX).contains(&id) {
+            return Ok(None);
+        }
+        match self.find_index(0, layout::EXACT_POLICY_ID | id) {
+            Lookup::Busy => Err(Busy),
+            Lookup::Miss => Ok(None),
+            Lookup::Hit(hit) => Ok(Some(hit.cell)),
+        }
+    }
+
+    /// The cell of the policy of a port, for [`Reader::evaluate`]. 0 if it has none. `port_cell` is the cell that the
+    /// interface or an address of the port leads to.
+    pub fn policy_of_port(&self, port_cell: u32) -> u32 {
+        let is_port =
+            self.memory.contains(port_cell, 2) && matches!(self.next_hop(port_cell), Some(NextHop::Port(_)));
+        if !is_port {
+            return layout::POLICY_CELL_MISSING;
+        }
+        // The second cell follows the first.
+        self.memory.load32(port_cell, offset_of!(layout::port, policy))
+    }
+
+    /// The generation of the policy at a cell. `None` if there is none.
+    pub fn policy_generation(&self, policy_cell: u32) -> Option<u32> {
+        let is_inside = policy_cell != 0 && self.memory.contains(policy_cell, 1);
+        let head: layout::policy = is_inside.then(|| self.memory.read(policy_cell))?;
+        (u32::from(head.kind) == layout::NEXT_HOP_POLICY).then_some(head.generation)
+    }
+
+    /// What the policy at a cell says of a packet; cell 0 is no policy. Damaged tables permit nothing.
+    pub fn evaluate(&self, policy_cell: u32, packet: &PolicyPacket) -> Verdict {
+        policy::evaluate(&self.memory, policy_cell, packet, &mut 0)
+    }
+
+    /// As [`Reader::evaluate`], with the number of cells that it read: the cost of the packet, at most
+    /// `POLICY_READS_MAX4` or `POLICY_READS_MAX6` of `cells.h`.
+    pub fn evaluate_with_cost(&self, policy_cell: u32, packet: &PolicyPacket) -> (Verdict, u32) {
+        let mut cells_read = 0;
+        let verdict = policy::evaluate(&self.memory, policy_cell, packet, &mut cells_read);
+        (verdict, cells_read)
     }
 
     /// Finds a VRF by `(VNI, 0)` or a port by `(0, ifindex)`.

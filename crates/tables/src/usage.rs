@@ -44,6 +44,8 @@ pub struct TableUsage {
     pub vips: u64,
     /// Groups of vIPs.
     pub groups: u64,
+    /// Policies of ports.
+    pub policies: u64,
     /// Number of VRFs.
     pub vrfs: u64,
     /// Ports of VMs.

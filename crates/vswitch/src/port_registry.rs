@@ -402,6 +402,7 @@ fn table_port(port: &Port, attachment: &Attachment, mtu_max: u16) -> sluice_tabl
         dns4: port.dns4.clone(),
         instance: port.instance.get(),
         lease_s: LEASE_S,
+        policy: None,
     }
 }
 

@@ -151,5 +151,6 @@ fn port(vni: Vni, vm: Vm) -> Result<Port, Failure> {
         dns4: vec![],
         instance: 1,
         lease_s: 3600,
+        policy: None,
     })
 }

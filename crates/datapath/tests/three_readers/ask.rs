@@ -2,7 +2,7 @@
 
 use libbpf_rs::ProgramInput;
 use sluice_datapath::{Datapath, ObjectName, Settings};
-use sluice_tables::{Lookup, Reader};
+use sluice_tables::{Direction, Lookup, PolicyPacket, Reader, Verdict, layout};
 use sluice_types::{Vni, ipv6_halves};
 use std::net::IpAddr;
 
@@ -16,6 +16,8 @@ pub enum Query {
     Address(u32, IpAddr),
     Index(u32, u32),
     Route(u32, IpAddr),
+    /// Identifier of the policy, and the packet.
+    Policy(u32, PolicyPacket),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,26 +27,52 @@ pub struct Answer {
     pub mac: u64,
 }
 
+/// `POLICY_DENIED` and `POLICY_UNRESTRICTED` of `bpf/include/common/policy.h`.
+pub const DENIED: u32 = 0;
+pub const UNRESTRICTED: u32 = u32::MAX;
 pub const MISS: u32 = 0;
 pub const HIT: u32 = 1;
 pub const BUSY: u32 = 2;
 
 impl Query {
     fn to_bytes(self) -> [u8; QUERY_BYTES] {
+        let halves = |address: IpAddr| match address {
+            IpAddr::V4(v4) => (0, u32::from(v4).into()),
+            IpAddr::V6(v6) => ipv6_halves(v6),
+        };
+        let mut packet_word = 0;
         let (kind, vni, high, low): (u32, u32, u64, u64) = match self {
             Self::Index(vni, id) => (3, vni, 0, id.into()),
             Self::Address(vni, IpAddr::V4(v4)) => (1, vni, 0, u32::from(v4).into()),
             Self::Address(vni, IpAddr::V6(v6)) => (2, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
             Self::Route(vni, IpAddr::V4(v4)) => (4, vni, 0, u32::from(v4).into()),
             Self::Route(vni, IpAddr::V6(v6)) => (5, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
+            Self::Policy(id, packet) => {
+                packet_word = word_of(&packet);
+                let (high, low) = halves(packet.remote);
+                (6, id, high, low)
+            }
         };
         let mut bytes = [0; QUERY_BYTES];
         bytes[..4].copy_from_slice(&kind.to_ne_bytes());
         bytes[4..8].copy_from_slice(&vni.to_ne_bytes());
         bytes[8..16].copy_from_slice(&high.to_ne_bytes());
         bytes[16..24].copy_from_slice(&low.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&packet_word.to_ne_bytes());
         bytes
     }
+}
+
+/// A packet without its address, as `QUERY_PACKET_*` of `bpf/tables_test.bpf.c` say.
+fn word_of(packet: &PolicyPacket) -> u64 {
+    let rest = match packet.port {
+        Some(port) => u32::from(port) << layout::SERVICE_PORT_SHIFT,
+        None => layout::SERVICE_NO_TRANSPORT,
+    };
+    u64::from(u32::from(packet.protocol) << layout::SERVICE_PROTOCOL_SHIFT | rest)
+        | u64::from(packet.identity) << 32
+        | u64::from(packet.remote.is_ipv6()) << 48
+        | u64::from(packet.direction == Direction::Egress) << 49
 }
 
 impl Answer {
@@ -92,6 +120,15 @@ pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
             };
             let leaf = reader.leaf(Vni::new(vni).unwrap(), address).unwrap_or(0);
             return Answer { answer: leaf, cell, mac: 0 };
+        }
+        Query::Policy(id, packet) => {
+            let cell = reader.policy_cell(id).expect("nothing writes").unwrap_or(0);
+            let answer = match reader.evaluate(cell, &packet) {
+                Verdict::Unrestricted => UNRESTRICTED,
+                Verdict::Permitted(rule) => rule,
+                Verdict::Denied => DENIED,
+            };
+            return Answer { answer, cell, mac: 0 };
         }
     };
     match lookup {

@@ -2,6 +2,7 @@
 //! over tables in a real BPF array. Needs root.
 
 mod ask;
+mod policies;
 mod routes;
 
 use ask::{Answer, BUSY, HIT, Kernel, Query, ask_rust};
@@ -232,6 +233,7 @@ impl Model {
                 let vni = Vni::new(vni).unwrap();
                 assert_eq!(reader.route(vni, address), Ok(self.route(vni, address)), "{query:?}");
             }
+            Query::Policy(..) => unreachable!("the histories of policies.rs have these"),
         }
     }
 }

@@ -11,7 +11,8 @@ use crate::layout;
 use crate::memory::Memory;
 use crate::pool::Pool;
 
-/// Minimum number of common bits for which a skip is built.
+/// Minimum number of common bits for which a skip is built. With its directory it then consumes more than two bits for
+/// each of its cells, on which `POLICY_READS_*` of `cells.h` rely.
 const SKIP_MIN: u8 = 8;
 /// Routes up to which a directory has 2 or 4 bits. With more it has 8.
 const ROUTES_OF_2_BITS: usize = 20;

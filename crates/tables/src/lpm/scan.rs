@@ -92,10 +92,19 @@ pub(super) fn read_checked(memory: &Memory, family: Family, first: u32) -> Optio
     (!routes.is_empty() && routes.iter().all(is_possible)).then_some(routes)
 }
 
-pub(super) fn find(memory: &Memory, family: Family, first: u32, bits: u128) -> Option<u32> {
+/// The leaf of an address. Adds the number of cells that a search reads to `cells_read`.
+pub(super) fn find(
+    memory: &Memory,
+    family: Family,
+    first: u32,
+    bits: u128,
+    cells_read: &mut u32,
+) -> Option<u32> {
     let routes = read(memory, family, first);
-    let holds = |prefix: &Prefix| (prefix.bits ^ bits) & mask(prefix.length) == 0;
-    routes.into_iter().find_map(|(prefix, leaf)| holds(&prefix).then_some(leaf))
+    let holds = |(prefix, _): &Entry| (prefix.bits ^ bits) & mask(prefix.length) == 0;
+    let found = routes.iter().position(holds);
+    *cells_read += cells(family, found.unwrap_or(routes.len()));
+    found.map(|at| routes[at].1)
 }
 
 /// Number of cells of the list at `first`.

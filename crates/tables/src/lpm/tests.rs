@@ -410,3 +410,54 @@ fn loops_and_invalid_links_are_corrupt_and_readers_survive_them() {
         assert!(matches!(found, Err(Error::Corrupt(_))), "{stray:x}: {found:?}");
     }
 }
+
+/// Largest number of cells that a lookup in a structure reads that was built of these routes at once.
+fn longest_search(pool: &mut Pool, family: Family, routes: &Model) -> u32 {
+    merge(pool, root(family), routes.iter().map(|(prefix, leaf)| (*prefix, *leaf))).unwrap();
+    let memory = pool.memory();
+    let word = memory.load64(0, root(family).offset);
+    let search = |bits| {
+        let mut cells = 0;
+        assert_eq!(find_from(memory, word, family, bits, &mut cells), longest(routes, bits).unwrap_or(0));
+        cells
+    };
+    let most = probes(routes, family).into_iter().map(search).max().unwrap_or(0);
+    clear(pool, root(family));
+    most
+}
+
+/// What `cells.h` says of lookups in policies: they end after these numbers of cells, by the longest prefix. The routes
+/// are on one path or leave it, a few bits apart, because then directories have two bits and buckets do not suffice.
+#[test]
+fn search_in_a_structure_that_was_built_at_once_is_bounded() {
+    for (family, longest_prefix, limit) in [
+        (Family::V4, 17, layout::POLICY_READS_IDENTITY),
+        (Family::V4, 25, layout::POLICY_READS_SERVICE),
+        (Family::V4, 32, layout::POLICY_READS_ADDRESS4),
+        (Family::V6, 128, layout::POLICY_READS_ADDRESS6),
+    ] {
+        let mut random = Random(0x5eed);
+        let mut pool = pool(1 << 16);
+        let mut most = 0;
+        for round in 0..400 {
+            let path = u128::from(random.next()) << 64 | u128::from(random.next());
+            let mut routes = Model::new();
+            let mut length = 1 + random.below(8) as u8;
+            let step = 1 + round % 8;
+            while length <= longest_prefix && routes.len() < 400 {
+                let leaves = random.below(3) > 0;
+                let bits = path ^ if leaves { 1 << (128 - length) } else { 0 };
+                routes.insert(Prefix { bits: bits & mask(length), length }, 1 + random.below(7) as u32);
+                length += 1 + random.below(step) as u8;
+            }
+            for _ in 0..random.below(30) {
+                let length = longest_prefix - random.below(2) as u8;
+                let bits = path ^ u128::from(random.below(64)) << (128 - longest_prefix);
+                routes.insert(Prefix { bits: bits & mask(length), length }, 9);
+            }
+            most = most.max(longest_search(&mut pool, family, &routes));
+        }
+        println!("{family:?}, prefixes of up to {longest_prefix} bits: {most} cells, at most {limit}");
+        assert!(most <= limit && most * 2 >= limit, "{most} cells, and the limit is {limit}");
+    }
+}

@@ -122,15 +122,14 @@ pub(super) fn retire(pool: &mut Pool, word: Word) {
 }
 
 /// Number of cells below a word, including its own.
-#[cfg(test)]
 pub(super) fn cells_used(memory: &Memory, word: Word) -> u64 {
     let mut sum = 0;
     each_run(memory, word, |_, cells| sum += u64::from(cells));
     sum
 }
 
-/// The leaf of an address, found as readers find it.
-pub(super) fn find(memory: &Memory, top: Directory, address: u128) -> u32 {
+/// The leaf of an address, found as readers find it. Adds the number of cells that were read to `cells_read`.
+pub(super) fn find(memory: &Memory, top: Directory, address: u128, cells_read: &mut u32) -> u32 {
     let (mut word, mut depth) = (Word::Directory(top.first, top.bits), 0);
     // A directory uses at least two bits, and behind a skip there is a directory.
     for _ in 0..128 {
@@ -138,6 +137,7 @@ pub(super) fn find(memory: &Memory, top: Directory, address: u128) -> u32 {
         if !memory.contains(first, cells) {
             return 0;
         }
+        *cells_read += 1;
         match word {
             Word::Leaf(leaf) => return leaf,
             Word::Bucket(form, cell) => {

@@ -9,6 +9,7 @@
 use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::groups::{group_cells, members};
+use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, address_keys, port_mac};
 use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
@@ -19,6 +20,7 @@ use crate::grace::Grace;
 use crate::layout::{self, port, superblock, vrf};
 use crate::lpm;
 use crate::memory::Memory;
+use crate::policy;
 use crate::pool::{Pool, ReachableCells};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
@@ -30,6 +32,7 @@ struct Found {
     vteps: HashMap<IpAddr, Vtep>,
     vips: BTreeMap<IpAddr, u32>,
     groups: BTreeMap<u32, u32>,
+    policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
     endpoints: u64,
@@ -73,7 +76,10 @@ impl Found {
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
                     found.add_group(memory, reachable, key, id, entry.next)?
                 }
-                Key::Index { vni: 0, id } => found.add_port(memory, reachable, key, id, entry.next)?,
+                Key::Index { vni: 0, id } => match policy_of_index(id) {
+                    Some(id) => found.add_policy(memory, reachable, key, id, entry.next)?,
+                    None => found.add_port(memory, reachable, key, id, entry.next)?,
+                },
                 Key::Index { vni, id: 0 } => found.add_vrf(memory, reachable, key, vni, entry.next)?,
                 Key::Index { .. } => {
                     found.invalid.insert(key);
@@ -143,6 +149,23 @@ impl Found {
             reachable.claim(hop, 1)?;
         }
         self.groups.insert(id, cell);
+        Ok(())
+    }
+
+    fn add_policy(
+        &mut self,
+        memory: &Memory,
+        reachable: &mut ReachableCells,
+        key: Key,
+        id: u32,
+        cell: u32,
+    ) -> Result<(), Error> {
+        if !policy::is_policy(memory, cell, id) {
+            self.invalid.insert(key);
+            return Ok(());
+        }
+        policy::adopt(memory, cell, reachable)?;
+        self.policies.insert(id, cell);
         Ok(())
     }
 
@@ -267,6 +290,7 @@ impl NodeTables {
         tables.vteps = found.vteps;
         tables.vips = found.vips;
         tables.groups = found.groups;
+        tables.policies = found.policies;
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
         tables.endpoints = found.endpoints;
@@ -309,7 +333,7 @@ impl NodeTables {
         }
     }
 
-    /// Points the ports to their VRFs.
+    /// Points the ports to their VRFs and policies.
     fn point_all_ports(&mut self) {
         let memory = self.pool.memory();
         for &cell in self.ports.values() {
@@ -318,6 +342,7 @@ impl NodeTables {
             if memory.load32(cell, offset_of!(port, vrf)) != vrf {
                 memory.store32(cell, offset_of!(port, vrf), vrf);
             }
+            self.point_port_to_policy(cell);
         }
     }
 

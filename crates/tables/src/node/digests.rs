@@ -3,6 +3,7 @@
 
 use super::NodeTables;
 use super::direct_paths::direct_path_at;
+use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, address_keys, port_key, port_mac};
 use super::underlay::{kind_of, next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
@@ -127,6 +128,8 @@ impl NodeTables {
                 let group = self.visible_group(id);
                 call(key, group.map_or(EntryHash::unreadable(key), |(_, vips)| EntryHash::group(id, &vips)));
             }
+            // The controller does not compile policies.
+            Key::Index { vni: 0, id } if policy_of_index(id).is_some() => {}
             Key::Index { vni: 0, id } if self.ports.get(&id) != Some(&next) => {
                 call(EntryKey::Interface(id), EntryHash::unreadable(EntryKey::Interface(id)));
             }
@@ -177,7 +180,10 @@ impl NodeTables {
                     _ => false,
                 },
                 Key::Index { vni, id: 0 } => self.vrfs.get(&vni) == Some(&entry.next),
-                Key::Index { vni: 0, id } => self.ports.get(&id) == Some(&entry.next),
+                Key::Index { vni: 0, id } => match policy_of_index(id) {
+                    Some(id) => self.policies.get(&id) == Some(&entry.next),
+                    None => self.ports.get(&id) == Some(&entry.next),
+                },
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } => {
                     self.groups.is_empty() || self.groups.get(&id) == Some(&entry.next)
                 }

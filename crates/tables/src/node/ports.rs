@@ -33,10 +33,17 @@ pub(super) fn port_mac(port: &port) -> u64 {
     mac_from_bytes(port.mac).to_u64()
 }
 
-fn encode_port(port: &Port, vrf: u32) -> Result<port, Error> {
+/// The cells of a port, whose policy is at cell `policy`; 0 if it has none.
+fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
     let invalid = |why: String| Err(Error::Invalid(format!("port with ifindex {}: {why}", port.ifindex)));
     if port.ifindex == 0 || !port.mac.is_unicast() {
         return invalid(format!("it needs an ifindex other than 0 and a unicast MAC, not {}", port.mac));
+    }
+    if port.ifindex >= layout::EXACT_POLICY_ID {
+        return invalid("the kernel gives no interface such an index".to_owned());
+    }
+    if port.policy == Some(0) {
+        return invalid("no policy has id 0".to_owned());
     }
     if port.dns4.len() > 2 {
         return invalid(format!("it has {} resolvers, but DHCP announces at most 2", port.dns4.len()));
@@ -68,6 +75,8 @@ fn encode_port(port: &Port, vrf: u32) -> Result<port, Error> {
         dns4: [ipv4_to_word(port.dns4.first().copied()), ipv4_to_word(port.dns4.get(1).copied())],
         instance: port.instance,
         lease_s: port.lease_s,
+        policy,
+        policy_id: port.policy.unwrap_or(0),
         ..Default::default()
     })
 }
@@ -90,6 +99,7 @@ fn decode_port(cell: &port) -> Option<Port> {
         dns4: cell.dns4.iter().filter_map(|&word| ipv4_from_word(word)).collect(),
         instance: cell.instance,
         lease_s: cell.lease_s,
+        policy: (cell.policy_id != 0).then_some(cell.policy_id),
     })
 }
 
@@ -98,11 +108,12 @@ impl NodeTables {
     /// addresses, or a direct path to one.
     ///
     /// # Errors
-    /// [`Error::UnknownVni`]; [`Error::AddressTaken`] if another port has one of the addresses;
+    /// [`Error::UnknownVni`]; [`Error::UnknownPolicy`]; [`Error::AddressTaken`] if another port has one of the addresses;
     /// [`Error::Full`]; [`Error::Invalid`].
     pub fn upsert_port(&mut self, port: &Port) -> Result<bool, Error> {
         let &vrf = self.vrfs.get(&port.vni.get()).ok_or(Error::UnknownVni(port.vni))?;
-        let new = encode_port(port, vrf)?;
+        let policy = self.known_policy(port)?;
+        let new = encode_port(port, vrf, policy)?;
         let old = self.ports.get(&port.ifindex).copied();
         let known: Option<layout::port> = old.map(|cell| self.memory().read(cell));
         if known == Some(new) && old.is_some_and(|cell| self.is_port_linked(&new, cell)) {
@@ -139,11 +150,18 @@ impl NodeTables {
     /// Whether what lookups find of a port is exactly what [`NodeTables::upsert_port`] would write.
     pub fn is_port_right(&self, port: &Port) -> bool {
         let Some(&vrf) = self.vrfs.get(&port.vni.get()) else { return false };
+        let Ok(policy) = self.known_policy(port) else { return false };
         let found = self.exact.get(self.memory(), port_key(port.ifindex));
         let found = found.filter(|found| self.memory().contains(found.next, PORT_CELLS));
-        found.zip(encode_port(port, vrf).ok()).is_some_and(|(found, right)| {
+        found.zip(encode_port(port, vrf, policy).ok()).is_some_and(|(found, right)| {
             self.memory().read::<layout::port>(found.next) == right && self.is_port_linked(&right, found.next)
         })
+    }
+
+    /// The cell of the policy of a port; 0 if it has none.
+    fn known_policy(&self, port: &Port) -> Result<u32, Error> {
+        let Some(id) = port.policy.filter(|&id| id != 0) else { return Ok(0) };
+        self.policies.get(&id).copied().ok_or(Error::UnknownPolicy(id))
     }
 
     /// Checks that no other port has one of the addresses.

@@ -1,6 +1,7 @@
 mod crash;
 mod digests;
 mod full;
+mod policies;
 mod schedules;
 mod senders;
 mod vip_slots;
@@ -338,6 +339,7 @@ fn port(ifindex: u32) -> Port {
         dns4: vec![[9, 9, 9, 9].into()],
         instance: 42,
         lease_s: 3600,
+        policy: None,
     }
 }
 

@@ -1,8 +1,12 @@
 //! The history of operations, which is a pure function of a seed and a number, and its application to tables.
 
-use sluice_tables::{DirectPath, Endpoint, Error, NodeTables, Role, Route, Target, Vrf};
+use crate::policies::Random as PolicyRandom;
+use sluice_tables::{
+    DirectPath, Endpoint, Error, NodeTables, Policy, PolicyPacket, Role, Route, Target, Vrf,
+};
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::LazyLock;
 
 /// With this many endpoints, tables that have grown once are nearly full, so that insertions move other
 /// entries.
@@ -13,6 +17,12 @@ pub const VNIS: u32 = 4;
 pub const HOSTS: u32 = 9;
 /// Prefixes of each family.
 pub const PREFIXES: u32 = 160;
+/// Policies, with identifiers from 1 on.
+pub const POLICIES: u32 = 3;
+/// Different contents of each policy.
+pub const POLICY_VARIANTS: u32 = 6;
+/// Packets that a policy is asked about.
+pub const POLICY_PACKETS: u32 = 60;
 
 /// Operations after which the history changes between adding and removing more endpoints.
 const FILL_PHASE_OPERATIONS: u64 = 4000;
@@ -82,6 +92,14 @@ pub enum Op {
     RemoveVtep {
         host: u32,
     },
+    /// `variant` is the number of a content.
+    Policy {
+        number: u32,
+        variant: u32,
+    },
+    RemovePolicy {
+        number: u32,
+    },
     /// Makes the exact match larger, which changes no answer.
     Grow,
 }
@@ -123,6 +141,35 @@ pub fn prefix(number: u32) -> IpNet {
         }
     };
     IpNet::new(address, length as u8).expect("the length fits").trunc()
+}
+
+/// The contents of a policy, and packets that some of them permit.
+pub struct PolicyVariants {
+    pub variants: Vec<Policy>,
+    pub packets: Vec<PolicyPacket>,
+}
+
+/// The contents of policy `number`. They have different numbers of rules, and their rules different identifiers.
+fn policy_variants(number: u32) -> PolicyVariants {
+    let mut random = PolicyRandom(0x5eed + u64::from(number));
+    let mut variants: Vec<Policy> = Vec::new();
+    while variants.len() < POLICY_VARIANTS as usize {
+        let mut policy = random.policy(1 + number, 60);
+        if variants.iter().all(|known| known.rules.len() != policy.rules.len()) {
+            policy.rules.iter_mut().for_each(|rule| rule.id += 1000 * variants.len() as u32);
+            variants.push(policy);
+        }
+    }
+    let packets =
+        (0..POLICY_PACKETS as usize).map(|i| random.packet(&variants[i % variants.len()])).collect();
+    PolicyVariants { variants, packets }
+}
+
+/// All policies, by number.
+pub fn policies() -> &'static [PolicyVariants] {
+    static ALL: LazyLock<Vec<PolicyVariants>> =
+        LazyLock::new(|| (0..POLICIES).map(policy_variants).collect());
+    &ALL
 }
 
 /// A MAC that encodes the endpoint and, half of the time, the operation. Otherwise the MAC does not change,
@@ -192,7 +239,9 @@ pub fn op(seed: u64, number: u64) -> Op {
         500..900 => route_op(&mut random, number),
         900..950 => Op::Vrf { vni: vni(&mut random), mtu: 1280 + random.below(200) as u16 },
         950..954 => Op::RemoveVrf { vni: vni(&mut random) },
-        954..985 => Op::Vtep { host: random.below(HOSTS), role: role(&mut random) },
+        954..970 => Op::Policy { number: random.below(POLICIES), variant: random.below(POLICY_VARIANTS) },
+        970..973 => Op::RemovePolicy { number: random.below(POLICIES) },
+        973..985 => Op::Vtep { host: random.below(HOSTS), role: role(&mut random) },
         985..994 => Op::RemoveVtep { host: random.below(HOSTS) },
         _ if (seed / 3).is_multiple_of(3) => Op::Grow,
         _ => endpoint_op(&mut random, number),
@@ -242,6 +291,10 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
         Op::RemoveVrf { vni: at } => tables.remove_vrf(vni(at)),
         Op::Vtep { host: at, role } => tables.upsert_vtep(host(at), role),
         Op::RemoveVtep { host: at } => tables.remove_vtep(host(at)),
+        Op::Policy { number, variant } => {
+            tables.upsert_policy(&policies()[number as usize].variants[variant as usize])
+        }
+        Op::RemovePolicy { number } => tables.remove_policy(1 + number),
         Op::Grow => grow(tables),
     };
     match result {

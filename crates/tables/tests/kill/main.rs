@@ -9,6 +9,8 @@
 
 mod history;
 mod model;
+#[path = "../support/policies.rs"]
+mod policies;
 mod shared;
 
 use history::Random;
@@ -329,11 +331,13 @@ impl Parent<'_> {
                 fill.routes,
                 fill.vrfs,
                 fill.vteps,
+                fill.policies,
                 fill.counters_used,
             ]
         };
         assert_eq!(counts(&again), counts(&fill), "{when}");
-        let entries = fill.endpoints + fill.senders + fill.direct_paths + fill.vrfs + fill.vteps;
+        let entries =
+            fill.endpoints + fill.senders + fill.direct_paths + fill.vrfs + fill.vteps + fill.policies;
         assert_eq!(fill.entries, entries, "{when}");
     }
 
@@ -346,6 +350,9 @@ impl Parent<'_> {
         }
         for vtep in tables.vteps().collect::<Vec<_>>() {
             tables.remove_vtep(vtep).unwrap();
+        }
+        for policy in tables.policies().collect::<Vec<_>>() {
+            tables.remove_policy(policy.id).unwrap();
         }
         let used = used_cells(&mut tables);
         let fill = tables.usage();
@@ -386,11 +393,12 @@ fn differences(one: &Content, other: &Content) -> String {
         format!("{} instead of {}", only(one, other), only(other, one))
     }
     format!(
-        "endpoints {}; direct paths {}; routes {}; VRFs {}; VTEPs {}",
+        "endpoints {}; direct paths {}; routes {}; VRFs {}; VTEPs {}; policies {}",
         difference(&one.endpoints, &other.endpoints),
         difference(&one.direct_paths, &other.direct_paths),
         difference(&one.routes, &other.routes),
         difference(&one.vrfs, &other.vrfs),
-        difference(&one.vteps, &other.vteps)
+        difference(&one.vteps, &other.vteps),
+        difference(&one.policies, &other.policies)
     )
 }

@@ -1,7 +1,13 @@
 //! The model: the expected content of the tables, and the expected answers, after any operation of a history.
 
-use crate::history::{self, DIRECT_PATHS, ENDPOINTS, HOSTS, Op, PREFIXES, Random, VNIS};
-use sluice_tables::{DirectPath, Endpoint, Lookup, NextHop, NodeTables, Reader, Role, Route, Target};
+use crate::history::{
+    self, DIRECT_PATHS, ENDPOINTS, HOSTS, Op, POLICIES, POLICY_PACKETS, PREFIXES, PolicyVariants, Random,
+    VNIS, policies,
+};
+use crate::policies::is_right;
+use sluice_tables::{
+    Busy, DirectPath, Endpoint, Lookup, NextHop, NodeTables, Reader, Role, Route, Target, Verdict,
+};
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
 
@@ -58,6 +64,8 @@ pub enum Question {
     Route(u32, u32),
     Vrf(u32),
     Vtep(u32),
+    /// Number of the policy, and index of the packet.
+    Policy(u32, u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +76,8 @@ pub enum Answer {
     Direct(Option<(MacAddr, IpAddr, u32)>),
     Route(Option<Target>),
     Present(bool),
+    /// The verdict on a packet; `None` if there is no policy.
+    Verdict(Option<Verdict>),
     /// A hit that leads to a cell of the wrong kind.
     Stale,
 }
@@ -85,6 +95,8 @@ pub struct Model {
     /// MTU of each VRF.
     vrfs: Vec<ValueHistory<Option<u16>>>,
     vteps: Vec<ValueHistory<Option<Role>>>,
+    /// Number of the content of each policy.
+    policies: Vec<ValueHistory<Option<u32>>>,
     probes: Vec<ProbedAddress>,
     first_equal: Vec<u32>,
 }
@@ -117,6 +129,8 @@ pub struct Content {
     pub vrfs: Vec<(Vni, u16)>,
     pub vteps: Vec<(IpAddr, Role)>,
     pub direct_paths: Vec<DirectPath>,
+    /// Identifiers of policies and their numbers of rules, which say which content it is.
+    pub policies: Vec<(u32, u32)>,
 }
 
 impl Content {
@@ -128,6 +142,7 @@ impl Content {
             vrfs,
             vteps: tables.vteps().filter_map(|vtep| Some((vtep, tables.role(vtep)?))).collect(),
             direct_paths: tables.direct_paths().map(|(path, _)| path).collect(),
+            policies: tables.policies().map(|entry| (entry.id, entry.rules)).collect(),
         }
         .sorted()
     }
@@ -152,6 +167,7 @@ impl Model {
             routes: vec![ValueHistory::new(); (VNIS * 2 * PREFIXES) as usize],
             vrfs: vec![ValueHistory::new(); VNIS as usize],
             vteps: vec![ValueHistory::new(); HOSTS as usize],
+            policies: vec![ValueHistory::new(); POLICIES as usize],
             probes: probes(),
             first_equal: first_equal(),
         }
@@ -217,6 +233,10 @@ impl Model {
                     }
                 }
             }
+            Op::Policy { number: policy, variant } => {
+                self.policies[policy as usize].push(number, Some(variant), floor);
+            }
+            Op::RemovePolicy { number: policy } => self.policies[policy as usize].push(number, None, floor),
             Op::Grow => {}
         }
     }
@@ -247,6 +267,11 @@ impl Model {
             Some(DirectPath { vni, address, mac, host: history::host(host), path_vni, fixed: false })
         });
         content.direct_paths = direct_paths.collect();
+        let policies = (0..POLICIES).filter_map(|i| {
+            let variant = self.policies[i as usize].at(number)?;
+            Some((1 + i, policies()[i as usize].variants[variant as usize].rules.len() as u32))
+        });
+        content.policies = policies.collect();
         content.sorted()
     }
 
@@ -259,6 +284,10 @@ impl Model {
             .chain((1..=VNIS).flat_map(move |vni| (0..probes).map(move |i| Question::Route(vni, i))))
             .chain((1..=VNIS).map(Question::Vrf))
             .chain((0..HOSTS).map(Question::Vtep))
+            .chain(
+                (0..POLICIES)
+                    .flat_map(|i| (0..POLICY_PACKETS).map(move |packet| Question::Policy(i, packet))),
+            )
     }
 
     pub fn random_question(&self, random: &mut Random) -> Question {
@@ -266,7 +295,8 @@ impl Model {
             0 => Question::Vrf(1 + random.below(VNIS)),
             1 => Question::Vtep(random.below(HOSTS)),
             2..4 => Question::Direct(random.below(DIRECT_PATHS)),
-            4..10 => Question::Route(1 + random.below(VNIS), random.below(self.probes.len() as u32)),
+            4..6 => Question::Policy(random.below(POLICIES), random.below(POLICY_PACKETS)),
+            6..12 => Question::Route(1 + random.below(VNIS), random.below(self.probes.len() as u32)),
             _ => Question::Endpoint(random.below(ENDPOINTS)),
         }
     }
@@ -305,6 +335,13 @@ impl Model {
                 let address = self.probes[probe as usize].address;
                 reader.route(history::vni(vni), address).map_or(Answer::Busy, Answer::Route)
             }
+            Question::Policy(number, packet) => {
+                let packet = &policies()[number as usize].packets[packet as usize];
+                match reader.policy_cell(1 + number) {
+                    Err(Busy) => Answer::Busy,
+                    Ok(cell) => Answer::Verdict(cell.map(|cell| reader.evaluate(cell, packet))),
+                }
+            }
             Question::Vrf(vni) => present(reader.find_index(vni, 0)),
             Question::Vtep(host) => {
                 let address = history::host(host);
@@ -334,6 +371,16 @@ impl Model {
             }
             (Question::Vtep(host), Answer::Present(seen)) => {
                 self.vteps[host as usize].within(from, to).any(|(_, value)| value.is_some() == seen)
+            }
+            (Question::Policy(number, packet), Answer::Verdict(seen)) => {
+                let PolicyVariants { variants, packets } = &policies()[number as usize];
+                let is_right = |variant: Option<u32>| match (variant, seen) {
+                    (Some(variant), Some(verdict)) => {
+                        is_right(&variants[variant as usize], &packets[packet as usize], verdict)
+                    }
+                    (variant, seen) => variant.is_none() && seen.is_none(),
+                };
+                self.policies[number as usize].within(from, to).any(|(_, variant)| is_right(variant))
             }
             (Question::Route(vni, probe), Answer::Route(seen)) => {
                 self.allows_route(vni, probe, seen, from, to)

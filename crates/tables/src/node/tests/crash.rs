@@ -1,6 +1,7 @@
 //! Writers that die before any single access: the successor finds the change complete or absent, can repeat
 //! it, and has lost no cell.
 
+use super::policies::policy;
 use super::*;
 use crate::entries::VrfEntry;
 use crate::grace::GraceError;
@@ -21,6 +22,8 @@ pub(super) struct Content {
     vips: Vec<Vip>,
     groups: Vec<Group>,
     ports: Vec<Port>,
+    /// Identifiers with what is in the cells; generations differ.
+    policies: Vec<(u32, crate::policy::Compiled)>,
     directs: Vec<DirectPath>,
 }
 
@@ -43,9 +46,14 @@ impl Content {
             vips: tables.vips().collect(),
             groups: tables.groups().collect(),
             ports: tables.ports().collect(),
+            policies: tables.policies.iter().map(|(&id, &cell)| (id, read(tables, cell))).collect(),
             directs,
         }
     }
+}
+
+fn read(tables: &NodeTables, policy: u32) -> crate::policy::Compiled {
+    crate::policy::read(tables.memory(), policy)
 }
 
 /// Usage of the tables when no cells wait for a grace period.
@@ -75,6 +83,9 @@ impl CheckingGrace {
         for cell in [7, 8].map(|ifindex| self.cell(0, ifindex)).into_iter().filter(|&cell| cell != 0) {
             let port: layout::port = self.memory.read(cell);
             assert_eq!(port.vrf, self.cell(port.vni, 0), "a port's VRF");
+            let policy =
+                if port.policy_id == 0 { 0 } else { self.cell(0, layout::EXACT_POLICY_ID | port.policy_id) };
+            assert_eq!(port.policy, policy, "a port's policy");
         }
         for cell in [5, 6, 7].map(|vni| self.cell(vni, 0)).into_iter().filter(|&cell| cell != 0) {
             let group = self.memory.load32(cell, offset_of!(layout::vrf, by_role));
@@ -134,6 +145,8 @@ fn check_answers(tables: &NodeTables) {
     }
     for port in tables.ports() {
         assert_eq!(hop(reader.find_index(0, port.ifindex)), Some(NextHop::Port(port.ifindex)));
+        let policy = port.policy.map_or(0, |id| reader.policy_cell(id).unwrap().expect("it is in use"));
+        assert_eq!(reader.policy_of_port(tables.ports[&port.ifindex]), policy);
         let v4 = port.ipv4.map(|v4| IpAddr::V4(v4.address));
         for address in v4.into_iter().chain(port.ipv6.map(|v6| v6.address.into())) {
             assert_eq!(hop(reader.find(port.vni.get(), address)), Some(NextHop::Port(port.ifindex)));
@@ -222,7 +235,9 @@ fn add_entries_of_all_kinds(tables: &mut NodeTables) {
     ] {
         tables.upsert_endpoint(&endpoint(5, address, host)).unwrap();
     }
-    tables.upsert_port(&port(7)).unwrap();
+    tables.upsert_policy(&policy(3, 80)).unwrap();
+    tables.upsert_policy(&policy(4, 81)).unwrap();
+    tables.upsert_port(&Port { policy: Some(3), ..port(7) }).unwrap();
     tables.upsert_direct_path(&direct(5, "10.0.0.20", "192.0.2.1")).unwrap();
     tables.upsert_direct_path(&direct(5, "fd00::20", "2001:db8::1")).unwrap();
     tables.upsert_direct_path(&direct(6, "fd00::20", "2001:db8::1")).unwrap();
@@ -271,6 +286,27 @@ fn killed_change_of_port_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(other), mac: mac(70), ..port(7) }));
     die_everywhere(|tables| tables.upsert_port(&Port { ipv6: None, ..port(7) }));
     die_everywhere(|tables| tables.remove_port(7));
+}
+
+#[test]
+fn killed_change_of_policy_is_complete_or_absent() {
+    die_everywhere(|tables| tables.upsert_policy(&policy(5, 80)));
+    // One that a port has, and one that no port has.
+    die_everywhere(|tables| tables.upsert_policy(&policy(3, 90)));
+    die_everywhere(|tables| tables.upsert_policy(&policy(4, 90)));
+    die_everywhere(|tables| tables.remove_policy(4));
+    let mut large = policy(3, 90);
+    let first = large.rules[0];
+    large.rules.extend((0..40).map(|i| crate::Rule {
+        id: 100 + i,
+        remote: crate::Remote::Prefix(format!("fd00:{i:x}::/32").parse().unwrap()),
+        ..first
+    }));
+    die_everywhere(|tables| tables.upsert_policy(&large));
+    for policy in [Some(4), None] {
+        die_everywhere(|tables| tables.upsert_port(&Port { policy, ..port(7) }));
+    }
+    die_everywhere(|tables| tables.upsert_port(&Port { policy: Some(3), ..port(8) }));
 }
 
 #[test]

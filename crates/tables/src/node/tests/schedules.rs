@@ -1,6 +1,8 @@
 //! Changes of routes, VRFs and nodes while readers look up, in thousands of orders of the single accesses.
 
+use super::policies::{packet, policy};
 use super::*;
+use crate::Verdict;
 use crate::interleave::explore::{Answer, ReaderEpochs, Scenario, Step, undisturbed};
 use sluice_types::IpNet;
 
@@ -12,6 +14,8 @@ enum Finding {
     Route(Option<Target>),
     Endpoint(Option<(MacAddr, NextHop)>),
     Node(bool),
+    /// Whether a port is judged by a policy, and how.
+    Judged(Verdict),
 }
 
 const HOSTS: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
@@ -84,6 +88,17 @@ fn ask_node(address: &str) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {
         Lookup::Busy => None,
         Lookup::Miss => Some(Finding::Node(false)),
         Lookup::Hit(hit) => Some(Finding::Node(reader.next_hop(hit.cell) == Some(NextHop::Vtep(address)))),
+    })
+}
+
+/// Asks how a packet to a TCP port of the VM with interface 7 is judged.
+fn ask_policy(port: u16) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {
+    Box::new(move |reader| match reader.find_index(0, 7) {
+        Lookup::Busy => None,
+        Lookup::Miss => panic!("the port is always there"),
+        Lookup::Hit(hit) => {
+            Some(Finding::Judged(reader.evaluate(reader.policy_of_port(hit.cell), &packet(port))))
+        }
     })
 }
 
@@ -197,6 +212,35 @@ fn vrfs_change_and_are_removed() {
         add("10.1.0.0/16", 92),
     ];
     explore(fill, vec![ask_route("10.1.1.1")], steps);
+}
+
+/// A packet is judged by the old policy or by the new one. All of these policies permit TCP port 82.
+#[test]
+fn policies_of_a_port_are_replaced() {
+    let fill = |tables: &mut NodeTables| {
+        tables.upsert_policy(&policy(3, 80)).unwrap();
+        tables.upsert_policy(&policy(4, 81)).unwrap();
+        tables.upsert_port(&Port { policy: Some(3), ..port(7) }).unwrap();
+    };
+    let put = |id, port| step(move |tables| tables.upsert_policy(&policy(id, port)));
+    let give = |policy| step(move |tables| tables.upsert_port(&Port { policy, ..port(7) }));
+    let steps = || {
+        vec![
+            put(3, 82),
+            reuse(),
+            put(3, 81),
+            give(Some(4)),
+            step(|tables| tables.remove_policy(3)),
+            reuse(),
+            adopt(),
+            put(4, 82),
+            give(None),
+            reuse(),
+        ]
+    };
+    for asked in [82, 80, 84] {
+        explore(fill, vec![ask_policy(asked)], steps());
+    }
 }
 
 #[test]
