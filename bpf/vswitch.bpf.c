@@ -18,6 +18,7 @@
  * interface and its segment size. A checksum that is still to be stored must not change bytes that were
  * checked (pending_checksum.h).
  */
+#include "vswitch/admission.h"
 #include "vswitch/decapsulate.h"
 #include "vswitch/deliver.h"
 #include "vswitch/dhcp.h"
@@ -31,8 +32,6 @@
 #include "vswitch/vm_icmp.h"
 #include "vswitch/vm_nd.h"
 
-/* Bytes that are made linear if the headers are not: more than all headers that are parsed. */
-#define HEADERS_MAX 512
 /* The kernel's gso_size of a packet whose segments have sizes of their own. */
 #define GSO_BY_FRAGS 0xffff
 
@@ -88,9 +87,17 @@ static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct 
 	return headers + skb->gso_size;
 }
 
+/* The identity of the VM at a port of this host, as admit() takes it. */
+static __always_inline __u32 port_identity(__u32 port_cell)
+{
+	const struct port *port = vm_port_service_at(port_cell);
+
+	return port ? (__u32)port->identity << ADMIT_IDENTITY_SHIFT : 0;
+}
+
 /* Delivers a VM's packet with a valid source to another port on this host. */
 static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
-					struct frame *frame, const struct port *to)
+					struct frame *frame, const struct port *to, __u32 to_cell)
 {
 	const struct node_config *node = node_at();
 
@@ -98,6 +105,12 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 		return port_drop(vrf->vni, DROP_stale_index);
 	if (to->ifindex == skb->ifindex)
 		return port_drop(vrf->vni, DROP_hairpin);
+	if (to->flags & PORT_FILTERED) {
+		enum drop_reason reason = admit(skb, frame, to, to_cell, port_identity(port_cell));
+
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
 	if (frame->destination_mac == load_mac(node->router_mac)) {
 		if (frame->ttl <= 1)
 			return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
@@ -138,6 +151,11 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 			return echo_answer(skb, port_cell, frame);
 		return port_drop(vrf->vni, DROP_no_endpoint);
 	}
+	if (port->flags & PORT_FILTERED) {
+		reason = admit(skb, frame, port, port_cell, ADMIT_EGRESS);
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
 	if (longest_packet(skb, frame) > port->mtu)
 		return send_vm_error(skb, port_cell, frame, DROP_too_big);
 	if (frame->flags & FRAME_IPV6)
@@ -154,7 +172,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 	}
 	to = local_port(found, &hit, vrf->vni, &reason);
 	if (to)
-		return send_to_port(skb, vrf, port_cell, frame, to);
+		return send_to_port(skb, vrf, port_cell, frame, to, hit.next);
 	if (is_direct(found, &hit))
 		return send_by_direct_path(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
 	return port_drop(vrf->vni, reason);
@@ -372,12 +390,17 @@ int uplink_ingress(struct __sk_buff *skb)
 		return port_drop(vni, DROP_inner_source);
 	if (is_forged(skb, frame, port))
 		return port_drop(vni, DROP_forged_control);
+	if (port->flags & PORT_FILTERED && frame->ethertype != ETH_P_ARP && !is_control_icmp6(frame)) {
+		reason = admit(skb, frame, port, hit.next, 0);
+		if (reason)
+			return port_drop(vni, reason);
+	}
 	count_traffic(vrf->counters, skb->len);
 	return deliver(skb, port);
 }
 
-/* Whether the parsed frame from the underlay is one that a VM of this host may get without further questions. */
-static __always_inline const struct port *plain_receiver(const struct frame *frame, __u32 vni)
+/* The port that may get the parsed frame from the underlay without further questions but its policy; NULL: none. */
+static __always_inline const struct port *plain_receiver(const struct frame *frame, __u32 vni, __u32 *cell)
 {
 	struct exact_hit hit = {};
 	enum drop_reason reason;
@@ -391,6 +414,7 @@ static __always_inline const struct port *plain_receiver(const struct frame *fra
 	else
 		found = find_ipv4(vni, frame->destination[1], &hit);
 	port = local_port(found, &hit, vni, &reason);
+	*cell = hit.next;
 	return port && frame->destination_mac == load_mac(port->mac) ? port : NULL;
 }
 
@@ -402,7 +426,7 @@ int underlay_ingress(struct __sk_buff *skb)
 	struct tunnel_sender from = {};
 	const struct port *port;
 	const struct vrf *vrf;
-	__u32 vni = 0;
+	__u32 vni = 0, port_cell = 0;
 
 	if (!frame || !node || !read_underlay(skb, node, &vni, &from))
 		return VERDICT_PASSED;
@@ -414,9 +438,15 @@ int underlay_ingress(struct __sk_buff *skb)
 	if (parse_frame(skb, TUNNEL4_BYTES, skb->len - TUNNEL4_BYTES, frame) ||
 	    frame->ethertype == ETH_P_ARP || !can_decapsulate(frame))
 		return VERDICT_PASSED;
-	port = plain_receiver(frame, vni);
+	port = plain_receiver(frame, vni, &port_cell);
 	if (!port || remove_outer_headers(skb, frame->flags & FRAME_IPV6))
 		return VERDICT_PASSED;
+	if (port->flags & PORT_FILTERED) {
+		enum drop_reason reason = admit(skb, frame, port, port_cell, 0);
+
+		if (reason)
+			return port_drop(vni, reason);
+	}
 	count_traffic(vrf->counters, skb->len);
 	return deliver(skb, port);
 }

@@ -72,12 +72,16 @@ static __always_inline int source_valid(const struct frame *frame)
 	return low >> 24 != 0 && low >> 24 != 127 && !ipv4_multicast(low);
 }
 
+/* Whether the transport headers of the protocol begin with two ports. */
+static __always_inline int has_ports(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
+}
+
 /* Whether the transport word is two ports. Fragments count as without ports, so that all have one flow. */
 static __always_inline int frame_has_ports(const struct frame *frame)
 {
-	return !(frame->flags & FRAME_FRAGMENT) &&
-	       (frame->protocol == IPPROTO_TCP || frame->protocol == IPPROTO_UDP ||
-		frame->protocol == IPPROTO_SCTP);
+	return !(frame->flags & FRAME_FRAGMENT) && has_ports(frame->protocol);
 }
 
 /* Protocol and ports, if there are any: the same for all packets of a flow. */

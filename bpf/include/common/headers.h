@@ -142,6 +142,8 @@ struct icmp_header {
 #define ICMP4_ECHO 8
 #define ICMP4_TIME_EXCEEDED 11
 #define ICMP4_PARAMETER_PROBLEM 12
+#define ICMP4_TIMESTAMP 13
+#define ICMP4_TIMESTAMP_REPLY 14
 #define ICMP6_TOO_BIG 2
 #define ICMP6_TIME_EXCEEDED 3
 #define ICMP6_INFORMATION 128 /* types from here on are no errors */

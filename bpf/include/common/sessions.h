@@ -12,7 +12,7 @@
  * 6 and `now` = session_ticks(bpf_ktime_get_coarse_ns()), are
  *
  *   struct session_query query = { .tcp_flags = flags, .bytes = length };
- *   session_query4(config, vni, protocol, source, destination, ports..., &query);
+ *   session_query4(config, scope, protocol, source, destination, ports..., &query);
  *   answer = session_find(4, &query, now, &hit);
  *   if (answer == SESSION_MISS) {
  *           ... check that the packet may begin a session ...
@@ -64,7 +64,7 @@ struct session_query {
 	__u32 source;	 /* the endpoint that sent the packet: 0 or 1 */
 	__u32 tcp_flags; /* 0 for other protocols */
 	__u32 bytes;	 /* that are counted; the caller chooses which headers count */
-	__u32 reserved;
+	__u32 identity;	 /* on a host, of the remote; otherwise 0 */
 };
 
 /* A session that was found. It has indices instead of pointers, so that global functions can return it. */
@@ -127,9 +127,9 @@ static __always_inline void session_place(struct session_query *query, __u64 has
 }
 
 /* The first word of a key. */
-static __always_inline __u64 session_who(__u32 vni, __u8 protocol, __u16 port0, __u16 port1)
+static __always_inline __u64 session_who(__u32 scope, __u8 protocol, __u16 port0, __u16 port1)
 {
-	return (vni & 0xffffff) | (__u64)protocol << SESSION_PROTOCOL_SHIFT |
+	return (scope & 0xffffff) | (__u64)protocol << SESSION_PROTOCOL_SHIFT |
 	       (__u64)port0 << SESSION_PORT0_SHIFT | (__u64)port1 << SESSION_PORT1_SHIFT;
 }
 
@@ -137,17 +137,17 @@ static __always_inline __u64 session_who(__u32 vni, __u8 protocol, __u16 port0, 
  * Prepares the search. Addresses and ports are the packet's, in host order. ICMP echo: both ports are the
  * identifier.
  */
-static __always_inline void session_query4(const struct session_config *config, __u32 vni, __u8 protocol,
+static __always_inline void session_query4(const struct session_config *config, __u32 scope, __u8 protocol,
 					   __u32 source, __u32 destination, __u16 source_port,
 					   __u16 destination_port, struct session_query *query)
 {
 	if (((__u64)source << 16 | source_port) <= ((__u64)destination << 16 | destination_port)) {
 		query->source = 0;
-		query->key[0] = session_who(vni, protocol, source_port, destination_port);
+		query->key[0] = session_who(scope, protocol, source_port, destination_port);
 		query->key[1] = source | (__u64)destination << 32;
 	} else {
 		query->source = 1;
-		query->key[0] = session_who(vni, protocol, destination_port, source_port);
+		query->key[0] = session_who(scope, protocol, destination_port, source_port);
 		query->key[1] = destination | (__u64)source << 32;
 	}
 	session_place(query, session_hash(config, query->key, SESSION_KEY4_WORDS),
@@ -155,7 +155,7 @@ static __always_inline void session_query4(const struct session_config *config, 
 }
 
 /* As session_query4(), with addresses as halves, high half first. */
-static __always_inline void session_query6(const struct session_config *config, __u32 vni, __u8 protocol,
+static __always_inline void session_query6(const struct session_config *config, __u32 scope, __u8 protocol,
 					   const __u64 source[2], const __u64 destination[2],
 					   __u16 source_port, __u16 destination_port,
 					   struct session_query *query)
@@ -165,14 +165,14 @@ static __always_inline void session_query6(const struct session_config *config, 
 
 	if (ordered) {
 		query->source = 0;
-		query->key[0] = session_who(vni, protocol, source_port, destination_port);
+		query->key[0] = session_who(scope, protocol, source_port, destination_port);
 		query->key[1] = s0;
 		query->key[2] = s1;
 		query->key[3] = d0;
 		query->key[4] = d1;
 	} else {
 		query->source = 1;
-		query->key[0] = session_who(vni, protocol, destination_port, source_port);
+		query->key[0] = session_who(scope, protocol, destination_port, source_port);
 		query->key[1] = d0;
 		query->key[2] = d1;
 		query->key[3] = s0;
@@ -582,8 +582,8 @@ static __always_inline enum session_answer session_create(int family, struct ses
 							  __u32 action1, __u32 now, struct session_hit *hit)
 {
 	__u64 *one = session_bucket(family, query->one), *two = session_bucket(family, query->two);
-	__u32 state = session_next_state(query->source ? SESSION_ORIGINATOR : 0, session_protocol(query),
-					 query->tcp_flags, SESSION_ORIGINAL);
+	__u32 first = (query->source ? SESSION_ORIGINATOR : 0) | query->identity << SESSION_IDENTITY_SHIFT;
+	__u32 state = session_next_state(first, session_protocol(query), query->tcp_flags, SESSION_ORIGINAL);
 	__u32 timeout = session_timeout(config, session_protocol(query), state);
 	__u64 published = (__u64)(now + timeout) << SESSION_EXPIRES_SHIFT | query->want;
 	__u64 word = 0, *bucket, *tag;

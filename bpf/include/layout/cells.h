@@ -331,6 +331,7 @@ struct vip_slot {
 
 /* A VM's port on this host, two cells. (EXACT_INDEX, 0, ifindex) and its addresses refer to it. */
 #define PORT_PEER_REDIRECT 0x2 /* the port is a veth: deliver directly into its peer */
+#define PORT_FILTERED 0x4      /* the port has a policy: its packets need a session (admission.h) */
 
 struct port {
 	__u8 kind; /* NEXT_HOP_PORT */
@@ -338,8 +339,9 @@ struct port {
 	__u16 mtu;
 	__u32 ifindex;
 	__u32 vni;
-	__u32 vrf;	   /* cell of the VNI's struct vrf */
-	__u8 mac[8];	   /* in the first 6 bytes */
+	__u32 vrf; /* cell of the VNI's struct vrf */
+	__u8 mac[6];
+	__u16 scope;	   /* of the port's sessions: another number for each attachment; 0: not filtered */
 	__u32 address4;	   /* network order; 0: none */
 	__u32 router4;	   /* network order: the subnet's router, which is also the DHCP server; 0: none */
 	__u8 address6[16]; /* zero: none */
@@ -356,7 +358,14 @@ struct port {
 	 */
 	__u32 policy;
 	__u32 policy_id; /* only for the writer: id of the policy; 0: none */
-	__u32 reserved32[7];
+	/*
+	 * CLOCK_MONOTONIC in seconds. Before it, a TCP segment other than a SYN may begin a session, if the policy
+	 * permits it: so connections go on that exist when a port gets its policy.
+	 */
+	__u32 adopt_until_s;
+	__u16 identity; /* of the VM's groups within its VPC; 0: none */
+	__u16 reserved16;
+	__u32 reserved32[5];
 };
 
 /*

@@ -53,7 +53,13 @@
 	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries") \
 	DROP(42, pending_checksum, "VM requested a checksum to be stored over headers that were checked") \
 	DROP(43, not_routed, "underlay packet to an address that is not this gateway's, which it does not route") \
-	DROP(44, foreign_sender, "sender of the VXLAN packet is a host that may not send in the VPC")
+	DROP(44, foreign_sender, "sender of the VXLAN packet is a host that may not send in the VPC") \
+	DROP(45, egress_denied, "security groups of the sending port permit no such packet") \
+	DROP(46, ingress_denied, "security groups of the receiving port permit no such packet") \
+	DROP(47, no_session, "packet of no known connection, and not the first one of a new connection") \
+	DROP(48, session_limit, "port has all the sessions that one port may have") \
+	DROP(49, sessions_full, "session table has no free slot for the packet's session") \
+	DROP(50, unknown_fragment, "fragment whose first fragment was not permitted, or came later")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

@@ -6,8 +6,6 @@
  * Contract: sessions.h is the C interface. crates/tables binds this at build time, and removes expired
  * sessions. A change that an old agent cannot read changes SESSIONS_LAYOUT_VERSION.
  *
- * No attached program uses sessions yet.
- *
  * There are two tables, one for each family. Each is an array of buckets. A bucket has eight words and seven
  * records. Word 0 has one byte for each record, its hint, and word i + 1 is the tag word of
  * record i. There is no allocator. A key has two candidate buckets by a seeded hash. A session is stored in
@@ -86,9 +84,13 @@
  * Both directions have the same key: endpoint 0 is the lower pair of address and port. All numbers are in
  * host order. In ICMP and ICMPv6 echo messages, both ports are the identifier; other ICMP messages have no
  * session (errors belong to the flow that they quote). In protocols without ports, both are 0.
+ *
+ * The scope separates flows that may have the same addresses: on a host it is the number of the port (struct port in
+ * cells.h) whose session it is, on a gateway the VNI.
  */
 struct session_key4 {
-	__u64 who; /* VNI in bits 0..23, protocol 24..31, port of endpoint 0 32..47, of endpoint 1 48..63 */
+	/* Scope in bits 0..23, protocol 24..31, port of endpoint 0 32..47, of endpoint 1 48..63. */
+	__u64 who;
 	__u64 addresses; /* endpoint 0 in bits 0..31, endpoint 1 in bits 32..63 */
 };
 
@@ -108,6 +110,8 @@ struct session_key6 {
 #define SESSION_CONFIRMED 0x4u	/* then the originator has sent again; TCP: with ACK */
 #define SESSION_FIN 0x10u /* TCP: FIN from the originator; shifted left by one: from the other endpoint */
 #define SESSION_RST 0x40u /* TCP: RST from either endpoint */
+/* Bits 16..31: on a host, the identity of the remote by which the session was permitted; never changes. */
+#define SESSION_IDENTITY_SHIFT 16
 
 #define SESSION_ORIGINAL 0 /* direction: from the originator */
 #define SESSION_REPLY 1	   /* direction: to the originator */
@@ -119,8 +123,8 @@ struct session_data {
 	__u64 packets[2]; /* by direction; atomic additions */
 	__u64 bytes[2];
 	/*
-	 * Set by the creator and never changed, such as a translated address or the number of a backend.
-	 * Not an index of a cell of the tables: the session may exist longer than the cell's content.
+	 * Set by the creator: on a host, generation and rule of the policy that permitted the session. Not an index of
+	 * a cell of the tables: the session may exist longer than the cell's content.
 	 */
 	__u32 action[2];
 };

@@ -26,7 +26,7 @@ struct session_test {
 	__u64 destination[2];
 	__u16 source_port;
 	__u16 destination_port;
-	__u32 vni;
+	__u32 scope;
 	__u8 protocol;
 	__u8 tcp_flags;
 	__u16 reserved;
@@ -82,10 +82,10 @@ static __always_inline void session_test_run(int family, struct session_config *
 	struct session_hit hit = {};
 
 	if (family == 4)
-		session_query4(config, test->vni, test->protocol, test->source[1], test->destination[1],
+		session_query4(config, test->scope, test->protocol, test->source[1], test->destination[1],
 			       test->source_port, test->destination_port, &query);
 	else
-		session_query6(config, test->vni, test->protocol, test->source, test->destination,
+		session_query6(config, test->scope, test->protocol, test->source, test->destination,
 			       test->source_port, test->destination_port, &query);
 	test->answer =
 		family == 4 ? find_session4(&query, test->now, &hit) : find_session6(&query, test->now, &hit);

@@ -42,6 +42,9 @@ enum verdict {
 	VERDICT_ROUTER_ADVERTISEMENT = 258, /* router_advertise() (router_advertisement.h) */
 };
 
+/* Bytes that are made linear if the headers are not: more than all headers that are parsed. */
+#define HEADERS_MAX 512
+
 /* Counts the frame as dropped. `vni` is as for count_drop(). */
 static __always_inline int port_drop(__u32 vni, enum drop_reason reason)
 {

@@ -23,7 +23,7 @@ pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
 /// Memory of the programs for each CPU: packets that wait to be counted, which packets are counted, and the packet
 /// that is being processed. It is not pinned, so each version may change its layout.
-const PROGRAM_MEMORY_MAPS: [&str; 3] = ["flow_queues", "flow_samplers", "packets"];
+const PROGRAM_MEMORY_MAPS: [&str; 4] = ["flow_queues", "flow_samplers", "packets", "admissions"];
 
 /// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];

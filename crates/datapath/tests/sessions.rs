@@ -92,11 +92,11 @@ fn flow(number: u32) -> Flow {
         let at = |low: u32| Ipv6Addr::from((0xfd00_u128 << 112) + u128::from(low));
         [(at(low), port).into(), (at(3), 53).into()]
     };
-    Flow { vni: 9, protocol: 17, source: ends[0], destination: ends[1] }
+    Flow { scope: 9, protocol: 17, source: ends[0], destination: ends[1] }
 }
 
 fn operation(op: u32, flow: &Flow, now: u32, action: u32) -> session_test {
-    let mut asked = testing::operation(op, flow.vni, flow.protocol, [flow.source, flow.destination]);
+    let mut asked = testing::operation(op, flow.scope, flow.protocol, [flow.source, flow.destination]);
     (asked.now, asked.action, asked.bytes) = (now, [action, !action], 100);
     asked
 }
@@ -105,7 +105,7 @@ fn operation(op: u32, flow: &Flow, now: u32, action: u32) -> session_test {
 fn assert_own(asked: &session_test) {
     let (s, d) = ((asked.source, asked.source_port), (asked.destination, asked.destination_port));
     let (low, high) = if s <= d { (s, d) } else { (d, s) };
-    let who = u64::from(asked.vni)
+    let who = u64::from(asked.scope)
         | u64::from(asked.protocol) << 24
         | u64::from(low.1) << 32
         | u64::from(high.1) << 48;

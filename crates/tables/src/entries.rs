@@ -212,4 +212,11 @@ pub struct Port {
     /// Identifier of the [`Policy`](crate::Policy) that says which packets the port sends and receives. It must be in
     /// the tables before. `None`: everything is permitted.
     pub policy: Option<u32>,
+    /// Number under which the sessions of a port with a policy are kept, not 0. Another attachment has another number, so
+    /// that no VM inherits sessions.
+    pub scope: u16,
+    /// Identity of the instance's groups within its VPC; 0: none.
+    pub identity: u16,
+    /// Time until which connections are adopted that exist already, in seconds of `CLOCK_MONOTONIC`; 0: none are.
+    pub adopt_until_s: u32,
 }

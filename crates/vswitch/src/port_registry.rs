@@ -403,6 +403,9 @@ fn table_port(port: &Port, attachment: &Attachment, mtu_max: u16) -> sluice_tabl
         instance: port.instance.get(),
         lease_s: LEASE_S,
         policy: None,
+        scope: 0,
+        identity: 0,
+        adopt_until_s: 0,
     }
 }
 

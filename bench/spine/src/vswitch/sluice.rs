@@ -152,5 +152,8 @@ fn port(vni: Vni, vm: Vm) -> Result<Port, Failure> {
         instance: 1,
         lease_s: 3600,
         policy: None,
+        scope: 0,
+        identity: 0,
+        adopt_until_s: 0,
     })
 }

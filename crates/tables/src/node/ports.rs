@@ -2,15 +2,13 @@
 
 use super::NodeTables;
 use super::underlay::kind_of;
-use crate::encoding::{
-    ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes, mac_from_bytes, mac_to_bytes,
-};
+use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
 use crate::entries::{Port, PortIpv4, PortIpv6};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, port};
 
-use sluice_types::{Ipv6Net, Vni};
+use sluice_types::{Ipv6Net, MacAddr, Vni};
 use std::mem::offset_of;
 
 pub(super) const PORT_CELLS: u32 = 2;
@@ -30,7 +28,7 @@ pub(super) fn address_keys(port: &port) -> Vec<Key> {
 }
 
 pub(super) fn port_mac(port: &port) -> u64 {
-    mac_from_bytes(port.mac).to_u64()
+    MacAddr::new(port.mac).to_u64()
 }
 
 /// The cells of a port, whose policy is at cell `policy`; 0 if it has none.
@@ -44,6 +42,9 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
     }
     if port.policy == Some(0) {
         return invalid("no policy has id 0".to_owned());
+    }
+    if port.policy.is_some() && port.scope == 0 {
+        return invalid("a port with a policy needs a number for its sessions".to_owned());
     }
     if port.dns4.len() > 2 {
         return invalid(format!("it has {} resolvers, but DHCP announces at most 2", port.dns4.len()));
@@ -60,12 +61,14 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
     };
     Ok(layout::port {
         kind: layout::NEXT_HOP_PORT as u8,
-        flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 },
+        flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 }
+            | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 },
         mtu: port.mtu,
         ifindex: port.ifindex,
         vni: port.vni.get(),
         vrf,
-        mac: mac_to_bytes(port.mac),
+        mac: port.mac.octets(),
+        scope: port.scope,
         address4: ipv4_to_word(port.ipv4.map(|v4| v4.address)),
         router4: ipv4_to_word(port.ipv4.and_then(|v4| v4.router)),
         address6: ipv6_to_bytes(port.ipv6.map(|v6| v6.address)),
@@ -77,6 +80,8 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
         lease_s: port.lease_s,
         policy,
         policy_id: port.policy.unwrap_or(0),
+        adopt_until_s: port.adopt_until_s,
+        identity: port.identity,
         ..Default::default()
     })
 }
@@ -93,13 +98,16 @@ fn decode_port(cell: &port) -> Option<Port> {
         peer_redirect: u32::from(cell.flags) & layout::PORT_PEER_REDIRECT != 0,
         mtu: cell.mtu,
         vni: Vni::new(cell.vni).ok()?,
-        mac: mac_from_bytes(cell.mac),
+        mac: MacAddr::new(cell.mac),
         ipv4,
         ipv6,
         dns4: cell.dns4.iter().filter_map(|&word| ipv4_from_word(word)).collect(),
         instance: cell.instance,
         lease_s: cell.lease_s,
         policy: (cell.policy_id != 0).then_some(cell.policy_id),
+        scope: cell.scope,
+        identity: cell.identity,
+        adopt_until_s: cell.adopt_until_s,
     })
 }
 

@@ -9,8 +9,9 @@ const KEY_WORDS_MAX: usize = layout::SESSION_KEY6_WORDS as usize;
 /// The packets of one direction, by which a session is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
-    /// VNI of 24 bits; 0 for flows outside of all VPCs.
-    pub vni: u32,
+    /// What separates flows that may have the same addresses, of 24 bits: on a host the number of the port, on a gateway
+    /// the VNI; 0 for flows outside of all VPCs.
+    pub scope: u32,
     /// IP protocol number.
     pub protocol: u8,
     /// Address and port of the sender. For ICMP and ICMPv6 echo both ports are the identifier; for protocols
@@ -76,7 +77,7 @@ impl Key {
         };
         let [low, high] = if source == 0 { ends } else { [ends[1], ends[0]] };
         let mut words = [0; KEY_WORDS_MAX];
-        words[0] = u64::from(flow.vni & 0xff_ffff)
+        words[0] = u64::from(flow.scope & 0xff_ffff)
             | u64::from(flow.protocol) << layout::SESSION_PROTOCOL_SHIFT
             | u64::from(low.1) << layout::SESSION_PORT0_SHIFT
             | u64::from(high.1) << layout::SESSION_PORT1_SHIFT;
@@ -109,7 +110,7 @@ impl Key {
         let high = SocketAddr::new(addresses[1], (endpoints >> layout::SESSION_PORT1_SHIFT) as u16);
         let (source, destination) = if self.source == 0 { (low, high) } else { (high, low) };
         let protocol = (endpoints >> layout::SESSION_PROTOCOL_SHIFT) as u8;
-        Flow { vni: endpoints as u32 & 0xff_ffff, protocol, source, destination }
+        Flow { scope: endpoints as u32 & 0xff_ffff, protocol, source, destination }
     }
 }
 
@@ -174,7 +175,7 @@ mod tests {
 
     fn flow(source: &str, destination: &str) -> Flow {
         Flow {
-            vni: 0xab_cdef,
+            scope: 0xab_cdef,
             protocol: 6,
             source: source.parse().unwrap(),
             destination: destination.parse().unwrap(),
@@ -210,7 +211,7 @@ mod tests {
         let mut tags_in_one = std::collections::HashSet::new();
         for port in 0..64_000_u16 {
             let key = Key::of(&Flow {
-                vni: 1,
+                scope: 1,
                 protocol: 17,
                 source: SocketAddr::new(Ipv4Addr::new(10, 0, 0, 1).into(), port),
                 destination: SocketAddr::new(Ipv4Addr::new(10, 0, 0, 2).into(), 53),

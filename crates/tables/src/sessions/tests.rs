@@ -36,13 +36,13 @@ fn flow(family: Family, number: u32) -> Flow {
             [(near, 9).into(), ("2001:db8::1".parse::<Ipv6Addr>().unwrap(), 53).into()]
         }
     };
-    Flow { vni: 3, protocol: 17, source: ends[0], destination: ends[1] }
+    Flow { scope: 3, protocol: 17, source: ends[0], destination: ends[1] }
 }
 
 /// Runs a packet that finds or creates a session. Returns the answer.
 fn create(tables: &HostTables, flow: &Flow, now: u32) -> u32 {
     let ends = [flow.source, flow.destination];
-    let mut operation = testing::operation(testing::SESSION_OP_CREATE, flow.vni, flow.protocol, ends);
+    let mut operation = testing::operation(testing::SESSION_OP_CREATE, flow.scope, flow.protocol, ends);
     operation.now = now;
     tables.run(&mut operation);
     operation.answer

@@ -30,7 +30,7 @@ pub mod tcp {
 
 /// The operation of a packet from `source` to `destination`, which have the same family.
 #[must_use]
-pub fn operation(op: u32, vni: u32, protocol: u8, [source, destination]: [SocketAddr; 2]) -> session_test {
+pub fn operation(op: u32, scope: u32, protocol: u8, [source, destination]: [SocketAddr; 2]) -> session_test {
     let halves = |address: IpAddr| match address {
         IpAddr::V4(v4) => [0, u64::from(u32::from(v4))],
         IpAddr::V6(v6) => [(u128::from(v6) >> 64) as u64, u128::from(v6) as u64],
@@ -42,7 +42,7 @@ pub fn operation(op: u32, vni: u32, protocol: u8, [source, destination]: [Socket
         destination: halves(destination.ip()),
         source_port: source.port(),
         destination_port: destination.port(),
-        vni,
+        scope,
         protocol,
         ..Default::default()
     }

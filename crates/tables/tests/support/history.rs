@@ -45,7 +45,7 @@ fn flow(number: u32) -> Flow {
     let protocol = [TCP, UDP, if number.is_multiple_of(2) { 1 } else { 58 }][(number / 2 % 3) as usize];
     // The identifier of an echo is used as both ports.
     let ends = if protocol == 1 || protocol == 58 { ends.map(|end| (end.ip(), port).into()) } else { ends };
-    Flow { vni: 1 + number / 6 % 2, protocol, source: ends[0], destination: ends[1] }
+    Flow { scope: 1 + number / 6 % 2, protocol, source: ends[0], destination: ends[1] }
 }
 
 pub fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -328,7 +328,7 @@ pub fn run(
             Op::Packet { op, flow: flow_number, reply, flags, bytes } => {
                 let flow = if reply { flow(flow_number).reversed() } else { flow(flow_number) };
                 let mut operation =
-                    testing::operation(op, flow.vni, flow.protocol, [flow.source, flow.destination]);
+                    testing::operation(op, flow.scope, flow.protocol, [flow.source, flow.destination]);
                 operation.tcp_flags = if flow.protocol == TCP { flags } else { 0 };
                 (operation.bytes, operation.now, operation.action) =
                     (bytes, model.now, [number as u32, !flow_number]);

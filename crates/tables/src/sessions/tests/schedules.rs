@@ -78,7 +78,8 @@ impl TestTables {
 
     /// Runs a packet program in a task, and checks that what it finds belongs to its key.
     fn packet(&self, task: usize, op: u32, flow: &Flow, now: u32) -> session_test {
-        let mut operation = testing::operation(op, flow.vni, flow.protocol, [flow.source, flow.destination]);
+        let mut operation =
+            testing::operation(op, flow.scope, flow.protocol, [flow.source, flow.destination]);
         (operation.now, operation.bytes, operation.action) = (now, 10, [task as u32, !(task as u32)]);
         self.programs.0[task].fetch_add(1, Ordering::SeqCst);
         self.tables.run(&mut operation);
@@ -108,7 +109,7 @@ fn flow(family: Family, port: u16) -> Flow {
             [(at(2), port).into(), (at(1), 53).into()]
         }
     };
-    Flow { vni: 5, protocol: 17, source: ends[0], destination: ends[1] }
+    Flow { scope: 5, protocol: 17, source: ends[0], destination: ends[1] }
 }
 
 /// Two flows whose tags and candidate buckets are equal, so that only their keys differ.

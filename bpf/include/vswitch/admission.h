@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * vSwitch: security groups (Achelous section 2.3). A packet of a known session passes a port. The first packet of a
+ * connection is judged by the port's policy (policy.h) and begins a session, by which its answers pass as well.
+ *
+ * Contract: a unicast IP frame of a filtered port (PORT_FILTERED), parsed, at the start of the packet; messages between
+ * a VM and its own host, such as ARP, ND and DHCP, are not judged. A session belongs to one port: a packet from one VM
+ * to another on the same host needs one at each port. The packet is not changed. admit() returns DROP_none or the
+ * reason to drop. Uses the maps `cells`, `admissions`, `session_shares`, `fragments` and those of session_maps.h.
+ *
+ *   later fragment    passes if its first fragment has
+ *   ICMP error        passes if the session of the packet that it quotes exists
+ *   of a session      passes, and refreshes the session
+ *   otherwise         TCP: must be a SYN (RFC 9293), ICMP: not an answer. If the policy permits it, it begins a session
+ */
+#ifndef SLUICE_ADMISSION_H
+#define SLUICE_ADMISSION_H
+
+#include "vswitch/port.h"
+
+#include "common/policy.h"
+#include "common/session_maps.h"
+#include "vswitch/fragments.h"
+
+/* The packet leaves the VM. Otherwise `from` of admit() has the sender's identity in its upper half. */
+#define ADMIT_EGRESS 1u
+#define ADMIT_IDENTITY_SHIFT 16
+
+/* What the steps of admit() answer besides a reason to drop. */
+#define ADMIT_PASS 0u
+#define ADMIT_JUDGE 256u /* no session has the packet: the policy is asked */
+#define ADMIT_BEGIN 257u /* the policy permits the packet: it begins a session */
+#define ADMIT_ERROR 258u /* an ICMP error: the packet that it quotes decides */
+
+/* Sessions of a port: index is its scope. The agent sets the limit and subtracts sessions that have ended. */
+struct session_share {
+	__u32 sessions;
+	__u32 limit;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, struct session_share);
+} session_shares SEC(".maps");
+
+/* The headers that an ICMP error quotes: as much as each error has at least (RFC 792, RFC 4443 section 3). */
+struct quoted {
+	__u64 source[2];
+	__u64 destination[2];
+	__u32 ports;
+	__u8 protocol;
+};
+
+/* What is asked about a packet, and found: memory per CPU, as for the frame (port.h). */
+struct admission {
+	struct session_query query;
+	struct session_hit hit;
+	struct policy_packet packet;
+	struct quoted quoted;
+	__u32 now;	  /* in ticks of the session table */
+	__u32 generation; /* of the policy that permits the packet */
+	__u32 rule;	  /* of that policy */
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct admission);
+} admissions SEC(".maps");
+
+/* Kinds of ICMP messages. */
+enum icmp_kind {
+	ICMP_NONE,   /* the packet is not ICMP */
+	ICMP_QUERY,  /* begins a session, by its identifier */
+	ICMP_ANSWER, /* belongs to a session */
+	ICMP_ERROR,  /* belongs to the session of the packet that it quotes */
+	ICMP_OTHER,  /* has no session: each one is judged by the policy */
+};
+
+static __always_inline enum icmp_kind icmp_kind(const struct frame *frame)
+{
+	__u8 type = frame->transport >> 24;
+
+	if (frame->flags & FRAME_IPV6) {
+		if (frame->protocol != IPPROTO_ICMPV6)
+			return ICMP_NONE;
+		if (type < ICMP6_INFORMATION)
+			return ICMP_ERROR;
+		return type == ICMP6_ECHO ? ICMP_QUERY : type == ICMP6_ECHO_REPLY ? ICMP_ANSWER : ICMP_OTHER;
+	}
+	if (frame->protocol != IPPROTO_ICMP)
+		return ICMP_NONE;
+	switch (type) {
+	case ICMP4_ECHO:
+	case ICMP4_TIMESTAMP:
+		return ICMP_QUERY;
+	case ICMP4_ECHO_REPLY:
+	case ICMP4_TIMESTAMP_REPLY:
+		return ICMP_ANSWER;
+	case ICMP4_UNREACHABLE:
+	case ICMP4_TIME_EXCEEDED:
+	case ICMP4_PARAMETER_PROBLEM:
+		return ICMP_ERROR;
+	default:
+		return ICMP_OTHER;
+	}
+}
+
+/* Sets the key of the query: addresses as in struct frame, source port in the upper half of `ports`. */
+static __always_inline void query_flow(const struct session_config *config, struct session_query *query,
+				       __u16 scope, __u8 protocol, int ipv6, const __u64 *source,
+				       const __u64 *destination, __u32 ports)
+{
+	if (ipv6)
+		session_query6(config, scope, protocol, source, destination, ports >> 16, ports, query);
+	else
+		session_query4(config, scope, protocol, source[1], destination[1], ports >> 16, ports, query);
+}
+
+static __always_inline enum session_answer find_session(const struct session_query *query, int ipv6,
+							__u32 now, struct session_hit *hit)
+{
+	return ipv6 ? find_session6(query, now, hit) : find_session4(query, now, hit);
+}
+
+/* The words of a transport header that make a session: its ports, or the identifier of an ICMP query twice. */
+static __always_inline __u32 session_ports(struct __sk_buff *skb, const struct frame *frame,
+					   enum icmp_kind kind)
+{
+	__be16 id = 0;
+
+	if (kind == ICMP_NONE)
+		return has_ports(frame->protocol) ? frame->transport : 0;
+	if (kind == ICMP_OTHER || bpf_skb_load_bytes(skb, frame->transport_at + 4, &id, sizeof(id)))
+		return 0;
+	return (__u32)bpf_ntohs(id) << 16 | bpf_ntohs(id);
+}
+
+/* Reads the transport header of the quoted packet, at this offset. */
+static __always_inline long read_quoted_ports(struct __sk_buff *skb, __u32 at, int ipv6,
+					      struct quoted *quoted)
+{
+	__be32 words[2] = {};
+	__u8 icmp = ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+
+	if (bpf_skb_load_bytes(skb, at, words, sizeof(words)))
+		return -1;
+	if (has_ports(quoted->protocol)) {
+		quoted->ports = bpf_ntohl(words[0]);
+	} else if (quoted->protocol == icmp) {
+		__u32 id = bpf_ntohl(words[1]) >> 16;
+
+		quoted->ports = id << 16 | id;
+	}
+	return 0;
+}
+
+static __always_inline long read_quoted(struct __sk_buff *skb, const struct frame *frame,
+					struct quoted *quoted)
+{
+	__u32 at = frame->transport_at + ICMP_BYTES;
+	struct ipv4_header ip4;
+	struct ipv6_header ip6;
+
+	if (frame->flags & FRAME_IPV6) {
+		if (bpf_skb_load_bytes(skb, at, &ip6, sizeof(ip6)) || bpf_ntohl(ip6.version) >> 28 != 6)
+			return -1;
+		load_halves(quoted->source, ip6.source);
+		load_halves(quoted->destination, ip6.destination);
+		quoted->protocol = ip6.next;
+		return read_quoted_ports(skb, at + IPV6_BYTES, 1, quoted);
+	}
+	if (bpf_skb_load_bytes(skb, at, &ip4, sizeof(ip4)) || ip4.version >> 4 != 4 ||
+	    ip4.fragment & bpf_htons(IPV4_OFFSET))
+		return -1;
+	quoted->source[1] = bpf_ntohl(ip4.source);
+	quoted->destination[1] = bpf_ntohl(ip4.destination);
+	quoted->protocol = ip4.protocol;
+	return read_quoted_ports(skb, at + (ip4.version & 15) * 4, 0, quoted);
+}
+
+/* An ICMP error passes if the packet that it quotes is of a session of this port. It does not refresh the session. */
+__attribute__((noinline)) __u32 admit_error(struct __sk_buff *skb, struct frame *frame,
+					    struct admission *memory, __u32 scope)
+{
+	const struct session_config *config = session_config_at();
+	struct quoted *quoted;
+	int ipv6;
+
+	if (!frame || !memory || !config)
+		return DROP_stale_index;
+	ipv6 = frame->flags & FRAME_IPV6;
+	quoted = &memory->quoted;
+	quoted->ports = 0;
+	if (read_quoted(skb, frame, quoted))
+		return DROP_no_session;
+	query_flow(config, &memory->query, scope, quoted->protocol, ipv6, quoted->source, quoted->destination,
+		   quoted->ports);
+	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
+		return DROP_no_session;
+	return ADMIT_PASS;
+}
+
+static __always_inline __u8 read_tcp_flags(struct __sk_buff *skb, const struct frame *frame)
+{
+	struct cursor cursor = cursor_at(skb, frame->transport_at & (HEADERS_MAX - 1));
+	const struct tcp_header *tcp = take_header(&cursor, struct tcp_header);
+	__u8 flags = 0;
+
+	if (tcp && frame->transport_at < HEADERS_MAX)
+		return tcp->flags;
+	bpf_skb_load_bytes(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, flags), &flags,
+			   1);
+	return flags;
+}
+
+/* Counts the packet in its session, if that exists. Otherwise the policy is asked. */
+static __always_inline __u32 touch_session(struct session_config *config, struct admission *memory, int ipv6)
+{
+	enum session_answer answer;
+
+	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
+		return ADMIT_JUDGE;
+	answer = ipv6 ? session_touch(6, config, &memory->query, &memory->hit, memory->now)
+		      : session_touch(4, config, &memory->query, &memory->hit, memory->now);
+	return answer == SESSION_GONE ? ADMIT_JUDGE : ADMIT_PASS;
+}
+
+/* First step: packets that pass by a session or by their first fragment. ADMIT_*, or a reason. */
+__attribute__((noinline)) __u32 admit_known(struct __sk_buff *skb, struct frame *frame,
+					    struct admission *memory, __u32 scope)
+{
+	struct session_config *config = session_config_at();
+	enum icmp_kind kind;
+	int ipv6;
+
+	if (!frame || !memory || !config)
+		return DROP_stale_index;
+	memory->now = session_ticks(bpf_ktime_get_coarse_ns());
+	if (frame->flags & FRAME_LATER)
+		return is_known_fragment(skb, frame, scope, memory->now) ? ADMIT_PASS : DROP_unknown_fragment;
+	kind = icmp_kind(frame);
+	if (kind == ICMP_ERROR)
+		return ADMIT_ERROR;
+	ipv6 = frame->flags & FRAME_IPV6;
+	query_flow(config, &memory->query, scope, frame->protocol, ipv6, frame->source, frame->destination,
+		   session_ports(skb, frame, kind));
+	memory->query.tcp_flags = frame->protocol == IPPROTO_TCP ? read_tcp_flags(skb, frame) : 0;
+	memory->query.bytes = skb->len;
+	return kind == ICMP_OTHER ? ADMIT_JUDGE : touch_session(config, memory, ipv6);
+}
+
+/* Whether a TCP segment may begin a session: the SYN of a client. Others may while the port adopts connections. */
+static __always_inline int may_begin(const struct frame *frame, __u32 tcp_flags, const struct port *port)
+{
+	const __u32 mask = SESSION_TCP_SYN | SESSION_TCP_ACK | SESSION_TCP_RST | SESSION_TCP_FIN;
+
+	if (frame->protocol != IPPROTO_TCP || (tcp_flags & mask) == SESSION_TCP_SYN)
+		return 1;
+	return bpf_ktime_get_coarse_ns() / 1000000000ull < port->adopt_until_s;
+}
+
+/* Asks the policy. The rule that permits the packet, or POLICY_DENIED. */
+static __always_inline __u32 ask_policy(const struct frame *frame, struct admission *memory, __u32 policy,
+					__u32 from, enum icmp_kind kind)
+{
+	struct policy_packet *packet = &memory->packet;
+	int egress = from & ADMIT_EGRESS;
+	__u16 service = 0;
+
+	if (kind != ICMP_NONE)
+		service = frame->transport >> 16;
+	else if (has_ports(frame->protocol))
+		service = frame->transport;
+	packet->high = egress ? frame->destination[0] : frame->source[0];
+	packet->low = egress ? frame->destination[1] : frame->source[1];
+	packet->service = policy_service(frame->protocol, service);
+	packet->identity = from >> ADMIT_IDENTITY_SHIFT;
+	packet->ipv6 = !!(frame->flags & FRAME_IPV6);
+	packet->egress = egress;
+	return policy_evaluate(policy, packet);
+}
+
+/* Generation of a policy; 0 if the tables have lost it. */
+static __always_inline __u32 policy_generation(__u32 cell)
+{
+	const struct policy *policy = cell ? cell_at(cell) : NULL;
+
+	return policy && policy->kind == NEXT_HOP_POLICY ? policy->generation : 0;
+}
+
+/* Second step: a packet without a session. ADMIT_PASS, ADMIT_BEGIN, or a reason. */
+__attribute__((noinline)) __u32 admit_by_policy(struct frame *frame, struct admission *memory,
+						__u32 port_cell, __u32 from)
+{
+	const struct port *service = vm_port_service_at(port_cell);
+	enum icmp_kind kind;
+	__u32 policy;
+
+	if (!frame || !memory || !service)
+		return DROP_stale_index;
+	kind = icmp_kind(frame);
+	if (kind == ICMP_ANSWER || !may_begin(frame, memory->query.tcp_flags, service))
+		return DROP_no_session;
+	policy = READ_ONCE(service->policy);
+	memory->rule = ask_policy(frame, memory, policy, from, kind);
+	if (memory->rule == POLICY_DENIED)
+		return from & ADMIT_EGRESS ? DROP_egress_denied : DROP_ingress_denied;
+	memory->generation = policy_generation(policy);
+	memory->query.identity = from >> ADMIT_IDENTITY_SHIFT;
+	return kind == ICMP_OTHER ? ADMIT_PASS : ADMIT_BEGIN;
+}
+
+/* Third step: begins the session of a packet that the policy permits. ADMIT_PASS, or a reason. */
+static __always_inline __u32 begin_session(const struct frame *frame, struct admission *memory, __u32 scope)
+{
+	struct session_share *share = bpf_map_lookup_elem(&session_shares, &scope);
+	enum session_answer answer;
+
+	if (!share || READ_ONCE(share->sessions) >= READ_ONCE(share->limit))
+		return DROP_session_limit;
+	if (frame->flags & FRAME_IPV6)
+		answer = create_session6(&memory->query, memory->generation, memory->rule, memory->now,
+					 &memory->hit);
+	else
+		answer = create_session4(&memory->query, memory->generation, memory->rule, memory->now,
+					 &memory->hit);
+	switch (answer) {
+	case SESSION_CREATED:
+		ADD(&share->sessions, 1);
+		return ADMIT_PASS;
+	case SESSION_HIT:
+		return ADMIT_PASS;
+	case SESSION_BUSY:
+		return DROP_table_busy;
+	default:
+		return DROP_sessions_full;
+	}
+}
+
+/*
+ * Whether a packet may pass the filtered port in this cell: DROP_none, or why not. `from` is ADMIT_*. The steps are
+ * called one after the other, because the verifier limits the stack of functions that call each other.
+ */
+static __always_inline enum drop_reason admit(struct __sk_buff *skb, struct frame *frame,
+					      const struct port *port, __u32 port_cell, __u32 from)
+{
+	__u32 zero = 0, scope = port->scope, answer;
+	struct admission *memory = bpf_map_lookup_elem(&admissions, &zero);
+
+	if (!memory)
+		return DROP_stale_index;
+	answer = admit_known(skb, frame, memory, scope);
+	if (answer == ADMIT_ERROR)
+		answer = admit_error(skb, frame, memory, scope);
+	if (answer == ADMIT_JUDGE)
+		answer = admit_by_policy(frame, memory, port_cell, from);
+	if (answer == ADMIT_BEGIN)
+		answer = begin_session(frame, memory, scope);
+	if (answer == ADMIT_PASS && (frame->flags & (FRAME_FRAGMENT | FRAME_LATER)) == FRAME_FRAGMENT)
+		remember_fragment(skb, frame, scope, memory->now);
+	return answer;
+}
+
+#endif
