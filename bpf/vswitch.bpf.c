@@ -436,11 +436,14 @@ int underlay_ingress(struct __sk_buff *skb)
 	if (!vrf)
 		return VERDICT_PASSED;
 	if (parse_frame(skb, TUNNEL4_BYTES, skb->len - TUNNEL4_BYTES, frame) ||
-	    frame->ethertype == ETH_P_ARP || !can_decapsulate(frame))
+	    frame->ethertype == ETH_P_ARP || !can_decapsulate(frame) || may_be_merged(skb, frame) ||
+	    !can_be_marked(&from, frame))
 		return VERDICT_PASSED;
 	port = plain_receiver(frame, vni, &port_cell);
 	if (!port || remove_outer_headers(skb, frame->flags & FRAME_IPV6))
 		return VERDICT_PASSED;
+	if (from.is_congested)
+		bpf_skb_ecn_set_ce(skb);
 	if (port->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, port, port_cell, 0);
 

@@ -26,6 +26,8 @@ static __always_inline const struct port *local_port(enum exact_answer found, co
 
 static __always_inline int deliver(struct __sk_buff *skb, const struct port *port)
 {
+	/* A VM must not choose the queue of another one's interface. */
+	skb->queue_mapping = 0;
 	if (!(port->flags & PORT_PEER_REDIRECT))
 		return bpf_redirect(port->ifindex, 0);
 	/*

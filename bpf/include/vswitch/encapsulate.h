@@ -101,6 +101,8 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct node_
 		return NOT_ENCAPSULATED;
 	if (write_outer_headers(skb, &outer))
 		return VERDICT_DROPPED;
+	/* A VM's device may have recorded a queue. Here it would choose the queue of the underlay interface. */
+	skb->queue_mapping = 0;
 	return bpf_redirect(port->ifindex, 0);
 }
 

@@ -106,10 +106,11 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 
 /* The node that sent a frame through the tunnel. */
 struct tunnel_sender {
-	__u64 address[2]; /* as in struct frame */
-	__u32 vrf;	  /* cell of the VNI's VRF, if the sender's entry leads there; otherwise 0 */
-	__u8 ipv6;	  /* the address is IPv6 */
-	__u8 is_host;	  /* the node is a host, not a gateway */
+	__u64 address[2];  /* as in struct frame */
+	__u32 vrf;	   /* cell of the VNI's VRF, if the sender's entry leads there; otherwise 0 */
+	__u8 ipv6;	   /* the address is IPv6 */
+	__u8 is_host;	   /* the node is a host, not a gateway */
+	__u8 is_congested; /* the underlay has marked the packet */
 };
 
 /* Reads VNI and sender of a frame from the VXLAN device. */

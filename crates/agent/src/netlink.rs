@@ -136,7 +136,7 @@ impl Netlink {
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
-    /// Creates the VXLAN device through which programs encapsulate, in "external" mode: all metadata is per
+    /// Creates a VXLAN device in "external" mode: programs set and read the metadata of each
     /// packet.
     ///
     /// # Errors

@@ -179,8 +179,12 @@ impl Links {
         let what = format!("attach the classifier to {}", interface.name);
         let mut hook = self.clsact_hook(program, interface);
         hook.create().map_err(Error::bpf(what.clone()))?;
-        hook.attach().map_err(Error::bpf(what))?;
         let pin = Kind::Cls.pin(&self.dir, interface);
+        if self.priority == TC_PRIORITY_SHARED && !pin.exists() && hook.query().is_ok() {
+            // Another program's filter, which must not be replaced.
+            return Err(Error::Occupied(interface.name.clone()));
+        }
+        hook.attach().map_err(Error::bpf(what))?;
         let adopted = unpin(&pin)?;
         sys::pin(program, &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
         Ok(if adopted { Attachment::Adopted } else { Attachment::Clsact })
@@ -238,7 +242,8 @@ impl Links {
                 Kind::Xdp | Kind::Tcx => sys::open_pinned(&pin)
                     .and_then(|link| sys::link_info(link.as_fd()))
                     .map_or(true, |info| info.ifindex != interface.index),
-                Kind::Cls => Interface::by_name(&interface.name).map_or(true, |now| now != interface),
+                // By its index: an interface that was renamed still has its filter.
+                Kind::Cls => nix::net::if_::if_indextoname(interface.index).is_err(),
             };
             if is_stale {
                 tracing::info!(interface = interface.name, "removing the pin of a deleted interface");
@@ -310,6 +315,33 @@ mod tests {
         for invalid in ["", "xdp", "xdp-", "xdp-x-eth0", "foo-1-eth0"] {
             assert_eq!(Kind::parse(invalid), None, "{invalid}");
         }
+    }
+
+    /// Catches the replacement of another program's filter on an interface that is not Sluice's alone.
+    #[test]
+    fn another_filter_on_a_shared_interface_is_an_error() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            crate::kernel::mount_bpffs().unwrap();
+            let dir = Path::new(crate::kernel::BPFFS).join(format!("sluice-other-{}", std::process::id()));
+            let [theirs, ours] =
+                ["theirs", "ours"].map(|name| Links { dir: dir.join(name), priority: TC_PRIORITY_SHARED });
+            [&theirs, &ours].map(|links| links.prepare().unwrap());
+            let ip = "link add u0 type veth peer name t0";
+            assert!(Command::new("ip").args(ip.split(' ')).status().unwrap().success());
+            let interface = Interface::by_name("u0").unwrap();
+            let settings = crate::Settings { object: crate::ObjectName::Vswitch, cells: 4096, pin_dir: None };
+            let datapath = crate::Datapath::load(&settings).unwrap();
+            let program = datapath.program("underlay_ingress").unwrap();
+            theirs.attach_clsact(program.as_fd(), &interface).unwrap();
+            let refused = ours.attach_clsact(program.as_fd(), &interface).unwrap_err();
+            assert!(matches!(&refused, Error::Occupied(name) if name == "u0"), "{refused}");
+            assert!(theirs.detach(&interface).unwrap());
+            ours.attach_clsact(program.as_fd(), &interface).unwrap();
+            ours.detach(&interface).unwrap();
+            fs::remove_dir_all(&dir).unwrap();
+        };
+        std::thread::spawn(test).join().unwrap();
     }
 
     /// Kernels before 6.6 need clsact; the test uses it on every kernel.

@@ -1,10 +1,11 @@
-//! The agent of a compute host: the programs on its VMs' ports and on the VXLAN device, the instances that
+//! The agent of a compute host: the programs on its VMs' ports and towards the underlay, the instances that
 //! the controller placed here and their interfaces, and the direct paths that the host learns.
 #![forbid(unsafe_code)]
 
 mod args;
 mod guard;
 mod guard_metrics;
+mod ipsec;
 mod local_api;
 mod path_learner;
 mod path_metrics;
@@ -28,7 +29,7 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
-use sluice_agent::{flush, flush_closed, open};
+use sluice_agent::{error_chain, flush, flush_closed, open};
 use sluice_datapath::ObjectName;
 
 use crate::port_manager::{PortManager, UPLINK_PROGRAM, Underlay};
@@ -65,7 +66,18 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
-    underlay.attach(&opened.datapath, (&netlink, &of_interfaces), &uplink).await?;
+    if let Err(error) = underlay.attach(&opened.datapath, (&netlink, &of_interfaces), &uplink).await {
+        tracing::warn!(
+            error = error_chain(&error),
+            "cannot attach the program to the underlay interface: the VXLAN device decapsulates; retrying later"
+        );
+    }
+    if !underlay.by_device && ipsec::has_policies().await {
+        tracing::warn!(
+            "this host has IPsec policies, which packets between VMs and the underlay do not pass; if they must, \
+             start the agent with --kernel-vxlan"
+        );
+    }
     let (mut registry, complete) = PortRegistry::load(&common.state_dir()?)?;
     registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
     let changes = registry.subscribe();

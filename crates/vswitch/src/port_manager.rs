@@ -476,8 +476,12 @@ impl PortManager {
         if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {
             self.node.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
         }
-        if !self.underlay.by_device && !self.node.datapath.shared()?.contains(&uplink.interface()) {
-            self.underlay.attach(&self.node.datapath, (&self.netlink, &self.changes), &uplink).await?;
+        if !self.underlay.by_device {
+            // An administrator who turns forwarding off for all interfaces turns it off for the loopback interface, too.
+            enable_route_lookup(&self.netlink, &self.changes).await?;
+            if !self.node.datapath.shared()?.contains(&uplink.interface()) {
+                self.underlay.attach(&self.node.datapath, (&self.netlink, &self.changes), &uplink).await?;
+            }
         }
         let mtu = crate::mtu16(vxlan_device::mtu(&uplink, self.underlay.vteps)?);
         if self.node.writer.run(move |applier| applier.role.ports.limit_mtu(mtu)).await? {

@@ -1,4 +1,4 @@
-//! The kernel's VXLAN device, through which the programs encapsulate and decapsulate. This file changes with
+//! The kernel's VXLAN device, which encapsulates and decapsulates what the programs do not. This file changes with
 //! the properties that the device needs.
 
 use sluice_agent::Error;

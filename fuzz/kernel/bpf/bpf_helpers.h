@@ -40,6 +40,7 @@ long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, 
 long bpf_skb_pull_data(struct __sk_buff *skb, __u32 length);
 long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags);
 long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 flags);
+long bpf_skb_ecn_set_ce(struct __sk_buff *skb);
 long bpf_csum_level(struct __sk_buff *skb, __u64 level);
 long bpf_skb_change_type(struct __sk_buff *skb, __u32 type);
 long bpf_l3_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 size);
