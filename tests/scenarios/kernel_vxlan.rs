@@ -58,8 +58,10 @@ async fn passes_netfilter(lab: &Lab, wanted: bool) -> Outcome {
     let expected = COUNTED.as_secs() * PPS * STREAMS.len() as u64;
     for (what, before, after) in [("received", before[0], after[0]), ("sent", before[1], after[1])] {
         let passed = after - before;
-        // A busy machine sends less than it should. Without the option, two next hops have a packet a second each.
-        let holds = if wanted { passed > expected / 2 } else { passed < expected / 20 };
+        // A busy machine sends less than it should. Without the option, each next hop still gets a packet a second, which
+        // makes the kernel confirm its neighbor.
+        let few = passed < expected / 20 && (what == "received" || passed > 0);
+        let holds = if wanted { passed > expected / 2 } else { few };
         ensure!(holds, "{passed} packets of {expected} {what} passed netfilter; all should: {wanted}");
     }
     Ok(())
