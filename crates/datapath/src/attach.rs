@@ -326,7 +326,7 @@ mod tests {
             let dir = Path::new(crate::kernel::BPFFS).join(format!("sluice-other-{}", std::process::id()));
             let [theirs, ours] =
                 ["theirs", "ours"].map(|name| Links { dir: dir.join(name), priority: TC_PRIORITY_SHARED });
-            [&theirs, &ours].map(|links| links.prepare().unwrap());
+            [&theirs, &ours].iter().for_each(|links| links.prepare().unwrap());
             let ip = "link add u0 type veth peer name t0";
             assert!(Command::new("ip").args(ip.split(' ')).status().unwrap().success());
             let interface = Interface::by_name("u0").unwrap();
