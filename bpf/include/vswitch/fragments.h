@@ -27,46 +27,69 @@ struct {
 	__type(value, __u64);
 } fragments SEC(".maps");
 
-/*
- * Identification of the datagram. IPv6's fragment header is taken to be the last one in front of the transport header,
- * where RFC 8200 section 4.1 recommends it, except for a second header of destination options, which no fragment is
- * permitted to have then.
- */
-static __always_inline long fragment_id(struct __sk_buff *skb, const struct frame *frame, __u32 *id)
-{
-	__u16 id4 = 0;
+/* Where a fragment belongs: identification of its datagram, and offset in units of 8 bytes. */
+struct fragment {
+	__u32 id;
+	__u16 offset;
+};
 
-	if (frame->flags & FRAME_IPV6)
-		return bpf_skb_load_bytes(skb, frame->transport_at - sizeof(*id), id, sizeof(*id));
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv4_header, id), &id4, sizeof(id4)))
+/*
+ * Reads the fragment's place. IPv6's fragment header is taken to be the last one in front of the transport header. Of
+ * the extension headers that may stand behind it, only destination options are in use, and a datagram with them
+ * is not admitted.
+ */
+static __always_inline long read_fragment(struct __sk_buff *skb, const struct frame *frame,
+					  struct fragment *fragment)
+{
+	struct ipv6_extension header = {};
+	__be16 words[2] = {};
+
+	if (frame->flags & FRAME_IPV6) {
+		__u32 at = frame->transport_at - (__u32)sizeof(header);
+
+		if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)))
+			return -1;
+		fragment->id = header.rest;
+		fragment->offset = bpf_ntohs(header.fragment & bpf_htons(IPV6_OFFSET)) >> 3;
+		return 0;
+	}
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv4_header, id), words,
+			       sizeof(words)))
 		return -1;
-	*id = id4;
+	fragment->id = words[0];
+	fragment->offset = bpf_ntohs(words[1] & bpf_htons(IPV4_OFFSET));
 	return 0;
 }
 
-/* The entry of the datagram at the port, and its hash. NULL: the packet has no identification. */
+/* The entry of the datagram at the port, and its hash. NULL: none is used for this fragment. */
 static __always_inline __u64 *fragment_entry(struct __sk_buff *skb, const struct frame *frame,
 					     const struct node_config *node, __u16 scope, __u64 *hash)
 {
-	__u32 id = 0, index;
+	struct fragment fragment = {};
+	__u64 flow;
+	__u32 index;
 
-	if (fragment_id(skb, frame, &id))
+	if (read_fragment(skb, frame, &fragment))
 		return NULL;
-	*hash = exact_mix((__u64)frame_secret_hash(frame, node->flow_secret) << 32 | id,
-			  node->flow_secret[1]);
+	/* It could overwrite the flags of the TCP header that was judged (RFC 3128). */
+	if (fragment.offset == 1 && frame->protocol == IPPROTO_TCP)
+		return NULL;
+	flow = frame_secret_hash(frame, node->flow_secret);
+	*hash = exact_mix(flow << 32 | fragment.id, node->flow_secret[1]);
 	index = scope % FRAGMENT_PARTS * FRAGMENTS_OF_PART + *hash % FRAGMENTS_OF_PART;
 	return bpf_map_lookup_elem(&fragments, &index);
 }
 
 /* Remembers that the first fragment has passed. */
-static __always_inline void remember_fragment(struct __sk_buff *skb, const struct frame *frame, __u16 scope,
-					      __u32 now)
+__attribute__((noinline)) int remember_fragment(struct __sk_buff *skb, const struct frame *frame, __u32 scope,
+						__u32 now)
 {
 	const struct node_config *node = node_at();
-	__u64 hash, *entry = node ? fragment_entry(skb, frame, node, scope, &hash) : NULL;
+	__u64 hash, *entry = node && frame ? fragment_entry(skb, frame, node, scope, &hash) : NULL;
 
 	if (entry)
 		WRITE_ONCE(*entry, (hash & ~FRAGMENT_TIME_MASK) | (now & FRAGMENT_TIME_MASK));
+	return 0;
 }
 
 /* Whether the first fragment of a later one has passed. */
