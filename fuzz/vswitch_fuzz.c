@@ -36,6 +36,8 @@
 #define OFFLOAD_RESOLVED 0x04 /* next hops are resolved */
 #define OFFLOAD_OUTER 0x08    /* uplink, IPv4: with its outer headers, on the underlay interface */
 #define OFFLOAD_FIB 0x10      /* the kernel has no neighbor entries */
+#define OFFLOAD_FILTERED 0x20 /* all ports need sessions; no policy denies anything */
+#define OFFLOAD_KEEP 0x40     /* the sessions of the packet before exist still */
 
 /* The first bytes of an input. */
 struct setup {
@@ -71,8 +73,49 @@ static struct {
 	struct quote quote;
 } memory;
 
+/* The session tables. */
+#define BUCKETS 8
+static struct {
+	struct session_config config;
+	struct session_bucket4 ipv4[BUCKETS];
+	struct session_bucket6 ipv6[BUCKETS];
+	struct session_share share;
+	struct admission admission;
+	__u64 fragments[FRAGMENT_PARTS * FRAGMENTS_OF_PART];
+} filter;
+
+/* Empties the session tables. */
+static void reset_sessions(void)
+{
+	memset(&filter, 0, sizeof(filter));
+	filter.config.buckets4 = filter.config.buckets6 = BUCKETS;
+	for (int i = 0; i < SESSION_KEY6_WORDS; i++)
+		filter.config.hash_key[i] = 0x9e3779b97f4a7c15ull * (i + 1);
+	filter.config.timeouts = (struct session_timeouts){ 1920, 59520, 1920, 960, 2400, 480, 2400, 0 };
+	filter.share.limit = 40;
+}
+
+static void *session_map(const void *map, uint32_t index)
+{
+	if (map == &session_config)
+		return index ? NULL : &filter.config;
+	if (map == &sessions4)
+		return index < BUCKETS ? &filter.ipv4[index] : NULL;
+	if (map == &sessions6)
+		return index < BUCKETS ? &filter.ipv6[index] : NULL;
+	if (map == &session_shares)
+		return index < 1 << 16 ? &filter.share : NULL;
+	if (map == &fragments)
+		return index < FRAGMENT_PARTS * FRAGMENTS_OF_PART ? &filter.fragments[index] : NULL;
+	return map == &admissions && !index ? &filter.admission : NULL;
+}
+
 static void *own_map(const void *map, uint32_t index)
 {
+	void *found = session_map(map, index);
+
+	if (found)
+		return found;
 	if (map == &stray_budget)
 		return index ? NULL : &strays_left;
 	if (map == &frames)
@@ -482,6 +525,17 @@ static void receive_from_vm(const struct setup *setup, const struct port *port, 
 	tc.csum_offset = load16(setup->csum_offset);
 }
 
+/* Filters all ports. */
+static void filter_ports(void)
+{
+	for (uint32_t i = 0; i < PORTS_MAX; i++) {
+		struct port *port = (void *)&tables[ports[i]];
+
+		port->flags |= PORT_FILTERED;
+		port->scope = i + 1;
+	}
+}
+
 /* Resolves the next hops that have IPv4. */
 static void resolve_all(void)
 {
@@ -548,6 +602,9 @@ static void run_outer(const struct setup *setup, const uint8_t *frame, uint32_t 
 			fail("a packet was changed or counted, and passed on");
 		return;
 	}
+	/* A port may refuse what belongs to no session. */
+	if (verdict == TC_ACT_SHOT && setup->offload & OFFLOAD_FILTERED && traffic_count.packets == sent)
+		return;
 	if (verdict != TC_ACT_REDIRECT || traffic_count.packets != sent + 1)
 		fail("a packet of the underlay was neither passed on nor delivered");
 	if (setup->patches)
@@ -582,6 +639,11 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	tc.unresolved = !!(setup->offload & OFFLOAD_FIB);
 	if (setup->offload & OFFLOAD_RESOLVED)
 		resolve_all();
+	if (setup->offload & OFFLOAD_FILTERED)
+		filter_ports();
+	if (!(setup->offload & OFFLOAD_KEEP))
+		reset_sessions();
+	memset(&filter.admission, 0xa5, sizeof(filter.admission));
 	if (setup->switches & SWITCH_UPLINK)
 		receive_from_underlay(setup, port, &in);
 	else

@@ -45,6 +45,7 @@ impl Setup {
     const OFFLOAD_RESOLVED: u8 = 0x04;
     const OFFLOAD_OUTER: u8 = 0x08;
     const OFFLOAD_FIB: u8 = 0x10;
+    const OFFLOAD_FILTERED: u8 = 0x20;
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.switches, 0, self.offload, self.sender];
@@ -75,6 +76,7 @@ fn vm_setups() -> Vec<Vec<u8>> {
         .collect();
     setups.extend(resolved);
     setups.push(Setup { offload: Setup::OFFLOAD_FIB, ..Setup::default() });
+    setups.push(Setup { offload: Setup::OFFLOAD_FILTERED, ..Setup::default() });
     setups.iter().map(Setup::bytes).collect()
 }
 
@@ -94,6 +96,8 @@ fn uplink_setups() -> Vec<Vec<u8>> {
     );
     setups.extend((0..50).map(|byte| Setup { checksum: (byte, 1), ..outer }));
     setups.push(Setup { sender: 0x55, ..outer });
+    setups.push(Setup { offload: Setup::OFFLOAD_FILTERED, ..from(0) });
+    setups.push(Setup { offload: outer.offload | Setup::OFFLOAD_FILTERED, ..outer });
     setups.push(Setup { vni: 100 ^ 200, switches: outer.switches | Setup::HOST, ..outer });
     setups.iter().map(Setup::bytes).collect()
 }
@@ -178,6 +182,21 @@ fn uplink_frames() -> Vec<Vec<u8>> {
         datagram(macs, (vm6(1, REMOTE).into(), Place::A.ip6().into()), 64, b"in"),
         advert((Place::A.ip6(), Place::A.mac()), (vm6(1, REMOTE), mac(REMOTE)), 0x6000_0000),
     ];
+    // Errors that quote a packet, and fragments, the first and the last.
+    let quoted = frames[0][14..].to_vec();
+    let ips = (vm4(1, REMOTE).into(), Place::A.ip4().into());
+    frames.push(packet(macs, ips, ICMP, 64, &icmp(3, 3, 0, &quoted)));
+    let quoted = frames[1][14..].to_vec();
+    let (from, to) = (vm6(1, REMOTE), Place::A.ip6());
+    frames.push(packet(macs, (from.into(), to.into()), ICMPV6, 64, &icmpv6(from, to, 1, 4, 0, &quoted)));
+    for fragment in [0x2000, 3] {
+        let header = Ipv4 { fragment, ..Ipv4::new(vm4(1, REMOTE), Place::A.ip4(), UDP) };
+        frames.push(ethernet(macs.0, macs.1, ETHERTYPE_IPV4, &header.build(&[7; 24])));
+        let header =
+            [UDP, 0, 0, u8::from(fragment == 0x2000) | if fragment == 3 { 24 } else { 0 }, 0, 0, 0, 9];
+        let payload = [&header[..], &[7; 24]].concat();
+        frames.push(ethernet(macs.0, macs.1, ETHERTYPE_IPV6, &Ipv6::new(from, to, 44).build(&payload)));
+    }
     for number in [REMOTE, DIRECT] {
         let macs = (mac(REMOTE), ROUTER_MAC);
         frames.push(datagram(macs, (vm4(1, 7).into(), vm4(1, number).into()), 64, b"stray"));
