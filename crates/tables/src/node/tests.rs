@@ -340,7 +340,7 @@ fn port(ifindex: u32) -> Port {
         instance: 42,
         lease_s: 3600,
         policy: None,
-        scope: 0,
+        scope: 1,
         identity: 0,
         adopt_until_s: 0,
     }
