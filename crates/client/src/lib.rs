@@ -16,6 +16,7 @@ mod references;
 mod removals;
 mod resolve;
 mod scheduler;
+mod security;
 mod unconfirmed;
 mod wait;
 
@@ -40,6 +41,10 @@ pub use placement::{
     PlanSummary,
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
+pub use security::{
+    DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityGroupSpec, SecurityRule,
+    SecurityRuleSpec,
+};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
 pub use wait::Deadline;

@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use sluice_client::SecurityGroupSpec;
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni,
     VpcId, first_host,
@@ -153,6 +154,9 @@ pub struct Vpc {
     pub mtu: Option<u16>,
     /// Its subnets.
     pub subnets: Vec<Subnet>,
+    /// Its security groups, as in a cloud file; it has `default` in any case.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<SecurityGroupSpec>,
 }
 
 /// A subnet of a VPC; it has at least one prefix.
@@ -197,6 +201,9 @@ pub struct Vm {
     /// Its MAC address; the controller chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
+    /// Its security groups: `default`, or groups of its VPC. None if absent: its port is not filtered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<String>,
 }
 
 impl Topology {

@@ -1,12 +1,13 @@
 //! The database schema: numbered migrations, each applied once, all in one transaction.
 
 use crate::backend::Query;
+use crate::ops::security_groups;
 use crate::value::{args, list};
 use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
@@ -15,6 +16,7 @@ const MIGRATIONS: [&str; 8] = [
     include_str!("../migrations/0006.sql"),
     include_str!("../migrations/0007.sql"),
     include_str!("../migrations/0008.sql"),
+    include_str!("../migrations/0009.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.
@@ -69,6 +71,9 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
         }
         if have < 2 {
             migrate_vips(tx).await?;
+        }
+        if have < 9 {
+            security_groups::migrate(tx).await?;
         }
         tx.run("DELETE FROM schema_version", vec![]).await?;
         tx.run("INSERT INTO schema_version (version) VALUES ($1)", args![newest]).await?;
