@@ -1,6 +1,8 @@
 //! The cloud file (`cloud.yaml`), which describes a whole cloud: its format, parsing and checks.
 
-use crate::security::{self, SecurityGroupSpec};
+pub(crate) mod security;
+
+pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, overlap};
 use std::collections::HashSet;

@@ -2,7 +2,7 @@
 //! anything is created, so that a wrong name does not leave a part of the file created.
 
 use crate::cloud::name_in;
-use crate::security::rule_object;
+use crate::cloud::security::rule_object;
 use crate::{
     Client, CloudFile, Cluster, DEFAULT_GROUP, Error, FieldError, Host, Peering, PeeringSpec, Remote,
     Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,

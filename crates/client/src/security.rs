@@ -1,18 +1,15 @@
-//! Security groups: the objects of the API, the requests that create them, and their form in a cloud file.
+//! Security groups: the objects of the API, and the requests that create them.
 
 use crate::new::{difference, difference_if_given};
-use crate::{EntryFailure, FieldError, NewObject, Resource, VpcSpec};
+use crate::{EntryFailure, NewObject, Resource};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, Direction, IpNet, PortRange, Protocol, RuleFields, SecurityGroupId, SecurityRuleId, VpcId,
+    AddressFamily, Direction, IpNet, PortRange, Protocol, SecurityGroupId, SecurityRuleId, VpcId,
 };
-use std::collections::HashSet;
 use std::fmt::Display;
 
 /// Name of the group that each VPC has from the start.
 pub const DEFAULT_GROUP: &str = "default";
-/// Most security groups of an instance.
-const MAX_GROUPS: usize = 5;
 
 /// A security group: rules for the ports of the instances that have it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -86,11 +83,11 @@ pub enum Remote<G> {
 }
 
 impl<G> Remote<G> {
-    fn is_any(&self) -> bool {
+    pub(crate) fn is_any(&self) -> bool {
         matches!(self, Self::Any)
     }
 
-    fn prefix(&self) -> Option<IpNet> {
+    pub(crate) fn prefix(&self) -> Option<IpNet> {
         match self {
             Self::Prefix(prefix) => Some(*prefix),
             Self::Any | Self::Group(_) => None,
@@ -192,123 +189,6 @@ impl NewObject for NewSecurityRule {
     fn difference(&self, found: &SecurityRule) -> Option<String> {
         difference("rule", &self.name(), &found.name())
     }
-}
-
-/// A security group in a cloud file. The group `default` of the VPC can be listed to give it further rules.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SecurityGroupSpec {
-    /// Name, unique in the VPC.
-    pub name: String,
-    /// Text for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub description: Option<String>,
-    /// Rules of the group, in addition to those that it has.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<SecurityRuleSpec>,
-}
-
-fn any_protocol() -> Protocol {
-    Protocol::ANY
-}
-
-/// A rule of a security group in a cloud file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SecurityRuleSpec {
-    /// `ingress` or `egress`.
-    pub direction: Direction,
-    /// `ipv4` or `ipv6`.
-    pub family: AddressFamily,
-    /// `any` if omitted.
-    #[serde(default = "any_protocol")]
-    pub protocol: Protocol,
-    /// Destination ports of `tcp`, `udp` or `sctp`; all if omitted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ports: Option<PortRange>,
-    /// Type of `icmp` or `icmpv6`; all if omitted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub icmp_type: Option<u8>,
-    /// Code of the type; all if omitted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub icmp_code: Option<u8>,
-    /// `any` if omitted; `{prefix: PREFIX}`; or `{group: NAME}`, with the name or id of a group of the same VPC.
-    #[serde(default, skip_serializing_if = "Remote::is_any")]
-    pub remote: Remote<String>,
-    /// Text for people.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub description: String,
-}
-
-impl SecurityRuleSpec {
-    /// The request that creates the rule, with the remote group as the caller found it.
-    pub(crate) fn request(&self, group: Option<SecurityGroupId>) -> Option<NewSecurityRule> {
-        let remote = match &self.remote {
-            Remote::Any => Remote::Any,
-            Remote::Prefix(prefix) => Remote::Prefix(*prefix),
-            Remote::Group(_) => Remote::Group(group?),
-        };
-        let Self { direction, family, protocol, ports, icmp_type, icmp_code, .. } = *self;
-        let description = self.description.clone();
-        Some(NewSecurityRule {
-            direction,
-            family,
-            protocol,
-            ports,
-            icmp_type,
-            icmp_code,
-            remote,
-            description,
-        })
-    }
-}
-
-/// The object of an error about a rule; `index` counts from 0.
-pub(crate) fn rule_object(vpc: &str, group: &str, index: usize) -> String {
-    format!("rule {} of security group `{group}` in VPC `{vpc}`", index + 1)
-}
-
-/// Checks what needs no other information than the file: the fields of rules, and the lists of groups of instances.
-pub(crate) fn check(vpc: &VpcSpec) -> Result<(), FieldError> {
-    for group in &vpc.security_groups {
-        let mut seen: Vec<&SecurityRuleSpec> = Vec::new();
-        for (index, rule) in group.rules.iter().enumerate() {
-            let object = || rule_object(&vpc.name, &group.name, index);
-            let SecurityRuleSpec { family, protocol, ports, icmp_type, icmp_code, .. } = *rule;
-            let remote = rule.remote.prefix();
-            let fields = RuleFields { family, protocol, ports, icmp_type, icmp_code, remote };
-            fields.check().map_err(|error| FieldError {
-                object: object(),
-                field: error.field,
-                problem: error.problem,
-            })?;
-            let is_same = |other: &&SecurityRuleSpec| {
-                let described =
-                    SecurityRuleSpec { description: rule.description.clone(), ..(*other).clone() };
-                described == *rule
-            };
-            if let Some(other) = seen.iter().position(is_same) {
-                let problem = format!("the same as rule {}", other + 1);
-                return Err(FieldError { object: object(), field: "rules", problem });
-            }
-            seen.push(rule);
-        }
-    }
-    for instance in &vpc.instances {
-        let groups = instance.security_groups.as_deref().unwrap_or_default();
-        let mut seen: HashSet<&str> = HashSet::new();
-        let twice = groups.iter().find(|group| !seen.insert(group));
-        let problem = match twice {
-            Some(group) => format!("security group `{group}` is listed twice"),
-            None if groups.len() > MAX_GROUPS => {
-                format!("{} security groups; an instance can have at most {MAX_GROUPS}", groups.len())
-            }
-            None => continue,
-        };
-        let object = format!("instance `{}` in VPC `{}`", instance.name, vpc.name);
-        return Err(FieldError { object, field: "security_groups", problem });
-    }
-    Ok(())
 }
 
 impl<G: Display> Display for Remote<G> {

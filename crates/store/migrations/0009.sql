@@ -49,3 +49,20 @@ ALTER TABLE vpcs ADD COLUMN next_identity INTEGER NOT NULL DEFAULT 1;
 
 -- 0: the instance has no groups, its port is not filtered.
 ALTER TABLE instances ADD COLUMN identity INTEGER NOT NULL DEFAULT 0;
+
+-- Each VPC gets its group `default`, with the rules of a new one: five ids for each VPC.
+INSERT INTO security_groups (id, name, vpc, description, revision)
+    SELECT m.next_id + 5 * (ROW_NUMBER() OVER (ORDER BY v.id) - 1), 'default', v.id, '', m.revision
+    FROM vpcs v CROSS JOIN meta m;
+INSERT INTO security_rules (id, security_group, vpc, direction, family, content, description, revision)
+    SELECT id + 1, id, vpc, 'egress', 'ipv4', 'egress ipv4 any to any', '', revision FROM security_groups;
+INSERT INTO security_rules (id, security_group, vpc, direction, family, content, description, revision)
+    SELECT id + 2, id, vpc, 'egress', 'ipv6', 'egress ipv6 any to any', '', revision FROM security_groups;
+INSERT INTO security_rules (id, security_group, vpc, direction, family, remote_group, content, description, revision)
+    SELECT id + 3, id, vpc, 'ingress', 'ipv4', id, 'ingress ipv4 any from sg-' || id, '', revision FROM security_groups;
+INSERT INTO security_rules (id, security_group, vpc, direction, family, remote_group, content, description, revision)
+    SELECT id + 4, id, vpc, 'ingress', 'ipv6', id, 'ingress ipv6 any from sg-' || id, '', revision FROM security_groups;
+INSERT INTO group_sets (vpc, identity, members, instances)
+    SELECT vpc, 1, CAST(id AS TEXT), 0 FROM security_groups;
+UPDATE vpcs SET next_identity = 2;
+UPDATE meta SET next_id = next_id + 5 * (SELECT COUNT(*) FROM vpcs);

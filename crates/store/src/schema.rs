@@ -1,7 +1,6 @@
 //! The database schema: numbered migrations, each applied once, all in one transaction.
 
 use crate::backend::Query;
-use crate::ops::security_groups;
 use crate::value::{args, list};
 use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
@@ -71,9 +70,6 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
         }
         if have < 2 {
             migrate_vips(tx).await?;
-        }
-        if have < 9 {
-            security_groups::migrate(tx).await?;
         }
         tx.run("DELETE FROM schema_version", vec![]).await?;
         tx.run("INSERT INTO schema_version (version) VALUES ($1)", args![newest]).await?;

@@ -140,12 +140,7 @@ pub(super) async fn create(
 }
 
 /// Inserts a set that no instance has yet. Its groups are in ascending order.
-pub(super) async fn insert(
-    q: &mut dyn Query,
-    vpc: VpcId,
-    identity: u16,
-    groups: &[SecurityGroupId],
-) -> Result<()> {
+async fn insert(q: &mut dyn Query, vpc: VpcId, identity: u16, groups: &[SecurityGroupId]) -> Result<()> {
     let sql = "INSERT INTO group_sets (vpc, identity, members, instances) VALUES ($1, $2, $3, 0)";
     q.run(sql, args![vpc.get(), identity, members(groups)]).await.map(drop)
 }

@@ -11,7 +11,7 @@ use crate::value::args;
 use crate::write::Write;
 use crate::{
     Change, Conflict, Created, NewSecurityGroup, Remote, Result, RuleMatch, SecurityGroup,
-    SecurityGroupUpdate, SecurityRule, StoreError, Vpc,
+    SecurityGroupUpdate, SecurityRule, Vpc,
 };
 use sluice_types::{AddressFamily, Direction, SecurityGroupId, SecurityRuleId, VpcId};
 
@@ -67,26 +67,6 @@ pub(super) async fn create_default(w: &mut Write, vpc: &Vpc) -> Result<()> {
     w.push(&Change::SecurityGroupCreated { vpc: vpc.clone(), group, rules })?;
     // Most instances will have it.
     group_sets::create(w, vpc, vec![set], u16::MAX).await.map(drop)
-}
-
-/// Migration to version 9: each VPC gets its group `default`. Instances have no groups.
-pub(crate) async fn migrate(q: &mut dyn Query) -> Result<()> {
-    let vpcs = q.rows("SELECT id FROM vpcs ORDER BY id", vec![]).await?;
-    if vpcs.is_empty() {
-        return Ok(());
-    }
-    let meta = q.row("SELECT next_id, revision FROM meta", vec![]).await?;
-    let meta = meta.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
-    let (mut next, revision) = (meta.number(0)?, meta.number(1)?);
-    for vpc in vpcs {
-        let ids = std::array::from_fn(|offset| next + offset as u64);
-        next += ids.len() as u64;
-        let (group, rules) = default_group(VpcId::new(vpc.number(0)?), ids, revision);
-        insert(q, &group, &rules).await?;
-        group_sets::insert(q, group.vpc, 1, &[group.id]).await?;
-    }
-    q.run("UPDATE vpcs SET next_identity = 2", vec![]).await?;
-    q.run("UPDATE meta SET next_id = $1", args![next]).await.map(drop)
 }
 
 async fn find_named(q: &mut dyn Query, vpc: VpcId, name: &str) -> Result<Option<SecurityGroup>> {

@@ -1,12 +1,11 @@
 //! Outbox and snapshots.
 
 use crate::Fixture;
-use crate::cloud::{ALL, Cloud, host, instance, new, subnet, vpc, vpc_update};
+use crate::cloud::{Cloud, host, instance, new, subnet, vpc, vpc_update};
 use sluice_store::{
-    Change, GroupSet, Instance, InstancesOf, NewGateway, OutboxRow, Position, RouteTarget, SnapshotPart,
-    Store, StoreError, Topology,
+    Change, Instance, InstancesOf, NewGateway, OutboxRow, Position, RouteTarget, SnapshotPart, Store,
+    StoreError, Topology,
 };
-use sluice_types::SecurityGroupId;
 use std::sync::Arc;
 
 /// The changes after a revision, which must be complete and without a gap.
@@ -48,19 +47,6 @@ pub async fn every_kind_of_change(f: Fixture) {
         Change::KeysChanged { cluster: c.cluster.id, keys: s.cluster_keys(c.cluster.id).await.unwrap() },
         Change::HostUpserted(c.host.clone()),
         Change::VpcUpserted { vpc: c.vpc.clone(), subnets: vec![] },
-        Change::SecurityGroupCreated {
-            vpc: c.vpc.clone(),
-            group: s.security_groups(None, None, ALL).await.unwrap().remove(0),
-            rules: s.security_rules(None, None, ALL).await.unwrap(),
-        },
-        Change::GroupSetsCreated {
-            vpc: c.vpc.clone(),
-            sets: vec![GroupSet {
-                vpc: c.vpc.id,
-                identity: 1,
-                groups: vec![SecurityGroupId::new(c.vpc.id.get() + 2)],
-            }],
-        },
         Change::SubnetUpserted {
             vpc: c.vpc.clone(),
             subnets: vec![c.subnet.clone()],
@@ -68,7 +54,12 @@ pub async fn every_kind_of_change(f: Fixture) {
             peers: vec![],
         },
     ];
-    assert_eq!(changes(s.as_ref(), 0).await, expected);
+    let mut found = changes(s.as_ref(), 0).await;
+    // `security.rs` has those of security groups.
+    found.retain(|change| {
+        !matches!(change, Change::SecurityGroupCreated { .. } | Change::GroupSetsCreated { .. })
+    });
+    assert_eq!(found, expected);
     let mut at = s.revision().await.unwrap();
     let gateway = NewGateway {
         name: "g".into(),
