@@ -142,6 +142,12 @@ async fn rules_are_created_and_deleted() {
     let of_web = cloud.get(&format!("/v1/security-rules?group={web}")).await.body;
     assert_eq!(of_web["items"].as_array().unwrap().len(), 2 + 10);
 
+    let nulls = json!({"direction": "egress", "family": "ipv6", "protocol": null, "ports": null,
+        "icmp_type": null, "icmp_code": null, "remote": null});
+    let initial = cloud.get(&format!("/v1/security-rules?group={db}")).await.body["items"][1]["id"].clone();
+    let same = cloud.post(&rules_path(&db), nulls).await;
+    assert_eq!(same.problem(), (409, "same-security-rule", initial.as_str().unwrap()), "as if left out");
+
     let used = cloud.delete(&format!("/v1/security-groups/{db}")).await;
     let user = used.problem().2.to_owned();
     assert_eq!((used.problem().0, used.problem().1), (409, "in-use"));

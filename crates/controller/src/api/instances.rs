@@ -122,7 +122,7 @@ pub(super) struct NewInstance {
     ipv4: Option<Ipv4Addr>,
     #[schema(value_type = Option<String>)]
     ipv6: Option<Ipv6Addr>,
-    /// 1 to 5 security groups of the VPC. If left out, the group `default`. With an empty list, the port is not
+    /// At most 5 security groups of the VPC. If left out, the group `default`. With an empty list, the port is not
     /// filtered.
     #[serde(default, deserialize_with = "groups")]
     #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["sg-1"]))]

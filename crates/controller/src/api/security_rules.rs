@@ -106,14 +106,6 @@ impl Resource for SecurityRule {
     }
 }
 
-fn any_protocol() -> Protocol {
-    Protocol::ANY
-}
-
-fn any_remote() -> Remote {
-    Remote::Any
-}
-
 /// A rule has no name: the same request again is refused.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -126,20 +118,19 @@ pub(super) struct NewSecurityRule {
     family: AddressFamily,
     /// `any`, `tcp`, `udp`, `sctp`, `icmp` (only with `ipv4`), `icmpv6` (only with `ipv6`), or a number from 1 to
     /// 255; `any` if left out.
-    #[serde(default = "any_protocol")]
     #[schema(value_type = Option<String>, example = "tcp")]
-    protocol: Protocol,
+    protocol: Option<Protocol>,
     /// Destination ports of `tcp`, `udp` or `sctp`: one, or the first and the last; all if left out.
     #[schema(value_type = Option<String>, example = "8000-8099")]
     ports: Option<PortRange>,
     /// Type of `icmp` or `icmpv6`; all if left out.
+    #[schema(maximum = 255)]
     icmp_type: Option<u8>,
     /// Code of that type; all if left out.
+    #[schema(maximum = 255)]
     icmp_code: Option<u8>,
     /// `"any"` if left out.
-    #[serde(default = "any_remote")]
-    #[schema(value_type = Option<Remote>)]
-    remote: Remote,
+    remote: Option<Remote>,
     /// At most 255 bytes, on one line.
     #[serde(default)]
     description: String,
@@ -163,11 +154,12 @@ impl NewSecurityRule {
         let prefix = |text: String| -> Result<IpNet, Problem> {
             parse_prefix(&text).map_err(|error| Problem::invalid("remote", error.to_string()))
         };
-        let remote = match remote {
+        let remote = match remote.unwrap_or(Remote::Any) {
             Remote::Any => sluice_store::Remote::Any,
             Remote::Prefix(text) => sluice_store::Remote::Prefix(prefix(text)?),
             Remote::Group(GroupRef(group)) => sluice_store::Remote::Group(group),
         };
+        let protocol = protocol.unwrap_or(Protocol::ANY);
         let matches = RuleMatch { direction, family, protocol, ports, icmp_type, icmp_code, remote };
         Ok(sluice_store::NewSecurityRule { group, matches, description })
     }

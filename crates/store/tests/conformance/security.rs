@@ -3,11 +3,14 @@
 use crate::Fixture;
 use crate::cloud::{ALL, Cloud, conflict, last, new, vpc};
 use sluice_store::{
-    Change, Conflict, Created, DEFAULT_GROUP, GroupSet, Instance, InstancesOf, MAX_GROUPS, MAX_RULES,
-    NewInstance, NewSecurityGroup, NewSecurityRule, NodeId, NodeState, Options, ReleaseOf, Remote, RuleMatch,
-    SecurityGroup, SecurityGroupUpdate, SecurityRule, SnapshotPart, StoreError, Topology, Vpc, open_with,
+    Change, Conflict, Created, DEFAULT_GROUP, GroupSet, Instance, InstancesOf, JumpReason, LostInstance,
+    MAX_GROUPS, MAX_RULES, NewInstance, NewSecurityGroup, NewSecurityRule, NodeId, NodeState, Options,
+    ReleaseOf, Remote, RuleMatch, SecurityGroup, SecurityGroupUpdate, SecurityRule, Seen, SnapshotPart,
+    StoreError, Topology, Vpc, open_with,
 };
-use sluice_types::{AddressFamily, Direction, PortRange, Protocol, SecurityGroupId, SecurityRuleId};
+use sluice_types::{
+    AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, SecurityGroupId, SecurityRuleId,
+};
 use std::sync::Arc;
 
 fn group(name: &str, vpc: &Vpc) -> NewSecurityGroup {
@@ -473,9 +476,9 @@ pub async fn used_groups_are_not_deleted(f: Fixture) {
     }
     let user = "2 instances: `vm-0`, `vm-1`";
     assert_eq!(conflict(s.delete_security_group(web.id, None).await), in_use(user));
-    for vm in &members[..2] {
-        s.delete_instance(vm.id, None).await.unwrap();
-    }
+    s.delete_instance(members[0].id, None).await.unwrap();
+    assert_eq!(conflict(s.delete_security_group(web.id, None).await), in_use("instance `vm-1`"));
+    s.delete_instance(members[1].id, None).await.unwrap();
     // A rule of another group names it; one of its own does not matter.
     s.create_security_rule(matching(&tcp(&web, "80"), |m| m.remote = Remote::Group(web.id))).await.unwrap();
     let rule =
@@ -489,6 +492,23 @@ pub async fn used_groups_are_not_deleted(f: Fixture) {
     assert_eq!(last(s).await, [expected]);
     let left: Vec<_> = topology(&c).await.group_sets.iter().map(|set| set.identity).collect();
     assert_eq!(left, [1, 4], "sets with the group are removed");
+}
+
+/// Catches a set that counts as one with a group whose id is only a part of the text of another id.
+pub async fn ids_within_ids_are_told_apart(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let short = c.group("short").await;
+    let digits = short.id.get().to_string();
+    let mut long = c.group("g").await;
+    let mut number = 0;
+    while !long.id.get().to_string().contains(&digits) {
+        number += 1;
+        long = c.group(&format!("g{number}")).await;
+    }
+    let vm = c.member("vm", &[&long]).await;
+    s.delete_security_group(short.id, None).await.unwrap();
+    assert_eq!(c.groups_of(&vm).await, [long.id]);
 }
 
 /// Catches an identity that is given to another set while nodes may still have the old one, and one that is never free
@@ -527,6 +547,35 @@ pub async fn identities_are_held_and_used_again(f: Fixture) {
     let done = ReleaseOf { nodes: vec![node], up_to: revision, deleted_before_ms: u64::MAX };
     assert!(s.release_removals(&done).await.unwrap() > 0);
     assert_eq!(new(s.create_instance(c.vpc.id, third).await).identity, 2);
+}
+
+/// Catches an identity that is assigned a second time after the database went back: nodes may have it from the lost
+/// commits.
+pub async fn identities_jump_with_the_history(f: Fixture) {
+    let c = Cloud::with(&f, Some("10.0.0.0/24"), None).await;
+    let s = &c.store;
+    let (web, db) = (c.group("web").await, c.group("db").await);
+    assert_eq!(c.member("a", &[&web]).await.identity, 2);
+    s.jump(&Seen { revision: 1_000_000, ..Seen::default() }, JumpReason::WentBack).await.unwrap();
+    assert_eq!(c.member("b", &[&web]).await.identity, 2, "known sets keep theirs");
+    assert_eq!(c.member("c", &[&db]).await.identity, 3 + 256);
+    // An adopted instance gets the groups of a new one, or those of the request.
+    let adopt = async |id: u64, security_groups| {
+        let (name, mac) = (format!("lost-{id}"), MacAddr::local(id));
+        let (id, ipv4) = (InstanceId::new(id), Some([10, 0, 0, id as u8].into()));
+        let (vni, host, ipv6) = (c.vpc.vni, c.host.id, None);
+        s.adopt_instance(LostInstance { id, name, vni, host, mac, ipv4, ipv6, security_groups })
+            .await
+            .unwrap()
+    };
+    assert_eq!(adopt(100, None).await.identity, 1);
+    assert_eq!(adopt(101, Some(vec![])).await.identity, 0);
+    assert_eq!(adopt(102, Some(vec![db.id])).await.identity, 259);
+    // They are counted as members, too.
+    for vm in s.instances(Some(c.vpc.id), None, None, ALL).await.unwrap() {
+        s.delete_instance(vm.id, None).await.unwrap();
+    }
+    s.delete_security_group(db.id, None).await.unwrap();
 }
 
 /// Two writers want the last identity: one of them gets it.
@@ -704,4 +753,7 @@ pub async fn older_database_gets_default_groups() {
     assert_eq!(new(s.create_instance(old.vpc, request).await).identity, 1);
     let changed = s.set_security_groups(old.id, &[groups[0].id], None).await.unwrap();
     assert_eq!(changed.identity, 1);
+    let web = NewSecurityGroup { name: "web".into(), vpc: old.vpc, description: None };
+    let web = new(s.create_security_group(web).await);
+    assert_eq!(s.set_security_groups(old.id, &[web.id], None).await.unwrap().identity, 2);
 }
