@@ -660,9 +660,10 @@ pub async fn groups_in_bulk(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
     let big = c.subnet("big", &c.vpc, "10.16.0.0/12").await;
-    let (web, db) = (c.group("web").await, c.group("db").await);
-    let lists =
-        [None, Some(vec![]), Some(vec![web.id]), Some(vec![web.id, db.id]), Some(vec![db.id, web.id])];
+    let (web, db, ops) = (c.group("web").await, c.group("db").await, c.group("ops").await);
+    // The last two are the same set, both in another order than that of the database.
+    let (one, other) = (vec![db.id, web.id, ops.id], vec![ops.id, db.id, web.id]);
+    let lists = [None, Some(vec![]), Some(vec![web.id]), Some(one), Some(other)];
     let request = |number: usize| NewInstance {
         subnet: big.id,
         security_groups: lists[number % lists.len()].clone(),
