@@ -79,6 +79,7 @@ impl<'a> Filler<'a> {
             mac: None,
             ipv4: None,
             ipv6: None,
+            security_groups: Some(Vec::new()),
         });
         self.lab.api().create_instances(self.vpc, &new.collect::<Vec<_>>()).await?;
         self.created += count;

@@ -112,8 +112,15 @@ async fn make_newer(lab: &Lab) -> Result<Newer, Failure> {
     let vpc = api.create((), &new_vpc(tenant, "late", None)).await?.object;
     let subnet = api.create(vpc.id, &new_subnet()).await?.object;
     let host = api.get::<Instance>(kept.id).await?.host;
-    let alone =
-        NewInstance { name: "alone".into(), subnet: subnet.id, host, mac: None, ipv4: None, ipv6: None };
+    let alone = NewInstance {
+        name: "alone".into(),
+        subnet: subnet.id,
+        host,
+        mac: None,
+        ipv4: None,
+        ipv6: None,
+        security_groups: Some(Vec::new()),
+    };
     let alone = api.create(vpc.id, &alone).await?.object;
     let alone = api.wait_programmed::<Instance>(alone.id, BACK).await?;
     Ok(Newer { kept, doomed, vpc, subnet, alone })
@@ -209,6 +216,7 @@ async fn address_in_use_is_named(lab: &Lab, newer: &Newer) -> Outcome {
         mac: None,
         ipv4: newer.doomed.ipv4,
         ipv6: None,
+        security_groups: Some(Vec::new()),
     };
     let second = api.create(vpc, &new).await?.object;
     let named = || async {
@@ -244,17 +252,17 @@ async fn removed(lab: &Lab, newer: &Newer) -> Outcome {
 
 async fn adopted(lab: &Lab, newer: &Newer) -> Outcome {
     let api = lab.api();
-    let kept = api.adopt_unconfirmed(newer.kept.id, None).await?;
+    let kept = api.adopt_unconfirmed(newer.kept.id, None, Some(&[])).await?;
     let same = (kept.id, kept.mac, kept.ipv4, kept.ipv6, kept.name.as_str());
     let VmState { id, mac, ipv4, ipv6, .. } = newer.kept;
     ensure!(same == (id, mac, ipv4, ipv6, "kept"), "{kept:?}");
     api.wait_programmed::<Instance>(kept.id, BACK).await?;
     // The network must exist first: it is created with its VNI.
-    let error = api.adopt_unconfirmed(newer.alone.id, None).await;
+    let error = api.adopt_unconfirmed(newer.alone.id, None, Some(&[])).await;
     ensure!(error.is_err(), "an instance of a network that does not exist was adopted");
     let vpc = api.create((), &new_vpc(newer.vpc.tenant, "late", Some(newer.vpc.vni))).await?.object;
     api.create(vpc.id, &new_subnet()).await?;
-    let alone = api.adopt_unconfirmed(newer.alone.id, None).await?;
+    let alone = api.adopt_unconfirmed(newer.alone.id, None, Some(&[])).await?;
     ensure!(
         (alone.mac, alone.ipv4, alone.ipv6) == (newer.alone.mac, newer.alone.ipv4, newer.alone.ipv6),
         "{alone:?}"

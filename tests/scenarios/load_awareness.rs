@@ -270,6 +270,7 @@ async fn create_instances(lab: &Lab, vpc: VpcId, subnet: SubnetId) -> Outcome {
         mac: None,
         ipv4: None,
         ipv6: None,
+        security_groups: Some(Vec::new()),
     });
     lab.api().create_instances(vpc, &new.collect::<Vec<_>>()).await?;
     Ok(())

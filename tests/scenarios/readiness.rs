@@ -193,6 +193,7 @@ async fn fill_tables(lab: &Lab) -> Result<NewInstance, Failure> {
         mac: None,
         ipv4: None,
         ipv6: None,
+        security_groups: Some(Vec::new()),
     };
     let instances: Vec<NewInstance> = (0..INSTANCES).map(instance).collect();
     for bulk in instances.chunks(BULK) {

@@ -70,7 +70,15 @@ fn wanted(lab: &Lab, old: &VmState) -> Result<NewInstance, crate::support::Failu
     let subnet = lab.vpc("web")?.subnets["front"];
     let host = lab.node("host-a")?.id.parse()?;
     ensure!(address(old, false)?.is_ipv4() && address(old, true)?.is_ipv6(), "a family is missing");
-    Ok(NewInstance { name: "new".into(), subnet, host, mac: Some(old.mac), ipv4: old.ipv4, ipv6: None })
+    Ok(NewInstance {
+        name: "new".into(),
+        subnet,
+        host,
+        mac: Some(old.mac),
+        ipv4: old.ipv4,
+        ipv6: None,
+        security_groups: Some(Vec::new()),
+    })
 }
 
 /// Echo requests that the old VM got, of both families.

@@ -206,7 +206,15 @@ async fn fill_tables(lab: &Lab) -> Result<Vec<Victim>, Failure> {
         api.create(vpc.id, &NewSubnet { name: name(), ipv4, ipv6, dns: Vec::new() }).await?.object.id;
     let instance = |number: usize| {
         let name = format!("many-{number}");
-        NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None }
+        NewInstance {
+            name,
+            subnet,
+            host,
+            mac: None,
+            ipv4: None,
+            ipv6: None,
+            security_groups: Some(Vec::new()),
+        }
     };
     let new: Vec<NewInstance> = (0..INSTANCES).map(instance).collect();
     api.create_instances(vpc.id, &new).await?;

@@ -43,6 +43,7 @@ pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr
         mac: None,
         ipv4: None,
         ipv6: None,
+        security_groups: Some(Vec::new()),
     };
     let new: Vec<NewInstance> = (0..count).map(one).collect();
     for batch in new.chunks(BATCH) {

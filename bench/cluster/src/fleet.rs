@@ -78,7 +78,15 @@ impl Vpc {
     /// An instance of this VPC, with addresses that the controller chooses.
     pub fn instance(&self, number: usize, host: HostId) -> NewInstance {
         let name = format!("i{number}");
-        NewInstance { name, subnet: self.subnet, host, mac: None, ipv4: None, ipv6: None }
+        NewInstance {
+            name,
+            subnet: self.subnet,
+            host,
+            mac: None,
+            ipv4: None,
+            ipv6: None,
+            security_groups: Some(Vec::new()),
+        }
     }
 }
 

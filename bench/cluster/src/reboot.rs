@@ -69,7 +69,15 @@ async fn prepare(lab: &Lab, count: usize) -> Result<Ipv4Addr, Failure> {
     let host = lab.node("host-b")?.id.parse()?;
     let new = |number: usize| {
         let name = format!("large-{number}");
-        NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None }
+        NewInstance {
+            name,
+            subnet,
+            host,
+            mac: None,
+            ipv4: None,
+            ipv6: None,
+            security_groups: Some(Vec::new()),
+        }
     };
     for batch in (0..count).map(new).collect::<Vec<_>>().chunks(BATCH) {
         api.create_instances(vpc, batch).await?;

@@ -1,6 +1,8 @@
 //! [`apply()`]: creates the objects of a cloud file in the order of their dependencies, or in a dry run
 //! compares them with the existing cloud.
 
+mod security;
+
 use crate::cloud::name_in;
 use crate::references::{End, References, resolve};
 use crate::{Client, Result};
@@ -9,7 +11,7 @@ use crate::{
     NewRoute, NewSubnet, NewTenant, NewVpc, Peering, PeeringSpec, Resource, RouteSpec, RouteTable,
     RouteTarget, RouteTargetSpec, Subnet, Tenant, VpcSpec,
 };
-use sluice_types::{ClusterId, HostId, PeeringId, TenantId, VpcId};
+use sluice_types::{ClusterId, HostId, PeeringId, SecurityGroupId, TenantId, VpcId};
 use std::collections::HashMap;
 
 /// Instances created by one bulk call: a body of a few megabytes, small enough to show progress.
@@ -123,6 +125,8 @@ struct Ids {
     vpcs: HashMap<(String, String), Option<VpcId>>,
     /// Key: name, and one of the two VPCs. Names are unique only in a tenant.
     peerings: HashMap<(String, VpcId), Option<PeeringId>>,
+    /// Key: VPC, and the text of the reference.
+    groups: HashMap<(VpcId, String), Option<SecurityGroupId>>,
 }
 
 fn existing<I>(found: HashMap<String, I>) -> HashMap<String, Option<I>> {
@@ -235,7 +239,7 @@ impl Applier<'_> {
             let body = NewSubnet { name, ipv4: subnet.ipv4, ipv6: subnet.ipv6, dns: subnet.dns.clone() };
             self.create_or_compare(&subnet.name, id, &[("vpc", &vpc)], Some(body)).await?;
         }
-        Ok(())
+        self.security_groups(spec, id).await
     }
 
     async fn peering(&mut self, spec: &PeeringSpec, vpcs: [Option<VpcId>; 2]) -> Result<()> {
@@ -349,10 +353,11 @@ impl Applier<'_> {
             Some(id) => id,
             None => Some(self.client.id_of::<Host>(&spec.host, &[]).await?),
         };
+        let groups = self.groups_of(vpc, spec.security_groups.as_deref()).await?;
         let (mac, ipv4, ipv6) = (spec.mac, spec.ipv4, spec.ipv6);
-        Ok(subnet.zip(host).map(|(subnet, host)| {
+        Ok(subnet.zip(host).zip(groups).map(|((subnet, host), security_groups)| {
             let name = spec.name.clone();
-            NewInstance { name, subnet, host, mac, ipv4, ipv6 }
+            NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups }
         }))
     }
 

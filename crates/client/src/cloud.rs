@@ -1,5 +1,8 @@
 //! The cloud file (`cloud.yaml`), which describes a whole cloud: its format, parsing and checks.
 
+pub(crate) mod security;
+
+pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, overlap};
 use std::collections::HashSet;
@@ -162,6 +165,9 @@ pub struct VpcSpec {
     /// Subnets of the VPC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<SubnetSpec>,
+    /// Security groups of the VPC.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<SecurityGroupSpec>,
     /// Instances in the VPC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<InstanceSpec>,
@@ -206,6 +212,10 @@ pub struct InstanceSpec {
     /// IPv6 address in the subnet; allocated if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
+    /// Names or ids of security groups of the VPC, at most 5; `default` if omitted. With an empty list, the port is not
+    /// filtered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security_groups: Option<Vec<String>>,
 }
 
 /// A route in a cloud file: `target: drop` or `target: {peering: NAME}`.
@@ -275,8 +285,10 @@ impl CloudFile {
 
     /// Number of objects in the file.
     pub fn len(&self) -> usize {
-        let inside: usize =
-            self.vpcs.iter().map(|vpc| vpc.subnets.len() + vpc.instances.len() + vpc.routes.len()).sum();
+        let groups =
+            |vpc: &VpcSpec| -> usize { vpc.security_groups.iter().map(|group| 1 + group.rules.len()).sum() };
+        let inside = |vpc: &VpcSpec| vpc.subnets.len() + groups(vpc) + vpc.instances.len() + vpc.routes.len();
+        let inside: usize = self.vpcs.iter().map(inside).sum();
         let top = self.tenants.len() + self.clusters.len() + self.gateways.len() + self.hosts.len();
         top + self.vpcs.len() + self.peerings.len() + inside
     }
@@ -307,6 +319,8 @@ impl CloudFile {
         for vpc in &self.vpcs {
             let within = format!(" in VPC `{}`", vpc.name);
             check_unique("subnet", &within, vpc.subnets.iter().map(|spec| spec.name.as_str()))?;
+            let groups = vpc.security_groups.iter().map(|spec| spec.name.as_str());
+            check_unique("security group", &within, groups)?;
             check_unique("instance", &within, vpc.instances.iter().map(|spec| spec.name.as_str()))?;
             let mut seen = HashSet::new();
             if let Some(route) = vpc.routes.iter().find(|route| !seen.insert(route.destination)) {
@@ -314,6 +328,7 @@ impl CloudFile {
                 return Err(CloudFileError::Twice { kind: "route", name, within });
             }
             check_subnets(vpc)?;
+            security::check(vpc)?;
         }
         self.peerings.iter().try_for_each(check_ends)?;
         Ok(())

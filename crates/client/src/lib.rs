@@ -16,13 +16,14 @@ mod references;
 mod removals;
 mod resolve;
 mod scheduler;
+mod security;
 mod unconfirmed;
 mod wait;
 
 pub use apply::{Event, Options, Report, Tally, apply};
 pub use cloud::{
     CloudFile, CloudFileError, ClusterSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec,
-    RouteSpec, RouteTargetSpec, SubnetSpec, TenantSpec, VpcSpec,
+    RouteSpec, RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
 };
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
@@ -40,6 +41,7 @@ pub use placement::{
     PlanSummary,
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
+pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
 pub use wait::Deadline;

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, RouteId,
-    RouteTableId, SubnetId, TenantId, Vni, VpcId,
+    RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt::{Debug, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -37,7 +37,7 @@ pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + S
 
 macro_rules! resource {
     ($type:ident, $id:ident, $path:literal, $noun:literal, $narrow:literal, $named:literal, |$this:ident| $name:expr) => {
-        impl Resource for $type {
+        impl $crate::Resource for $type {
             type Id = $id;
             const PATH: &'static str = $path;
             const NOUN: &'static str = $noun;
@@ -56,12 +56,14 @@ macro_rules! resource {
             fn programmed(&self) -> bool {
                 self.programmed
             }
-            fn failures(&self) -> &[EntryFailure] {
+            fn failures(&self) -> &[$crate::EntryFailure] {
                 &self.failures
             }
         }
     };
 }
+
+pub(crate) use resource;
 
 resource!(Tenant, TenantId, "tenants", "tenant", "", true, |it| it.name.clone());
 resource!(Cluster, ClusterId, "clusters", "cluster", "", true, |it| it.name.clone());
@@ -302,6 +304,9 @@ pub struct Instance {
     /// IPv6 address, if the subnet has an IPv6 prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
+    /// Security groups in order of creation. Empty: the port is not filtered.
+    #[serde(default)]
+    pub security_groups: Vec<SecurityGroupId>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.

@@ -3,7 +3,8 @@
 use crate::{Cluster, Gateway, Host, Instance, Peering, Resource, Route, RouteTarget, Subnet, Tenant, Vpc};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SecurityGroupId, SubnetId, TenantId,
+    Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,12 +33,12 @@ fn json_text<T: Serialize>(value: &T) -> String {
     }
 }
 
-fn difference<T: PartialEq + Serialize>(field: &str, requested: &T, found: &T) -> Option<String> {
+pub(crate) fn difference<T: PartialEq + Serialize>(field: &str, requested: &T, found: &T) -> Option<String> {
     (requested != found).then(|| format!("{field} is {}, not {}", json_text(found), json_text(requested)))
 }
 
 /// Compares a field that the API chooses if the request omits it.
-fn difference_if_given<T: PartialEq + Serialize>(
+pub(crate) fn difference_if_given<T: PartialEq + Serialize>(
     field: &str,
     requested: Option<&T>,
     found: Option<&T>,
@@ -134,6 +135,11 @@ impl NewObject for NewInstance {
             .or_else(|| difference_if_given("mac", self.mac.as_ref(), Some(&found.mac)))
             .or_else(|| difference_if_given("ipv4", self.ipv4.as_ref(), found.ipv4.as_ref()))
             .or_else(|| difference_if_given("ipv6", self.ipv6.as_ref(), found.ipv6.as_ref()))
+            .or_else(|| {
+                let mut requested = self.security_groups.clone()?;
+                requested.sort();
+                difference("security_groups", &requested, &found.security_groups)
+            })
     }
 }
 
@@ -253,6 +259,10 @@ pub struct NewInstance {
     /// IPv6 address in the subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
+    /// Security groups of the VPC, at most 5. `None` is the group `default`; with an empty list, the port is not
+    /// filtered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security_groups: Option<Vec<SecurityGroupId>>,
 }
 
 /// Request to create a route.

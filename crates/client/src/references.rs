@@ -2,9 +2,10 @@
 //! anything is created, so that a wrong name does not leave a part of the file created.
 
 use crate::cloud::name_in;
+use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, Error, FieldError, Host, Peering, PeeringSpec, Resource, Result,
-    RouteTargetSpec, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, Error, FieldError, Host, Peering, PeeringSpec, Remote,
+    Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
 };
 use sluice_types::{ClusterId, HostId, TenantId, VpcId};
 use std::collections::{HashMap, HashSet};
@@ -37,6 +38,7 @@ pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<Refere
     resolver.top_level().await?;
     for index in 0..cloud.vpcs.len() {
         resolver.subnets(index).await?;
+        resolver.security_groups(index).await?;
     }
     for peering in &cloud.peerings {
         let ends = resolver.ends_of(peering).await?;
@@ -164,6 +166,53 @@ impl<'a> Resolver<'a> {
             }
             outside.insert(text);
         }
+        Ok(())
+    }
+
+    /// Resolves the security groups of a VPC's instances and rules.
+    async fn security_groups(&mut self, index: usize) -> Result<()> {
+        let spec = &self.cloud.vpcs[index];
+        let mut known: HashSet<&str> = spec.security_groups.iter().map(|group| group.name.as_str()).collect();
+        // Each VPC has it from the start.
+        known.insert(DEFAULT_GROUP);
+        for group in &spec.security_groups {
+            for (number, rule) in group.rules.iter().enumerate() {
+                if let Remote::Group(text) = &rule.remote {
+                    let object = || rule_object(&spec.name, &group.name, number);
+                    self.security_group(index, text, "remote", &mut known, object).await?;
+                }
+            }
+        }
+        for instance in &spec.instances {
+            for text in instance.security_groups.as_deref().unwrap_or_default() {
+                let object = || format!("instance `{}` in VPC `{}`", instance.name, spec.name);
+                self.security_group(index, text, "security_groups", &mut known, object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves one security group, unless it is known.
+    async fn security_group(
+        &mut self,
+        index: usize,
+        text: &'a str,
+        field: &'static str,
+        known: &mut HashSet<&'a str>,
+        object: impl Fn() -> String,
+    ) -> Result<()> {
+        if known.contains(name_in(text)) || known.contains(text) {
+            return Ok(());
+        }
+        let vpc = self.vpc_id(index).await?;
+        let group: SecurityGroup = find_in(self.client, vpc, text)
+            .await
+            .map_err(|error| in_field::<SecurityGroup>(error, text, field, object()))?;
+        if Some(group.vpc) != vpc {
+            let problem = format!("{} is a security group of another VPC", group.id);
+            return Err(FieldError { object: object(), field, problem }.into());
+        }
+        known.insert(text);
         Ok(())
     }
 

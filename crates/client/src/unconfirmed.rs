@@ -2,7 +2,7 @@
 
 use crate::{Client, Instance, Result};
 use serde::{Deserialize, Serialize};
-use sluice_types::{InstanceId, IpNet, MacAddr, Vni};
+use sluice_types::{InstanceId, IpNet, MacAddr, SecurityGroupId, Vni};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -82,12 +82,21 @@ impl Client {
         Ok(self.post("remove unconfirmed entries", "/v1/unconfirmed/remove", selection).await?.1)
     }
 
-    /// Makes an unconfirmed instance an object again, under `name` or its own name.
+    /// Makes an unconfirmed instance an object again, under `name` or its own name. Nodes do not know its security
+    /// groups: `None` is the group `default`.
     ///
     /// # Errors
     /// See [`crate::Error`].
-    pub async fn adopt_unconfirmed(&self, instance: InstanceId, name: Option<&str>) -> Result<Instance> {
-        let body = serde_json::json!({"instance": instance, "name": name});
+    pub async fn adopt_unconfirmed(
+        &self,
+        instance: InstanceId,
+        name: Option<&str>,
+        security_groups: Option<&[SecurityGroupId]>,
+    ) -> Result<Instance> {
+        let mut body = serde_json::json!({"instance": instance, "name": name});
+        if let Some(groups) = security_groups {
+            body["security_groups"] = serde_json::json!(groups);
+        }
         Ok(self.post(&format!("adopt {instance}"), "/v1/unconfirmed/adopt", &body).await?.1)
     }
 }

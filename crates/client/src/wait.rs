@@ -2,7 +2,7 @@
 
 use crate::{
     Client, CloudFile, Cluster, Error, Gateway, Host, Instance, Peering, PlanSummary, Removal, Resource,
-    Result, Route, RouteTable, Subnet, Tenant, Vpc,
+    Result, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
 use std::time::{Duration, Instant};
 
@@ -184,6 +184,8 @@ impl Client {
             self.wait_programmed::<Vpc>(vpc, deadline).await?;
             let vpc = vpc.to_string();
             self.wait_all_programmed::<Subnet>(&[("vpc", &vpc)], deadline).await?;
+            self.wait_all_programmed::<SecurityGroup>(&[("vpc", &vpc)], deadline).await?;
+            self.wait_all_programmed::<SecurityRule>(&[("vpc", &vpc)], deadline).await?;
             self.wait_all_programmed::<Instance>(&[("vpc", &vpc)], deadline).await?;
             for table in self.list::<RouteTable>(&[("vpc", &vpc)], None).await? {
                 self.wait_all_programmed::<Route>(&[("table", &table.id.to_string())], deadline).await?;

@@ -24,6 +24,21 @@ fn objects(kind: &str) -> Vec<Value> {
             {"id": "subnet-2", "name": "back", "vpc": "vpc-2", "ipv4": "10.1.0.0/24"},
         ]),
         "peerings" => json!([{"id": "peer-1", "name": "web-db", "vpcs": ["vpc-1", "vpc-2"]}]),
+        "security-groups" => json!([
+            {"id": "sg-1", "name": "default", "vpc": "vpc-1", "description": ""},
+            {"id": "sg-2", "name": "ops", "vpc": "vpc-1", "description": ""},
+            {"id": "sg-3", "name": "default", "vpc": "vpc-2", "description": ""},
+        ]),
+        "security-rules" => json!([
+            {"id": "sgr-1", "group": "sg-2", "vpc": "vpc-1", "direction": "ingress", "family": "ipv4",
+             "protocol": "tcp", "ports": "22", "remote": "any", "description": ""},
+            {"id": "sgr-2", "group": "sg-2", "vpc": "vpc-1", "direction": "ingress", "family": "ipv6",
+             "protocol": "any", "remote": {"group": "sg-1"}, "description": ""},
+        ]),
+        "instances" => json!([
+            {"id": "inst-1", "name": "i", "vpc": "vpc-1", "subnet": "subnet-1", "host": "host-1",
+             "mac": "02:00:00:00:00:01", "security_groups": ["sg-1", "sg-2"]},
+        ]),
         "route-tables" => json!([{"id": "rtb-1", "name": "main", "vpc": "vpc-1"}]),
         _ => json!([]),
     };
@@ -37,7 +52,7 @@ fn objects(kind: &str) -> Vec<Value> {
 
 async fn list(Path(kind): Path<String>, Query(query): Query<HashMap<String, String>>) -> Json<Value> {
     let mut found = objects(&kind);
-    for key in ["name", "tenant", "vpc", "table"] {
+    for key in ["name", "tenant", "vpc", "table", "group"] {
         let Some(wanted) = query.get(key) else { continue };
         found.retain(|object| match (kind.as_str(), key) {
             ("peerings", "vpc") => object["vpcs"].as_array().unwrap().contains(&json!(wanted)),
@@ -91,6 +106,24 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
         (
             "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: subnet-2, host: metal}]}]",
             "instance `q` in VPC `web`: `subnet`: subnet-2 is a subnet of another VPC".to_owned(),
+        ),
+        (
+            "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: front, host: metal, security_groups: [dmz]}]}]",
+            neither("instance `q` in VPC `web`: `security_groups`", "security group `dmz`"),
+        ),
+        // The group is in another VPC: by name, and by id.
+        (
+            "vpcs: [{name: db, tenant: red, instances: [{name: q, subnet: back, host: metal, security_groups: [ops]}]}]",
+            neither("instance `q` in VPC `db`: `security_groups`", "security group `ops`"),
+        ),
+        (
+            "vpcs: [{name: db, tenant: red, instances: [{name: q, subnet: back, host: metal, security_groups: [sg-2]}]}]",
+            "instance `q` in VPC `db`: `security_groups`: sg-2 is a security group of another VPC".to_owned(),
+        ),
+        (
+            "vpcs: [{name: v, tenant: red, security_groups: [{name: a, rules: \
+             [{direction: egress, family: ipv4}, {direction: egress, family: ipv4, remote: {group: b}}]}]}]",
+            neither("rule 2 of security group `a` in VPC `v`: `remote`", "security group `b`"),
         ),
         ("peerings: [{name: p, tenant: red, vpcs: [web, x]}]", neither("peering `p`: `vpcs`", "VPC `x`")),
         (
@@ -151,4 +184,34 @@ peerings:
 ";
     let total = run(yaml, true).await.unwrap().total();
     assert_eq!((total.created, total.unchanged, total.differing), (12, 1, 0));
+}
+
+/// Catches a rule that exists and counts as new, or the other way round, and groups of an instance that are compared in
+/// order.
+#[tokio::test]
+async fn security_groups_are_compared_with_the_cloud() {
+    let web = |groups: &str, instances: &str| {
+        format!("vpcs: [{{name: web, tenant: red, security_groups: [{groups}], instances: [{instances}]}}]")
+    };
+    let instance =
+        |groups: &str| format!("{{name: i, subnet: front, host: metal, security_groups: [{groups}]}}");
+    let known = "{name: ops, rules: [{direction: ingress, family: ipv4, protocol: 6, ports: 22, \
+                 remote: {prefix: 0.0.0.0/0}}, {direction: ingress, family: ipv6, remote: {group: default}}]}";
+    let tally = async |yaml: &str| {
+        let total = run(yaml, true).await.unwrap().total();
+        (total.created, total.unchanged, total.differing)
+    };
+    // The VPC, the group, two rules, the instance.
+    assert_eq!(tally(&web(known, &instance("ops, sg-1"))).await, (0, 5, 0));
+    assert_eq!(tally(&web("", "{name: i, subnet: front, host: metal}")).await, (0, 2, 0));
+    assert_eq!(tally(&web("", &instance("ops"))).await, (0, 1, 1));
+    assert_eq!(tally(&web("", &instance(""))).await, (0, 1, 1));
+    assert_eq!(tally(&web(&known.replace("22", "23"), "")).await, (1, 3, 0));
+    assert_eq!(tally(&web("{name: ops, description: x}", "")).await, (0, 1, 1));
+    // Groups that do not exist yet.
+    let new = "{name: a, rules: [{direction: ingress, family: ipv4, remote: {group: b}}]}, {name: b}";
+    assert_eq!(tally(&web(new, &instance("a, b"))).await, (3, 1, 1));
+    let vpc = web(new, "{name: n, subnet: s, host: metal, security_groups: [default, b]}");
+    let vpc = vpc.replace("name: web", "name: new, subnets: [{name: s}]");
+    assert_eq!(tally(&vpc).await, (6, 0, 0));
 }

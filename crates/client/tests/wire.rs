@@ -201,6 +201,8 @@ async fn waiting_for_a_cloud_includes_every_kind_of_object() {
         ("hosts", "host-1"),
         ("vpcs", "vpc-1"),
         ("subnets", "subnet-1"),
+        ("security-groups", "sg-1"),
+        ("security-rules", "sgr-1"),
         ("instances", "inst-1"),
         ("routes", "route-1"),
         ("peerings", "peer-1"),
@@ -216,7 +218,8 @@ async fn waiting_for_a_cloud_includes_every_kind_of_object() {
                 "vips": [], "hello_interval_ms": 4, "vtep": "192.0.2.1", "agent": true, "tenant": "tenant-1",
                 "vni": 1, "mtu": 1430, "vpc": "vpc-1", "subnet": "subnet-1", "host": "host-1",
                 "mac": "02:00:00:00:00:01", "table": "rtb-1", "destination": "10.0.0.0/8", "target": "drop",
-                "vpcs": ["vpc-1", "vpc-2"]})
+                "vpcs": ["vpc-1", "vpc-2"], "description": "", "group": "sg-1", "direction": "ingress",
+                "family": "ipv4", "protocol": "any", "remote": "any"})
         };
         let list = move |Path(kind): Path<String>| async move { Json(json!({"items": [object(&kind)]})) };
         let show = move |Path((kind, _)): Path<(String, String)>| async move { Json(object(&kind)) };

@@ -46,6 +46,7 @@ impl Lab {
             mac: None,
             ipv4: None,
             ipv6: None,
+            security_groups: Some(Vec::new()),
         };
         let instance = self.api.create(state.id, &instance).await?.object;
         let mtu = self.api.get::<sluice_client::Vpc>(state.id).await?.mtu;

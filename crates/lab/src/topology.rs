@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use sluice_client::{DEFAULT_GROUP, SecurityGroupSpec};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni,
     VpcId, first_host,
@@ -153,6 +154,9 @@ pub struct Vpc {
     pub mtu: Option<u16>,
     /// Its subnets.
     pub subnets: Vec<Subnet>,
+    /// Its security groups, as in a cloud file; it has `default` in any case.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<SecurityGroupSpec>,
 }
 
 /// A subnet of a VPC; it has at least one prefix.
@@ -197,6 +201,9 @@ pub struct Vm {
     /// Its MAC address; the controller chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
+    /// Its security groups: `default`, or groups of its VPC. None if absent: its port is not filtered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<String>,
 }
 
 impl Topology {
@@ -367,6 +374,8 @@ impl Topology {
                 ));
             }
             unique(&format!("subnet of VPC `{}`", vpc.name), vpc.subnets.iter().map(|s| &s.name))?;
+            let groups = vpc.security_groups.iter().map(|group| &group.name);
+            unique(&format!("security group of VPC `{}`", vpc.name), groups)?;
             for subnet in &vpc.subnets {
                 check_name("subnet", &subnet.name)?;
                 if subnet.ipv4.is_none() && subnet.ipv6.is_none() {
@@ -394,6 +403,16 @@ impl Topology {
             };
             if !self.hosts.iter().any(|h| h.name == vm.host) {
                 return Err(format!("VM `{}` names host `{}`, which does not exist", vm.name, vm.host));
+            }
+            let groups =
+                self.vpcs.iter().filter(|vpc| vpc.name == vm.vpc).flat_map(|vpc| &vpc.security_groups);
+            let groups: HashSet<&str> =
+                groups.map(|group| group.name.as_str()).chain([DEFAULT_GROUP]).collect();
+            if let Some(group) = vm.security_groups.iter().find(|group| !groups.contains(group.as_str())) {
+                return Err(format!(
+                    "VM `{}` names security group `{group}` of VPC `{}`, which does not exist",
+                    vm.name, vm.vpc
+                ));
             }
             let Some(address) = vm.ipv4 else { continue };
             let inside = subnet.ipv4.is_some_and(|net| net.contains(&address));
@@ -467,6 +486,17 @@ mod tests {
         assert_eq!(topology.vpcs[0].subnets[0].ipv4, topology.vpcs[2].subnets[0].ipv4);
     }
 
+    #[test]
+    fn vms_have_no_security_groups_unless_the_file_says_so() {
+        assert!(Topology::standard().unwrap().vms.iter().all(|vm| vm.security_groups.is_empty()));
+        let vm = "host: host-c, ipv4: 10.2.0.12";
+        let text = DEFAULT.replacen(vm, &format!("{vm}, security_groups: [default, sql]"), 1);
+        let text = text.replacen("name: db\n", "name: db\n    security_groups: [{name: sql}]\n", 1);
+        let topology = Topology::parse("x.yaml", &text).unwrap();
+        let vm = topology.vms.iter().find(|vm| vm.name == "db-2").unwrap();
+        assert_eq!(vm.security_groups, ["default", "sql"]);
+    }
+
     /// Replaces `from` by `to` in the default and expects an error with all of `words`.
     #[track_caller]
     fn refused(from: &str, to: &str, words: &[&str]) {
@@ -497,6 +527,8 @@ mod tests {
         refused("ipv4: 10.2.0.12", "ipv4: 10.2.0.11", &["10.2.0.11", "db-2"]);
         refused("subnet: back", "subnet: rear", &["shop-3", "rear"]);
         refused("mac: \"02:00:00:00:01:11\"", "mac: \"02:00:00:00:01\"", &["02:00:00:00:01"]);
+        let vm = "host: host-c, ipv4: 10.2.0.12";
+        refused(vm, &format!("{vm}, security_groups: [dmz]"), &["db-2", "security group `dmz`", "VPC `db`"]);
         refused("- name: tor-1", "- { name: tor-1, uplink: tor-0 }", &["tor-1", "uplink"]);
         refused("- name: tor-1", "- name: tor-1\n  - name: tor-2", &["tor-2", "uplink"]);
         refused("vips: [", "vips: [192.0.2.11, ", &["192.0.2.11", "edge", "gw-a"]);

@@ -57,6 +57,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         mac: it.mac,
         ipv4: it.ipv4,
         ipv6: None,
+        security_groups: Some(it.security_groups.clone()),
     };
     VpcSpec {
         name: vpc.name.clone(),
@@ -66,6 +67,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         mtu: vpc.mtu,
         offload_kbps: None,
         subnets: vpc.subnets.iter().map(subnet).collect(),
+        security_groups: vpc.security_groups.clone(),
         instances: topology.vms.iter().filter(|vm| vm.vpc == vpc.name).map(instance).collect(),
         routes: Vec::new(),
     }
@@ -155,6 +157,7 @@ impl Lab {
             mac: None,
             ipv4: None,
             ipv6: None,
+            security_groups: Some(Vec::new()),
         };
         let made = self.api.create(at.id, &new).await?.object;
         // Interface names have at most 15 characters.

@@ -463,3 +463,79 @@ fn completion_knows_the_verbs() {
         );
     }
 }
+
+const GROUPS: &str = "
+vpcs:
+  - name: db
+    tenant: red
+    subnets: [{name: back, ipv4: 10.1.0.0/24}]
+    security_groups:
+      - name: sql
+        description: databases
+        rules:
+          - {direction: ingress, family: ipv4, protocol: tcp, ports: 5432, remote: {group: clients}}
+          - {direction: ingress, family: ipv4, protocol: icmp, icmp_type: 8}
+      - {name: clients}
+    instances:
+      - {name: db-1, subnet: back, host: metal, security_groups: [sql, default]}
+      - {name: db-2, subnet: back, host: metal, security_groups: []}
+      - {name: db-3, subnet: back, host: metal}
+";
+
+#[test]
+fn security_groups_by_file_and_by_commands() {
+    let site = Site::start();
+    site.ok(&["apply", "-f", &site.file("cloud.yaml", CLOUD)]);
+    let file = site.file("groups.yaml", GROUPS);
+    let planned = site.ok(&["apply", "-f", &file, "--dry-run"]);
+    assert!(planned.contains("would create security rule ingress ipv4 tcp of sql"), "{planned}");
+    assert!(planned.ends_with("7 to create, 2 unchanged\n"), "{planned}");
+    let made = site.ok(&["apply", "-f", &file]);
+    assert!(made.ends_with("7 created, 2 unchanged\n"), "{made}");
+    let again = site.ok(&["apply", "-f", &file]);
+    assert!(again.ends_with("0 created, 9 unchanged\n"), "{again}");
+    let wrong = site.file("wrong.yaml", &GROUPS.replace("ports: 5432", "icmp_type: 5432"));
+    assert!(site.fails(2, &["apply", "-f", &wrong]).contains("icmp_type"));
+
+    let id = |group: &str| site.json(&["security-groups", "show", group, "--vpc", "db"])["id"].clone();
+    let groups = |name: &str| site.json(&["instances", "show", name])["security_groups"].clone();
+    let both = serde_json::json!([id("default"), id("sql")]);
+    assert_eq!((groups("db-1"), groups("db-2")), (both.clone(), serde_json::json!([])));
+    assert_eq!(groups("db-3"), serde_json::json!([id("default")]));
+    let list = site.ok(&["security-rules", "list", "--group", "sql", "--vpc", "db"]);
+    assert!(list.starts_with("ID") && list.lines().count() == 5 && list.contains("5432"), "{list}");
+
+    // The same by commands.
+    let group = site.json(&["security-group", "create", "ops", "--vpc", "db", "--description", "staff"]);
+    assert_eq!(group["description"], "staff");
+    let ssh = ["security-rules", "create", "ingress", "--group", "ops", "--vpc", "db", "--protocol", "tcp"];
+    let ssh = [&ssh[..], &["--ports", "22", "--remote", "192.0.2.0/24"]].concat();
+    let rule = site.json(&ssh);
+    assert_eq!((&rule["family"], &rule["ports"]), (&Value::from("ipv4"), &Value::from("22")));
+    assert!(site.fails(1, &ssh).contains("has this rule already"));
+    let family = ["security-rules", "create", "egress", "--group", "ops", "--vpc", "db"];
+    assert!(site.fails(2, &family).contains("--family"));
+    let from_group = [&family[..], &["--family", "ipv6", "--remote-group", "sql"]].concat();
+    assert_eq!(site.json(&from_group)["remote"]["group"], id("sql"));
+    let used = site.fails(1, &["security-groups", "delete", "clients", "--vpc", "db"]);
+    assert!(used.contains("security group `clients` is still used by rule sgr-"), "{used}");
+    let kept = site.fails(1, &["security-groups", "update", "default", "--vpc", "db", "--name", "x"]);
+    assert!(kept.contains("cannot be deleted or renamed"), "{kept}");
+    let renamed = site.json(&["security-groups", "update", "ops", "--vpc", "db", "--name", "staff"]);
+    assert_eq!(renamed["name"], "staff");
+
+    let new = ["instances", "create", "db-4", "--vpc", "db", "--subnet", "back", "--host", "metal"];
+    let open = site.json(&[&new[..], &["--no-security-groups"]].concat());
+    assert_eq!(open["security_groups"], serde_json::json!([]));
+    let set = ["instances", "set-security-groups", "db-4"];
+    let two = [&set[..], &["--security-group", "sql", "--security-group", "default"]].concat();
+    assert_eq!(site.json(&two)["security_groups"], both);
+    assert_eq!(
+        site.json(&[&set[..], &["--no-security-groups"]].concat())["security_groups"],
+        open["security_groups"]
+    );
+    assert!(site.fails(2, &set).contains("--no-security-groups"));
+    site.fails(2, &[&two[..], &["--no-security-groups"]].concat());
+    assert!(site.fails(4, &[&set[..], &["--security-group", "dmz"]].concat()).contains("dmz"));
+    site.ok(&["security-rules", "delete", rule["id"].as_str().expect("an id")]);
+}

@@ -78,6 +78,7 @@ async fn measure(
         mac: None,
         ipv4: None,
         ipv6: None,
+        security_groups: None,
     };
     let before = store.revision().await?;
     let started = Instant::now();

@@ -11,6 +11,8 @@ use std::net::IpAddr;
 pub const MAX_VIPS: usize = 63;
 /// Largest number of DNS resolvers that DHCP offers.
 pub const MAX_DNS: usize = 2;
+/// Longest description in bytes.
+pub const MAX_DESCRIPTION: usize = 255;
 /// From the minimum MTU of IPv6 (RFC 8200) to the largest that fits into VXLAN over IPv6 if the underlay
 /// carries 9216 bytes.
 pub const MTU: std::ops::RangeInclusive<u16> = 1280..=9146;
@@ -43,6 +45,22 @@ pub(crate) fn name(kind: &str, name: &str) -> Result<()> {
                 "`{name}` is not a valid {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`, the \
                  first a letter or digit"
             ),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks a description: at most [`MAX_DESCRIPTION`] bytes, on one line.
+pub(crate) fn description(text: &str) -> Result<()> {
+    if text.len() > MAX_DESCRIPTION {
+        let length = text.len();
+        let message = format!("the description has {length} bytes; at most {MAX_DESCRIPTION} are possible");
+        return Err(invalid("description", message));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(invalid(
+            "description",
+            "the description contains a line break or another control character",
         ));
     }
     Ok(())

@@ -11,7 +11,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// First byte of a payload. Variants are encoded by position, here and in [`Change`]: new ones are added at
 /// the end, and any other change of the format needs a new version.
-const VERSION: u8 = 1;
+///
+/// Version 1: instances without an identity. The migration to schema version 9 deletes its rows.
+const VERSION: u8 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {
@@ -23,6 +25,7 @@ struct CompactInstance<'a> {
     mac: [u8; 6],
     ipv4: Option<[u8; 4]>,
     ipv6: Option<[u8; 16]>,
+    identity: u16,
     revision: u64,
 }
 
@@ -65,6 +68,7 @@ fn compact(instance: &Instance) -> CompactInstance<'_> {
         mac: instance.mac.octets(),
         ipv4: instance.ipv4.map(|a| a.octets()),
         ipv6: instance.ipv6.map(|a| a.octets()),
+        identity: instance.identity,
         revision: instance.revision,
     }
 }
@@ -79,6 +83,7 @@ fn expand(vpc: VpcId, compact: CompactInstance<'_>) -> Instance {
         mac: MacAddr::new(compact.mac),
         ipv4: compact.ipv4.map(Ipv4Addr::from),
         ipv6: compact.ipv6.map(Ipv6Addr::from),
+        identity: compact.identity,
         revision: compact.revision,
     }
 }

@@ -44,6 +44,23 @@ pub enum Conflict {
     ForeignSubnet { subnet: String, vpc: String },
     #[error("{kind} `{name}` is still used by {user}")]
     InUse { kind: &'static str, name: String, user: String },
+    #[error("security group `{group}` does not belong to VPC `{vpc}`")]
+    ForeignSecurityGroup { group: String, vpc: String },
+    #[error("security group `default` cannot be deleted or renamed: VPC `{vpc}` always has it")]
+    DefaultSecurityGroup { vpc: String },
+    #[error("VPC `{vpc}` has {max} security groups already, which is the limit; delete one that is not used")]
+    TooManySecurityGroups { vpc: String, max: u64 },
+    #[error(
+        "security group `{group}` has {max} rules already, which is the limit; use wider prefixes or ranges of ports"
+    )]
+    TooManySecurityRules { group: String, max: u64 },
+    #[error("security group `{group}` has this rule already: {rule} ({matches})")]
+    SameSecurityRule { group: String, rule: String, matches: String },
+    #[error(
+        "VPC `{vpc}` cannot have another set of security groups: all {max} are assigned; delete security groups that \
+         are not used, or give instances the same groups as others"
+    )]
+    IdentitiesExhausted { vpc: String, max: u16 },
     #[error("VPCs `{a}` and `{b}` are on different clusters; peered VPCs must be on one cluster")]
     PeeringAcrossClusters { a: String, b: String },
     #[error("VPC `{vpc}` is moving to {to}; wait until it has arrived, or move it back")]

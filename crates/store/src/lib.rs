@@ -20,6 +20,7 @@ mod postgres;
 mod requests;
 mod rows;
 mod schema;
+mod security;
 mod sqlite;
 mod store;
 mod url;
@@ -31,6 +32,10 @@ pub use error::{Conflict, StoreError};
 pub use model::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;
+pub use security::{
+    DEFAULT_GROUP, GroupSet, MAX_GROUPS, MAX_GROUPS_OF_INSTANCE, MAX_RULES, MAX_RULES_OF_INSTANCE,
+    NewSecurityGroup, NewSecurityRule, Remote, RuleMatch, SecurityGroup, SecurityGroupUpdate, SecurityRule,
+};
 pub use store::{SNAPSHOTS_MAX, Store};
 pub use url::Options;
 
@@ -67,5 +72,5 @@ pub async fn open_with(url: &str, options: Options) -> Result<Arc<Store>> {
     let mut tx = backend.begin_write().await?;
     let id = schema::migrate(tx.as_mut(), dialect, *options.vnis.start()).await?;
     tx.commit().await?;
-    Ok(Arc::new(Store::new(backend, id, options.vnis)))
+    Ok(Arc::new(Store::new(backend, id, options)))
 }

@@ -3,6 +3,7 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
+use crate::{GroupSet, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, RouteId,
@@ -240,6 +241,8 @@ pub struct Instance {
     pub mac: MacAddr,
     pub ipv4: Option<Ipv4Addr>,
     pub ipv6: Option<Ipv6Addr>,
+    /// Identity of its set of security groups in the VPC ([`GroupSet`]). 0: none, the port is not filtered.
+    pub identity: u16,
     pub revision: u64,
 }
 
@@ -465,6 +468,45 @@ pub enum Change {
     /// Revisions, ids and VNIs have jumped, because the database went back to an earlier state. Not sent to any
     /// node.
     HistoryForked,
+    /// `rules` are all rules of the new group. A new VPC has the group `default` from the start; [`Change::VpcRemoved`]
+    /// removes that group, and all sets of the VPC.
+    SecurityGroupCreated {
+        vpc: Vpc,
+        group: SecurityGroup,
+        rules: Vec<SecurityRule>,
+    },
+    /// The group has another name or description.
+    SecurityGroupUpdated {
+        vpc: Vpc,
+        group: SecurityGroup,
+    },
+    /// The group is removed with its rules, and with the sets of groups that contained it. `identities` are those of these
+    /// sets; no instance has them.
+    SecurityGroupRemoved {
+        vpc: Vpc,
+        group: SecurityGroup,
+        identities: Vec<u16>,
+    },
+    SecurityRuleCreated {
+        vpc: Vpc,
+        rule: SecurityRule,
+    },
+    SecurityRuleRemoved {
+        vpc: Vpc,
+        rule: SecurityRule,
+    },
+    /// Sets of groups get identities. Comes before the change that gives them to instances, in the same revision.
+    GroupSetsCreated {
+        vpc: Vpc,
+        sets: Vec<GroupSet>,
+    },
+    /// An instance has other security groups. `from` is the identity that it had.
+    InstanceGroupsChanged {
+        vpc: Vpc,
+        host: Host,
+        instance: Instance,
+        from: u16,
+    },
 }
 
 /// Numbers of addresses of instances.

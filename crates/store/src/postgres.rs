@@ -161,9 +161,9 @@ impl Query for PostgresTx {
 #[async_trait]
 impl Tx for PostgresTx {
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
-        let sql = "INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived) \
+        let sql = "INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived, identity) \
                    SELECT * FROM UNNEST($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], \
-                   $6::bigint[], $7::bigint[], $8::bytea[], $9::bigint[], $10::bigint[])";
+                   $6::bigint[], $7::bigint[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[])";
         for (part, derived) in instances.chunks(INSERT_ROWS).zip(derived.chunks(INSERT_ROWS)) {
             let numbers = |f: fn(&Instance) -> u64| part.iter().map(|i| f(i) as i64).collect::<Vec<i64>>();
             let insertion = sqlx::query::<Postgres>(sql)
@@ -176,7 +176,8 @@ impl Tx for PostgresTx {
                 .bind(part.iter().map(|i| i.ipv4.map(|a| i64::from(u32::from(a)))).collect::<Vec<_>>())
                 .bind(part.iter().map(|i| i.ipv6.map(|a| a.octets().to_vec())).collect::<Vec<_>>())
                 .bind(numbers(|i| i.revision))
-                .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>());
+                .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>())
+                .bind(numbers(|i| i.identity.into()));
             response(insertion.execute(self.0.connection()?)).await?;
         }
         Ok(())

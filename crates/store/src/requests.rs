@@ -1,10 +1,13 @@
 //! What callers pass to the store and get from it, other than the objects of `model.rs`: requests, pages,
 //! snapshots.
 
-use crate::{Cluster, ClusterKey, Gateway, Host, Instance, NodeId, Peering, Route, RouteTarget, Subnet, Vpc};
+use crate::{
+    Cluster, ClusterKey, Gateway, GroupSet, Host, Instance, NodeId, Peering, Route, RouteTarget,
+    SecurityGroup, SecurityRule, Subnet, Vpc,
+};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId,
-    TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId,
+    SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -91,6 +94,9 @@ pub struct NewInstance {
     pub mac: Option<MacAddr>,
     pub ipv4: Option<Ipv4Addr>,
     pub ipv6: Option<Ipv6Addr>,
+    /// At most [`MAX_GROUPS_OF_INSTANCE`](crate::MAX_GROUPS_OF_INSTANCE) groups of the VPC, in any order. With an empty
+    /// list, the port is not filtered. `None` is the group `default` for a new instance, and any for an existing one.
+    pub security_groups: Option<Vec<SecurityGroupId>>,
 }
 
 #[derive(Clone, Debug)]
@@ -118,6 +124,8 @@ pub struct LostInstance {
     pub mac: MacAddr,
     pub ipv4: Option<Ipv4Addr>,
     pub ipv6: Option<Ipv6Addr>,
+    /// As of a new instance: nodes do not know the groups.
+    pub security_groups: Option<Vec<SecurityGroupId>>,
 }
 
 /// All objects except instances.
@@ -134,6 +142,10 @@ pub struct Topology {
     /// Each route with the VPC of its route table.
     pub routes: Vec<(VpcId, Route)>,
     pub peerings: Vec<Peering>,
+    pub security_groups: Vec<SecurityGroup>,
+    pub security_rules: Vec<SecurityRule>,
+    /// In order of VPC and identity.
+    pub group_sets: Vec<GroupSet>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
 }

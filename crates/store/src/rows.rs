@@ -3,12 +3,13 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, Move, Page, Peering, Result,
-    Route, RouteTable, RouteTarget, StoreError, Subnet, Tenant, Vpc,
+    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, Move, Page, Peering, Remote,
+    Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet,
+    Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, RouteId, RouteTableId, Secret, SubnetId,
-    TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, Protocol, RouteId, RouteTableId, Secret,
+    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -137,7 +138,7 @@ record!(
     InstanceId,
     "instance",
     "instances",
-    "id, name, vpc, subnet, host, mac, ipv4, ipv6, revision",
+    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, revision",
     row => Instance {
         id: InstanceId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -147,7 +148,8 @@ record!(
         mac: MacAddr::from_u64(row.number(5)?),
         ipv4: row.opt_int(6)?.map(ipv4).transpose()?,
         ipv6: row.opt_blob(7)?.map(ipv6).transpose()?,
-        revision: row.number(8)?,
+        identity: identity(row.int(8)?)?,
+        revision: row.number(9)?,
     }
 );
 
@@ -176,6 +178,64 @@ record!(Peering, PeeringId, "peering", "peerings", "id, name, a, b, revision", r
     b: VpcId::new(row.number(3)?),
     revision: row.number(4)?,
 });
+
+record!(
+    SecurityGroup,
+    SecurityGroupId,
+    "security group",
+    "security_groups",
+    "id, name, vpc, description, revision",
+    row => SecurityGroup {
+        id: SecurityGroupId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        vpc: VpcId::new(row.number(2)?),
+        description: row.text(3)?.to_owned(),
+        revision: row.number(4)?,
+    }
+);
+
+record!(
+    SecurityRule,
+    SecurityRuleId,
+    "security rule",
+    "security_rules",
+    "id, security_group, vpc, direction, family, protocol, ports, icmp_type, icmp_code, remote, remote_group, description, \
+     revision",
+    row => SecurityRule {
+        id: SecurityRuleId::new(row.number(0)?),
+        group: SecurityGroupId::new(row.number(1)?),
+        vpc: VpcId::new(row.number(2)?),
+        matches: RuleMatch {
+            direction: row.parse(3)?,
+            family: row.parse(4)?,
+            protocol: match opt_byte(row, 5)? {
+                Some(number) => Protocol::new(number).map_err(|e| StoreError::Corrupt(e.to_string()))?,
+                None => Protocol::ANY,
+            },
+            ports: row.parse_opt(6)?,
+            icmp_type: opt_byte(row, 7)?,
+            icmp_code: opt_byte(row, 8)?,
+            remote: match (row.parse_opt(9)?, row.opt_int(10)?) {
+                (Some(prefix), _) => Remote::Prefix(prefix),
+                (None, Some(group)) => Remote::Group(SecurityGroupId::new(group.unsigned_abs())),
+                (None, None) => Remote::Any,
+            },
+        },
+        description: row.text(11)?.to_owned(),
+        revision: row.number(12)?,
+    }
+);
+
+/// A column with a number below 256, or NULL.
+fn opt_byte(row: &Row, column: usize) -> Result<Option<u8>> {
+    let number = row.opt_int(column)?.map(u8::try_from).transpose();
+    number.map_err(|_| StoreError::Corrupt(format!("column {column} of {row:?} is not below 256")))
+}
+
+/// Decodes the identity of a set of security groups.
+pub(crate) fn identity(number: i64) -> Result<u16> {
+    u16::try_from(number).map_err(|_| StoreError::Corrupt(format!("identity {number}")))
+}
 
 fn kbps(number: i64) -> Result<u32> {
     u32::try_from(number).map_err(|_| StoreError::Corrupt(format!("a threshold of {number} kbit/s")))

@@ -29,7 +29,7 @@ const LOG_LIMIT_BYTES: u32 = 64 << 20;
 /// Rows that a connection reads ahead.
 const ROWS_AHEAD: usize = 4096;
 /// Numbers of rows in a statement of a bulk insertion, in descending order; the last must be 1. Each
-/// statement is prepared once. A row has 10 columns, a statement at most 32766 values.
+/// statement is prepared once. A row has 11 columns, a statement at most 32766 values.
 const INSERT_SIZES: [usize; 4] = [2048, 256, 16, 1];
 
 pub(crate) struct SqliteBackend {
@@ -175,12 +175,12 @@ impl Tx for SqliteTx {
 type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
 fn insert_sql(rows: usize) -> String {
-    let mut sql = String::with_capacity(rows * 22 + 100);
+    let mut sql = String::with_capacity(rows * 24 + 110);
     sql.push_str(
-        "INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived) VALUES ",
+        "INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived, identity) VALUES ",
     );
     for row in 0..rows {
-        sql.push_str(if row == 0 { "(?,?,?,?,?,?,?,?,?,?)" } else { ",(?,?,?,?,?,?,?,?,?,?)" });
+        sql.push_str(if row == 0 { "(?,?,?,?,?,?,?,?,?,?,?)" } else { ",(?,?,?,?,?,?,?,?,?,?,?)" });
     }
     sql
 }
@@ -212,7 +212,8 @@ fn insertion<'q>((instances, derived): (&[Instance], &[u8])) -> SqliteQuery<'q> 
             .bind(instance.ipv4.map(|a| i64::from(u32::from(a))))
             .bind(instance.ipv6.map(|a| a.octets().to_vec()))
             .bind(instance.revision as i64)
-            .bind(i64::from(*derived));
+            .bind(i64::from(*derived))
+            .bind(i64::from(instance.identity));
     }
     query
 }
@@ -309,6 +310,7 @@ mod tests {
             mac: sluice_types::MacAddr::local(id),
             ipv4: None,
             ipv6: None,
+            identity: 0,
             revision: 1,
         };
         for count in [0, 1, 17, 255, 2048, 5000] {
@@ -323,6 +325,6 @@ mod tests {
     #[test]
     fn insert_sizes_end_with_one_row_and_stay_below_the_value_limit() {
         assert_eq!(INSERT_SIZES.last(), Some(&1));
-        assert!(INSERT_SIZES[0] * 10 <= 32766);
+        assert!(INSERT_SIZES[0] * 11 <= 32766);
     }
 }

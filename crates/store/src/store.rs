@@ -45,6 +45,7 @@ pub struct Store {
     snapshots: Semaphore,
     id: DatabaseId,
     vnis: RangeInclusive<u32>,
+    max_identity: u16,
     /// Writes on a database that has lost this commit are refused.
     newest: NewestCommit,
     /// Whether writers that take a revision wait.
@@ -111,11 +112,14 @@ macro_rules! write_unversioned {
     }};
 }
 
+mod security;
+
 impl Store {
-    pub(crate) fn new(backend: Box<dyn Backend>, id: DatabaseId, vnis: RangeInclusive<u32>) -> Self {
+    pub(crate) fn new(backend: Box<dyn Backend>, id: DatabaseId, options: Options) -> Self {
+        let Options { vnis, max_identity } = options;
         let (writers, snapshots) = (Mutex::new(()), Semaphore::new(SNAPSHOTS_MAX));
         let (newest, held) = (NewestCommit::default(), watch::Sender::new(false));
-        Self { backend, writers, snapshots, id, vnis, newest, held }
+        Self { backend, writers, snapshots, id, vnis, max_identity, newest, held }
     }
 
     async fn wait_until_released(&self) -> Result<()> {
@@ -469,7 +473,7 @@ impl Store {
     }
 
     pub async fn create_instance(&self, vpc: VpcId, new: NewInstance) -> Result<Created<Instance>> {
-        write!(self, w => instances::create(w, vpc, &new))
+        write!(self, w => instances::create(w, vpc, &new, self.max_identity))
     }
 
     /// Creates all instances or none. Instances that exist with the same content are skipped. Returns the new
@@ -479,7 +483,7 @@ impl Store {
         vpc: VpcId,
         new: Vec<NewInstance>,
     ) -> Result<(Vec<Instance>, usize)> {
-        let outcome = write!(self, w => bulk::create(w, vpc, &new))?;
+        let outcome = write!(self, w => bulk::create(w, vpc, &new, self.max_identity))?;
         Ok((outcome.created, outcome.existing.len() + outcome.repeated))
     }
 
@@ -494,12 +498,7 @@ impl Store {
         name: Option<&str>,
         at: Page,
     ) -> Result<Vec<Instance>> {
-        let filters = vec![
-            ("vpc", vpc.map(|v| v.get().into())),
-            ("host", host.map(|h| h.get().into())),
-            ("name", name.map(Into::into)),
-        ];
-        page(&mut self.reader(), filters, at).await
+        page(&mut self.reader(), instances::filters(vpc, host, name), at).await
     }
 
     /// Those of the names that instances of the VPC have.
@@ -510,7 +509,7 @@ impl Store {
     /// Makes an instance an object again that nodes still have but that the database lost, with the same id, MAC and
     /// addresses.
     pub async fn adopt_instance(&self, lost: LostInstance) -> Result<Instance> {
-        write!(self, w => adopt::instance(w, &lost))
+        write!(self, w => adopt::instance(w, &lost, self.max_identity))
     }
 
     /// Records that an instance runs on another host.

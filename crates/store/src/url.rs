@@ -12,11 +12,13 @@ use std::str::FromStr;
 pub struct Options {
     /// VNIs allocated to VPCs that do not request one. A VPC may request a VNI outside this range.
     pub vnis: RangeInclusive<u32>,
+    /// Highest identity of a set of security groups; each VPC has its own identities, from 1.
+    pub max_identity: u16,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { vnis: 1..=Vni::MAX }
+        Self { vnis: 1..=Vni::MAX, max_identity: u16::MAX }
     }
 }
 

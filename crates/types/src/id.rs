@@ -98,6 +98,10 @@ ids! {
     RouteId, "route", "route";
     /// Identifier of a peering of two VPCs.
     PeeringId, "peer", "peering";
+    /// Identifier of a security group of a VPC.
+    SecurityGroupId, "sg", "security group";
+    /// Identifier of a rule of a security group.
+    SecurityRuleId, "sgr", "security rule";
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod mac;
 mod placement;
 mod scheduler;
 mod secret;
+mod security;
 mod vni;
 
 pub use addr::{
@@ -19,8 +20,8 @@ pub use addr::{
 };
 pub use digest::{DIGEST_SHARDS, DIGEST_VERSION, Digests, EntryHash, EntryKey, address_hash};
 pub use id::{
-    ClusterId, GatewayId, HostId, IdError, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId,
-    VpcId,
+    ClusterId, GatewayId, HostId, IdError, InstanceId, PeeringId, RouteId, RouteTableId, SecurityGroupId,
+    SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use mac::{MacAddr, MacError};
@@ -30,6 +31,7 @@ pub use placement::{
 };
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::Secret;
+pub use security::{AddressFamily, Direction, MatchError, PortRange, Protocol, RuleError, RuleFields};
 pub use vni::{Vni, VniError};
 
 /// MAC address of the overlay's router, to which every VM resolves its default gateway. It is the same in

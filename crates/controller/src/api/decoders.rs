@@ -4,7 +4,7 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{clusters, events, gateways, hosts, instances, peerings, placement, removals, route_tables};
-use super::{routes, subnets, tenants, unconfirmed, vpcs};
+use super::{routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
 use serde::de::DeserializeOwned;
 use sluice_types::{SchedulerPatch, VpcId};
@@ -92,6 +92,11 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     list routes::RouteFilter;
     body peerings::NewPeering;
     list peerings::PeeringFilter;
+    body security_groups::NewSecurityGroup;
+    body security_groups::SecurityGroupPatch;
+    list security_groups::SecurityGroupFilter;
+    body security_rules::NewSecurityRule;
+    list security_rules::SecurityRuleFilter;
     query events::EventQuery;
     query removals::RemovalWait;
     body sluice_types::PlacementSettingsPatch;

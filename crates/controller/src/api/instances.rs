@@ -4,7 +4,7 @@ use super::guard::Arrived;
 use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, objects, parse};
-use super::resource::{self, Deletable, Listable, Resource};
+use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
 use super::{Api, App, FIRST, blocking, settle};
 use crate::place::admission::Admission;
 use crate::place::admission::demand::NewObjects;
@@ -14,9 +14,9 @@ use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use sluice_store::{Page, Store, StoreError};
-use sluice_types::{HostId, InstanceId, MacAddr, SubnetId, VpcId, is_unicast};
+use serde::{Deserialize, Deserializer, Serialize};
+use sluice_store::{Created, Page, Store, StoreError};
+use sluice_types::{HostId, InstanceId, MacAddr, SecurityGroupId, SubnetId, VpcId, is_unicast};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -47,27 +47,63 @@ pub(super) struct Instance {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     ipv6: Option<Ipv6Addr>,
+    /// Its security groups in order of creation. Empty: its port is not filtered.
+    #[schema(value_type = Vec<String>, example = json!(["sg-1"]))]
+    security_groups: Vec<SecurityGroupId>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
 }
 
 impl Resource for Instance {
-    type Stored = sluice_store::Instance;
+    /// The instance, with its security groups.
+    type Stored = (sluice_store::Instance, Vec<SecurityGroupId>);
     const PATH: &'static str = "/v1/instances";
     const TAG: &'static str = "instances";
     const NAME: &'static str = "instance";
-    fn needs(stored: &Self::Stored) -> Needs {
+    fn needs((stored, _): &Self::Stored) -> Needs {
         Needs::Instance(stored.vpc, stored.host)
     }
-    fn entries(stored: &Self::Stored) -> Entries {
+    fn entries((stored, _): &Self::Stored) -> Entries {
         let addresses = stored.ipv4.map(IpAddr::V4).into_iter().chain(stored.ipv6.map(IpAddr::V6));
         Entries { vpcs: vec![stored.vpc], addresses: addresses.collect(), ..Entries::default() }
     }
-    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::Instance { id, name, vpc, subnet, host, mac, ipv4, ipv6, revision } = stored;
-        Self { id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, programmed }
+    fn new((stored, security_groups): Self::Stored, programmed: Programmed) -> Self {
+        let sluice_store::Instance { id, name, vpc, subnet, host, mac, ipv4, ipv6, identity: _, revision } =
+            stored;
+        Self { id, name, vpc, subnet, host, mac, ipv4, ipv6, security_groups, revision, programmed }
     }
+}
+
+impl Number for InstanceId {
+    fn number(self) -> u64 {
+        self.get()
+    }
+}
+
+impl Stored for (sluice_store::Instance, Vec<SecurityGroupId>) {
+    type Id = InstanceId;
+    fn id(&self) -> InstanceId {
+        self.0.id
+    }
+    fn revision(&self) -> u64 {
+        self.0.revision
+    }
+    async fn find(store: &Store, id: InstanceId) -> Result<Self, StoreError> {
+        store.instance_with_groups(id).await
+    }
+}
+
+impl StoredDelete for (sluice_store::Instance, Vec<SecurityGroupId>) {
+    async fn delete(store: &Store, id: InstanceId, expected: Option<u64>) -> Result<u64, StoreError> {
+        store.delete_instance(id, expected).await
+    }
+}
+
+/// Decodes a list that is not null. An absent list is the group `default`, an empty one no group; null could be meant as
+/// either.
+pub(super) fn groups<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<SecurityGroupId>>, D::Error> {
+    Vec::deserialize(from).map(Some)
 }
 
 /// Addresses that are left out are chosen, one of each address family of the subnet.
@@ -86,6 +122,11 @@ pub(super) struct NewInstance {
     ipv4: Option<Ipv4Addr>,
     #[schema(value_type = Option<String>)]
     ipv6: Option<Ipv6Addr>,
+    /// At most 5 security groups of the VPC. If left out, the group `default`. With an empty list, the port is not
+    /// filtered.
+    #[serde(default, deserialize_with = "groups")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["sg-1"]))]
+    security_groups: Option<Vec<SecurityGroupId>>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -140,8 +181,8 @@ impl NewInstance {
                 return Err(Problem::invalid(field, format!("{address} is not a unicast address")));
             }
         }
-        let Self { name, subnet, host, mac, ipv4, ipv6 } = self;
-        Ok(sluice_store::NewInstance { name, subnet, host, mac, ipv4, ipv6 })
+        let Self { name, subnet, host, mac, ipv4, ipv6, security_groups } = self;
+        Ok(sluice_store::NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups })
     }
 }
 
@@ -159,7 +200,10 @@ async fn create_instance(
     let admission = api.admit(NewObjects::Instances(vpc, &[&new]), exists()).await?;
     let path = vpc.to_string();
     let created = store.create_instance(vpc, new).await;
-    let created = created.map_err(|error| Problem::of_store(error, Some(&path)))?;
+    let created = match created.map_err(|error| Problem::of_store(error, Some(&path)))? {
+        Created::New(new) => Created::New(store.instance_with_groups(new.id).await?),
+        Created::Existing(old) => Created::Existing(store.instance_with_groups(old.id).await?),
+    };
     settle(admission, &created);
     Ok(reply::created::<Instance>(&api, created))
 }
@@ -248,14 +292,18 @@ async fn create_instances(
     Ok((StatusCode::OK, axum::Json(answer)).into_response())
 }
 
-/// A change of an instance.
+/// A change of an instance: either of its host, or of its security groups.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct InstancePatch {
     /// The new host. Gateways get the change first, then the new host gets the port, and the old one removes
     /// it.
-    #[schema(value_type = String, example = "host-2")]
-    host: HostId,
+    #[schema(value_type = Option<String>, example = "host-2")]
+    host: Option<HostId>,
+    /// All its security groups, at most 5. With an empty list, the port is not filtered.
+    #[serde(default, deserialize_with = "groups")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["sg-1"]))]
+    security_groups: Option<Vec<SecurityGroupId>>,
 }
 
 #[utoipa::path(patch, path = "/v1/instances/{instance}", tag = "instances",
@@ -267,9 +315,16 @@ async fn update_instance(
     IfMatch(expected): IfMatch,
     Json(body): Json<InstancePatch>,
 ) -> Result<Response, Problem> {
-    let moved = api.db.store.move_instance(id, body.host, expected).await;
+    let store = &api.db.store;
+    let changed = match (body.host, body.security_groups) {
+        (Some(host), None) => store.move_instance(id, host, expected).await,
+        (None, Some(groups)) => store.set_security_groups(id, &groups, expected).await,
+        // Both together need two revisions, and only one of them might succeed.
+        _ => return Err(Problem::invalid("body", "expected either host or security_groups")),
+    };
     let path = id.to_string();
-    Ok(reply::updated::<Instance>(&api, moved.map_err(|error| Problem::of_store(error, Some(&path)))?))
+    let changed = changed.map_err(|error| Problem::of_store(error, Some(&path)))?;
+    Ok(reply::updated::<Instance>(&api, store.instance_with_groups(changed.id).await?))
 }
 
 impl Listable for Instance {
@@ -279,7 +334,7 @@ impl Listable for Instance {
         filter: InstanceFilter,
         page: Page,
     ) -> Result<Vec<Self::Stored>, StoreError> {
-        store.instances(filter.vpc, filter.host, filter.name.as_deref(), page).await
+        store.instances_with_groups(filter.vpc, filter.host, filter.name.as_deref(), page).await
     }
 }
 

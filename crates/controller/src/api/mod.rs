@@ -22,6 +22,8 @@ mod resource;
 mod route_tables;
 mod routes;
 mod scheduler;
+mod security_groups;
+mod security_rules;
 mod settings;
 mod subnets;
 mod system;
@@ -184,6 +186,8 @@ fn described() -> OpenApiRouter<App> {
         .merge(route_tables::routes())
         .merge(routes::routes())
         .merge(peerings::routes())
+        .merge(security_groups::routes())
+        .merge(security_rules::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())

@@ -18,7 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, PeeringId, RouteTableId, SubnetId, TenantId, VpcId,
+    ClusterId, GatewayId, HostId, PeeringId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,
+    TenantId, VpcId,
 };
 use std::fmt::Display;
 use std::str::FromStr;
@@ -95,9 +96,10 @@ stored! {
     Host HostId host delete_host;
     Vpc VpcId vpc delete_vpc;
     Subnet SubnetId subnet delete_subnet;
-    Instance InstanceId instance delete_instance;
     RouteTable RouteTableId route_table;
     Peering PeeringId peering delete_peering;
+    SecurityGroup SecurityGroupId security_group delete_security_group;
+    SecurityRule SecurityRuleId security_rule delete_security_rule;
 }
 
 /// An object as the API shows it. It is created from the model of the store, but its fields belong to the

@@ -1,7 +1,7 @@
 //! Unconfirmed entries: what nodes have and the database lost, because it went back to an earlier state. An operator
 //! adopts instances, or has entries removed. This file changes when nodes keep another kind of entry.
 
-use super::instances::Instance;
+use super::instances::{Instance, groups};
 use super::problem::Problem;
 use super::reply;
 use super::request::{Json, check_name};
@@ -13,7 +13,7 @@ use axum::response::{Json as Answer, Response};
 use serde::{Deserialize, Serialize};
 use sluice_southbound::{Port, Unconfirmed};
 use sluice_store::{Created, LostInstance, NodeId};
-use sluice_types::{HostId, InstanceId, IpNet, MacAddr, Vni};
+use sluice_types::{HostId, InstanceId, IpNet, MacAddr, SecurityGroupId, Vni};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use utoipa::ToSchema;
@@ -251,6 +251,10 @@ pub(super) struct AdoptUnconfirmed {
     instance: InstanceId,
     /// Its name; if left out, the name that it has on its host.
     name: Option<String>,
+    /// Its security groups, which nodes do not know, as of a new instance: if left out, the group `default`.
+    #[serde(default, deserialize_with = "groups")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["sg-1"]))]
+    security_groups: Option<Vec<SecurityGroupId>>,
 }
 
 /// Makes an instance that nodes have and the database lost an object again, with its id, MAC, addresses and host. Its
@@ -277,9 +281,12 @@ async fn adopt_unconfirmed(
         mac: port.mac,
         ipv4: port.ipv4.map(|net| net.addr()),
         ipv6: port.ipv6.map(|net| net.addr()),
+        security_groups: body.security_groups,
     };
-    let made = api.db.store.adopt_instance(lost).await;
-    Ok(reply::created::<Instance>(&api, Created::New(made.map_err(|error| Problem::of_store(error, None))?)))
+    let store = &api.db.store;
+    let made = store.adopt_instance(lost).await.map_err(|error| Problem::of_store(error, None))?;
+    let made = store.instance_with_groups(made.id).await?;
+    Ok(reply::created::<Instance>(&api, Created::New(made)))
 }
 
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {

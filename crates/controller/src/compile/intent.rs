@@ -205,6 +205,14 @@ impl Intent {
                     self.hosts.remove(&host.id);
                 }
                 Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
+                // No node has entries of security groups.
+                Change::SecurityGroupCreated { .. }
+                | Change::SecurityGroupUpdated { .. }
+                | Change::SecurityGroupRemoved { .. }
+                | Change::SecurityRuleCreated { .. }
+                | Change::SecurityRuleRemoved { .. }
+                | Change::GroupSetsCreated { .. }
+                | Change::InstanceGroupsChanged { .. } => {}
                 _ => self.base_revision = revision,
             }
         }

@@ -306,6 +306,14 @@ impl State {
             }
             Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::HistoryForked => {}
+            // No node has entries of security groups.
+            Change::SecurityGroupCreated { .. }
+            | Change::SecurityGroupUpdated { .. }
+            | Change::SecurityGroupRemoved { .. }
+            | Change::SecurityRuleCreated { .. }
+            | Change::SecurityRuleRemoved { .. }
+            | Change::GroupSetsCreated { .. }
+            | Change::InstanceGroupsChanged { .. } => {}
         }
     }
 

@@ -302,7 +302,8 @@ fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
 }
 
 fn new_instance(name: &str, subnet: SubnetId, host: HostId) -> NewInstance {
-    NewInstance { name: name.into(), subnet, host, mac: None, ipv4: None, ipv6: None }
+    let name = name.into();
+    NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None, security_groups: None }
 }
 
 fn new_gateway(name: &str, cluster: ClusterId, vtep4: &str) -> NewGateway {

@@ -328,6 +328,7 @@ pub mod tests {
             mac: MacAddr::local(id),
             ipv4: Some(std::net::Ipv4Addr::from(id as u32)),
             ipv6: (id == 1).then_some(std::net::Ipv6Addr::LOCALHOST),
+            identity: 0,
             revision: 1,
         };
         (1..=count).map(instance).collect()

@@ -41,6 +41,7 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::InstanceMoved { .. }
             | Change::EndpointsAdded { .. }
             | Change::EndpointsRemoved { .. }
+            | Change::InstanceGroupsChanged { .. }
             | Change::TenantUpserted(_)
             | Change::TenantRemoved(_)
     )
@@ -97,18 +98,7 @@ mod tests {
     use sluice_types::TenantId;
 
     fn topology(revision: u64) -> Arc<State> {
-        let topology = Topology {
-            revision,
-            commit: 0,
-            hosts: Vec::new(),
-            clusters: Vec::new(),
-            gateways: Vec::new(),
-            vpcs: Vec::new(),
-            subnets: Vec::new(),
-            routes: Vec::new(),
-            peerings: Vec::new(),
-            keys: Vec::new(),
-        };
+        let topology = Topology { revision, ..Topology::default() };
         Arc::new(State::new(&topology, crate::compile::Model::Zeta))
     }
 

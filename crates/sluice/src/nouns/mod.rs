@@ -5,6 +5,7 @@ mod placement;
 mod resource;
 mod routing;
 mod scheduler;
+mod security;
 mod tenancy;
 mod unconfirmed;
 mod underlay;
@@ -18,7 +19,8 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Gateway, Host, Instance, Peering, PendingRemoval, Route, RouteTable, Subnet, Tenant, Vpc,
+    Client, Cluster, Gateway, Host, Instance, Peering, PendingRemoval, Route, RouteTable, SecurityGroup,
+    SecurityRule, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -52,6 +54,12 @@ pub enum Noun {
     /// Peerings: pairs of VPCs that can reach each other
     #[command(alias = "peering")]
     Peerings(WithApi<Verb<Peering>>),
+    /// Security groups of VPCs
+    #[command(alias = "security-group")]
+    SecurityGroups(WithApi<Verb<SecurityGroup>>),
+    /// Rules of security groups
+    #[command(alias = "security-rule")]
+    SecurityRules(WithApi<Verb<SecurityRule>>),
     /// Placement of VPCs on clusters
     Placement(WithApi<placement::Placement>),
     /// The scheduler, which moves vIPs between gateways as their loads change
@@ -82,6 +90,8 @@ impl Noun {
             Self::RouteTables(command) => command.run().await,
             Self::Routes(command) => command.run().await,
             Self::Peerings(command) => command.run().await,
+            Self::SecurityGroups(command) => command.run().await,
+            Self::SecurityRules(command) => command.run().await,
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,

@@ -216,8 +216,12 @@ pub struct Target<K: Kind> {
 }
 
 impl<K: Kind> Target<K> {
+    pub async fn find(&self, client: &Client) -> Result<K, Failure> {
+        self.selector.find(client).await
+    }
+
     pub async fn id(&self, client: &Client) -> Result<K::Id, Failure> {
-        Ok(self.selector.find(client).await?.id())
+        Ok(self.find(client).await?.id())
     }
 
     /// The revision that `--if-revision` demands.
@@ -316,7 +320,8 @@ pub struct InVpc {
 }
 
 impl InVpc {
-    async fn id(&self, client: &Client) -> Result<Option<String>, Failure> {
+    /// The id of the VPC, if there is one.
+    pub async fn id(&self, client: &Client) -> Result<Option<String>, Failure> {
         match &self.vpc {
             Some(vpc) => Ok(Some(api::vpc(client, vpc).await?.id.to_string())),
             None => Ok(None),

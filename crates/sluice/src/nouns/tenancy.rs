@@ -4,6 +4,7 @@ use super::resource::{
     ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, Parent, Run, Target, VpcName,
     Wait, optional_id,
 };
+use super::security::Groups;
 use crate::api::{self, ApiArgs};
 use crate::failure::Failure;
 use crate::output;
@@ -72,7 +73,8 @@ impl Kind for Vpc {
 
 impl Creatable for Vpc {
     const CREATE_HELP: &'static str = "Create a VPC";
-    const DELETE_HELP: &'static str = "Delete a VPC that has no subnets, routes or peerings";
+    const DELETE_HELP: &'static str =
+        "Delete a VPC that has no subnets, routes, peerings or security groups but `default`";
     type New = NewVpcArgs;
     type Verbs = VpcVerb;
 }
@@ -245,13 +247,13 @@ impl Create for NewSubnetArgs {
 impl Kind for Instance {
     const HELP: Help = Help { list: "List instances", show: "Show one instance" };
     const COLUMNS: &'static [&'static str] =
-        &["id", "name", "vpc", "subnet", "host", "mac", "ipv4", "ipv6", "programmed"];
+        &["id", "name", "vpc", "subnet", "host", "mac", "ipv4", "ipv6", "security_groups", "programmed"];
     type Selector = NameInVpc;
     type Filters = ByVpcAndHost;
 }
 
 impl Creatable for Instance {
-    const CREATE_HELP: &'static str = "Create an instance; addresses that are left out are allocated";
+    const CREATE_HELP: &'static str = "Create an instance; addresses that are left out are allocated, and without security groups given it has `default`";
     const DELETE_HELP: &'static str = "Delete an instance";
     type New = NewInstanceArgs;
     type Verbs = InstanceVerb;
@@ -297,6 +299,8 @@ pub struct NewInstanceArgs {
     /// IPv6 address in the subnet
     #[arg(long, value_name = "ADDRESS")]
     ipv6: Option<Ipv6Addr>,
+    #[command(flatten)]
+    groups: Groups,
 }
 
 impl Create for NewInstanceArgs {
@@ -306,8 +310,9 @@ impl Create for NewInstanceArgs {
         let vpc = api::vpc(client, &self.vpc).await?.id;
         let subnet = client.id_of::<Subnet>(&self.subnet, &[("vpc", &vpc.to_string())]).await?;
         let host = client.id_of::<Host>(&self.host, &[]).await?;
+        let security_groups = self.groups.ids(client, vpc).await?;
         let Self { name, mac, ipv4, ipv6, .. } = self;
-        Ok((vpc, NewInstance { name, subnet, host, mac, ipv4, ipv6 }))
+        Ok((vpc, NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups }))
     }
 }
 
@@ -323,13 +328,34 @@ pub enum InstanceVerb {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Replace the security groups of an instance
+    SetSecurityGroups {
+        #[command(flatten)]
+        target: Target<Instance>,
+        #[command(flatten)]
+        groups: Groups,
+        #[command(flatten)]
+        wait: Wait,
+    },
 }
 
 impl Run for InstanceVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
-        let Self::Move { target, to, wait } = self;
-        let to = client.id_of::<Host>(&to, &[]).await?;
-        let instance = target.update(client, &json!({"host": to})).await?;
-        wait.print_when(api, client, instance, |_| true).await
+        match self {
+            Self::Move { target, to, wait } => {
+                let to = client.id_of::<Host>(&to, &[]).await?;
+                let instance = target.update(client, &json!({"host": to})).await?;
+                wait.print_when(api, client, instance, |_| true).await
+            }
+            Self::SetSecurityGroups { target, groups, wait } => {
+                let instance = target.find(client).await?;
+                let groups = groups.ids(client, instance.vpc).await?.ok_or_else(|| {
+                    Failure::Usage("give --security-group or --no-security-groups".to_owned())
+                })?;
+                let patch = json!({"security_groups": groups});
+                let instance = client.update::<Instance>(instance.id, &patch, target.expected()).await?;
+                wait.print_when(api, client, instance, |_| true).await
+            }
+        }
     }
 }

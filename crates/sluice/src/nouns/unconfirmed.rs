@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::output::{self, Format};
 use clap::Subcommand;
 use sluice_client::{Client, UnconfirmedSelection};
-use sluice_types::{InstanceId, Vni};
+use sluice_types::{InstanceId, SecurityGroupId, Vni};
 use std::net::IpAddr;
 
 /// `sluice unconfirmed VERB`.
@@ -26,6 +26,12 @@ pub enum Unconfirmed {
         /// Adopt all listed instances
         #[arg(long, conflicts_with = "instance")]
         all: bool,
+        /// Id of a security group of the instance; can be given up to 5 times [default: the group `default`]
+        #[arg(long, value_name = "ID", conflicts_with = "no_security_groups")]
+        security_group: Vec<SecurityGroupId>,
+        /// The instance has no security groups: its port is not filtered
+        #[arg(long)]
+        no_security_groups: bool,
     },
     /// Have the nodes remove entries: of an instance, of a network, of an address in it, or of a host
     Remove {
@@ -45,7 +51,8 @@ impl Run for Unconfirmed {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
             Self::List => list(api, client).await,
-            Self::Adopt { instance, name, all: _ } => {
+            Self::Adopt { instance, name, all: _, security_group: groups, no_security_groups } => {
+                let groups = (no_security_groups || !groups.is_empty()).then_some(groups.as_slice());
                 let ids = match instance {
                     Some(id) => vec![id],
                     None => {
@@ -54,7 +61,7 @@ impl Run for Unconfirmed {
                 };
                 let mut adopted = Vec::new();
                 for id in ids {
-                    adopted.push(client.adopt_unconfirmed(id, name.as_deref()).await?);
+                    adopted.push(client.adopt_unconfirmed(id, name.as_deref(), groups).await?);
                 }
                 output::list(api.output, &["id", "name", "vpc", "host", "ipv4", "ipv6", "mac"], &adopted)
             }

@@ -9,7 +9,7 @@ use sluice_types::eui64_address;
 use std::net::IpAddr;
 
 /// Creates an instance with the id, MAC and addresses that it had. If it is an object already, returns that.
-pub(crate) async fn instance(w: &mut Write, lost: &LostInstance) -> Result<Instance> {
+pub(crate) async fn instance(w: &mut Write, lost: &LostInstance, max_identity: u16) -> Result<Instance> {
     let vpc: Option<Vpc> = find_one(w.q(), vec![("vni", lost.vni.get().into())]).await?;
     let no_vpc = || StoreError::NotFound { kind: "VPC with VNI", id: lost.vni.to_string() };
     let vpc = vpc.ok_or_else(no_vpc)?;
@@ -42,12 +42,13 @@ pub(crate) async fn instance(w: &mut Write, lost: &LostInstance) -> Result<Insta
         mac: (!derives_mac).then_some(lost.mac),
         ipv4: lost.ipv4,
         ipv6: lost.ipv6.filter(|_| !derives_ipv6),
+        security_groups: lost.security_groups.clone(),
     };
     // Nodes have the addresses already, as those of this instance.
     let addresses = lost.ipv4.map(IpAddr::V4).into_iter().chain(lost.ipv6.map(IpAddr::V6));
     removals::give_back(w.q(), vpc.id, &addresses.collect::<Vec<_>>()).await?;
     let next = w.set_next_id(lost.id.get());
-    let created = bulk::create(w, vpc.id, std::slice::from_ref(&new)).await;
+    let created = bulk::create(w, vpc.id, std::slice::from_ref(&new), max_identity).await;
     w.set_next_id(next);
     w.raise_id(lost.id.get() + 1);
     let outcome = created.map_err(|error| match error {

@@ -21,11 +21,19 @@ pub(crate) struct Outcome {
     pub repeated: usize,
 }
 
-pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &[NewInstance]) -> Result<Outcome> {
+/// Creates instances. Sets of security groups that no instance had before get identities up to `max_identity`.
+pub(crate) async fn create(
+    w: &mut Write,
+    vpc: VpcId,
+    new: &[NewInstance],
+    max_identity: u16,
+) -> Result<Outcome> {
     let mut plan = BulkPlan::prepare(w.q(), vpc, new).await?;
     if plan.to_create.is_empty() {
         return Ok(Outcome { created: Vec::new(), existing: plan.existing, repeated: plan.repeated });
     }
+    let created = plan.to_create.iter().map(|index| &new[*index]);
+    plan.groups.assign(w, &plan.vpc, created, max_identity).await?;
     let (made, derived) = build(w, &mut plan).await?;
     // The outbox rows are encoded while the database inserts the instances.
     let (inserted, parts) =
@@ -147,6 +155,7 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
             mac,
             ipv4,
             ipv6,
+            identity: plan.groups.identity(one),
             revision: w.revision,
         });
     }

@@ -2,6 +2,7 @@
 //! and the used addresses, and checks the requests against them.
 
 use super::alloc::{self, Cursor};
+use super::bulk_groups::{self, BulkGroups};
 use super::families;
 use super::removals::{self, HeldAddresses};
 use crate::backend::Query;
@@ -52,6 +53,7 @@ pub(crate) struct BulkPlan<'a> {
     pub given: Given,
     /// Addresses of deleted instances that nodes may still have.
     pub held: HeldAddresses,
+    pub groups: BulkGroups,
 }
 
 /// Adds the index and name of the request to an error.
@@ -76,6 +78,7 @@ impl<'a> BulkPlan<'a> {
         let is_empty = !q.any("SELECT id FROM instances WHERE vpc = $1 LIMIT 1", args![vpc.id.get()]).await?;
         let hosts = HashMap::new();
         let held = HeldAddresses::read(q, vpc.id).await?;
+        let groups = BulkGroups::read(q, &vpc, new).await?;
         let mut plan = Self {
             vpc,
             subnets,
@@ -88,6 +91,7 @@ impl<'a> BulkPlan<'a> {
             repeated: 0,
             given: Given::default(),
             held,
+            groups,
         };
         plan.check_subnets(q).await?;
         plan.load_hosts(q).await?;
@@ -175,7 +179,11 @@ impl<'a> BulkPlan<'a> {
                 check_same_request(&self.new[earlier], one).map_err(|e| in_bulk(self.new, index, e))?;
                 self.repeated += 1;
             } else if let Some(instance) = existing.remove(&one.name) {
-                check_same_content(&instance, one).map_err(|e| in_bulk(self.new, index, e))?;
+                let same = match check_same_content(&instance, one) {
+                    Ok(()) => self.groups.check_same(q, &instance, one).await,
+                    different => different,
+                };
+                same.map_err(|e| in_bulk(self.new, index, e))?;
                 self.existing.push(instance);
             } else {
                 self.to_create.push(index);
@@ -331,12 +339,14 @@ fn check_same_content(instance: &Instance, one: &NewInstance) -> Result<()> {
 
 /// Checks that two requests with the same name are equal.
 fn check_same_request(first: &NewInstance, second: &NewInstance) -> Result<()> {
+    let groups = |one: &NewInstance| one.security_groups.as_deref().map(bulk_groups::text);
     Difference::default()
         .field("subnet", first.subnet, second.subnet)
         .field("host", first.host, second.host)
         .optional("mac", first.mac, second.mac)
         .optional("ipv4", first.ipv4, second.ipv4)
         .optional("ipv6", first.ipv6, second.ipv6)
+        .optional("security_groups", groups(first), groups(second))
         .conflict("instance", &second.name)
 }
 

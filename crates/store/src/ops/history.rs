@@ -27,6 +27,8 @@ pub(crate) const COMMITS_MAX: u64 = 100_000;
 const STRIDE: u64 = 1 << 20;
 /// The same for VNIs, of which there are 16 million, and for keys.
 const VNI_STRIDE: u64 = 1 << 12;
+/// The same for identities of sets of security groups, of which each VPC has 65,535.
+const IDENTITY_STRIDE: u64 = 1 << 8;
 /// A VNI that is this far above the next one was requested, not allocated.
 const VNI_WINDOW: u64 = 1 << 16;
 /// Highest revision and highest object id that a node may report. Higher ones are not plausible and are ignored.
@@ -97,6 +99,8 @@ pub(crate) async fn jump(
     let next_vni = if exact + VNI_STRIDE <= last { exact + VNI_STRIDE } else { exact };
     let values = args![w.revision, next_vni, VNI_STRIDE];
     w.q().run("UPDATE meta SET revision = $1, next_vni = $2, next_key = next_key + $3", values).await?;
+    let sql = "UPDATE vpcs SET next_identity = next_identity + $1";
+    w.q().run(sql, args![IDENTITY_STRIDE]).await?;
     let (kind, text) = match reason {
         JumpReason::WentBack => (
             "history_forked",

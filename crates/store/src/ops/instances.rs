@@ -1,26 +1,45 @@
-//! Single instances: creation, move to another host, deletion.
+//! Single instances: creation, move to another host, change of security groups, deletion.
 
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
-use super::{alloc, bulk, events, families};
+use super::{alloc, bulk, events, families, group_sets};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
-use crate::value::{Row, args};
+use crate::value::{Row, Value, args};
 use crate::write::Write;
 use crate::{AddressCounts, Change, Created, Host, Instance, NewInstance, Result, StoreError, Vpc};
 use serde_json::json;
-use sluice_types::{HostId, InstanceId, VpcId};
+use sluice_types::{HostId, InstanceId, SecurityGroupId, VpcId};
 use std::net::IpAddr;
 
-pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &NewInstance) -> Result<Created<Instance>> {
-    let outcome = bulk::create(w, vpc, std::slice::from_ref(new)).await.map_err(|error| match error {
-        StoreError::InBulk { source, .. } => *source,
-        other => other,
-    })?;
+pub(crate) async fn create(
+    w: &mut Write,
+    vpc: VpcId,
+    new: &NewInstance,
+    max_identity: u16,
+) -> Result<Created<Instance>> {
+    let outcome =
+        bulk::create(w, vpc, std::slice::from_ref(new), max_identity).await.map_err(|error| match error {
+            StoreError::InBulk { source, .. } => *source,
+            other => other,
+        })?;
     let created = outcome.created.into_iter().next().map(Created::New);
     created
         .or_else(|| outcome.existing.into_iter().next().map(Created::Existing))
         .ok_or_else(|| StoreError::Corrupt(format!("instance `{}` was neither created nor found", new.name)))
+}
+
+/// The columns by which lists of instances are filtered.
+pub(crate) fn filters(
+    vpc: Option<VpcId>,
+    host: Option<HostId>,
+    name: Option<&str>,
+) -> Vec<(&'static str, Option<Value>)> {
+    vec![
+        ("vpc", vpc.map(|v| v.get().into())),
+        ("host", host.map(|h| h.get().into())),
+        ("name", name.map(Into::into)),
+    ]
 }
 
 /// Records that the instance runs on another host.
@@ -59,11 +78,50 @@ pub(crate) async fn relocate(
     Ok(instance)
 }
 
+/// Gives an instance other security groups; none if the list is empty.
+pub(crate) async fn set_groups(
+    w: &mut Write,
+    id: InstanceId,
+    groups: &[SecurityGroupId],
+    expected: Option<u64>,
+    max_identity: u16,
+) -> Result<Instance> {
+    let groups = group_sets::sorted(groups)?;
+    let mut instance: Instance = get(w.q(), id).await?;
+    check_revision(id, &instance, expected)?;
+    let vpc: Vpc = get(w.q(), instance.vpc).await?;
+    for group in &groups {
+        group_sets::check_group(w.q(), &vpc, *group).await?;
+    }
+    let known = group_sets::find(w.q(), vpc.id, std::slice::from_ref(&groups)).await?;
+    let identity = match known.get(&groups) {
+        _ if groups.is_empty() => 0,
+        Some(identity) => *identity,
+        None => {
+            let created = group_sets::create(w, &vpc, vec![groups], max_identity).await?;
+            created.first().copied().ok_or_else(|| StoreError::Corrupt("no identity was assigned".into()))?
+        }
+    };
+    let from = instance.identity;
+    if from == identity {
+        return Ok(instance);
+    }
+    group_sets::count(w.q(), vpc.id, from, -1).await?;
+    group_sets::count(w.q(), vpc.id, identity, 1).await?;
+    (instance.identity, instance.revision) = (identity, w.revision);
+    let sql = "UPDATE instances SET identity = $2, revision = $3 WHERE id = $1";
+    w.q().run(sql, args![id.get(), identity, instance.revision]).await?;
+    let host: Host = get(w.q(), instance.host).await?;
+    w.push(&Change::InstanceGroupsChanged { vpc, host, instance: instance.clone(), from })?;
+    Ok(instance)
+}
+
 pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>) -> Result<u64> {
     let instance: Instance = get(w.q(), id).await?;
     check_revision(id, &instance, expected)?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     w.q().run("DELETE FROM instances WHERE id = $1", args![id.get()]).await?;
+    group_sets::count(w.q(), vpc.id, instance.identity, -1).await?;
     let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
     for address in addresses {
         alloc::free(w.q(), instance.subnet.get(), address).await?;

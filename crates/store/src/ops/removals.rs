@@ -24,6 +24,8 @@ pub(super) enum Hold {
     Address(VpcId, IpAddr),
     Vni(u32),
     Underlay(IpAddr),
+    /// Of a set of security groups.
+    Identity(VpcId, u16),
 }
 
 impl Hold {
@@ -33,6 +35,7 @@ impl Hold {
             Self::Address(vpc, IpAddr::V6(address)) => ("ipv6", vpc.get(), address.octets().to_vec()),
             Self::Vni(vni) => ("vni", 0, vni.to_be_bytes().to_vec()),
             Self::Underlay(address) => ("underlay", 0, address.to_string().into_bytes()),
+            Self::Identity(vpc, identity) => ("identity", vpc.get(), identity.to_be_bytes().to_vec()),
         }
     }
 
@@ -40,6 +43,7 @@ impl Hold {
         match self {
             Self::Address(_, address) | Self::Underlay(address) => address.to_string(),
             Self::Vni(vni) => format!("VNI {vni}"),
+            Self::Identity(_, identity) => format!("identity {identity}"),
         }
     }
 }
@@ -109,6 +113,14 @@ pub(super) async fn all_gateways(q: &mut dyn Query) -> Result<Vec<NodeId>> {
 pub(super) async fn cluster_and_hosts(q: &mut dyn Query, cluster: ClusterId) -> Result<Vec<NodeId>> {
     let mut nodes = gateways(q, "g.cluster = $1", args![cluster.get()]).await?;
     nodes.extend(hosts(q, "1 = 1", vec![]).await?);
+    Ok(nodes)
+}
+
+/// The gateways of a VPC, and the hosts that have instances of it.
+pub(super) async fn gateways_and_hosts_of(q: &mut dyn Query, vpc: &Vpc) -> Result<Vec<NodeId>> {
+    let mut nodes = gateways_of(q, vpc).await?;
+    let has_instance = "EXISTS (SELECT 1 FROM instances i WHERE i.host = h.id AND i.vpc = $1)";
+    nodes.extend(hosts(q, has_instance, args![vpc.id.get()]).await?);
     Ok(nodes)
 }
 
@@ -192,6 +204,14 @@ pub(super) async fn give_back(q: &mut dyn Query, vpc: VpcId, addresses: &[IpAddr
 pub(super) async fn holds_vni(q: &mut dyn Query, vni: u64) -> Result<bool> {
     let value = u32::try_from(vni).unwrap_or(u32::MAX).to_be_bytes().to_vec();
     q.any("SELECT revision FROM held WHERE kind = 'vni' AND scope = 0 AND value = $1", args![value]).await
+}
+
+/// The identities of sets of security groups of a VPC that deletions hold.
+pub(super) async fn held_identities(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<u16>> {
+    let sql = "SELECT value FROM held WHERE kind = 'identity' AND scope = $1";
+    let damaged = || StoreError::Corrupt("a held identity has no two bytes".into());
+    let identity = |row: &Row| Ok(u16::from_be_bytes(row.blob(0)?.try_into().map_err(|_| damaged())?));
+    q.rows(sql, args![vpc.get()]).await?.iter().map(identity).collect()
 }
 
 fn decode(row: &Row) -> Result<Removal> {

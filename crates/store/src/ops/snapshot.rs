@@ -1,6 +1,6 @@
 //! Snapshots: the topology and instances as of one revision.
 
-use super::{history, keys};
+use super::{group_sets, history, keys};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
@@ -94,6 +94,9 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         subnets: find(q, vec![]).await?,
         routes: routes(q).await?,
         peerings: find::<Peering>(q, vec![]).await?,
+        security_groups: find(q, vec![]).await?,
+        security_rules: find(q, vec![]).await?,
+        group_sets: group_sets::all(q).await?,
         keys: keys::list(q, None).await?,
     })
 }

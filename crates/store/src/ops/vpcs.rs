@@ -1,7 +1,7 @@
 //! VPCs: creation with allocation of the VNI, update, deletion. Moves between clusters are in `vpc_moves.rs`.
 
-use super::check_unused;
 use super::removals::{self, Hold};
+use super::{check_unused, security_groups};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
@@ -49,6 +49,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
     let sql = "INSERT INTO route_tables (id, name, vpc, revision) VALUES ($1, 'main', $2, $3)";
     w.q().run(sql, args![table, id, revision]).await?;
     w.push(&Change::VpcUpserted { vpc: vpc.clone(), subnets: Vec::new() })?;
+    security_groups::create_default(w, &vpc).await?;
     Ok(Created::New(vpc))
 }
 
@@ -136,6 +137,9 @@ pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> R
     check_unused(w.q(), object, "route", routes).await?;
     check_unused(w.q(), object, "peering", "SELECT name FROM peerings WHERE a = $1 OR b = $1 LIMIT 1")
         .await?;
+    let groups = "SELECT name FROM security_groups WHERE vpc = $1 AND name <> 'default' LIMIT 1";
+    check_unused(w.q(), object, "security group", groups).await?;
+    security_groups::delete_default(w.q(), id).await?;
     w.q().run("DELETE FROM route_tables WHERE vpc = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;
     let (nodes, name, vni) = (removals::gateways_of(w.q(), &vpc).await?, vpc.name.clone(), vpc.vni.get());

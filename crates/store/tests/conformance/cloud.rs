@@ -66,7 +66,15 @@ pub fn host(name: &str, vtep: &str) -> NewHost {
 }
 
 pub fn instance(name: &str, subnet: &Subnet, host: &Host) -> NewInstance {
-    NewInstance { name: name.into(), subnet: subnet.id, host: host.id, mac: None, ipv4: None, ipv6: None }
+    NewInstance {
+        name: name.into(),
+        subnet: subnet.id,
+        host: host.id,
+        mac: None,
+        ipv4: None,
+        ipv6: None,
+        security_groups: None,
+    }
 }
 
 impl Cloud {

@@ -146,13 +146,18 @@ pub async fn vnis(f: Fixture) {
         "sqlite::memory:" => {
             Cloud::make(&Fixture {
                 url: f.url.clone(),
-                store: open_with(&f.url, Options { vnis: used.get()..=used.get() + 3 }).await.unwrap(),
+                store: open_with(&f.url, Options { vnis: used.get()..=used.get() + 3, ..Options::default() })
+                    .await
+                    .unwrap(),
             })
             .await
         }
-        url => {
-            Cloud { store: open_with(url, Options { vnis: used.get()..=used.get() + 3 }).await.unwrap(), ..c }
-        }
+        url => Cloud {
+            store: open_with(url, Options { vnis: used.get()..=used.get() + 3, ..Options::default() })
+                .await
+                .unwrap(),
+            ..c
+        },
     };
     // A VNI that was given explicitly is skipped. One that was freed is used last.
     let mut given = vpc("given", &small.tenant, &small.cluster);

@@ -102,6 +102,7 @@ pub async fn lost_instances_are_adopted(f: Fixture) {
         mac: kept.mac,
         ipv4: kept.ipv4,
         ipv6: kept.ipv6,
+        security_groups: None,
     };
     assert_eq!(s.adopt_instance(lost.clone()).await.unwrap(), kept, "it is an object already");
     s.delete_instance(kept.id, None).await.unwrap();

@@ -21,6 +21,7 @@ mod outbox;
 mod postgres;
 mod random;
 mod removals;
+mod security;
 mod settings;
 mod southbound;
 
@@ -82,6 +83,10 @@ fn cases() -> Vec<Case> {
             held_writes_wait;
         concurrency: writers_are_serialized, two_stores_on_one_database, same_name_is_created_once,
             vips_are_replaced_while_the_cluster_changes, cancelled_call_leaves_all_or_nothing;
+        security: each_vpc_has_a_default_group, lifecycle, rules_are_stored_whole, refused_rules, instances_have_groups,
+            groups_of_an_instance_change, used_groups_are_not_deleted, identities_are_held_and_used_again,
+            identities_jump_with_the_history, ids_within_ids_are_told_apart,
+            the_last_identity_is_assigned_once, deletion_and_members_exclude_each_other, limits, groups_in_bulk;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;

@@ -236,6 +236,7 @@ impl Model {
             mac: MacAddr::from_u64(id & 0xffff_ffff_ffff),
             ipv4,
             ipv6,
+            identity: 1,
             revision: 0,
         };
         self.instances.insert(instance.id, instance);

@@ -110,6 +110,7 @@ impl Run {
             mac: wanted.mac,
             ipv4: wanted.ipv4,
             ipv6: wanted.ipv6,
+            security_groups: None,
         }
     }
 

@@ -86,7 +86,7 @@ pub async fn addresses_are_held(f: Fixture) {
 }
 
 pub async fn vnis_and_vteps_are_held(f: Fixture) {
-    let options = Options { vnis: 1..=3 };
+    let options = Options { vnis: 1..=3, ..Options::default() };
     let s = open_with(&f.url, options).await.unwrap();
     let c = Cloud::make(&Fixture { store: s.clone(), ..f }).await;
     let gateways = [
@@ -210,6 +210,7 @@ pub async fn adoption_takes_held_addresses(f: Fixture) {
         mac: vm.mac,
         ipv4: vm.ipv4,
         ipv6: vm.ipv6,
+        security_groups: None,
     };
     let back = s.adopt_instance(lost).await.unwrap();
     assert_eq!((back.id, back.ipv4, back.ipv6), (vm.id, vm.ipv4, vm.ipv6));

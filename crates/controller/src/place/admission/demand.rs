@@ -115,7 +115,8 @@ mod tests {
 
     fn instance(subnet: u64, host: u64) -> NewInstance {
         let (subnet, host) = (SubnetId::new(subnet), HostId::new(host));
-        NewInstance { name: String::new(), subnet, host, mac: None, ipv4: None, ipv6: None }
+        let name = String::new();
+        NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None, security_groups: None }
     }
 
     /// VPCs 1, 2 and 3, the first peered with the others, with dual-stack subnets 1 and 2 and the IPv4 subnet 3.

@@ -1,0 +1,401 @@
+//! Security groups over HTTP: groups, rules, and the groups of instances.
+
+mod common;
+
+use common::{Basics, Cloud, basics};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+fn groups_path(vpc: &str) -> String {
+    format!("/v1/vpcs/{vpc}/security-groups")
+}
+
+fn rules_path(group: &str) -> String {
+    format!("/v1/security-groups/{group}/rules")
+}
+
+async fn default_group(cloud: &Cloud, vpc: &str) -> String {
+    let list = cloud.get(&format!("/v1/security-groups?vpc={vpc}&name=default")).await.body;
+    assert_eq!(list["items"].as_array().unwrap().len(), 1, "{list}");
+    list["items"][0]["id"].as_str().unwrap().to_owned()
+}
+
+fn https() -> Value {
+    json!({"direction": "ingress", "family": "ipv4", "protocol": "tcp", "ports": "443"})
+}
+
+/// A rule with other fields; those that are null are left out.
+fn rule(base: &Value, changes: Value) -> Value {
+    let mut rule = base.clone();
+    let rule_fields = rule.as_object_mut().unwrap();
+    rule_fields.extend(changes.as_object().unwrap().clone());
+    rule_fields.retain(|_, value| !value.is_null());
+    rule
+}
+
+async fn patch(cloud: &Cloud, path: &str, body: Value) -> common::Answer {
+    cloud.send(cloud.request(Method::PATCH, path).json(&body)).await
+}
+
+fn instance(basics: &Basics, name: &str, groups: &[&str]) -> Value {
+    let mut instance = basics.instance(name);
+    instance["security_groups"] = json!(groups);
+    instance
+}
+
+#[tokio::test]
+async fn groups_are_created_changed_and_deleted() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let body = json!({"name": "web", "description": "front ends"});
+    let made = cloud.post(&groups_path(&basics.vpc), body.clone()).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let group = made.id();
+    assert_eq!(made.header("location"), format!("/v1/security-groups/{group}"));
+    let expected = json!({"id": group, "name": "web", "vpc": basics.vpc, "description": "front ends",
+        "revision": made.body["revision"], "programmed": made.body["programmed"]});
+    assert_eq!(made.body, expected);
+    let again = cloud.post(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    assert_eq!((again.status, again.id()), (StatusCode::OK, group.clone()));
+    let other = json!({"name": "web", "description": "x"});
+    let other = cloud.post(&groups_path(&basics.vpc), other).await;
+    assert_eq!(other.problem(), (409, "name-taken", "web"));
+    let rules = cloud.get(&format!("/v1/security-rules?group={group}")).await.body;
+    let initial: Vec<_> = rules["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rule| {
+            (
+                rule["direction"].clone(),
+                rule["family"].clone(),
+                rule["protocol"].clone(),
+                rule["remote"].clone(),
+            )
+        })
+        .collect();
+    let any = |family: &str| (json!("egress"), json!(family), json!("any"), json!("any"));
+    assert_eq!(initial, [any("ipv4"), any("ipv6")]);
+
+    let path = format!("/v1/security-groups/{group}");
+    let changed = patch(&cloud, &path, json!({"description": ""})).await;
+    assert_eq!((changed.status, &changed.body["description"]), (StatusCode::OK, &json!("")));
+    assert_eq!(patch(&cloud, &path, json!({"name": "www"})).await.body["name"], "www");
+    let stale = cloud.request(Method::PATCH, &path).header("if-match", "\"1\"").json(&json!({"name": "x"}));
+    assert_eq!(cloud.send(stale).await.problem().0, 412);
+    let default = default_group(&cloud, &basics.vpc).await;
+    let of_default = format!("/v1/security-groups/{default}");
+    let renamed = patch(&cloud, &of_default, json!({"name": "other"})).await;
+    assert_eq!(renamed.problem(), (409, "default-security-group", "default"));
+    assert_eq!(
+        renamed.body["detail"],
+        "security group `default` cannot be deleted or renamed: VPC `v` always has it"
+    );
+    assert_eq!(cloud.delete(&of_default).await.problem(), (409, "default-security-group", "default"));
+
+    // The VPC keeps its group as long as it exists, and is not deleted with others.
+    cloud.delete(&format!("/v1/subnets/{}", basics.subnet)).await;
+    let vpc = format!("/v1/vpcs/{}", basics.vpc);
+    assert_eq!(cloud.delete(&vpc).await.problem(), (409, "in-use", "security group `www`"));
+    assert_eq!(cloud.delete(&path).await.status, StatusCode::OK);
+    assert_eq!(cloud.get(&path).await.problem(), (404, "not-found", group.as_str()));
+    assert_eq!(cloud.delete(&vpc).await.status, StatusCode::OK);
+    assert_eq!(cloud.get("/v1/security-groups").await.body["items"], json!([]));
+    assert_eq!(cloud.get("/v1/security-rules").await.body["items"], json!([]));
+}
+
+#[tokio::test]
+async fn rules_are_created_and_deleted() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let web = cloud.make(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    let db = cloud.make(&groups_path(&basics.vpc), json!({"name": "db"})).await;
+    let made = cloud.post(&rules_path(&web), https()).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let id = made.id();
+    let expected = json!({"id": id, "group": web, "vpc": basics.vpc, "direction": "ingress", "family": "ipv4",
+        "protocol": "tcp", "ports": "443", "remote": "any", "description": "",
+        "revision": made.body["revision"], "programmed": made.body["programmed"]});
+    assert_eq!(made.body, expected);
+    assert_eq!(cloud.get(made.header("location")).await.body["id"], made.body["id"]);
+    for (changes, field, shown) in [
+        (json!({"ports": "8000-8099"}), "ports", json!("8000-8099")),
+        (json!({"ports": 80}), "ports", json!("80")),
+        (json!({"protocol": 17}), "protocol", json!("udp")),
+        (json!({"protocol": "47", "ports": null}), "protocol", json!("47")),
+        (json!({"remote": {"prefix": "192.0.2.0/24"}}), "remote", json!({"prefix": "192.0.2.0/24"})),
+        (json!({"remote": {"group": db}}), "remote", json!({"group": db})),
+        (json!({"protocol": "icmp", "ports": null, "icmp_type": 3, "icmp_code": 4}), "icmp_code", json!(4)),
+        (json!({"protocol": null, "ports": null}), "protocol", json!("any")),
+        (json!({"direction": "egress", "description": "out"}), "description", json!("out")),
+    ] {
+        let answer = cloud.post(&rules_path(&web), rule(&https(), changes.clone())).await;
+        assert_eq!(
+            (answer.status, &answer.body[field]),
+            (StatusCode::CREATED, &shown),
+            "{changes}: {}",
+            answer.body
+        );
+    }
+    let listed = cloud.get(&format!("/v1/security-rules?vpc={}&limit=3", basics.vpc)).await.body;
+    assert_eq!((listed["items"].as_array().unwrap().len(), listed["next"].is_string()), (3, true));
+    let of_web = cloud.get(&format!("/v1/security-rules?group={web}")).await.body;
+    assert_eq!(of_web["items"].as_array().unwrap().len(), 2 + 10);
+
+    let nulls = json!({"direction": "egress", "family": "ipv6", "protocol": null, "ports": null,
+        "icmp_type": null, "icmp_code": null, "remote": null});
+    let initial = cloud.get(&format!("/v1/security-rules?group={db}")).await.body["items"][1]["id"].clone();
+    let same = cloud.post(&rules_path(&db), nulls).await;
+    assert_eq!(same.problem(), (409, "same-security-rule", initial.as_str().unwrap()), "as if left out");
+
+    let used = cloud.delete(&format!("/v1/security-groups/{db}")).await;
+    let user = used.problem().2.to_owned();
+    assert_eq!((used.problem().0, used.problem().1), (409, "in-use"));
+    assert!(user.starts_with("rule sgr-") && user.ends_with(" of group `web`"), "{user}");
+    assert_eq!(cloud.delete(&format!("/v1/security-rules/{id}")).await.status, StatusCode::OK);
+    assert_eq!(
+        cloud.get(&format!("/v1/security-rules/{id}")).await.problem(),
+        (404, "not-found", id.as_str())
+    );
+    // Rules do not change.
+    let rule = cloud.make(&rules_path(&web), https()).await;
+    let changed = patch(&cloud, &format!("/v1/security-rules/{rule}"), json!({"ports": "80"})).await;
+    assert_eq!(changed.problem().0, 405);
+}
+
+/// A rule with these changes must be refused.
+async fn refuses(cloud: &Cloud, group: &str, changes: Value, expected: (u16, &str, &str), text: &str) {
+    let answer = cloud.post(&rules_path(group), rule(&https(), changes.clone())).await;
+    assert_eq!(answer.problem(), expected, "{changes}: {}", answer.body);
+    let detail = answer.body["detail"].as_str().unwrap();
+    assert!(detail.starts_with(text), "{changes}: {detail}");
+}
+
+#[tokio::test]
+async fn values_that_cannot_be_read_are_refused() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let web = default_group(&cloud, &basics.vpc).await;
+    let cases = [
+        (json!({"ports": "90-80"}), (422, "invalid", "ports"), "ports: `90-80` is not a range of ports"),
+        (json!({"ports": 65536}), (422, "invalid", "ports"), "ports: `65536` is not a range of ports"),
+        (json!({"protocol": "gre"}), (422, "invalid", "protocol"), "protocol: `gre` is not a protocol"),
+        (json!({"protocol": 0}), (422, "invalid", "protocol"), "protocol: `0` is not a protocol"),
+        (json!({"direction": "in"}), (422, "invalid", "direction"), "direction: unknown variant `in`"),
+        (json!({"family": "ip"}), (422, "invalid", "family"), "family: unknown variant `ip`"),
+        (json!({"remote": {"prefix": "ten"}}), (422, "invalid", "remote"), "`ten` is not"),
+        (json!({"remote": "all"}), (422, "invalid", "remote"), "remote: unknown variant `all`"),
+        (json!({"icmp_type": 256}), (422, "invalid", "icmp_type"), "icmp_type: invalid value"),
+        (json!({"color": 1}), (422, "invalid", "color"), "color: unknown field"),
+        (json!({"family": null}), (422, "invalid", "body"), "body: missing field `family`"),
+    ];
+    for (changes, expected, text) in cases {
+        refuses(&cloud, &web, changes, expected, text).await;
+    }
+}
+
+/// Every refusal with its kind, its offender and the text for people.
+#[tokio::test]
+async fn refusals_name_the_field_and_the_cause() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let web = cloud.make(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    let other = cloud.make("/v1/vpcs", json!({"name": "v2", "tenant": basics.tenant})).await;
+    let theirs = default_group(&cloud, &other).await;
+    let https_rule = cloud.make(&rules_path(&web), https()).await;
+    let same = format!(
+        "security group `web` has this rule already: {https_rule} (ingress ipv4 tcp ports 443 from any)"
+    );
+    let cases = [
+        (json!({}), (409, "same-security-rule", https_rule.as_str()), same.as_str()),
+        (
+            json!({"remote": {"prefix": "0.0.0.0/0"}, "description": "x"}),
+            (409, "same-security-rule", https_rule.as_str()),
+            &same,
+        ),
+        (
+            json!({"protocol": "icmp"}),
+            (422, "invalid", "ports"),
+            "only tcp, udp and sctp have ports, not icmp",
+        ),
+        (json!({"icmp_type": 8}), (422, "invalid", "icmp_type"), "only icmp and icmpv6 have a type, not tcp"),
+        (
+            json!({"protocol": "icmp", "ports": null, "icmp_code": 0}),
+            (422, "invalid", "icmp_code"),
+            "a code needs the icmp_type that it belongs to",
+        ),
+        (
+            json!({"protocol": "icmpv6", "ports": null}),
+            (422, "invalid", "protocol"),
+            "ipv4 has no icmpv6; did you mean icmp?",
+        ),
+        (
+            json!({"remote": {"prefix": "2001:db8::/32"}}),
+            (422, "invalid", "remote"),
+            "2001:db8::/32 is a prefix of ipv6, but the rule is for ipv4",
+        ),
+        (
+            json!({"remote": {"prefix": "10.1.2.3/8"}}),
+            (422, "invalid", "remote"),
+            "prefix 10.1.2.3/8 has host bits set; did you mean 10.0.0.0/8?",
+        ),
+        (
+            json!({"remote": {"group": "sg-999"}}),
+            (422, "unknown-reference", "sg-999"),
+            "security group sg-999 does not exist",
+        ),
+        (
+            json!({"remote": {"group": theirs}}),
+            (422, "foreign-security-group", "default"),
+            "security group `default` does not belong to VPC `v`",
+        ),
+        (
+            json!({"description": "two\nlines"}),
+            (422, "invalid", "description"),
+            "the description contains a line break or another control character",
+        ),
+    ];
+    for (changes, expected, text) in cases {
+        refuses(&cloud, &web, changes, expected, text).await;
+    }
+    assert_eq!(cloud.post(&rules_path("sg-999"), https()).await.problem(), (404, "not-found", "sg-999"));
+    let named = cloud.post(&groups_path(&basics.vpc), json!({"name": "a b"})).await;
+    assert_eq!(named.problem(), (422, "invalid", "name"));
+    let long = json!({"name": "x", "description": "x".repeat(256)});
+    let long = cloud.post(&groups_path(&basics.vpc), long).await;
+    assert_eq!(long.problem(), (422, "invalid", "description"));
+    assert_eq!(cloud.post(&groups_path("vpc-999"), json!({"name": "x"})).await.problem().0, 404);
+    let rules = cloud.get(&format!("/v1/security-rules?group={web}")).await.body;
+    assert_eq!(rules["items"].as_array().unwrap().len(), 3, "nothing else was created");
+}
+
+#[tokio::test]
+async fn instances_have_security_groups() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let default = default_group(&cloud, &basics.vpc).await;
+    let web = cloud.make(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    let path = basics.instances_path();
+    let plain = cloud.post(&path, basics.instance("plain")).await;
+    assert_eq!(plain.body["security_groups"], json!([default]));
+    let open = cloud.post(&path, instance(&basics, "open", &[])).await;
+    assert_eq!((open.status, &open.body["security_groups"]), (StatusCode::CREATED, &json!([])));
+    let both = cloud.post(&path, instance(&basics, "both", &[&web, &default])).await;
+    assert_eq!(both.body["security_groups"], json!([default, web]));
+    assert!(both.body.get("identity").is_none(), "{}", both.body);
+    let again = cloud.post(&path, instance(&basics, "both", &[&default, &web])).await;
+    assert_eq!((again.status, &again.body["security_groups"]), (StatusCode::OK, &json!([default, web])));
+    let other = cloud.post(&path, instance(&basics, "both", &[&web])).await;
+    assert_eq!(other.problem(), (409, "name-taken", "both"));
+    let text = format!(
+        "instance `both` already exists with different content: security_groups is {default},{web}, not {web}"
+    );
+    assert_eq!(other.body["detail"], text);
+    let listed = cloud.get("/v1/instances").await.body;
+    let listed: Vec<_> =
+        listed["items"].as_array().unwrap().iter().map(|vm| vm["security_groups"].clone()).collect();
+    assert_eq!(listed, [json!([default]), json!([]), json!([default, web])]);
+
+    // A change replaces the list.
+    let vm = format!("/v1/instances/{}", plain.id());
+    let changed = patch(&cloud, &vm, json!({"security_groups": [web]})).await;
+    assert_eq!((changed.status, &changed.body["security_groups"]), (StatusCode::OK, &json!([web])));
+    assert!(changed.body["revision"].as_u64() > plain.body["revision"].as_u64());
+    assert_eq!(cloud.get(&vm).await.body["security_groups"], json!([web]));
+    assert_eq!(patch(&cloud, &vm, json!({"security_groups": []})).await.body["security_groups"], json!([]));
+    let stale =
+        cloud.request(Method::PATCH, &vm).header("if-match", "\"1\"").json(&json!({"security_groups": []}));
+    assert_eq!(cloud.send(stale).await.problem().0, 412);
+    for body in [json!({}), json!({"host": basics.host, "security_groups": []})] {
+        let refused = patch(&cloud, &vm, body).await;
+        assert_eq!(refused.problem(), (422, "invalid", "body"));
+        assert_eq!(refused.body["detail"], "expected either host or security_groups");
+    }
+
+    // A group with members is not deleted.
+    let used = cloud.delete(&format!("/v1/security-groups/{web}")).await;
+    assert_eq!(used.problem(), (409, "in-use", "instance `both`"));
+    assert_eq!(used.body["detail"], "security group `web` is still used by instance `both`");
+    cloud.delete(&format!("/v1/instances/{}", both.id())).await;
+    assert_eq!(cloud.delete(&format!("/v1/security-groups/{web}")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn refused_groups_of_instances() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let other = cloud.make("/v1/vpcs", json!({"name": "v2", "tenant": basics.tenant})).await;
+    let theirs = default_group(&cloud, &other).await;
+    let default = default_group(&cloud, &basics.vpc).await;
+    let vm = cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let six: Vec<String> = (1..=6).map(|number| format!("sg-{number}")).collect();
+    let cases = [
+        (
+            json!([theirs]),
+            (422, "foreign-security-group", "default"),
+            "security group `default` does not belong to VPC `v`".to_owned(),
+        ),
+        (
+            json!(["sg-999"]),
+            (422, "unknown-reference", "sg-999"),
+            "security group sg-999 does not exist".to_owned(),
+        ),
+        (
+            json!([default, default]),
+            (422, "invalid", "security_groups"),
+            format!("security group {default} is listed twice"),
+        ),
+        (
+            json!(six),
+            (422, "invalid", "security_groups"),
+            "6 security groups; an instance can have at most 5".to_owned(),
+        ),
+        // It could be meant as the default or as no filtering.
+        (
+            json!(null),
+            (422, "invalid", "security_groups"),
+            "security_groups: invalid type: null, expected a sequence".to_owned(),
+        ),
+    ];
+    for (groups, (status, kind, offender), text) in cases {
+        let mut body = basics.instance("new");
+        body["security_groups"] = groups.clone();
+        for answer in [
+            cloud.post(&basics.instances_path(), body.clone()).await,
+            patch(&cloud, &format!("/v1/instances/{vm}"), json!({"security_groups": groups})).await,
+        ] {
+            assert_eq!(answer.problem(), (status, kind, offender), "{groups}: {}", answer.body);
+            assert!(answer.body["detail"].as_str().unwrap().starts_with(&text), "{}", answer.body);
+        }
+        // In bulk, the position is named.
+        let bulk = json!({"instances": [basics.instance("first"), body]});
+        let answer = cloud.post(&format!("{}/bulk", basics.instances_path()), bulk).await;
+        let (found, found_kind, place) = answer.problem();
+        assert_eq!((found, found_kind), (status, kind), "{groups}: {}", answer.body);
+        assert!(place.starts_with("instances[1]"), "{place}");
+    }
+    let wrong = json!(["web"]);
+    let mut body = basics.instance("new");
+    body["security_groups"] = wrong;
+    let answer = cloud.post(&basics.instances_path(), body).await;
+    assert_eq!(answer.problem(), (422, "invalid", "security_groups[0]"));
+    assert_eq!(cloud.get("/v1/instances").await.body["items"].as_array().unwrap().len(), 1);
+}
+
+/// Groups are programmed with the revision that nodes have, although no node has entries of them.
+#[tokio::test]
+async fn groups_count_as_programmed_when_nodes_have_their_revision() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
+    let mut gateway = common::join(&cloud, &identity, 0, 0).await;
+    gateway.acked_step().await;
+    let group = cloud.post(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    let rule = cloud.make(&rules_path(&group.id()), https()).await;
+    // The gateway gets only numbers of revisions, until something else changes.
+    cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "192.0.2.22"})).await;
+    gateway.acked_step().await;
+    for path in [format!("/v1/security-groups/{}", group.id()), format!("/v1/security-rules/{rule}")] {
+        cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+    }
+}

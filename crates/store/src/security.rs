@@ -1,0 +1,135 @@
+//! Security groups, their rules, and the sets of groups that instances have.
+
+use serde::{Deserialize, Serialize};
+use sluice_types::{
+    AddressFamily, Direction, IpNet, PortRange, Protocol, SecurityGroupId, SecurityRuleId, VpcId,
+};
+use std::fmt;
+
+/// Name of the group that each VPC is created with. It cannot be deleted or renamed.
+pub const DEFAULT_GROUP: &str = "default";
+/// Most security groups of a VPC, with the default one.
+pub const MAX_GROUPS: u64 = 250;
+/// Most rules of a security group.
+pub const MAX_RULES: u64 = 1000;
+/// Most security groups of an instance.
+pub const MAX_GROUPS_OF_INSTANCE: usize = 5;
+/// Most rules of all groups of an instance together.
+pub const MAX_RULES_OF_INSTANCE: u64 = 10_000;
+
+// The limits of groups and rules imply the limit of an instance's rules, so no request has to be checked against it.
+const _: () = assert!(MAX_RULES * MAX_GROUPS_OF_INSTANCE as u64 <= MAX_RULES_OF_INSTANCE);
+
+/// A security group: rules for the ports of the instances that have it. Names are unique in the VPC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecurityGroup {
+    pub id: SecurityGroupId,
+    pub name: String,
+    pub vpc: VpcId,
+    pub description: String,
+    pub revision: u64,
+}
+
+/// A rule of a security group. It permits what it matches; what no rule permits is dropped. Rules do not change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecurityRule {
+    pub id: SecurityRuleId,
+    pub group: SecurityGroupId,
+    /// That of the group.
+    pub vpc: VpcId,
+    pub matches: RuleMatch,
+    pub description: String,
+    pub revision: u64,
+}
+
+/// The connections that a security rule matches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleMatch {
+    pub direction: Direction,
+    pub family: AddressFamily,
+    pub protocol: Protocol,
+    /// Destination ports, only of TCP, UDP and SCTP. `None` matches all.
+    pub ports: Option<PortRange>,
+    /// Only of ICMP and ICMPv6. `None` matches all.
+    pub icmp_type: Option<u8>,
+    /// Only with a type. `None` matches all.
+    pub icmp_code: Option<u8>,
+    pub remote: Remote,
+}
+
+/// The other end of the connections that a rule matches: the source of ingress, the destination of egress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remote {
+    /// Any address of the rule's family.
+    Any,
+    /// The addresses of a prefix.
+    Prefix(IpNet),
+    /// The addresses of the instances that have this group.
+    Group(SecurityGroupId),
+}
+
+impl RuleMatch {
+    /// Matches everything in a direction, with the addresses of one family.
+    pub(crate) fn everything(direction: Direction, family: AddressFamily, remote: Remote) -> Self {
+        Self {
+            direction,
+            family,
+            protocol: Protocol::ANY,
+            ports: None,
+            icmp_type: None,
+            icmp_code: None,
+            remote,
+        }
+    }
+}
+
+/// The text is the same for two rules that match the same: a prefix of length 0 is any address.
+impl fmt::Display for RuleMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.direction, self.family, self.protocol)?;
+        self.ports.map_or(Ok(()), |ports| write!(f, " ports {ports}"))?;
+        self.icmp_type.map_or(Ok(()), |number| write!(f, " type {number}"))?;
+        self.icmp_code.map_or(Ok(()), |number| write!(f, " code {number}"))?;
+        f.write_str(if self.direction == Direction::Ingress { " from " } else { " to " })?;
+        match self.remote {
+            Remote::Prefix(prefix) if prefix.prefix_len() > 0 => prefix.fmt(f),
+            Remote::Group(group) => group.fmt(f),
+            Remote::Any | Remote::Prefix(_) => f.write_str("any"),
+        }
+    }
+}
+
+/// A set of security groups that instances of a VPC have, and its identity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupSet {
+    pub vpc: VpcId,
+    /// Stands for the set in this VPC, as long as all its groups exist. 0 stands for no groups and is never assigned.
+    pub identity: u16,
+    /// In ascending order.
+    pub groups: Vec<SecurityGroupId>,
+}
+
+/// A request for a security group.
+#[derive(Clone, Debug)]
+pub struct NewSecurityGroup {
+    pub name: String,
+    pub vpc: VpcId,
+    /// `None` is an empty text for a new group, and any text of an existing one.
+    pub description: Option<String>,
+}
+
+/// New values of a security group; fields that are `None` keep their values.
+#[derive(Clone, Debug, Default)]
+pub struct SecurityGroupUpdate {
+    pub name: Option<String>,
+    pub description: Option<String>,
+}
+
+/// A request for a security rule.
+#[derive(Clone, Debug)]
+pub struct NewSecurityRule {
+    pub group: SecurityGroupId,
+    pub matches: RuleMatch,
+    pub description: String,
+}
