@@ -27,6 +27,7 @@ pub trait NewObject: Serialize + Sync {
 fn json_text<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::Null) => "none".to_owned(),
+        Ok(serde_json::Value::String(text)) if text.is_empty() => "empty".to_owned(),
         Ok(serde_json::Value::String(text)) => text,
         Ok(other) => other.to_string(),
         Err(error) => error.to_string(),

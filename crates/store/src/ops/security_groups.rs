@@ -73,13 +73,18 @@ async fn find_named(q: &mut dyn Query, vpc: VpcId, name: &str) -> Result<Option<
     find_one(q, vec![("vpc", vpc.get().into()), ("name", name.into())]).await
 }
 
+/// A description as errors show it.
+fn shown(description: &str) -> &str {
+    if description.is_empty() { "empty" } else { description }
+}
+
 pub(crate) async fn create(w: &mut Write, new: &NewSecurityGroup) -> Result<Created<SecurityGroup>> {
     check::name("security group", &new.name)?;
     new.description.as_deref().map_or(Ok(()), check::description)?;
     let vpc: Vpc = get(w.q(), new.vpc).await?;
     if let Some(existing) = find_named(w.q(), vpc.id, &new.name).await? {
         Difference::default()
-            .given("description", Some(&existing.description), new.description.as_ref())
+            .given("description", Some(shown(&existing.description)), new.description.as_deref().map(shown))
             .conflict("security group", &new.name)?;
         return Ok(Created::Existing(existing));
     }

@@ -141,6 +141,10 @@ pub async fn lifecycle(f: Fixture) {
     let error = conflict(s.create_security_group(other).await).to_string();
     assert!(error.ends_with("description is front ends, not x"), "{error}");
 
+    let empty = NewSecurityGroup { description: Some("x".into()), ..group(DEFAULT_GROUP, &c.vpc) };
+    let error = conflict(s.create_security_group(empty).await).to_string();
+    assert!(error.ends_with("description is empty, not x"), "{error}");
+
     let update = SecurityGroupUpdate { name: Some("www".into()), description: None };
     let before = s.revision().await.unwrap();
     assert!(matches!(
