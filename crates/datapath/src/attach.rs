@@ -242,8 +242,7 @@ impl Links {
                 Kind::Xdp | Kind::Tcx => sys::open_pinned(&pin)
                     .and_then(|link| sys::link_info(link.as_fd()))
                     .map_or(true, |info| info.ifindex != interface.index),
-                // By its index: an interface that was renamed still has its filter.
-                Kind::Cls => nix::net::if_::if_indextoname(interface.index).is_err(),
+                Kind::Cls => !exists(interface.index),
             };
             if is_stale {
                 tracing::info!(interface = interface.name, "removing the pin of a deleted interface");
@@ -284,6 +283,12 @@ fn adopt(pin: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<b
     sys::link_update(link.as_fd(), program)
         .map_err(Error::system(format!("replace the program of {}", pin.display())))?;
     Ok(true)
+}
+
+/// Whether an interface has this index. An interface that was renamed keeps it, and its filters.
+fn exists(index: u32) -> bool {
+    // Without an interface, the library returns an empty name instead of an error.
+    nix::net::if_::if_indextoname(index).is_ok_and(|name| !name.is_empty())
 }
 
 /// Removes a pin. Returns whether it existed.
@@ -368,6 +373,14 @@ mod tests {
             assert_eq!(links.attached().unwrap(), std::slice::from_ref(&interface));
             assert!(links.detach(&interface).unwrap());
             assert!(links.attached().unwrap().is_empty());
+            // A renamed interface still has its filter, a removed one has none.
+            let datapath = crate::Datapath::load(&settings).unwrap();
+            links.attach_clsact(datapath.program("port_ingress").unwrap().as_fd(), &interface).unwrap();
+            for (ip, left) in [("link set u0 name u1", 1), ("link del u1", 0)] {
+                assert!(Command::new("ip").args(ip.split(' ')).status().unwrap().success());
+                links.remove_stale_pins().unwrap();
+                assert_eq!(links.attached().unwrap().len(), left, "{ip}");
+            }
             fs::remove_dir(&dir).unwrap();
         };
         std::thread::spawn(test).join().unwrap();
