@@ -58,11 +58,10 @@ static __attribute__((noinline)) enum drop_reason parse_skb(struct __sk_buff *sk
 /* The byte of a TCP header that has its length. It is read without a call unless extension headers are in front. */
 static __always_inline __u8 tcp_offset(struct __sk_buff *skb, const struct frame *frame)
 {
-	struct cursor cursor = cursor_at(skb, frame->transport_at & (HEADERS_MAX - 1));
-	const struct tcp_header *tcp = take_header(&cursor, struct tcp_header);
+	const struct tcp_header *tcp = linear_tcp(skb, 0, frame);
 	__u8 offset = 0;
 
-	if (tcp && frame->transport_at < HEADERS_MAX)
+	if (tcp)
 		return tcp->offset;
 	context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset), &offset, 1);
 	return offset;

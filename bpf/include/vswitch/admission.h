@@ -208,11 +208,10 @@ __attribute__((noinline)) __u32 admit_error(struct __sk_buff *skb, struct frame 
 
 static __always_inline __u8 read_tcp_flags(struct __sk_buff *skb, const struct frame *frame)
 {
-	struct cursor cursor = cursor_at(skb, frame->transport_at & (HEADERS_MAX - 1));
-	const struct tcp_header *tcp = take_header(&cursor, struct tcp_header);
+	const struct tcp_header *tcp = linear_tcp(skb, 0, frame);
 	__u8 flags = 0;
 
-	if (tcp && frame->transport_at < HEADERS_MAX)
+	if (tcp)
 		return tcp->flags;
 	bpf_skb_load_bytes(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, flags), &flags,
 			   1);

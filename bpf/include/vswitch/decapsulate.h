@@ -97,14 +97,12 @@ static __always_inline int can_decapsulate(const struct frame *frame)
  */
 static __always_inline int may_be_merged(struct __sk_buff *skb, const struct frame *frame)
 {
-	__u32 at = TUNNEL4_BYTES + (frame->transport_at & (HEADERS_MAX - 1));
-	struct cursor cursor = cursor_at(skb, at);
 	const struct tcp_header *tcp;
 
 	if (frame->protocol != IPPROTO_TCP)
 		return 0;
-	tcp = take_header(&cursor, struct tcp_header);
-	if (!tcp || frame->transport_at >= HEADERS_MAX || tcp->flags & ~TCP_FLAGS_PLAIN)
+	tcp = linear_tcp(skb, TUNNEL4_BYTES, frame);
+	if (!tcp || tcp->flags & ~TCP_FLAGS_PLAIN)
 		return 1;
 	return frame->transport_at - ETH_HLEN + (tcp->offset >> 4) * 4 < frame->ip_bytes;
 }

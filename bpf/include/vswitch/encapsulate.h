@@ -4,8 +4,9 @@
  *
  * Contract: what is not encapsulated here is left to the VXLAN device, which can handle every packet: an IPv6
  * underlay, whose UDP checksum the kernel computes; frames that the kernel does not let a program encapsulate, which
- * are ARP and kinds of segmentation offload other than TCP's and UDP's; and next hops that are not resolved, or not behind an underlay port of this node. A
- * pending checksum and segmentation stay pending. Uses the map `cells`.
+ * are ARP and kinds of segmentation offload other than TCP's and UDP's; and next hops that are not resolved, or
+ * not behind an underlay port of this node. A pending checksum and segmentation stay pending. Uses the map
+ * `cells`.
  */
 #ifndef SLUICE_VSWITCH_ENCAPSULATE_H
 #define SLUICE_VSWITCH_ENCAPSULATE_H

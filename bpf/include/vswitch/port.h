@@ -45,6 +45,19 @@ enum verdict {
 /* Bytes that are made linear if the headers are not: more than all headers that are parsed. */
 #define HEADERS_MAX 512
 
+/*
+ * The TCP header of a parsed frame that begins `at` bytes into the packet. NULL: it is not linear, or it is behind long
+ * extension headers.
+ */
+static __always_inline const struct tcp_header *linear_tcp(struct __sk_buff *skb, __u32 at,
+							   const struct frame *frame)
+{
+	struct cursor cursor = cursor_at(skb, at + (frame->transport_at & (HEADERS_MAX - 1)));
+	const struct tcp_header *tcp = take_header(&cursor, struct tcp_header);
+
+	return frame->transport_at < HEADERS_MAX ? tcp : NULL;
+}
+
 /* Counts the frame as dropped. `vni` is as for count_drop(). */
 static __always_inline int port_drop(__u32 vni, enum drop_reason reason)
 {

@@ -230,7 +230,7 @@ impl Reader {
         self.memory.load32(port_cell, offset_of!(layout::port, policy))
     }
 
-    /// The generation of the policy at a cell. `None` if there is none.
+    /// The generation of the policy at a cell. `None` if the cell does not contain a policy.
     pub fn policy_generation(&self, policy_cell: u32) -> Option<u32> {
         let is_inside = policy_cell != 0 && self.memory.contains(policy_cell, 1);
         let head: layout::policy = is_inside.then(|| self.memory.read(policy_cell))?;

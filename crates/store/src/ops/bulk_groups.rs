@@ -117,5 +117,5 @@ impl BulkGroups {
 
 /// The groups as errors name them.
 pub(super) fn text(groups: &[SecurityGroupId]) -> String {
-    if groups.is_empty() { "none".to_owned() } else { list(groups) }
+    if groups.is_empty() { "empty".to_owned() } else { list(groups) }
 }

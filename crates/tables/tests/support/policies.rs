@@ -183,7 +183,7 @@ fn beside(address: IpAddr, step: i8) -> IpAddr {
     }
 }
 
-/// Whether a verdict is right: one of the rules that permit the packet, or none if there is none.
+/// Whether a verdict is right: it names a rule that permits the packet, or denies a packet that no rule permits.
 pub fn is_right(policy: &Policy, packet: &PolicyPacket, verdict: Verdict) -> bool {
     match verdict {
         Verdict::Unrestricted => false,
