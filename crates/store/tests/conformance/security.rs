@@ -362,7 +362,7 @@ pub async fn instances_have_groups(f: Fixture) {
     assert_eq!(existing(s.create_instance(c.vpc.id, c.with_groups("open", &[])).await), "open");
     for (name, groups, text) in [
         ("both", vec![&web], format!("security_groups is {},{}, not {}", web.id, db.id, web.id)),
-        ("both", vec![], format!("security_groups is {},{}, not none", web.id, db.id)),
+        ("both", vec![], format!("security_groups is {},{}, not empty", web.id, db.id)),
         ("open", vec![&default], format!("security_groups is empty, not {}", default.id)),
     ] {
         let refused = conflict(s.create_instance(c.vpc.id, c.with_groups(name, &groups)).await);
