@@ -17,7 +17,9 @@ const PORT: &str = "5207";
 /// whose XDP program gets frames of MTU size, it is 12% with offload and 30% without on a machine that is busy with
 /// other work; half of that is a fault.
 const RATE_MIN: [(bool, f64); 2] = [(true, 0.06), (false, 0.15)];
-const RETRANSMITTED_MAX: f64 = 0.02;
+/// TCP fills the queues of the processor that is busiest until segments are dropped. Without offload it sends up to 2.4%
+/// of its segments again for this reason, the more the faster the hosts are compared with the gateway.
+const RETRANSMITTED_MAX: f64 = 0.05;
 const SECONDS: &str = "1";
 
 pub async fn scenario(ground: &Ground) -> Outcome {
