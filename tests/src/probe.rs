@@ -45,8 +45,8 @@ fn main() -> Result<()> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["echo", address, name] => echo(parse(address), name),
-        ["ask", "udp", address] => ask_udp(parse(address)),
-        ["ask", "tcp", address] => ask_tcp(parse(address)),
+        ["ask", protocol, address] => ask(protocol, parse(address), PATIENCE),
+        ["ask", protocol, address, ms] => ask(protocol, parse(address), Duration::from_millis(parse(ms))),
         ["stream", address, pps, seconds] => stream(parse(address), parse(pps), parse(seconds)),
         ["send", address, pps, seconds] => {
             let socket = connected(parse(address))?;
@@ -179,30 +179,42 @@ fn name_in(answer: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
-fn ask_udp(address: SocketAddr) -> Result<()> {
-    let socket = connected(address)?;
-    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-    let mut buffer = [0; 256];
-    for _ in 0..5 {
-        socket.send(b"who")?;
-        if let Ok(length) = socket.recv(&mut buffer) {
-            println!("{}", json!({"name": name_in(&buffer[..length])}));
-            return Ok(());
-        }
-    }
-    println!("{}", json!({"name": null}));
+/// For how long an answer to a question is awaited.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Questions by UDP within that time.
+const QUESTIONS: u32 = 5;
+
+/// Prints the name of who answers at an address within the time given.
+fn ask(protocol: &str, address: SocketAddr, patience: Duration) -> Result<()> {
+    let name = match protocol {
+        "tcp" => ask_tcp(address, patience).ok(),
+        "udp" => ask_udp(address, patience)?,
+        _ => return Err(Error::other(format!("`{protocol}` is neither tcp nor udp"))),
+    };
+    println!("{}", json!({"name": name}));
     Ok(())
 }
 
-fn ask_tcp(address: SocketAddr) -> Result<()> {
-    let name = TcpStream::connect_timeout(&address, Duration::from_secs(10)).and_then(|mut stream| {
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let mut buffer = [0; 256];
-        let length = stream.read(&mut buffer)?;
-        Ok(name_in(&buffer[..length]))
-    });
-    println!("{}", json!({"name": name.ok()}));
-    Ok(())
+fn ask_udp(address: SocketAddr, patience: Duration) -> Result<Option<String>> {
+    let socket = connected(address)?;
+    socket.set_read_timeout(Some(patience / QUESTIONS))?;
+    let mut buffer = [0; 256];
+    for _ in 0..QUESTIONS {
+        // The error reports an ICMP answer to an earlier question.
+        let _ = socket.send(b"who");
+        if let Ok(length) = socket.recv(&mut buffer) {
+            return Ok(Some(name_in(&buffer[..length])));
+        }
+    }
+    Ok(None)
+}
+
+fn ask_tcp(address: SocketAddr, patience: Duration) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    let mut buffer = [0; 256];
+    let length = stream.read(&mut buffer)?;
+    Ok(name_in(&buffer[..length]))
 }
 
 /// At most the packets that were due within this time are sent at once.
