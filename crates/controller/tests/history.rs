@@ -145,6 +145,7 @@ fn lost_instance(vni: Vni) -> (Port, Unconfirmed) {
         ipv6: ipv6.map(|address| sluice_types::Ipv6Net::new(address, 64).unwrap()),
         mtu: 1430,
         dns4: Vec::new(),
+        identity: 0,
     };
     let host = "192.0.2.21".parse().unwrap();
     (port, Unconfirmed::Endpoint(Endpoint { vni, ipv4: Some(ipv4), ipv6: None, mac, host }))

@@ -53,6 +53,7 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         ipv6,
         mtu: vpc.mtu,
         dns4: subnet.dns.clone(),
+        identity: instance.identity,
     }
 }
 

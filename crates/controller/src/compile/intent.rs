@@ -100,7 +100,7 @@ impl Intent {
         ports.changed = revision;
         let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
         for address in addresses {
-            let hash = EntryHash::port(vpc.vni, address, instance.mac, instance.id.get());
+            let hash = EntryHash::port(vpc.vni, address, instance.mac, instance.id.get(), instance.identity);
             if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
         }
         let count = ports.vpcs.entry(vpc.id).or_default();

@@ -55,6 +55,7 @@ impl Entries {
             }
             EntryKey::Vtep(address) | EntryKey::Vip(address) => self.underlay.contains(address),
             EntryKey::Group(_) => self.groups,
+            EntryKey::Policy(vni, _) => is_first(*vni),
             EntryKey::Interface(_) => false,
         }
     }
