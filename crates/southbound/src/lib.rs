@@ -53,7 +53,7 @@ pub const MAX_UPDATE_BYTES: usize = 8 << 20;
 pub const MAX_REPORT_BYTES: usize = 1 << 20;
 
 /// Most endpoints, ports or routes in one message. It keeps messages well below [`MAX_UPDATE_BYTES`] (a port
-/// has at most about 350 bytes).
+/// has at most about 350 bytes). Policies are larger: the controller counts each as several entries.
 pub const MAX_ENTRIES: usize = 16_384;
 
 /// Most failures in one acknowledgment; the agent ends a longer list with the number of the others.

@@ -6,9 +6,11 @@ mod digests;
 mod gateway_moves;
 mod moves;
 mod paths;
+mod security;
 
 use crate::compile::{
-    HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host, group_id, vip_mac,
+    HostChanges, HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host,
+    group_id, vip_mac,
 };
 
 use crate::push::{Step, encode};
@@ -17,7 +19,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Path, PathKey, Port, Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, Route, RouteKey, Scope, Update,
+    Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -37,6 +40,7 @@ struct NodeTables {
     vrfs: BTreeMap<Vni, Vrf>,
     endpoints: Endpoints,
     routes: BTreeMap<RouteKey, Scope>,
+    policies: BTreeMap<PolicyKey, Policy>,
     ports: BTreeMap<InstanceId, Port>,
     keys: BTreeMap<u32, ClusterKeys>,
     plan: Option<ClusterPlan>,
@@ -62,7 +66,13 @@ impl NodeTables {
             }
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
-        self.ports.extend(update.ports.into_iter().map(|port| (port.instance, port)));
+        self.policies.extend(update.policies.into_iter().map(|policy| (policy.key, policy)));
+        for port in update.ports {
+            let key = PolicyKey { vni: port.vni, identity: port.identity };
+            let is_ready = port.identity == 0 || self.policies.contains_key(&key);
+            assert!(is_ready, "{} comes before its policy {key:?}", port.name);
+            self.ports.insert(port.instance, port);
+        }
         self.vteps.retain(|vtep, _| !update.removed_vteps.contains(vtep));
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
@@ -78,6 +88,13 @@ impl NodeTables {
         self.paths.extend(update.paths.into_iter().map(|path| (path.key, path)));
         self.paths
             .retain(|key, _| !update.removed_paths.contains(key) && !update.removed_vnis.contains(&key.vni));
+    }
+
+    /// A host removes the policies of which it has no port at the end of a step.
+    fn end_step(&mut self) {
+        let key = |port: &Port| PolicyKey { vni: port.vni, identity: port.identity };
+        let used: BTreeSet<_> = self.ports.values().map(key).collect();
+        self.policies.retain(|key, _| used.contains(key));
     }
 
     /// Receives entries as a node does: encoded, in parts.
@@ -105,6 +122,8 @@ struct Follower {
     membership: Option<Membership>,
     view: Option<HostView>,
     tables: NodeTables,
+    /// Number of policies that steps contained for it.
+    policies: usize,
 }
 
 async fn read_snapshot(store: &Store, of: InstancesOf, model: Model) -> (State, Vec<Instance>) {
@@ -132,7 +151,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             tables.receive(&encode(base));
             let endpoints = state.endpoints(&instances);
             tables.receive(&encode(Update { endpoints, ..Update::default() }));
-            Follower { membership: Some(Membership::of(&gateway)), view: None, tables }
+            Follower { membership: Some(Membership::of(&gateway)), view: None, tables, policies: 0 }
         }
         NodeId::Host(id) => {
             let all = model.preprograms();
@@ -151,7 +170,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             tables.receive(&encode(state.host_keys(view.vtep(), &view.clusters())));
             view.set_keys(view.clusters());
             tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
-            Follower { membership: None, view: Some(view), tables }
+            Follower { membership: None, view: Some(view), tables, policies: 0 }
         }
     }
 }
@@ -176,10 +195,9 @@ impl Follower {
                 }
                 self.membership.unwrap().targets()
             }
-            NodeId::Host(id) => {
+            NodeId::Host(_) => {
                 let view = self.view.as_mut().unwrap();
-                let Step { clusters_by_vni, changed_keys, resync, parts, .. } = step;
-                match view.step(step.ports.get(&id), clusters_by_vni, changed_keys, resync, parts.keys()) {
+                match view.step(&step.hosts, step.parts.keys()) {
                     HostStep::Resync => return false,
                     HostStep::Send { targets, removed_vnis, keys } => {
                         gone = removed_vnis;
@@ -195,6 +213,8 @@ impl Follower {
         };
         self.tables.receive(targets.iter().filter_map(|target| step.parts.get(target)).flatten());
         self.tables.receive(&encode(Update { removed_vnis: gone, keys: idle, ..Update::default() }));
+        self.tables.end_step();
+        self.policies += targets.iter().filter(|target| matches!(target, Target::Policy(..))).count();
         true
     }
 }
@@ -267,6 +287,10 @@ impl World {
             let fresh = from_snapshot(self.store.as_ref(), *node, self.model).await;
             assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
             assert_eq!(follower.view, fresh.view, "{node:?}");
+            if let NodeId::Host(host) = node {
+                let expected = security::expected_policies(&self.store, *host).await;
+                assert_eq!(follower.tables.policies, expected, "{node:?} at {}", self.state.revision());
+            }
         }
     }
 
@@ -483,12 +507,11 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
     let host = HostId::new(1);
     let mut view = HostView::new(host, std::net::Ipv4Addr::new(192, 0, 2, 1).into());
     let all = [Target::AllHosts(crate::compile::Family::V6), Target::HostsOf(vni), Target::Host(host)];
-    let none = BTreeSet::new();
     let mut step = |added: u64, removed: u64| {
         let mut counts = PortCounts::default();
-        counts.added.extend((added > 0).then_some((vni, added)));
-        counts.removed.extend((removed > 0).then_some((vni, removed)));
-        match view.step(Some(&counts), &BTreeMap::new(), &BTreeSet::new(), &none, &all) {
+        counts.added.extend((added > 0).then_some(((vni, 0), added)));
+        counts.removed.extend((removed > 0).then_some(((vni, 0), removed)));
+        match view.step(&HostChanges { ports: [(host, counts)].into(), ..HostChanges::default() }, &all) {
             HostStep::Send { targets, removed_vnis, .. } => (targets.len(), removed_vnis),
             HostStep::Resync => panic!("nothing changed that needs a snapshot"),
         }
@@ -498,7 +521,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
     assert_eq!(step(0, 1), (2, vec![]));
     assert_eq!(step(0, 1), (1, vec![vni]));
     assert_eq!(
-        view.step(None, &BTreeMap::new(), &BTreeSet::new(), &[vni].into(), &all),
+        view.step(&HostChanges { resync: [vni].into(), ..HostChanges::default() }, &all),
         HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![], keys: BTreeSet::new() }
     );
 }
@@ -510,14 +533,18 @@ fn choose<T: Clone>(from: &[T], number: u8) -> Option<T> {
     (!from.is_empty()).then(|| from[usize::from(number) % from.len()].clone())
 }
 
+/// Number of kinds of operations.
+const KINDS: u8 = 24;
+
 /// Executes an operation. The store may refuse it.
 async fn execute(store: &Store, operation: Operation) -> Option<()> {
     let (what, x, y, z) = operation;
     let clusters = store.clusters(None, ALL).await.unwrap();
     let vpcs = store.vpcs(None, None, ALL).await.unwrap();
     let hosts = store.hosts(None, ALL).await.unwrap();
-    match what % 20 {
+    match what % KINDS {
         16..=19 => execute_move(store, operation, &vpcs, &hosts, &clusters).await?,
+        20..=23 => security::execute(store, operation, &vpcs).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();
             store.create_cluster(&format!("c{}", x % 2), &vips, None).await.ok()?;
@@ -590,7 +617,7 @@ async fn execute_move(
     clusters: &[Cluster],
 ) -> Option<()> {
     let (what, x, y, z) = operation;
-    match what % 20 {
+    match what % KINDS {
         16 => {
             store.move_vpc(choose(vpcs, x)?.id, choose(clusters, y)?.id, None).await.ok()?;
         }
@@ -633,7 +660,7 @@ fn vip(x: u8, i: u8) -> IpAddr {
 
 async fn execute_in_vpc(store: &Store, operation: Operation, vpcs: &[Vpc], hosts: &[Host]) -> Option<()> {
     let (what, x, y, z) = operation;
-    match (what % 20, z % 3) {
+    match (what % KINDS, z % 3) {
         (12, 0 | 1) => {
             let (a, b) = (choose(vpcs, x)?.id, choose(vpcs, y)?.id);
             store.create_peering(NewPeering { name: format!("p{}", y % 3), a, b }).await.ok()?;
@@ -660,14 +687,14 @@ async fn execute_in_vpc(store: &Store, operation: Operation, vpcs: &[Vpc], hosts
         }
         (14, _) => {
             let subnet = choose(&store.subnets(None, None, ALL).await.unwrap(), x)?;
-            let many = (0..=z % 6).filter_map(|i| {
-                Some(new_instance(
-                    &format!("i{}", (y % 8).wrapping_add(i)),
-                    subnet.id,
-                    choose(hosts, y.wrapping_add(i))?.id,
-                ))
-            });
-            store.create_instances(subnet.vpc, many.collect()).await.ok()?;
+            let mut many = Vec::new();
+            for number in (0..=z % 6).map(|i| y.wrapping_add(i)) {
+                let name = format!("i{}", number % 13);
+                let new = new_instance(&name, subnet.id, choose(hosts, number)?.id);
+                let security_groups = Some(security::some_groups(store, subnet.vpc, number ^ x).await);
+                many.push(if z < 128 { new } else { NewInstance { security_groups, ..new } });
+            }
+            store.create_instances(subnet.vpc, many).await.ok()?;
         }
         _ => {
             let instances = store.instances(None, None, None, ALL).await.unwrap();

@@ -3,6 +3,7 @@
 use super::{Malformed, Result, address};
 use crate::entries::{Policy, PolicyKey, SecurityRule};
 use crate::proto::{self, security_rule};
+use prost::Message;
 use sluice_types::{
     AddressFamily, Direction, IpNet, PortRange, Protocol, Remote, RuleMatch, SecurityGroupId, SecurityRuleId,
     Vni,
@@ -23,6 +24,14 @@ impl TryFrom<proto::PolicyKey> for PolicyKey {
     type Error = Malformed;
     fn try_from(key: proto::PolicyKey) -> Result<Self> {
         Ok(Self { vni: Vni::new(key.vni)?, identity: identity(key.identity)? })
+    }
+}
+
+impl Policy {
+    /// Size of its message in bytes: below 2 MiB for every policy that the controller compiles. The rules of a set of 5
+    /// groups are at most 5000 with 60 bytes each, and each of at most 65,535 identities is in at most 5 groups.
+    pub fn message_bytes(&self) -> usize {
+        proto::Policy::from(self.clone()).encoded_len()
     }
 }
 
