@@ -388,7 +388,7 @@ async fn refused_groups_of_instances() {
 /// policies.
 #[tokio::test]
 async fn rules_are_programmed_when_hosts_have_their_policies() {
-    let cloud = Cloud::start().await;
+    let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let default = default_group(&cloud, &basics.vpc).await;
     let programmed = |body: &Value| body["programmed"] == true;
@@ -405,12 +405,12 @@ async fn rules_are_programmed_when_hosts_have_their_policies() {
     let (policies, ports): (Vec<_>, Vec<_>) =
         step.iter().map(|part| (part.policies.len(), part.ports.len())).filter(|it| *it != (0, 0)).unzip();
     assert_eq!((policies, ports), (vec![1, 0], vec![0, 1]), "the policy comes first");
-    let rule = cloud.make(&rules_path(&default), https()).await;
-    let rule = format!("/v1/security-rules/{rule}");
+    let made = cloud.make(&rules_path(&default), https()).await;
+    let made = format!("/v1/security-rules/{made}");
     let step = host.step().await;
     let policy = &step[0].policies[0];
     assert!(policy.rules.iter().any(|rule| rule.matches.protocol == sluice_types::Protocol::TCP));
-    assert_eq!(cloud.get(&rule).await.body["programmed"], false, "the host has not acknowledged it");
+    assert_eq!(cloud.get(&made).await.body["programmed"], false, "the host has not acknowledged it");
 
     let key = EntryKey::Policy(policy.key.vni, policy.key.identity);
     let report = async |key: EntryKey| {
@@ -421,7 +421,7 @@ async fn rules_are_programmed_when_hosts_have_their_policies() {
     };
     report(key).await;
     let failure = json!([{"node": basics.host, "entry": key.to_string(), "reason": "the memory is full"}]);
-    for path in [&rule, &group, &format!("/v1/instances/{one}")] {
+    for path in [&made, &group, &format!("/v1/instances/{one}")] {
         let fails = |body: &Value| body["failures"] == failure && body["programmed"] == false;
         cloud.wait_until("the policy named", path, fails).await;
     }
@@ -431,9 +431,18 @@ async fn rules_are_programmed_when_hosts_have_their_policies() {
     cloud.wait_until("no failure", &format!("/v1/instances/{one}"), none).await;
     host.connection.reports.missing(Missing::default()).await.unwrap();
     host.ack(step.last().unwrap().revision).await;
-    for path in [&rule, &group] {
+    for path in [&made, &group] {
         cloud.wait_until("programmed", path, programmed).await;
     }
+
+    // After a restart, the controller still knows that the host needs rules of the VPC. No host needs those of the other.
+    drop(host);
+    cloud.restart().await;
+    let other = cloud.make("/v1/vpcs", json!({"name": "v2", "tenant": basics.tenant})).await;
+    let later = cloud.make(&rules_path(&default), rule(&https(), json!({"ports": 80}))).await;
+    let group = cloud.make(&groups_path(&other), json!({"name": "web"})).await;
+    cloud.wait_until("programmed", &format!("/v1/security-groups/{group}"), programmed).await;
+    assert_eq!(cloud.get(&format!("/v1/security-rules/{later}")).await.body["programmed"], false);
 }
 
 /// A host that connects again gets the policies as they are now, with the port of the groups that the instance has now.

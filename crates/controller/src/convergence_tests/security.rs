@@ -90,6 +90,15 @@ pub(super) async fn execute(store: &Store, operation: Operation, vpcs: &[Vpc]) -
     Some(())
 }
 
+/// Mostly operations on security groups, rules and the groups of instances, also while instances are created, moved and
+/// deleted, and VPCs renamed.
+#[test]
+fn deltas_and_snapshots_give_the_same_policies() {
+    let kinds = vec![7, 14, 14, 14, 15, 18, 20, 20, 21, 21, 21, 22, 23, 23, 23, 23];
+    let totals = random_histories(Model::Zeta, kinds);
+    assert!(totals.policies > 24 * 10, "{totals:?}");
+}
+
 /// Two hosts and a VPC with the groups `default` and `web`.
 struct Cloud {
     world: World,
