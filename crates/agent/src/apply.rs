@@ -408,6 +408,12 @@ impl<R: Role> Applier<R> {
         for route in &update.routes {
             self.upsert_route(route);
         }
+        for policy in update.policies.drain(..) {
+            let copy = policy.clone();
+            if self.fails(false, |role, context| role.upsert_policy(context, copy)) {
+                self.try_again(Entry::Policy(policy));
+            }
+        }
         for port in update.ports.drain(..) {
             let copy = port.clone();
             if self.fails(false, |role, context| role.upsert_port(context, copy)) {

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 
-use sluice_southbound::{ClusterPlan, Group, Path, PathKey, Port, Vip, Vrf, Vtep, VtepRole};
+use sluice_southbound::{ClusterPlan, Group, Path, PathKey, Policy, Port, Vip, Vrf, Vtep, VtepRole};
 use sluice_tables::NodeTables;
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
@@ -93,6 +93,11 @@ pub trait Role: Send + 'static {
         for vni in vnis {
             context.remove_vrf(*vni);
         }
+    }
+
+    /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
+    fn upsert_policy(&mut self, context: &mut UpdateContext<'_>, policy: Policy) {
+        context.reject(format_args!("policy of VNI {}", policy.key.vni));
     }
 
     /// Adds or changes an instance of this host.

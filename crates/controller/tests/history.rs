@@ -145,6 +145,7 @@ fn lost_instance(vni: Vni) -> (Port, Unconfirmed) {
         ipv6: ipv6.map(|address| sluice_types::Ipv6Net::new(address, 64).unwrap()),
         mtu: 1430,
         dns4: Vec::new(),
+        identity: 0,
     };
     let host = "192.0.2.21".parse().unwrap();
     (port, Unconfirmed::Endpoint(Endpoint { vni, ipv4: Some(ipv4), ipv6: None, mac, host }))
@@ -220,7 +221,13 @@ async fn adopted_instance_is_sent_to_the_nodes_that_have_it() {
     );
     let (_, step) = host.acked_step().await;
     let ports: Vec<_> = step.iter().flat_map(|part| part.ports.clone()).collect();
-    assert_eq!(ports, [port]);
+    // It has the groups of a new instance, because nodes do not know those of the lost one.
+    let policies: Vec<_> = step.iter().flat_map(|part| part.policies.clone()).collect();
+    assert_eq!(
+        policies.iter().map(|policy| (policy.key.vni, policy.key.identity)).collect::<Vec<_>>(),
+        [(port.vni, 1)]
+    );
+    assert_eq!(ports, [Port { identity: 1, ..port }]);
 }
 
 async fn acknowledged(cloud: &Cloud, revision: u64) {

@@ -5,6 +5,8 @@ mod common;
 use common::{Basics, Cloud, basics};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sluice_southbound::Missing;
+use sluice_types::EntryKey;
 
 fn groups_path(vpc: &str) -> String {
     format!("/v1/vpcs/{vpc}/security-groups")
@@ -382,20 +384,94 @@ async fn refused_groups_of_instances() {
     assert_eq!(cloud.get("/v1/instances").await.body["items"].as_array().unwrap().len(), 1);
 }
 
-/// Groups are programmed with the revision that nodes have, although no node has entries of them.
+/// Groups and rules are programmed when the hosts that have instances of the VPC have their revision and could write the
+/// policies.
 #[tokio::test]
-async fn groups_count_as_programmed_when_nodes_have_their_revision() {
+async fn rules_are_programmed_when_hosts_have_their_policies() {
+    let mut cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let default = default_group(&cloud, &basics.vpc).await;
+    let programmed = |body: &Value| body["programmed"] == true;
+    // No host has an instance of the VPC, and gateways have no policies.
+    let group = cloud.make(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    let group = format!("/v1/security-groups/{group}");
+    cloud.wait_until("the group programmed", &group, programmed).await;
+
+    let identity = cloud.enroll(&basics.host_path()).await;
+    let mut host = common::join(&cloud, &identity, 0, 0).await;
+    host.acked_step().await;
+    let one = cloud.make(&basics.instances_path(), basics.instance("one")).await;
+    let (_, step) = host.acked_step().await;
+    let (policies, ports): (Vec<_>, Vec<_>) =
+        step.iter().map(|part| (part.policies.len(), part.ports.len())).filter(|it| *it != (0, 0)).unzip();
+    assert_eq!((policies, ports), (vec![1, 0], vec![0, 1]), "the policy comes first");
+    let made = cloud.make(&rules_path(&default), https()).await;
+    let made = format!("/v1/security-rules/{made}");
+    let step = host.step().await;
+    let policy = &step[0].policies[0];
+    assert!(policy.rules.iter().any(|rule| rule.matches.protocol == sluice_types::Protocol::TCP));
+    assert_eq!(cloud.get(&made).await.body["programmed"], false, "the host has not acknowledged it");
+
+    let key = EntryKey::Policy(policy.key.vni, policy.key.identity);
+    let report = async |key: EntryKey| {
+        let missing = Missing { entries: [(key, "the memory is full".to_owned())].into(), others: false };
+        host.connection.reports.missing(missing).await.unwrap();
+        let revision = step.last().unwrap().revision;
+        host.connection.reports.ack(revision, vec!["1 entry failed".into()], false).await.unwrap();
+    };
+    report(key).await;
+    let failure = json!([{"node": basics.host, "entry": key.to_string(), "reason": "the memory is full"}]);
+    for path in [&made, &group, &format!("/v1/instances/{one}")] {
+        let fails = |body: &Value| body["failures"] == failure && body["programmed"] == false;
+        cloud.wait_until("the policy named", path, fails).await;
+    }
+    // The policy of other ports does not concern the instance.
+    report(EntryKey::Policy(policy.key.vni, 99)).await;
+    let none = |body: &Value| body.get("failures").is_none();
+    cloud.wait_until("no failure", &format!("/v1/instances/{one}"), none).await;
+    host.connection.reports.missing(Missing::default()).await.unwrap();
+    host.ack(step.last().unwrap().revision).await;
+    for path in [&made, &group] {
+        cloud.wait_until("programmed", path, programmed).await;
+    }
+
+    // After a restart, the controller still knows that the host needs rules of the VPC. No host needs those of the other.
+    drop(host);
+    cloud.restart().await;
+    let other = cloud.make("/v1/vpcs", json!({"name": "v2", "tenant": basics.tenant})).await;
+    let later = cloud.make(&rules_path(&default), rule(&https(), json!({"ports": 80}))).await;
+    let group = cloud.make(&groups_path(&other), json!({"name": "web"})).await;
+    cloud.wait_until("programmed", &format!("/v1/security-groups/{group}"), programmed).await;
+    assert_eq!(cloud.get(&format!("/v1/security-rules/{later}")).await.body["programmed"], false);
+}
+
+/// A host that connects again gets the policies as they are now, with the port of the groups that the instance has now.
+#[tokio::test]
+async fn snapshot_of_a_host_has_its_policies() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enroll(&basics.gateway_path()).await;
-    let mut gateway = common::join(&cloud, &identity, 0, 0).await;
-    gateway.acked_step().await;
-    let group = cloud.post(&groups_path(&basics.vpc), json!({"name": "web"})).await;
-    let rule = cloud.make(&rules_path(&group.id()), https()).await;
-    // The gateway gets only numbers of revisions, until something else changes.
-    cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "192.0.2.22"})).await;
-    gateway.acked_step().await;
-    for path in [format!("/v1/security-groups/{}", group.id()), format!("/v1/security-rules/{rule}")] {
-        cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
-    }
+    let web = cloud.make(&groups_path(&basics.vpc), json!({"name": "web"})).await;
+    let vm = cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let identity = cloud.enroll(&basics.host_path()).await;
+    let snapshot = async || {
+        let (_, step) = common::join(&cloud, &identity, 0, 0).await.acked_step().await;
+        let mut all = (Vec::new(), Vec::new());
+        for part in step {
+            all.0.extend(part.policies);
+            all.1.extend(part.ports);
+        }
+        all
+    };
+    let (policies, ports) = snapshot().await;
+    assert_eq!((policies.len(), ports.len()), (1, 1));
+    assert_eq!((policies[0].rules.len(), policies[0].key.identity), (4, ports[0].identity));
+    // The topology that snapshots share must not be the one before these changes.
+    cloud.make(&rules_path(&web), https()).await;
+    patch(&cloud, &format!("/v1/instances/{vm}"), json!({"security_groups": [web]})).await;
+    let (policies, ports) = snapshot().await;
+    assert_eq!((policies.len(), ports.len()), (1, 1));
+    assert_eq!((policies[0].rules.len(), policies[0].key.identity), (3, ports[0].identity));
+    patch(&cloud, &format!("/v1/instances/{vm}"), json!({"security_groups": []})).await;
+    let (policies, ports) = snapshot().await;
+    assert_eq!((policies.len(), ports[0].identity), (0, 0));
 }

@@ -1,7 +1,8 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Port, Scope, Update, VtepRole};
-use sluice_types::{EntryHash, EntryKey, address_hash};
+use crate::{Policy, Port, Scope, Update, VtepRole, proto};
+use prost::Message;
+use sluice_types::{EntryHash, EntryKey, address_hash, bytes_hash};
 use std::net::IpAddr;
 
 impl Update {
@@ -34,17 +35,28 @@ impl Update {
                 (EntryKey::Endpoint(vni, address), EntryHash::endpoint(vni, address, mac, host))
             })
         });
-        vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(endpoints).chain(ports)
+        let policies = self.policies.iter().map(Policy::entry_hash);
+        let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes);
+        entries.chain(endpoints).chain(policies).chain(ports)
+    }
+}
+
+impl Policy {
+    /// Hash of the policy: of its encoded message.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        let rules = bytes_hash(&proto::Policy::from(self.clone()).encode_to_vec());
+        let key = self.key;
+        (EntryKey::Policy(key.vni, key.identity), EntryHash::policy(key.vni, key.identity, rules))
     }
 }
 
 impl Port {
     /// Hashes of the port's addresses.
     pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + use<> {
-        let Self { vni, mac, instance, .. } = *self;
+        let Self { vni, mac, instance, identity, .. } = *self;
         let addresses = [self.ipv4.map(|net| net.addr().into()), self.ipv6.map(|net| net.addr().into())];
         addresses.into_iter().flatten().map(move |address: IpAddr| {
-            (EntryKey::Port(vni, address), EntryHash::port(vni, address, mac, instance.get()))
+            (EntryKey::Port(vni, address), EntryHash::port(vni, address, mac, instance.get(), identity))
         })
     }
 }

@@ -2,7 +2,10 @@
 //! and back. This file changes when nodes need another kind of entry or field.
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
-use sluice_types::{InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};
+use sluice_types::{
+    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
+};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The role of a node from which VXLAN packets are accepted.
@@ -156,6 +159,37 @@ pub struct Port {
     pub mtu: u16,
     /// Addresses of DNS resolvers, at most 2.
     pub dns4: Vec<Ipv4Addr>,
+    /// Identity of the instance's security groups in the VPC; 0 if its port is not filtered.
+    pub identity: u16,
+}
+
+/// Identifies the policy of the ports whose instances have the same set of security groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyKey {
+    /// The VPC's VNI.
+    pub vni: Vni,
+    /// Identity of the set, never 0.
+    pub identity: u16,
+}
+
+/// What the ports with an identity may send and receive: the rules of all of its security groups.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// VPC and identity.
+    pub key: PolicyKey,
+    /// In order of id.
+    pub rules: Vec<SecurityRule>,
+    /// For each group that is the remote of a rule: the identities whose instances have it, in ascending order.
+    pub groups: BTreeMap<SecurityGroupId, Vec<u16>>,
+}
+
+/// A rule of a security group. It permits what it matches.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SecurityRule {
+    /// The id of the rule.
+    pub id: SecurityRuleId,
+    /// The connections that it matches.
+    pub matches: RuleMatch,
 }
 
 /// A direct path: the host of one address of an instance, which avoids the gateways.
@@ -225,6 +259,8 @@ pub struct Update {
     pub endpoints: Vec<Endpoint>,
     /// Routes of VPCs. For gateways only.
     pub routes: Vec<Route>,
+    /// What the host's ports may send and receive. For hosts only.
+    pub policies: Vec<Policy>,
     /// Instances of the host. For hosts only.
     pub ports: Vec<Port>,
     /// Keys: for gateways those of their cluster, for hosts those of all clusters of their VPCs.
@@ -265,6 +301,7 @@ impl Update {
             + self.vrfs.len()
             + self.endpoints.len()
             + self.routes.len()
+            + self.policies.len()
             + self.ports.len()
             + self.keys.len()
             + usize::from(self.cluster.is_some())

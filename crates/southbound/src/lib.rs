@@ -36,8 +36,8 @@ pub use client::{Connection, ReportSender, UpdateStream, connect, enroll};
 pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
-    ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey, Port, Route, RouteKey,
-    Scope, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
+    ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey, Policy, PolicyKey, Port,
+    Route, RouteKey, Scope, SecurityRule, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use identity::{EnrollmentBundle, Identity};
@@ -53,7 +53,7 @@ pub const MAX_UPDATE_BYTES: usize = 8 << 20;
 pub const MAX_REPORT_BYTES: usize = 1 << 20;
 
 /// Most endpoints, ports or routes in one message. It keeps messages well below [`MAX_UPDATE_BYTES`] (a port
-/// has at most about 350 bytes).
+/// has at most about 350 bytes). Policies are larger: the controller counts each as several entries.
 pub const MAX_ENTRIES: usize = 16_384;
 
 /// Most failures in one acknowledgment; the agent ends a longer list with the number of the others.

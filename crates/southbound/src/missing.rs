@@ -1,7 +1,7 @@
 //! Entries that the controller sent and that are not in a node's tables, by name. It changes with the kinds of entries.
 
 use crate::proto::missing_entry::Entry;
-use crate::{EndpointKey, MAX_MISSING, Malformed, RouteKey, proto};
+use crate::{EndpointKey, MAX_MISSING, Malformed, PolicyKey, RouteKey, proto};
 use sluice_types::{EntryKey, Vni};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -49,6 +49,7 @@ fn write(key: EntryKey) -> Option<Entry> {
         EntryKey::Vip(address) => Entry::Vip(address.into()),
         EntryKey::Port(vni, address) => Entry::Port(endpoint_key(vni, address)),
         EntryKey::Group(id) => Entry::Group(id),
+        EntryKey::Policy(vni, identity) => Entry::Policy(PolicyKey { vni, identity }.into()),
         EntryKey::Interface(_) => return None,
     })
 }
@@ -67,6 +68,7 @@ fn read(entry: Option<Entry>) -> Result<EntryKey, Malformed> {
         Entry::Vtep(address) => EntryKey::Vtep(address.read("VTEP")?),
         Entry::Vip(address) => EntryKey::Vip(address.read("vIP")?),
         Entry::Group(id) => EntryKey::Group(id),
+        Entry::Policy(key) => PolicyKey::try_from(key).map(|key| EntryKey::Policy(key.vni, key.identity))?,
     })
 }
 
@@ -113,6 +115,7 @@ mod tests {
             EntryKey::Vip("2001:db8::1".parse().unwrap()),
             EntryKey::Port(vni, "10.0.0.3".parse().unwrap()),
             EntryKey::Group(3),
+            EntryKey::Policy(vni, 4),
         ];
         for key in keys {
             missing.add(key, format!("no memory for {key}"));
@@ -123,7 +126,7 @@ mod tests {
     #[test]
     fn every_kind_of_entry_survives_the_message() {
         let message = proto::MissingEntries::from(all());
-        assert_eq!(message.entries.len(), 9);
+        assert_eq!(message.entries.len(), 10);
         assert_eq!(Missing::from(message), all());
     }
 
@@ -133,13 +136,13 @@ mod tests {
         let mut missing = all();
         missing.add(EntryKey::Interface(5), String::new());
         let message = proto::MissingEntries::from(missing);
-        assert!(message.others && message.entries.len() == 9);
+        assert!(message.others && message.entries.len() == 10);
 
         let mut message = proto::MissingEntries::from(all());
         message.entries[4].entry = Some(Entry::Vni(1 << 24));
         message.entries[5].entry = None;
         let missing = Missing::from(message);
-        assert!(missing.others && missing.entries.len() == 7);
+        assert!(missing.others && missing.entries.len() == 8);
 
         let mut many = Missing::default();
         for id in 0..MAX_MISSING as u32 + 1 {

@@ -53,6 +53,15 @@ pub enum Malformed {
     /// A group has vIPs of both address families.
     #[error("group {0} mixes address families")]
     MixedGroup(u32),
+    /// An identity is not in 1..=65535, or for a port not in 0..=65535.
+    #[error("{0} is not an identity of security groups")]
+    Identity(u32),
+    /// The fields of a security rule contradict each other, or one is out of range.
+    #[error("security rule {0}: {1}")]
+    Rule(u64, String),
+    /// A security rule names a group whose identities the policy does not have.
+    #[error("security rule {0} names a group that its policy does not have")]
+    RemoteGroup(u64),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
@@ -60,6 +69,7 @@ pub enum Malformed {
 
 mod cluster;
 mod paths;
+mod policies;
 
 type Result<T> = std::result::Result<T, Malformed>;
 
@@ -334,6 +344,7 @@ impl From<Port> for proto::Port {
             ipv6_length: port.ipv6.map_or(0, |net| net.prefix_len().into()),
             mtu: port.mtu.into(),
             dns4: port.dns4.into_iter().map(Into::into).collect(),
+            identity: port.identity.into(),
         }
     }
 }
@@ -364,6 +375,7 @@ impl TryFrom<proto::Port> for Port {
             mtu: mtu(port.mtu)?,
             dns4: port.dns4.into_iter().map(Into::into).collect(),
             name: port.name,
+            identity: u16::try_from(port.identity).map_err(|_| Malformed::Identity(port.identity))?,
         })
     }
 }
@@ -439,6 +451,7 @@ impl Update {
             vrfs: read_all(message.vrfs, b, TryInto::try_into),
             endpoints: read_all(endpoints, b, TryInto::try_into),
             routes: read_all(message.routes, b, TryInto::try_into),
+            policies: read_all(message.policies, b, TryInto::try_into),
             ports: read_all(message.ports, b, TryInto::try_into),
             keys: read_all(message.keys, b, TryInto::try_into),
             cluster: read_all(message.cluster.into_iter().collect(), b, TryInto::try_into).pop(),
@@ -477,6 +490,7 @@ impl From<Update> for proto::NodeUpdate {
             vrfs: all(update.vrfs),
             endpoints,
             routes: all(update.routes),
+            policies: all(update.policies),
             ports: all(update.ports),
             keys: all(update.keys),
             cluster: update.cluster.map(Into::into),

@@ -1,7 +1,10 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
-use crate::entries::{ELEPHANT_NEVER, Path, PathKey, Vtep, VtepRole};
-use sluice_types::{ClusterId, GatewayId, Secret};
+use crate::entries::{ELEPHANT_NEVER, Path, PathKey, Policy, PolicyKey, SecurityRule, Vtep, VtepRole};
+use sluice_types::{
+    AddressFamily, ClusterId, Direction, GatewayId, PortRange, Protocol, Remote, RuleMatch, Secret,
+    SecurityGroupId, SecurityRuleId,
+};
 
 fn vni(number: u32) -> Vni {
     Vni::new(number).unwrap()
@@ -63,6 +66,35 @@ fn vrfs() -> Vec<Vrf> {
     vec![full, bare]
 }
 
+fn policies() -> Vec<Policy> {
+    let (to, from) = (Direction::Ingress, Direction::Egress);
+    let (v4, v6) = (AddressFamily::Ipv4, AddressFamily::Ipv6);
+    let group = SecurityGroupId::new(3);
+    let any = |direction, family, remote| RuleMatch::everything(direction, family, remote);
+    let prefix = |text: &str| Remote::Prefix(text.parse().unwrap());
+    let ports = PortRange::new(0, 65_535).ok();
+    let matches = [
+        any(from, v6, Remote::Any),
+        RuleMatch { protocol: Protocol::TCP, ports, ..any(to, v4, prefix("10.0.0.0/8")) },
+        RuleMatch { protocol: Protocol::ICMP, icmp_type: Some(0), ..any(to, v4, Remote::Group(group)) },
+        RuleMatch {
+            protocol: Protocol::ICMPV6,
+            icmp_type: Some(255),
+            icmp_code: Some(0),
+            ..any(to, v6, prefix("2001:db8::/32"))
+        },
+    ];
+    let rule = |(at, matches)| SecurityRule { id: SecurityRuleId::new(at as u64 + 5), matches };
+    let key = PolicyKey { vni: vni(5), identity: 7 };
+    let full = Policy {
+        key,
+        rules: matches.into_iter().enumerate().map(rule).collect(),
+        groups: [(group, vec![1, 7, u16::MAX]), (SecurityGroupId::new(4), Vec::new())].into(),
+    };
+    let empty = PolicyKey { identity: u16::MAX, ..key };
+    vec![full, Policy { key: empty, rules: Vec::new(), groups: Default::default() }]
+}
+
 fn full_update() -> Update {
     let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
     let endpoint = Endpoint {
@@ -104,6 +136,7 @@ fn full_update() -> Update {
             Route { key: key("2001:db8:1::/48"), scope: Scope::Peer(vni(6)) },
             Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
         ],
+        policies: policies(),
         ports: vec![Port {
             instance: InstanceId::new(4),
             name: "v/i".into(),
@@ -114,6 +147,7 @@ fn full_update() -> Update {
             ipv6: Some("2001:db8::2/64".parse().unwrap()),
             mtu: 1430,
             dns4: vec!["192.0.2.53".parse().unwrap()],
+            identity: u16::MAX,
         }],
         keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
         cluster: Some(plan()),
@@ -163,6 +197,13 @@ fn malformed_entry_does_not_affect_others() {
 
 #[test]
 fn every_kind_of_malformed_entry_is_reported() {
+    use proto::security_rule::{PortRange, Prefix, Remote, Service};
+    fn ports(first: u32, last: u32) -> Service {
+        Service::Ports(PortRange { first, last })
+    }
+    fn prefix(address: [u8; 4], length: u32) -> Remote {
+        Remote::Prefix(Prefix { address: Some(IpAddr::from(address).into()), length })
+    }
     let good: proto::NodeUpdate = full_update().into();
     let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
         |m| m.vteps[0].address = Some(proto::Address { family: None }),
@@ -194,6 +235,24 @@ fn every_kind_of_malformed_entry_is_reported() {
         |m| m.ports[0].instance = 0,
         |m| m.ports[0].ipv4_length = 33,
         |m| m.ports[0].ipv6_length = 129,
+        |m| m.ports[0].identity = 65_536,
+        |m| m.policies[0].key = None,
+        |m| m.policies[0].key.as_mut().unwrap().identity = 0,
+        |m| m.policies[0].key.as_mut().unwrap().identity = 65_536,
+        |m| m.policies[0].rules[0].id = 0,
+        |m| m.policies[0].rules.swap(0, 1),
+        |m| m.policies[0].rules[0].protocol = 256,
+        |m| m.policies[0].rules[1].protocol = 1,
+        |m| m.policies[0].rules[1].service = Some(ports(2, 1)),
+        |m| m.policies[0].rules[1].service = Some(ports(0, 65_536)),
+        |m| m.policies[0].rules[1].remote = Some(prefix([10, 0, 0, 1], 8)),
+        |m| m.policies[0].rules[1].remote = Some(prefix([10, 0, 0, 0], 33)),
+        |m| m.policies[0].rules[1].ipv6 = true,
+        |m| m.policies[0].rules[2].remote = Some(Remote::Group(9)),
+        |m| m.policies[0].groups.swap(0, 1),
+        |m| m.policies[0].groups[0].identities.swap(0, 1),
+        |m| m.policies[0].groups[0].identities[0] = 0,
+        |m| m.policies[0].groups[0].identities[2] = 65_536,
         |m| m.keys[0].cluster = 0,
         |m| m.keys[0].keys[0].secret.push(1),
         |m| m.keys[0].keys[0].not_before_ms = 99,

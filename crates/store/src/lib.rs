@@ -34,8 +34,9 @@ pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;
 pub use security::{
     DEFAULT_GROUP, GroupSet, MAX_GROUPS, MAX_GROUPS_OF_INSTANCE, MAX_RULES, MAX_RULES_OF_INSTANCE,
-    NewSecurityGroup, NewSecurityRule, Remote, RuleMatch, SecurityGroup, SecurityGroupUpdate, SecurityRule,
+    NewSecurityGroup, NewSecurityRule, SecurityGroup, SecurityGroupUpdate, SecurityRule,
 };
+pub use sluice_types::{Remote, RuleMatch};
 pub use store::{SNAPSHOTS_MAX, Store};
 pub use url::Options;
 

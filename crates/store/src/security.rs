@@ -1,10 +1,7 @@
 //! Security groups, their rules, and the sets of groups that instances have.
 
 use serde::{Deserialize, Serialize};
-use sluice_types::{
-    AddressFamily, Direction, IpNet, PortRange, Protocol, SecurityGroupId, SecurityRuleId, VpcId,
-};
-use std::fmt;
+use sluice_types::{RuleMatch, SecurityGroupId, SecurityRuleId, VpcId};
 
 /// Name of the group that each VPC is created with. It cannot be deleted or renamed.
 pub const DEFAULT_GROUP: &str = "default";
@@ -40,64 +37,6 @@ pub struct SecurityRule {
     pub matches: RuleMatch,
     pub description: String,
     pub revision: u64,
-}
-
-/// The connections that a security rule matches.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RuleMatch {
-    pub direction: Direction,
-    pub family: AddressFamily,
-    pub protocol: Protocol,
-    /// Destination ports, only of TCP, UDP and SCTP. `None` matches all.
-    pub ports: Option<PortRange>,
-    /// Only of ICMP and ICMPv6. `None` matches all.
-    pub icmp_type: Option<u8>,
-    /// Only with a type. `None` matches all.
-    pub icmp_code: Option<u8>,
-    pub remote: Remote,
-}
-
-/// The other end of the connections that a rule matches: the source of ingress, the destination of egress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Remote {
-    /// Any address of the rule's family.
-    Any,
-    /// The addresses of a prefix.
-    Prefix(IpNet),
-    /// The addresses of the instances that have this group.
-    Group(SecurityGroupId),
-}
-
-impl RuleMatch {
-    /// Matches everything in a direction, with the addresses of one family.
-    pub(crate) fn everything(direction: Direction, family: AddressFamily, remote: Remote) -> Self {
-        Self {
-            direction,
-            family,
-            protocol: Protocol::ANY,
-            ports: None,
-            icmp_type: None,
-            icmp_code: None,
-            remote,
-        }
-    }
-}
-
-/// The text is the same for two rules that match the same: a prefix of length 0 is any address.
-impl fmt::Display for RuleMatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.direction, self.family, self.protocol)?;
-        self.ports.map_or(Ok(()), |ports| write!(f, " ports {ports}"))?;
-        self.icmp_type.map_or(Ok(()), |number| write!(f, " type {number}"))?;
-        self.icmp_code.map_or(Ok(()), |number| write!(f, " code {number}"))?;
-        f.write_str(if self.direction == Direction::Ingress { " from " } else { " to " })?;
-        match self.remote {
-            Remote::Prefix(prefix) if prefix.prefix_len() > 0 => prefix.fmt(f),
-            Remote::Group(group) => group.fmt(f),
-            Remote::Any | Remote::Prefix(_) => f.write_str("any"),
-        }
-    }
 }
 
 /// A set of security groups that instances of a VPC have, and its identity.

@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 1;
+pub const DIGEST_VERSION: u32 = 2;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -42,6 +42,8 @@ pub enum EntryKey {
     Port(Vni, IpAddr),
     /// A group of vIPs, by its identifier.
     Group(u32),
+    /// What the ports of a VNI whose instances have the security groups of an identity may send and receive.
+    Policy(Vni, u16),
     /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
     /// no interfaces.
     Interface(u32),
@@ -62,6 +64,7 @@ enum Kind {
     Port = 6,
     Group = 7,
     Interface = 8,
+    Policy = 9,
 }
 
 const KEYS: [u64; 4] =
@@ -71,6 +74,18 @@ const KEYS: [u64; 4] =
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
+}
+
+/// The hash of a message, for entries that are too large for words of their own.
+#[must_use]
+pub fn bytes_hash(bytes: &[u8]) -> u64 {
+    let word = |chunk: &[u8]| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    };
+    let sum = bytes.chunks(8).fold(KEYS[0], |sum, chunk| fold(sum ^ KEYS[1], word(chunk) ^ KEYS[2]));
+    fold(sum ^ KEYS[3], bytes.len() as u64 ^ KEYS[0])
 }
 
 /// The halves of an address, and a bit that distinguishes the families.
@@ -134,11 +149,19 @@ impl EntryHash {
         Self::new(Kind::Vip, 0, address, 0, [mac.to_u64(), 0])
     }
 
-    /// An address of a port of a host. What else a port contains follows from its instance and subnet; the host compares
-    /// it itself.
+    /// An address of a port of a host, and the identity of its security groups. What else a port contains follows from its
+    /// instance and subnet; the host compares it itself.
     #[must_use]
-    pub fn port(vni: Vni, address: IpAddr, mac: MacAddr, instance: u64) -> Self {
-        Self::new(Kind::Port, vni.get(), address, 0, [mac.to_u64(), instance])
+    pub fn port(vni: Vni, address: IpAddr, mac: MacAddr, instance: u64, identity: u16) -> Self {
+        let value = [mac.to_u64() | u64::from(identity) << 48, instance];
+        Self::new(Kind::Port, vni.get(), address, 0, value)
+    }
+
+    /// A policy, and the [`bytes_hash`] of its rules.
+    #[must_use]
+    pub fn policy(vni: Vni, identity: u16, rules: u64) -> Self {
+        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self::new(Kind::Policy, vni.get(), unspecified, 0, [u64::from(identity), rules])
     }
 
     /// A VRF of a host, whose packets go to a group.
@@ -161,7 +184,7 @@ impl EntryHash {
         let (vni, address) = match key {
             EntryKey::Endpoint(vni, address) | EntryKey::Port(vni, address) => (vni.get(), address),
             EntryKey::Route(vni, prefix) => (vni.get(), prefix.addr()),
-            EntryKey::Vrf(vni) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
+            EntryKey::Vrf(vni) | EntryKey::Policy(vni, _) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
             EntryKey::Group(number) | EntryKey::Interface(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
         };
@@ -174,8 +197,10 @@ impl EntryHash {
             EntryKey::Port(..) => Kind::Port,
             EntryKey::Group(_) => Kind::Group,
             EntryKey::Interface(_) => Kind::Interface,
+            EntryKey::Policy(..) => Kind::Policy,
         };
-        Self::new(kind, vni, address, 0, [u64::MAX, u64::MAX])
+        let identity = if let EntryKey::Policy(_, identity) = key { identity.into() } else { u64::MAX };
+        Self::new(kind, vni, address, 0, [identity, u64::MAX])
     }
 
     /// The shard of the entry's key.
@@ -195,6 +220,7 @@ impl fmt::Display for EntryKey {
             Self::Vip(address) => write!(f, "vIP {address}"),
             Self::Port(vni, address) => write!(f, "port {address} of VNI {vni}"),
             Self::Group(id) => write!(f, "group {id}"),
+            Self::Policy(vni, identity) => write!(f, "policy of identity {identity} of VNI {vni}"),
             Self::Interface(ifindex) => write!(f, "interface {ifindex}"),
         }
     }
@@ -288,9 +314,18 @@ mod tests {
             EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(2)),
             EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(1)),
             EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(2)),
-            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 1),
-            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 2),
-            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(3), 1),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 1, 0),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 2, 0),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(3), 1, 0),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(3), 1, 1),
+            EntryHash::policy(vni(7), 1, bytes_hash(b"12345678")),
+            EntryHash::policy(vni(7), 2, bytes_hash(b"12345678")),
+            EntryHash::policy(vni(8), 1, bytes_hash(b"12345678")),
+            EntryHash::policy(vni(7), 1, bytes_hash(b"123456780")),
+            EntryHash::policy(vni(7), 1, bytes_hash(b"12345678\0")),
+            EntryHash::policy(vni(7), 1, bytes_hash(b"1234567")),
+            EntryHash::unreadable(EntryKey::Policy(vni(7), 1)),
+            EntryHash::unreadable(EntryKey::Policy(vni(7), 2)),
             EntryHash::group(1, &[at("192.0.2.1"), at("192.0.2.2")]),
             EntryHash::group(1, &[at("192.0.2.2"), at("192.0.2.1")]),
             EntryHash::group(1, &[at("192.0.2.1")]),

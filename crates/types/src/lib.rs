@@ -18,7 +18,7 @@ pub use addr::{
     AddressError, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_unicast, overlap,
     parse_prefix, solicited_node,
 };
-pub use digest::{DIGEST_SHARDS, DIGEST_VERSION, Digests, EntryHash, EntryKey, address_hash};
+pub use digest::{DIGEST_SHARDS, DIGEST_VERSION, Digests, EntryHash, EntryKey, address_hash, bytes_hash};
 pub use id::{
     ClusterId, GatewayId, HostId, IdError, InstanceId, PeeringId, RouteId, RouteTableId, SecurityGroupId,
     SecurityRuleId, SubnetId, TenantId, VpcId,
@@ -31,7 +31,9 @@ pub use placement::{
 };
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::Secret;
-pub use security::{AddressFamily, Direction, MatchError, PortRange, Protocol, RuleError, RuleFields};
+pub use security::{
+    AddressFamily, Direction, MatchError, PortRange, Protocol, Remote, RuleError, RuleFields, RuleMatch,
+};
 pub use vni::{Vni, VniError};
 
 /// MAC address of the overlay's router, to which every VM resolves its default gateway. It is the same in

@@ -1,6 +1,7 @@
 //! What a rule of a security group matches: direction, address family, protocol and ports. The texts are those of
 //! the API, the command line and the cloud file.
 
+use crate::SecurityGroupId;
 use ipnet::IpNet;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -256,6 +257,81 @@ impl RuleFields {
             return wrong("remote", format!("prefix {prefix} has host bits set; did you mean {fixed}?"));
         }
         Ok(())
+    }
+}
+
+/// The connections that a security rule matches.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RuleMatch {
+    /// Direction of the connections.
+    pub direction: Direction,
+    /// Version of IP.
+    pub family: AddressFamily,
+    /// Protocol above IP.
+    pub protocol: Protocol,
+    /// Destination ports, only of TCP, UDP and SCTP. `None` matches all.
+    pub ports: Option<PortRange>,
+    /// Only of ICMP and ICMPv6. `None` matches all.
+    pub icmp_type: Option<u8>,
+    /// Only with a type. `None` matches all.
+    pub icmp_code: Option<u8>,
+    /// The other end of the connections.
+    pub remote: Remote,
+}
+
+/// The other end of the connections that a rule matches: the source of ingress, the destination of egress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remote {
+    /// Any address of the rule's family.
+    Any,
+    /// The addresses of a prefix.
+    Prefix(IpNet),
+    /// The addresses of the instances that have this group.
+    Group(SecurityGroupId),
+}
+
+impl RuleMatch {
+    /// Matches everything in a direction, with the addresses of one family.
+    pub fn everything(direction: Direction, family: AddressFamily, remote: Remote) -> Self {
+        Self {
+            direction,
+            family,
+            protocol: Protocol::ANY,
+            ports: None,
+            icmp_type: None,
+            icmp_code: None,
+            remote,
+        }
+    }
+
+    /// Checks that the fields fit together, and that the prefix has no host bits.
+    ///
+    /// # Errors
+    /// The first field that does not fit.
+    pub fn check(&self) -> Result<(), RuleError> {
+        let Self { direction: _, family, protocol, ports, icmp_type, icmp_code, remote } = *self;
+        let remote = match remote {
+            Remote::Prefix(prefix) => Some(prefix),
+            Remote::Any | Remote::Group(_) => None,
+        };
+        RuleFields { family, protocol, ports, icmp_type, icmp_code, remote }.check()
+    }
+}
+
+/// The text is the same for two rules that match the same: a prefix of length 0 is any address.
+impl fmt::Display for RuleMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.direction, self.family, self.protocol)?;
+        self.ports.map_or(Ok(()), |ports| write!(f, " ports {ports}"))?;
+        self.icmp_type.map_or(Ok(()), |number| write!(f, " type {number}"))?;
+        self.icmp_code.map_or(Ok(()), |number| write!(f, " code {number}"))?;
+        f.write_str(if self.direction == Direction::Ingress { " from " } else { " to " })?;
+        match self.remote {
+            Remote::Prefix(prefix) if prefix.prefix_len() > 0 => prefix.fmt(f),
+            Remote::Group(group) => group.fmt(f),
+            Remote::Any | Remote::Prefix(_) => f.write_str("any"),
+        }
     }
 }
 

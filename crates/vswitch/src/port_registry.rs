@@ -404,7 +404,7 @@ fn table_port(port: &Port, attachment: &Attachment, mtu_max: u16) -> sluice_tabl
         lease_s: LEASE_S,
         policy: None,
         scope: 0,
-        identity: 0,
+        identity: port.identity,
         adopt_until_s: 0,
     }
 }

@@ -63,6 +63,7 @@ fn cloud() -> Update {
             ipv6: None,
             mtu: 1430,
             dns4: Vec::new(),
+            identity: 0,
         }],
         ..Update::default()
     }

@@ -10,10 +10,14 @@ use sluice_agent::{Applier, Role, UpdateContext};
 use sluice_southbound::proto::{EnrollRequest, EnrollResponse, NodeReport, NodeUpdate, node_report};
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, Node, Path, PathKey, PlannedVip,
-    Port, PreferredOwner, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
+    Policy, PolicyKey, Port, PreferredOwner, Route, RouteKey, Scope, SecurityRule, Update, Vip, Vrf, Vtep,
+    VtepRole, decode_update,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
-use sluice_types::{ClusterId, GatewayId, InstanceId, MacAddr, Secret, Vni};
+use sluice_types::{
+    AddressFamily, ClusterId, Direction, GatewayId, InstanceId, MacAddr, PortRange, Protocol, Remote,
+    RuleMatch, Secret, SecurityGroupId, SecurityRuleId, Vni,
+};
 use std::fmt::Debug;
 use std::net::IpAddr;
 
@@ -106,6 +110,31 @@ fn check_entries(message: &NodeUpdate) {
     assert_eq!(again, update, "read again");
 }
 
+/// A policy whose rules have every kind of service and remote.
+fn policy(vni: Vni) -> Policy {
+    let group = SecurityGroupId::new(8);
+    let rule = |direction, family, remote| RuleMatch::everything(direction, family, remote);
+    let (ingress, egress) = (Direction::Ingress, Direction::Egress);
+    let prefix = Remote::Prefix("10.0.0.0/8".parse().expect("a prefix"));
+    let (tcp, ports) = (Protocol::TCP, PortRange::new(80, 443).ok());
+    let matches = [
+        RuleMatch { protocol: tcp, ports, ..rule(ingress, AddressFamily::Ipv4, prefix) },
+        RuleMatch {
+            protocol: Protocol::ICMPV6,
+            icmp_type: Some(1),
+            icmp_code: Some(4),
+            ..rule(ingress, AddressFamily::Ipv6, Remote::Group(group))
+        },
+        rule(egress, AddressFamily::Ipv4, Remote::Any),
+    ];
+    let ids = (1..).map(SecurityRuleId::new);
+    Policy {
+        key: PolicyKey { vni, identity: 4 },
+        rules: ids.zip(matches).map(|(id, matches)| SecurityRule { id, matches }).collect(),
+        groups: [(group, vec![4, 5])].into(),
+    }
+}
+
 /// An update with every kind of entry.
 fn full_update() -> Update {
     let vni = Vni::new(100).expect("a VNI");
@@ -141,6 +170,7 @@ fn full_update() -> Update {
             Route { key: key("fd00::/16"), scope: Scope::Peer(vni) },
             Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
         ],
+        policies: vec![policy(vni)],
         ports: vec![Port {
             instance: InstanceId::new(3),
             name: "vpc/vm".to_owned(),
@@ -151,6 +181,7 @@ fn full_update() -> Update {
             ipv6: Some("fd00::2/64".parse().expect("a network")),
             mtu: 1430,
             dns4: vec![v4],
+            identity: 4,
         }],
         keys: vec![ClusterKeys {
             cluster: 1,

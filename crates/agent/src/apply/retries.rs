@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use sluice_southbound::{EndpointKey, Group, Missing, Port, Route, RouteKey, Update, Vip, Vrf, Vtep};
+use sluice_southbound::{
+    EndpointKey, Group, Missing, Policy, PolicyKey, Port, Route, RouteKey, Update, Vip, Vrf, Vtep,
+};
 use sluice_types::{EntryKey, InstanceId, Vni};
 
 use super::snapshot::addresses;
@@ -30,6 +32,7 @@ pub(super) enum Key {
     Vrf(Vni),
     Endpoint(Vni, IpAddr),
     Route(RouteKey),
+    Policy(PolicyKey),
     Port(InstanceId),
 }
 
@@ -42,6 +45,7 @@ pub(super) enum Entry {
     Vrf(Vrf),
     Endpoint(sluice_tables::Endpoint),
     Route(Route),
+    Policy(Policy),
     Port(Port),
 }
 
@@ -54,6 +58,7 @@ impl Entry {
             Self::Vrf(vrf) => Key::Vrf(vrf.vni),
             Self::Endpoint(endpoint) => Key::Endpoint(endpoint.vni, endpoint.address),
             Self::Route(route) => Key::Route(route.key),
+            Self::Policy(policy) => Key::Policy(policy.key),
             Self::Port(port) => Key::Port(port.instance),
         }
     }
@@ -67,6 +72,7 @@ impl Entry {
             Self::Vrf(vrf) => vec![EntryKey::Vrf(vrf.vni)],
             Self::Endpoint(endpoint) => vec![EntryKey::Endpoint(endpoint.vni, endpoint.address)],
             Self::Route(route) => vec![EntryKey::Route(route.key.vni, route.key.prefix)],
+            Self::Policy(policy) => vec![EntryKey::Policy(policy.key.vni, policy.key.identity)],
             Self::Port(port) => port.entry_hashes().map(|(key, _)| key).collect(),
         }
     }
@@ -142,6 +148,7 @@ impl Retries {
         let written = written.chain(update.vrfs.iter().map(|vrf| Key::Vrf(vrf.vni)));
         let written = written.chain(update.endpoints.iter().flat_map(|e| endpoint(e.vni, e.ipv4, e.ipv6)));
         let written = written.chain(update.routes.iter().map(|route| Key::Route(route.key)));
+        let written = written.chain(update.policies.iter().map(|policy| Key::Policy(policy.key)));
         let written = written.chain(update.ports.iter().map(|port| Key::Port(port.instance)));
         let removed = update.removed_vteps.iter().copied().map(Key::Vtep);
         let removed = removed.chain(update.removed_vips.iter().copied().map(Key::Vip));
@@ -203,6 +210,7 @@ fn push(update: &mut Update, entry: Entry) {
             update.endpoints.push(sluice_southbound::Endpoint { vni, mac, host, ipv4, ipv6 });
         }
         Entry::Route(route) => update.routes.push(route),
+        Entry::Policy(policy) => update.policies.push(policy),
         Entry::Port(port) => update.ports.push(port),
     }
 }
@@ -218,6 +226,8 @@ fn push_removal(update: &mut Update, key: Key) {
             update.removed_endpoints.push(EndpointKey { vni, ipv4, ipv6 });
         }
         Key::Route(key) => update.removed_routes.push(key),
+        // The controller removes no policies.
+        Key::Policy(_) => {}
         Key::Port(instance) => update.removed_ports.push(instance),
     }
 }

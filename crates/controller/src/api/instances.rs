@@ -66,7 +66,8 @@ impl Resource for Instance {
     }
     fn entries((stored, _): &Self::Stored) -> Entries {
         let addresses = stored.ipv4.map(IpAddr::V4).into_iter().chain(stored.ipv6.map(IpAddr::V6));
-        Entries { vpcs: vec![stored.vpc], addresses: addresses.collect(), ..Entries::default() }
+        let (vpcs, identity) = (vec![stored.vpc], Some(stored.identity));
+        Entries { vpcs, addresses: addresses.collect(), identity, ..Entries::default() }
     }
     fn new((stored, security_groups): Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Instance { id, name, vpc, subnet, host, mac, ipv4, ipv6, identity: _, revision } =

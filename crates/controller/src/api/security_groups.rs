@@ -35,7 +35,7 @@ impl Resource for SecurityGroup {
     const NAME: &'static str = "security_group";
     const PARAMETER: &'static str = "group";
     fn needs(stored: &Self::Stored) -> Needs {
-        Needs::Vpc(stored.vpc)
+        Needs::HostsOf(stored.vpc)
     }
     fn entries(stored: &Self::Stored) -> Entries {
         Entries { vpcs: vec![stored.vpc], ..Entries::default() }

@@ -75,7 +75,7 @@ impl Resource for SecurityRule {
     const NAME: &'static str = "security_rule";
     const PARAMETER: &'static str = "rule";
     fn needs(stored: &Self::Stored) -> Needs {
-        Needs::Vpc(stored.vpc)
+        Needs::HostsOf(stored.vpc)
     }
     fn entries(stored: &Self::Stored) -> Entries {
         Entries { vpcs: vec![stored.vpc], ..Entries::default() }

@@ -313,6 +313,7 @@ mod tests {
             ipv6: Some(format!("fd00::{id}/64").parse().unwrap()),
             mtu: 1430,
             dns4: Vec::new(),
+            identity: 0,
         }
     }
 

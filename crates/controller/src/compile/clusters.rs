@@ -198,7 +198,7 @@ impl State {
         known.retain(|known| known.cluster != keys.cluster);
         known.push(keys);
         // Each host has keys of its own, which its stream derives.
-        out.changed_keys.insert(cluster);
+        out.hosts.changed_keys.insert(cluster);
     }
 
     /// Clusters and hosts, from which zones are computed.

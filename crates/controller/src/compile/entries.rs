@@ -3,7 +3,7 @@
 use super::{Compiled, Gate, NodeGroup, Target, group_id};
 use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Vrf};
 use sluice_store::{Host, Instance, Subnet, Vpc};
-use sluice_types::{HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, Vni, first_host};
+use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Net, Vni, first_host};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -53,6 +53,7 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         ipv6,
         mtu: vpc.mtu,
         dns4: subnet.dns.clone(),
+        identity: instance.identity,
     }
 }
 
@@ -92,15 +93,15 @@ pub(super) fn create_instances(
 /// Adds ports to the updates of their hosts, and the VRF that the ports need.
 fn add_ports<'a>(
     vpc: &Vpc,
-    subnets: &[Subnet],
-    instances: impl Iterator<Item = &'a Instance>,
+    subnets: impl IntoIterator<Item = &'a Subnet>,
+    instances: impl IntoIterator<Item = &'a Instance>,
     out: &mut Compiled,
 ) {
-    let mut ordered: Vec<_> = subnets.iter().collect();
-    ordered.sort_by_key(|subnet| subnet.id);
-    let vrf = vrf(vpc, ordered.iter().copied(), true);
-    out.clusters_by_vni.insert(vpc.vni, vpc.clusters().collect());
-    let subnets: HashMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet)).collect();
+    let mut subnets: Vec<_> = subnets.into_iter().collect();
+    subnets.sort_by_key(|subnet| subnet.id);
+    let vrf = vrf(vpc, subnets.iter().copied(), true);
+    out.hosts.clusters_by_vni.insert(vpc.vni, vpc.clusters().collect());
+    let subnets: HashMap<_, _> = subnets.into_iter().map(|subnet| (subnet.id, subnet)).collect();
     let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
     for instance in instances {
         if let Some(subnet) = subnets.get(&instance.subnet) {
@@ -108,7 +109,10 @@ fn add_ports<'a>(
         }
     }
     for (host, mut ports) in ports {
-        *out.ports.entry(host).or_default().added.entry(vpc.vni).or_default() += ports.len() as u64;
+        let added = &mut out.hosts.ports.entry(host).or_default().added;
+        for port in &ports {
+            *added.entry((vpc.vni, port.identity)).or_default() += 1;
+        }
         let update = out.of(Target::Host(host));
         update.ports.append(&mut ports);
         if !update.vrfs.contains(&vrf) {
@@ -117,9 +121,27 @@ fn add_ports<'a>(
     }
 }
 
-fn remove_port(vpc: &Vpc, instance: InstanceId, host: HostId, out: &mut Compiled) {
-    out.of(Target::Host(host)).removed_ports.push(instance);
-    *out.ports.entry(host).or_default().removed.entry(vpc.vni).or_default() += 1;
+/// Sends the port of an instance again, whose identity was `from`. The host runs an agent; `subnets` are all subnets of
+/// the VPC.
+pub(super) fn change_groups<'a>(
+    vpc: &Vpc,
+    subnets: impl IntoIterator<Item = &'a Subnet>,
+    instance: &'a Instance,
+    from: u16,
+    out: &mut Compiled,
+) {
+    add_ports(vpc, subnets, [instance], out);
+    count_removed(vpc, from, instance.host, out);
+}
+
+fn count_removed(vpc: &Vpc, identity: u16, host: HostId, out: &mut Compiled) {
+    let removed = &mut out.hosts.ports.entry(host).or_default().removed;
+    *removed.entry((vpc.vni, identity)).or_default() += 1;
+}
+
+fn remove_port(vpc: &Vpc, instance: &Instance, host: HostId, out: &mut Compiled) {
+    out.of(Target::Host(host)).removed_ports.push(instance.id);
+    count_removed(vpc, instance.identity, host, out);
 }
 
 pub(super) fn remove_instances(
@@ -132,7 +154,7 @@ pub(super) fn remove_instances(
         out.of(Target::Cluster(cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
     }
     for instance in instances.iter().filter(|i| has_agent(&i.host)) {
-        remove_port(vpc, instance.id, instance.host, out);
+        remove_port(vpc, instance, instance.host, out);
     }
 }
 
@@ -155,9 +177,9 @@ pub(super) fn move_instance(
         }
     }
     if to.is_some() {
-        add_ports(vpc, subnets, one.iter(), out);
+        add_ports(vpc, subnets, one, out);
     }
     if let Some(from) = from {
-        remove_port(vpc, instance.id, from, out);
+        remove_port(vpc, instance, from, out);
     }
 }

@@ -1,8 +1,8 @@
-//! What the stream to a host remembers about the host. A host has a VRF only for VPCs in which it has ports,
-//! and keys only of the clusters of these VPCs. This file changes when another kind of entry is sent to some
+//! What the stream to a host remembers about the host. A host has a VRF only for VPCs in which it has ports, keys
+//! only of the clusters of these VPCs, and policies only of the identities of its ports. This file changes when another kind of entry is sent to some
 //! hosts only.
 
-use super::{Family, PortCounts, Target};
+use super::{Family, HostChanges, PortCounts, Target};
 use sluice_southbound::Port;
 use sluice_types::{ClusterId, HostId, Vni};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,8 @@ use std::net::IpAddr;
 pub struct HostView {
     host: HostId,
     vtep: IpAddr,
-    ports: BTreeMap<Vni, u64>,
+    /// Number of ports by VNI and identity.
+    ports: BTreeMap<(Vni, u16), u64>,
     /// The clusters of each VPC in which the host has ports.
     clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
     /// Clusters whose keys the host has.
@@ -51,14 +52,21 @@ impl HostView {
     /// Counts the ports of a snapshot.
     pub fn add(&mut self, ports: &[Port]) {
         for port in ports {
-            *self.ports.entry(port.vni).or_default() += 1;
+            *self.ports.entry((port.vni, port.identity)).or_default() += 1;
         }
+    }
+
+    fn has_ports(&self, vni: Vni) -> bool {
+        self.ports.range((vni, 0)..=(vni, u16::MAX)).next().is_some()
     }
 
     /// Records the clusters of VPCs. VPCs in which the host has no ports are ignored.
     pub fn set_vpc_clusters(&mut self, clusters: &BTreeMap<Vni, BTreeSet<ClusterId>>) {
-        let mine = clusters.iter().filter(|(vni, _)| self.ports.contains_key(vni));
-        self.clusters_by_vni.extend(mine.map(|(vni, ids)| (*vni, ids.clone())));
+        for (vni, ids) in clusters {
+            if self.has_ports(*vni) {
+                self.clusters_by_vni.insert(*vni, ids.clone());
+            }
+        }
     }
 
     /// The clusters of its VPCs, including source and destination of VPCs that move.
@@ -81,43 +89,49 @@ impl HostView {
         self.keys.remove(&cluster);
     }
 
-    /// Advances by a step. `counts` are the step's ports on this host, `clusters` the clusters of the VPCs
-    /// that it changed, `changed_keys` the clusters whose keys it changed, and `has` the targets for which it has
-    /// entries.
-    pub fn step<'a>(
-        &mut self,
-        counts: Option<&PortCounts>,
-        clusters: &BTreeMap<Vni, BTreeSet<ClusterId>>,
-        changed_keys: &BTreeSet<ClusterId>,
-        resync: &BTreeSet<Vni>,
-        has: impl IntoIterator<Item = &'a Target>,
-    ) -> HostStep {
-        if resync.iter().any(|vni| self.ports.contains_key(vni)) {
+    /// Advances by a step. `has` are the targets for which it has entries.
+    pub fn step<'a>(&mut self, changes: &HostChanges, has: impl IntoIterator<Item = &'a Target>) -> HostStep {
+        let HostChanges { ports, clusters_by_vni, changed_keys, changed_policies, resync } = changes;
+        let added = || ports.get(&self.host).into_iter().flat_map(|counts| &counts.added);
+        let has_or_gets = |vni: &Vni| self.has_ports(*vni) || added().any(|((of, _), _)| of == vni);
+        if resync.iter().any(has_or_gets) {
             return HostStep::Resync;
         }
-        let mut removed_vnis = Vec::new();
-        for (vni, count) in counts.into_iter().flat_map(|counts| &counts.added) {
-            *self.ports.entry(*vni).or_default() += count;
-        }
-        for (vni, count) in counts.into_iter().flat_map(|counts| &counts.removed) {
-            let left = self.ports.get(vni).map_or(0, |have| have.saturating_sub(*count));
-            if left > 0 {
-                self.ports.insert(*vni, left);
-            } else if self.ports.remove(vni).is_some() {
-                self.clusters_by_vni.remove(vni);
-                removed_vnis.push(*vni);
-            }
-        }
-        self.set_vpc_clusters(clusters);
+        let new = added().map(|(key, _)| *key).filter(|key| !self.ports.contains_key(key));
+        let new: BTreeSet<(Vni, u16)> = new.collect();
+        let removed_vnis = ports.get(&self.host).map_or_else(Vec::new, |counts| self.count(counts));
+        self.set_vpc_clusters(clusters_by_vni);
         let mut keys: BTreeSet<_> = self.clusters().difference(&self.keys).copied().collect();
         keys.extend(self.keys.intersection(changed_keys));
         self.keys.extend(&keys);
-        let mine = |target: &&Target| match target {
-            Target::AllHosts(family) => *family == Family::of(self.vtep),
-            Target::HostsOf(vni) => self.ports.contains_key(vni),
-            Target::Host(host) => *host == self.host,
-            _ => false,
+        let mine = |target: &&Target| match **target {
+            Target::AllHosts(family) => family == Family::of(self.vtep),
+            Target::HostsOf(vni) => self.has_ports(vni),
+            Target::Policy(vni, identity) => {
+                let key = (vni, identity);
+                self.ports.contains_key(&key) && (new.contains(&key) || changed_policies.contains(&key))
+            }
+            Target::Host(host) => host == self.host,
+            Target::AllGateways | Target::Cluster(_) | Target::Members(_) => false,
         };
         HostStep::Send { targets: has.into_iter().filter(mine).copied().collect(), removed_vnis, keys }
+    }
+
+    /// Adds and subtracts the ports of a step. Returns the networks whose last port was removed.
+    fn count(&mut self, counts: &PortCounts) -> Vec<Vni> {
+        let mut removed_vnis = Vec::new();
+        for (key, count) in &counts.added {
+            *self.ports.entry(*key).or_default() += count;
+        }
+        for (key, count) in &counts.removed {
+            let left = self.ports.get(key).map_or(0, |have| have.saturating_sub(*count));
+            if left > 0 {
+                self.ports.insert(*key, left);
+            } else if self.ports.remove(key).is_some() && !self.has_ports(key.0) {
+                self.clusters_by_vni.remove(&key.0);
+                removed_vnis.push(key.0);
+            }
+        }
+        removed_vnis
     }
 }

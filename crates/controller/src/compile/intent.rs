@@ -2,14 +2,16 @@
 //! nodes' tables contain.
 //!
 //! Endpoints, and the ports of each host, are summed with each change, because the compiler holds no instances. The other entries of a cluster are
-//! summed when they are compared after a change.
+//! summed when they are compared after a change, and policies are hashed when they are first compared after a change of
+//! the VPC's security groups.
 
 use super::entries::{endpoint, endpoints};
+use super::security::{HASHED_BYTES_MAX, SecurityGroups};
 use super::{Family, State};
 use sluice_southbound::{Endpoint, Update};
 use sluice_store::{Change, Host, Instance, NodeId, Vpc};
 use sluice_types::{ClusterId, DIGEST_SHARDS, Digests, EntryHash, GatewayId, HostId, Vni, VpcId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 /// The endpoints of a cluster.
@@ -30,10 +32,43 @@ impl Default for Endpoints {
 #[derive(Debug, Default)]
 struct Ports {
     sums: Digests,
-    /// Number of instances by VPC. The host has the VRF of each of these.
-    vpcs: BTreeMap<VpcId, u64>,
+    /// Number of instances by VPC and identity. The host has the VRFs and the policies of these.
+    counts: BTreeMap<(VpcId, u16), u64>,
     /// The last revision that changed one.
     changed: u64,
+}
+
+/// Hashes of policies of a VPC, as of the last change of its security groups.
+#[derive(Debug, Default)]
+struct PolicyHashes {
+    changed: u64,
+    /// `None`: no set has the identity.
+    by_identity: BTreeMap<u16, Option<EntryHash>>,
+    /// About the bytes of all policies that were to be hashed.
+    bytes: usize,
+}
+
+impl PolicyHashes {
+    /// Adds the hash of a policy to sums. Returns false if it is not known, because the policies of the VPC are too large.
+    fn add_to(&mut self, sums: &mut Digests, groups: &SecurityGroups, vni: Vni, identity: u16) -> bool {
+        if self.changed != groups.changed {
+            *self = Self { changed: groups.changed, ..Self::default() };
+        }
+        let hash = match self.by_identity.get(&identity) {
+            Some(hash) => *hash,
+            None => {
+                self.bytes += groups.bytes(identity);
+                if self.bytes > HASHED_BYTES_MAX {
+                    return false;
+                }
+                let hash = groups.policy(vni, identity).map(|policy| policy.entry_hash().1);
+                self.by_identity.insert(identity, hash);
+                hash
+            }
+        };
+        hash.into_iter().for_each(|hash| sums.add(hash));
+        true
+    }
 }
 
 /// Digests of what nodes should have.
@@ -43,11 +78,12 @@ pub struct Intent {
     /// The part of each VPC in `clusters`, which is removed when the VPC leaves the cluster.
     vpcs: HashMap<(ClusterId, Vni), Digests>,
     hosts: HashMap<HostId, Ports>,
-    /// The last revision that changed more than endpoints.
+    policies: HashMap<Vni, PolicyHashes>,
+    /// The last revision that changed more than endpoints, ports and policies.
     base_revision: u64,
     /// Sums of the entries of a gateway without endpoints, by its cluster, with the base revision of that time.
     base: BTreeMap<ClusterId, (u64, Digests)>,
-    /// The same for hosts without ports and VRFs, by the family of their VTEPs.
+    /// The same for hosts without ports, policies and VRFs, by the family of their VTEPs.
     host_base: BTreeMap<Family, (u64, Digests)>,
 }
 
@@ -100,13 +136,14 @@ impl Intent {
         ports.changed = revision;
         let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
         for address in addresses {
-            let hash = EntryHash::port(vpc.vni, address, instance.mac, instance.id.get());
+            let hash = EntryHash::port(vpc.vni, address, instance.mac, instance.id.get(), instance.identity);
             if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
         }
-        let count = ports.vpcs.entry(vpc.id).or_default();
+        let key = (vpc.id, instance.identity);
+        let count = ports.counts.entry(key).or_default();
         *count = if is_added { *count + 1 } else { count.saturating_sub(1) };
         if *count == 0 {
-            ports.vpcs.remove(&vpc.id);
+            ports.counts.remove(&key);
         }
     }
 
@@ -198,21 +235,26 @@ impl Intent {
                 }
                 Change::VpcRemoved(vpc) => {
                     self.base_revision = revision;
+                    self.policies.remove(&vpc.vni);
                     vpc.clusters().for_each(|cluster| self.remove_vpc(cluster, revision, vpc.vni));
                 }
                 Change::HostRemoved(host) => {
                     self.base_revision = revision;
                     self.hosts.remove(&host.id);
                 }
+                Change::InstanceGroupsChanged { vpc, instance, from, .. } => {
+                    let old = Instance { identity: *from, ..instance.clone() };
+                    self.change_port(revision, vpc, &old, instance.host, false);
+                    self.change_port(revision, vpc, instance, instance.host, true);
+                }
                 Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
-                // No node has entries of security groups.
+                // The state has the revision of the last of these changes of each VPC.
                 Change::SecurityGroupCreated { .. }
                 | Change::SecurityGroupUpdated { .. }
                 | Change::SecurityGroupRemoved { .. }
                 | Change::SecurityRuleCreated { .. }
                 | Change::SecurityRuleRemoved { .. }
-                | Change::GroupSetsCreated { .. }
-                | Change::InstanceGroupsChanged { .. } => {}
+                | Change::GroupSetsCreated { .. } => {}
                 _ => self.base_revision = revision,
             }
         }
@@ -244,9 +286,18 @@ impl Intent {
                 base
             }
         };
-        let vrfs = ports.vpcs.keys().filter_map(|vpc| state.host_vrf(*vpc)).collect();
+        let vpcs: BTreeSet<VpcId> = ports.counts.keys().map(|(vpc, _)| *vpc).collect();
+        let vrfs = vpcs.into_iter().filter_map(|vpc| state.host_vrf(vpc)).collect();
         expected.add_all(&sums_of(&Update { vrfs, ..Update::default() }));
         expected.add_all(&ports.sums);
+        for (vpc, identity) in ports.counts.keys().filter(|(_, identity)| *identity != 0) {
+            let Some(vni) = state.vpcs.get(vpc).map(|state| state.vpc.vni) else { continue };
+            let Some(groups) = state.security.get(&vni) else { continue };
+            let hashes = self.policies.entry(vni).or_default();
+            if revision < groups.changed || !hashes.add_to(&mut expected, groups, vni, *identity) {
+                return Comparison::Undecided;
+            }
+        }
         match expected.differences(found).fold(0, |bits, shard| bits | 1 << shard) {
             0 => Comparison::Equal,
             shards => Comparison::Different(shards),

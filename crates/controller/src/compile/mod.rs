@@ -5,7 +5,8 @@
 //! the same entries.
 //!
 //! A host has a VRF only for VPCs in which it has ports. The VRF is sent with the first ports, and removed
-//! with the last port of its VNI. [`HostView`], one for each host's stream, records which host has which VNI.
+//! with the last port of its VNI. In the same way it has the policies of the identities of its ports, which it removes
+//! itself. [`HostView`], one for each host's stream, records which host has which VNI and which identities.
 
 mod clusters;
 mod entries;
@@ -13,6 +14,7 @@ mod host;
 mod intent;
 mod model;
 mod paths;
+mod security;
 mod shared;
 mod state;
 mod zones;
@@ -62,6 +64,9 @@ pub enum Target {
     AllHosts(Family),
     /// Hosts that have a port in this VNI.
     HostsOf(Vni),
+    /// Hosts that have a port in this VNI whose instance has this identity, and do not have its policy yet or have one
+    /// that the step changes ([`HostChanges::changed_policies`]).
+    Policy(Vni, u16),
     /// One host.
     Host(HostId),
 }
@@ -70,13 +75,30 @@ pub enum Target {
 const ALL_NODES: [Target; 3] =
     [Target::AllGateways, Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)];
 
-/// Numbers of ports that a step adds to and removes from a host, by VNI.
+/// Numbers of ports that a step adds to and removes from a host, by VNI and identity. A port that gets another identity
+/// is added and removed. Identity 0 has no policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
     /// Number of created ports.
-    pub added: BTreeMap<Vni, u64>,
+    pub added: BTreeMap<(Vni, u16), u64>,
     /// Number of removed ports.
-    pub removed: BTreeMap<Vni, u64>,
+    pub removed: BTreeMap<(Vni, u16), u64>,
+}
+
+/// What a step says of hosts besides entries: each stream to a host advances its [`HostView`] by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostChanges {
+    /// Port counts by host.
+    pub ports: HashMap<HostId, PortCounts>,
+    /// The clusters of each VPC that changed or got ports.
+    pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// Clusters whose keys changed.
+    pub changed_keys: BTreeSet<ClusterId>,
+    /// Policies that changed for hosts that have them already, by VNI and identity.
+    pub changed_policies: BTreeSet<(Vni, u16)>,
+    /// VNIs whose ports changed in a way that only the store can describe, or whose policies are too large for a step:
+    /// hosts that have or get such ports are sent a snapshot.
+    pub resync: BTreeSet<Vni>,
 }
 
 /// Nodes that receive entries, or that must acknowledge them.
@@ -137,15 +159,8 @@ pub struct Compiled {
     pub revision: u64,
     /// Entries by target. The updates carry no revision number.
     pub updates: BTreeMap<Target, Update>,
-    /// Port counts by host, for its [`HostView`].
-    pub ports: HashMap<HostId, PortCounts>,
-    /// The clusters of each VPC that changed or got ports, for [`HostView`].
-    pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
-    /// Clusters whose keys changed, for [`HostView`].
-    pub changed_keys: BTreeSet<ClusterId>,
-    /// VNIs whose ports changed in a way that only the store can describe: hosts that have such ports are
-    /// sent a snapshot.
-    pub resync: BTreeSet<Vni>,
+    /// For [`HostView`].
+    pub hosts: HostChanges,
     /// Deleted nodes.
     pub removed_nodes: Vec<NodeId>,
     /// Gateways whose move between clusters starts, continues or ends.

@@ -206,11 +206,11 @@ impl State {
             }
         }
         let rerouted = touched.routes.iter().filter_map(|(id, _)| self.vpcs.get(id));
-        let resized = self.vpcs.values().filter(|vpc| out.resync.contains(&vpc.vpc.vni));
+        let resized = self.vpcs.values().filter(|vpc| out.hosts.resync.contains(&vpc.vpc.vni));
         let changed: BTreeSet<_> = rerouted
             .chain(resized)
             .flat_map(|vpc| std::iter::once(vpc).chain(self.peers_of(vpc)).map(|vpc| vpc.vpc.vni))
             .collect();
-        out.resync.extend(changed);
+        out.hosts.resync.extend(changed);
     }
 }

@@ -4,10 +4,12 @@ use super::clusters::{
     ClusterState, for_host, group_of, key, keys_of, no_keys, vip_plan, vips_of, vtep_of, vteps_of,
 };
 use super::entries::{
-    create_instances, endpoint, endpoint_keys, endpoints, move_instance, port, remove_instances, vrf,
+    change_groups, create_instances, endpoint, endpoint_keys, endpoints, move_instance, port,
+    remove_instances, vrf,
 };
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
+use super::security::{self, SecurityGroups};
 use super::{ALL_NODES, Compiled, Family, Membership, Target};
 use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
@@ -42,6 +44,8 @@ pub struct State {
     pub(super) hosts: HashMap<HostId, Host>,
     pub(super) clusters: BTreeMap<ClusterId, ClusterState>,
     pub(super) vpcs: BTreeMap<VpcId, VpcState>,
+    /// The security groups of each VPC, by its VNI.
+    pub(super) security: BTreeMap<Vni, SecurityGroups>,
     /// Filled only if the model preprograms paths.
     pub(super) instances: InstanceLocations,
 }
@@ -111,6 +115,7 @@ impl State {
         for (a, b) in ends.values() {
             state.add_peering(*a, *b);
         }
+        state.security = security::of_topology(topology);
         state
     }
 
@@ -238,6 +243,7 @@ impl State {
         if self.model.preprograms() {
             self.send_paths(&moved, &touched, &mut out);
         }
+        self.send_policies(&mut out);
         self.revision = revision;
         out
     }
@@ -262,6 +268,7 @@ impl State {
             Change::VpcUpserted { vpc, subnets } => self.upsert_vpc(vpc, subnets, out, touched),
             Change::VpcRemoved(vpc) => {
                 self.vpcs.remove(&vpc.id);
+                self.security.remove(&vpc.vni);
                 for cluster in vpc.clusters() {
                     out.of(Target::Cluster(cluster)).removed_vnis.push(vpc.vni);
                 }
@@ -305,15 +312,19 @@ impl State {
                 touch_peering((a, a_subnets), (b, b_subnets), touched);
             }
             Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
+            Change::InstanceGroupsChanged { vpc, host, instance, from } => {
+                if let Some(state) = self.vpcs.get(&vpc.id).filter(|_| host.agent) {
+                    change_groups(vpc, state.subnets.values(), instance, *from, out);
+                }
+            }
+            Change::SecurityGroupCreated { vpc, .. }
+            | Change::SecurityGroupRemoved { vpc, .. }
+            | Change::SecurityRuleCreated { vpc, .. }
+            | Change::SecurityRuleRemoved { vpc, .. }
+            | Change::GroupSetsCreated { vpc, .. } => self.change_security_groups(vpc.vni, change, out),
+            // No node has the names of groups.
+            Change::SecurityGroupUpdated { .. } => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::HistoryForked => {}
-            // No node has entries of security groups.
-            Change::SecurityGroupCreated { .. }
-            | Change::SecurityGroupUpdated { .. }
-            | Change::SecurityGroupRemoved { .. }
-            | Change::SecurityRuleCreated { .. }
-            | Change::SecurityRuleRemoved { .. }
-            | Change::GroupSetsCreated { .. }
-            | Change::InstanceGroupsChanged { .. } => {}
         }
     }
 
@@ -331,9 +342,9 @@ impl State {
         let state = self.vpcs.entry(vpc.id).or_insert_with(|| VpcState::new(vpc.clone()));
         // Ports contain the VPC's name and MTU.
         if (&state.vpc.name, state.vpc.mtu) != (&vpc.name, vpc.mtu) {
-            out.resync.insert(vpc.vni);
+            out.hosts.resync.insert(vpc.vni);
         }
-        out.clusters_by_vni.insert(vpc.vni, now.clone());
+        out.hosts.clusters_by_vni.insert(vpc.vni, now.clone());
         state.vpc = vpc.clone();
         state.subnets = subnets.iter().map(|subnet| (subnet.id, subnet.clone())).collect();
         let (gateways, hosts) = (vrf_on_gateway(self.model, state), state.vrf(true));
@@ -383,7 +394,7 @@ impl State {
         instances.iter().filter_map(one).collect()
     }
 
-    /// A host's tables without ports, VRFs and keys, and in a model with zones without groups. `None` if
+    /// A host's tables without ports, policies, VRFs and keys, and in a model with zones without groups. `None` if
     /// there is no such host.
     pub fn host_base(&self, host: HostId) -> Option<Update> {
         let family = Family::of(self.hosts.get(&host)?.vtep);
@@ -412,18 +423,20 @@ impl State {
         Update { keys: clusters.iter().map(keys).collect(), ..Update::default() }
     }
 
-    /// Port entries of instances, and the VRFs that the ports need.
+    /// Port entries of instances, and the VRFs and policies that the ports need.
     pub fn ports(&self, instances: &[Instance]) -> Update {
         let mut update = Update::default();
-        let mut vpcs = BTreeSet::new();
+        let (mut vpcs, mut policies) = (BTreeSet::new(), BTreeSet::new());
         for instance in instances {
             let Some(vpc) = self.vpcs.get(&instance.vpc) else { continue };
             let Some(subnet) = vpc.subnets.get(&instance.subnet) else { continue };
             if vpcs.insert(instance.vpc) {
                 update.vrfs.push(vpc.vrf(true));
             }
+            policies.insert((vpc.vpc.vni, instance.identity));
             update.ports.push(port(&vpc.vpc, subnet, instance));
         }
+        update.policies = self.policies(&policies);
         update
     }
 

@@ -5,7 +5,7 @@ use crate::compile::{Comparison, Intent};
 
 impl NodeTables {
     /// Digests as a node computes them.
-    fn digests(&self) -> Digests {
+    pub(super) fn digests(&self) -> Digests {
         let vteps = self.vteps.iter().map(|(address, role)| {
             EntryHash::vtep(
                 *address,
@@ -28,6 +28,7 @@ impl NodeTables {
         let endpoints = self.endpoints.iter().map(|((vni, address), (mac, host))| {
             EntryHash::endpoint(*vni, *address, *mac, address_hash(*host))
         });
+        let policies = self.policies.values().map(|policy| policy.entry_hash().1);
         let mut sums = Digests::default();
         vteps
             .chain(vips)
@@ -36,6 +37,7 @@ impl NodeTables {
             .chain(vrfs)
             .chain(routes)
             .chain(endpoints)
+            .chain(policies)
             .for_each(|hash| sums.add(hash));
         sums
     }

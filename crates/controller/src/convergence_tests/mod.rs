@@ -5,19 +5,24 @@
 mod digests;
 mod gateway_moves;
 mod moves;
+mod operations;
 mod paths;
+mod security;
 
 use crate::compile::{
-    HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host, group_id, vip_mac,
+    HostChanges, HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host,
+    group_id, vip_mac,
 };
 
 use crate::push::{Step, encode};
 use bytes::Bytes;
+use operations::{FIRST, KINDS, Operation, choose, execute};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Path, PathKey, Port, Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, Route, RouteKey, Scope, Update,
+    Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -37,6 +42,7 @@ struct NodeTables {
     vrfs: BTreeMap<Vni, Vrf>,
     endpoints: Endpoints,
     routes: BTreeMap<RouteKey, Scope>,
+    policies: BTreeMap<PolicyKey, Policy>,
     ports: BTreeMap<InstanceId, Port>,
     keys: BTreeMap<u32, ClusterKeys>,
     plan: Option<ClusterPlan>,
@@ -62,7 +68,13 @@ impl NodeTables {
             }
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
-        self.ports.extend(update.ports.into_iter().map(|port| (port.instance, port)));
+        self.policies.extend(update.policies.into_iter().map(|policy| (policy.key, policy)));
+        for port in update.ports {
+            let key = PolicyKey { vni: port.vni, identity: port.identity };
+            let is_ready = port.identity == 0 || self.policies.contains_key(&key);
+            assert!(is_ready, "{} comes before its policy {key:?}", port.name);
+            self.ports.insert(port.instance, port);
+        }
         self.vteps.retain(|vtep, _| !update.removed_vteps.contains(vtep));
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
@@ -78,6 +90,13 @@ impl NodeTables {
         self.paths.extend(update.paths.into_iter().map(|path| (path.key, path)));
         self.paths
             .retain(|key, _| !update.removed_paths.contains(key) && !update.removed_vnis.contains(&key.vni));
+    }
+
+    /// A host removes the policies of which it has no port at the end of a step.
+    fn end_step(&mut self) {
+        let key = |port: &Port| PolicyKey { vni: port.vni, identity: port.identity };
+        let used: BTreeSet<_> = self.ports.values().map(key).collect();
+        self.policies.retain(|key, _| used.contains(key));
     }
 
     /// Receives entries as a node does: encoded, in parts.
@@ -105,6 +124,8 @@ struct Follower {
     membership: Option<Membership>,
     view: Option<HostView>,
     tables: NodeTables,
+    /// Number of policies that steps contained for it.
+    policies: usize,
 }
 
 async fn read_snapshot(store: &Store, of: InstancesOf, model: Model) -> (State, Vec<Instance>) {
@@ -132,7 +153,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             tables.receive(&encode(base));
             let endpoints = state.endpoints(&instances);
             tables.receive(&encode(Update { endpoints, ..Update::default() }));
-            Follower { membership: Some(Membership::of(&gateway)), view: None, tables }
+            Follower { membership: Some(Membership::of(&gateway)), view: None, tables, policies: 0 }
         }
         NodeId::Host(id) => {
             let all = model.preprograms();
@@ -151,7 +172,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             tables.receive(&encode(state.host_keys(view.vtep(), &view.clusters())));
             view.set_keys(view.clusters());
             tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
-            Follower { membership: None, view: Some(view), tables }
+            Follower { membership: None, view: Some(view), tables, policies: 0 }
         }
     }
 }
@@ -176,10 +197,9 @@ impl Follower {
                 }
                 self.membership.unwrap().targets()
             }
-            NodeId::Host(id) => {
+            NodeId::Host(_) => {
                 let view = self.view.as_mut().unwrap();
-                let Step { clusters_by_vni, changed_keys, resync, parts, .. } = step;
-                match view.step(step.ports.get(&id), clusters_by_vni, changed_keys, resync, parts.keys()) {
+                match view.step(&step.hosts, step.parts.keys()) {
                     HostStep::Resync => return false,
                     HostStep::Send { targets, removed_vnis, keys } => {
                         gone = removed_vnis;
@@ -195,6 +215,8 @@ impl Follower {
         };
         self.tables.receive(targets.iter().filter_map(|target| step.parts.get(target)).flatten());
         self.tables.receive(&encode(Update { removed_vnis: gone, keys: idle, ..Update::default() }));
+        self.tables.end_step();
+        self.policies += targets.iter().filter(|target| matches!(target, Target::Policy(..))).count();
         true
     }
 }
@@ -210,6 +232,8 @@ struct World {
     snapshots: usize,
     /// Digests that were compared.
     compared: usize,
+    /// Policies that steps contained for hosts.
+    policies: usize,
 }
 
 const ALL: Page = Page { after: 0, limit: 1000 };
@@ -223,7 +247,8 @@ impl World {
         let store = sluice_store::open("sqlite::memory:").await.unwrap();
         let state = State::new(&Topology::default(), model);
         let intent = Intent::new(&state);
-        Self { model, store, state, intent, nodes: BTreeMap::new(), deltas: 0, snapshots: 0, compared: 0 }
+        let nodes = BTreeMap::new();
+        Self { model, store, state, intent, nodes, deltas: 0, snapshots: 0, compared: 0, policies: 0 }
     }
 
     /// Sends all committed changes to all nodes. New nodes start with a snapshot.
@@ -241,9 +266,12 @@ impl World {
             }
             for (node, follower) in &mut self.nodes {
                 self.deltas += 1;
+                let before = follower.policies;
                 if !follower.step(*node, &step, &self.state) {
                     self.snapshots += 1;
                     *follower = from_snapshot(self.store.as_ref(), *node, self.model).await;
+                } else {
+                    self.policies += follower.policies - before;
                 }
             }
         }
@@ -267,6 +295,10 @@ impl World {
             let fresh = from_snapshot(self.store.as_ref(), *node, self.model).await;
             assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
             assert_eq!(follower.view, fresh.view, "{node:?}");
+            if let NodeId::Host(host) = node {
+                let expected = security::expected_policies(&self.store, *host).await;
+                assert_eq!(follower.tables.policies, expected, "{node:?} at {}", self.state.revision());
+            }
         }
     }
 
@@ -483,12 +515,11 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
     let host = HostId::new(1);
     let mut view = HostView::new(host, std::net::Ipv4Addr::new(192, 0, 2, 1).into());
     let all = [Target::AllHosts(crate::compile::Family::V6), Target::HostsOf(vni), Target::Host(host)];
-    let none = BTreeSet::new();
     let mut step = |added: u64, removed: u64| {
         let mut counts = PortCounts::default();
-        counts.added.extend((added > 0).then_some((vni, added)));
-        counts.removed.extend((removed > 0).then_some((vni, removed)));
-        match view.step(Some(&counts), &BTreeMap::new(), &BTreeSet::new(), &none, &all) {
+        counts.added.extend((added > 0).then_some(((vni, 0), added)));
+        counts.removed.extend((removed > 0).then_some(((vni, 0), removed)));
+        match view.step(&HostChanges { ports: [(host, counts)].into(), ..HostChanges::default() }, &all) {
             HostStep::Send { targets, removed_vnis, .. } => (targets.len(), removed_vnis),
             HostStep::Resync => panic!("nothing changed that needs a snapshot"),
         }
@@ -498,246 +529,66 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
     assert_eq!(step(0, 1), (2, vec![]));
     assert_eq!(step(0, 1), (1, vec![vni]));
     assert_eq!(
-        view.step(None, &BTreeMap::new(), &BTreeSet::new(), &[vni].into(), &all),
+        view.step(&HostChanges { resync: [vni].into(), ..HostChanges::default() }, &all),
         HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![], keys: BTreeSet::new() }
     );
 }
 
-/// A random operation: its kind, and three numbers that select objects and values.
-type Operation = (u8, u8, u8, u8);
-
-fn choose<T: Clone>(from: &[T], number: u8) -> Option<T> {
-    (!from.is_empty()).then(|| from[usize::from(number) % from.len()].clone())
-}
-
-/// Executes an operation. The store may refuse it.
-async fn execute(store: &Store, operation: Operation) -> Option<()> {
-    let (what, x, y, z) = operation;
-    let clusters = store.clusters(None, ALL).await.unwrap();
-    let vpcs = store.vpcs(None, None, ALL).await.unwrap();
-    let hosts = store.hosts(None, ALL).await.unwrap();
-    match what % 20 {
-        16..=19 => execute_move(store, operation, &vpcs, &hosts, &clusters).await?,
-        0 => {
-            let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();
-            store.create_cluster(&format!("c{}", x % 2), &vips, None).await.ok()?;
-        }
-        1 => {
-            let vips: Vec<IpAddr> = (0..=z % 5).map(|i| vip(x, i.wrapping_add(y))).collect();
-            store.update_cluster(choose(&clusters, x)?.id, &vips, None).await.ok()?;
-        }
-        2 => {
-            let new = NewGateway {
-                name: format!("g{}", y % 6),
-                cluster: choose(&clusters, x)?.id,
-                vtep4: (z % 8 != 0).then(|| Ipv4Addr::new(192, 0, 2, 100 + y % 6)),
-                vtep6: (z % 8 != 1).then(|| ipv6_from_halves(0xfd00 << 48, 100 + u64::from(y % 6))),
-            };
-            store.create_gateway(new).await.ok()?;
-        }
-        3 => {
-            let gateways = store.gateways(None, None, ALL).await.unwrap();
-            store.delete_gateway(choose(&gateways, x)?.id, None).await.ok()?;
-        }
-        4 => {
-            let vtep = if y % 2 == 0 {
-                ip(&format!("192.0.2.{}", 200 + x % 5))
-            } else {
-                ip(&format!("fd00::{}", 200 + x % 5))
-            };
-            store.create_host(NewHost { name: format!("h{}", x % 5), vtep, agent: z % 4 != 0 }).await.ok()?;
-        }
-        5 => {
-            store.delete_host(choose(&hosts, x)?.id, None).await.ok()?;
-        }
-        6 => {
-            let tenant = store.create_tenant("t").await.ok()?.into_inner().id;
-            store.create_vpc(new_vpc(&format!("v{}", y % 5), tenant, choose(&clusters, x)?.id)).await.ok()?;
-        }
-        7 => {
-            let vpc = choose(&vpcs, x)?;
-            let name = if y % 2 == 0 { vpc.name.clone() } else { format!("v{}", y % 7) };
-            store.update_vpc(vpc.id, vpc_update(&name, 1280 + u16::from(z % 3)), None).await.ok()?;
-        }
-        8 => {
-            store.delete_vpc(choose(&vpcs, x)?.id, None).await.ok()?;
-        }
-        9 | 10 => {
-            let v6 = format!("2001:db8:{}::/64", y % 8);
-            let new = new_subnet(
-                choose(&vpcs, x)?.id,
-                &format!("s{}", y % 8),
-                &format!("10.{}.0.0/24", y % 8),
-                (z % 2 == 0).then_some(v6.as_str()),
-            );
-            store.create_subnet(new).await.ok()?;
-        }
-        11 => {
-            let subnets = store.subnets(None, None, ALL).await.unwrap();
-            store.delete_subnet(choose(&subnets, x)?.id, None).await.ok()?;
-        }
-        _ => execute_in_vpc(store, operation, &vpcs, &hosts).await?,
-    }
-    Some(())
-}
-
-/// Moves VPCs and gateways to other clusters and instances to other hosts, drains gateways and undrains them.
-async fn execute_move(
-    store: &Store,
-    operation: Operation,
-    vpcs: &[Vpc],
-    hosts: &[Host],
-    clusters: &[Cluster],
-) -> Option<()> {
-    let (what, x, y, z) = operation;
-    match what % 20 {
-        16 => {
-            store.move_vpc(choose(vpcs, x)?.id, choose(clusters, y)?.id, None).await.ok()?;
-        }
-        17 => {
-            let moving: Vec<_> = vpcs.iter().filter_map(|vpc| vpc.moving).collect();
-            let moving = choose(&moving, x)?;
-            assert!(store.advance_move(moving.id, moving.switched).await.ok()?);
-        }
-        18 => {
-            let instances = store.instances(None, None, None, ALL).await.unwrap();
-            store.move_instance(choose(&instances, x)?.id, choose(hosts, y)?.id, None).await.ok()?;
-        }
-        _ => {
-            let gateways = store.gateways(None, None, ALL).await.unwrap();
-            let gateway = choose(&gateways, x)?;
-            match y % 4 {
-                0 => drop(store.drain_gateway(gateway.id, z % 2 == 0, None).await.ok()?),
-                1 | 2 => {
-                    let to = choose(clusters, z)?.id;
-                    store.move_gateway(gateway.id, to, "a operation", None).await.ok()?;
-                }
-                _ => {
-                    let moving: Vec<_> = gateways.iter().filter(|g| g.moving.is_some()).collect();
-                    let gateway = choose(&moving, x)?;
-                    assert!(store.advance_gateway_move(gateway.id, gateway.moving?).await.ok()?);
-                }
-            }
-        }
-    }
-    Some(())
-}
-
-fn vip(x: u8, i: u8) -> IpAddr {
-    if i.is_multiple_of(2) {
-        ip(&format!("198.51.100.{}", (x % 2) * 100 + i % 20 + 1))
-    } else {
-        ip(&format!("fd01:{}::{}", x % 2, i % 20 + 1))
-    }
-}
-
-async fn execute_in_vpc(store: &Store, operation: Operation, vpcs: &[Vpc], hosts: &[Host]) -> Option<()> {
-    let (what, x, y, z) = operation;
-    match (what % 20, z % 3) {
-        (12, 0 | 1) => {
-            let (a, b) = (choose(vpcs, x)?.id, choose(vpcs, y)?.id);
-            store.create_peering(NewPeering { name: format!("p{}", y % 3), a, b }).await.ok()?;
-        }
-        (12, _) => {
-            let peerings = store.peerings(None, None, ALL).await.unwrap();
-            store.delete_peering(choose(&peerings, x)?.id, None).await.ok()?;
-        }
-        (13, 0 | 1) => {
-            let vpc = choose(vpcs, x)?.id;
-            let table = store.route_tables(Some(vpc), ALL).await.unwrap()[0].id;
-            let peerings = store.peerings(Some(vpc), None, ALL).await.unwrap();
-            let target = match choose(&peerings, y) {
-                Some(peering) if z % 2 == 0 => RouteTarget::Peering(peering.id),
-                _ => RouteTarget::Drop,
-            };
-            let prefix = format!("10.{}.0.0/{}", y % 8, if y % 4 == 0 { 24 } else { 16 }).parse().unwrap();
-            store.create_route(NewRoute { table, prefix, target }).await.ok()?;
-        }
-        (13, _) => {
-            let table = choose(&store.route_tables(None, ALL).await.unwrap(), x)?.id;
-            let routes = store.routes(table, ALL).await.unwrap();
-            store.delete_route(choose(&routes, y)?.id, None).await.ok()?;
-        }
-        (14, _) => {
-            let subnet = choose(&store.subnets(None, None, ALL).await.unwrap(), x)?;
-            let many = (0..=z % 6).filter_map(|i| {
-                Some(new_instance(
-                    &format!("i{}", (y % 8).wrapping_add(i)),
-                    subnet.id,
-                    choose(hosts, y.wrapping_add(i))?.id,
-                ))
-            });
-            store.create_instances(subnet.vpc, many.collect()).await.ok()?;
-        }
-        _ => {
-            let instances = store.instances(None, None, None, ALL).await.unwrap();
-            store.delete_instance(choose(&instances, x)?.id, None).await.ok()?;
-        }
-    }
-    Some(())
-}
-
-/// The objects of a small cloud, so that operations find something to change.
-const FIRST: [Operation; 14] = [
-    (0, 0, 0, 3),
-    (0, 1, 0, 2),
-    (2, 0, 0, 2),
-    (2, 0, 1, 1),
-    (2, 1, 2, 0),
-    (4, 0, 0, 1),
-    (4, 1, 1, 1),
-    (6, 0, 0, 0),
-    (6, 0, 1, 0),
-    (6, 1, 2, 0),
-    (9, 0, 0, 0),
-    (9, 1, 1, 0),
-    (12, 0, 1, 0),
-    (14, 0, 0, 5),
-];
-
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
-    random_histories(Model::Zeta);
+    random_histories(Model::Zeta, (0..KINDS).collect());
 }
 
-/// Follows random histories under a model and compares with snapshots. Returns how many direct paths hosts
-/// had in total.
-fn random_histories(model: Model) -> usize {
-    let paths = std::cell::Cell::new(0);
+/// What random histories contained.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    executed: usize,
+    deltas: usize,
+    snapshots: usize,
+    /// Digests that were compared.
+    compared: usize,
+    /// Policies that steps contained for hosts.
+    policies: usize,
+    /// Direct paths that hosts had.
+    paths: usize,
+}
+
+/// Follows random histories of operations of these kinds under a model, and compares with snapshots.
+fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let totals = std::cell::Cell::new((0, 0, 0));
-    let compared = std::cell::Cell::new(0);
+    let totals = std::cell::Cell::new(Totals::default());
     let operations = proptest::collection::vec(any::<Operation>(), 30..80);
     let config =
         Config { cases: Config::default().cases / 10, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&operations, |operations| {
-            let counts = runtime.block_on(async {
-                let mut world = World::of(model).await;
-                let mut executed = 0;
-                for (index, operation) in FIRST.into_iter().chain(operations).enumerate() {
-                    executed += usize::from(execute(world.store.as_ref(), operation).await.is_some());
+            let chosen =
+                operations.into_iter().map(|(what, x, y, z)| (choose(&kinds, what).unwrap(), x, y, z));
+            totals.set(runtime.block_on(async {
+                let (mut world, mut sum) = (World::of(model).await, totals.get());
+                for (index, operation) in FIRST.into_iter().chain(chosen).enumerate() {
+                    sum.executed += usize::from(execute(world.store.as_ref(), operation).await.is_some());
                     world.follow().await;
                     if index % 8 == 0 {
                         world.check().await;
                         world.check_digests().await;
-                        let had: usize = world.nodes.values().map(|node| node.tables.paths.len()).sum();
-                        paths.set(paths.get() + had);
+                        sum.paths += world.nodes.values().map(|node| node.tables.paths.len()).sum::<usize>();
                     }
                 }
                 world.check().await;
                 world.check_digests().await;
-                compared.set(compared.get() + world.compared);
-                (executed, world.deltas, world.snapshots)
-            });
-            let (a, b, c) = totals.get();
-            totals.set((a + counts.0, b + counts.1, c + counts.2));
+                sum.deltas += world.deltas;
+                sum.snapshots += world.snapshots;
+                sum.compared += world.compared;
+                sum.policies += world.policies;
+                sum
+            }));
             Ok(())
         })
         .unwrap();
-    let (executed, deltas, snapshots) = totals.get();
+    let totals = totals.get();
+    let Totals { executed, deltas, snapshots, compared, .. } = totals;
     // Without enough changes the comparison would prove nothing.
-    assert!(executed > 24 * 20 && deltas > 24 * 60 && snapshots > 0, "{executed} {deltas} {snapshots}");
-    assert!(compared.get() > 24 * 10, "{} digests", compared.get());
-    paths.get()
+    assert!(executed > 24 * 20 && deltas > 24 * 60 && snapshots > 0 && compared > 24 * 10, "{totals:?}");
+    totals
 }

@@ -251,7 +251,7 @@ async fn random_event(cloud: &mut Cloud, operation: Operation) -> Option<()> {
         5 => execute(cloud.store.as_ref(), (16, x, y, z)).await?,
         6 => execute(cloud.store.as_ref(), (if z % 3 == 0 { 18 } else { 14 }, x, y, z)).await?,
         // Only the driver advances moves.
-        _ if x % 20 == 17 || (x % 20 == 19 && z % 4 == 3) => {}
+        _ if x % KINDS == 17 || (x % KINDS == 19 && z % 4 == 3) => {}
         _ => execute(cloud.store.as_ref(), (x, y, z, what)).await?,
     }
     Some(())

@@ -165,6 +165,6 @@ async fn paths_to_peered_vpcs_follow_routes() {
 
 #[test]
 fn deltas_and_snapshots_give_the_same_preprogrammed_paths() {
-    let paths = random_histories(Model::Preprogrammed);
-    assert!(paths > 200, "histories of only {paths} paths");
+    let totals = random_histories(Model::Preprogrammed, (0..KINDS).collect());
+    assert!(totals.paths > 200, "{totals:?}");
 }

@@ -86,21 +86,23 @@ struct Follower {
 
 impl Follower {
     /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
-    /// model preprograms paths; the digests contain them always.
-    async fn read_topology(&self, known: Position) -> Result<(Topology, Followed), FollowError> {
+    /// model preprograms paths; the digests and the membership contain them always.
+    async fn read_topology(&self, known: Position) -> Result<(Topology, Followed, Members), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
         let preprograms = self.push.compiled.model().preprograms();
         let snapshot = self.push.db.store.snapshot_from(known, InstancesOf::All, sink);
         let (done, first) = tokio::join!(snapshot, async {
-            let mut first: Option<(Topology, Followed)> = None;
+            let mut first: Option<(Topology, Followed, Members)> = None;
             while let Some(part) = parts.recv().await {
                 match (part, &mut first) {
                     (SnapshotPart::Topology(topology), _) => {
                         let state = State::new(&topology, self.push.compiled.model());
                         let intent = Intent::new(&state);
-                        first = Some((*topology, Followed { state, intent }));
+                        let members = Members::new(&topology);
+                        first = Some((*topology, Followed { state, intent }, members));
                     }
-                    (SnapshotPart::Instances(instances), Some((_, followed))) => {
+                    (SnapshotPart::Instances(instances), Some((_, followed, members))) => {
+                        members.add_instances(&instances);
                         followed.intent.add_instances(&followed.state, &instances);
                         if preprograms {
                             followed.state.add_instances(&instances);
@@ -116,13 +118,13 @@ impl Follower {
     }
 
     async fn start(&self, known: Position) -> Result<(Followed, Position), FollowError> {
-        let (topology, followed) = self.read_topology(known).await?;
+        let (topology, followed, members) = self.read_topology(known).await?;
         let position = Position { revision: topology.revision, commit: topology.commit };
         let state = &followed.state;
         self.push.hub.load(self.push.db.store.node_states().await?);
         let recent = self.recent_steps(state).await?;
         let (counted, addresses) = self.push.db.store.address_counts().await?;
-        self.push.change_members(|members| *members = Members::new(&topology));
+        self.push.change_members(|old| *old = members);
         self.push.topology.reset(position);
         // What was read or reported before a rewind is of another history.
         self.push.snapshots.forget();
@@ -140,8 +142,8 @@ impl Follower {
     }
 
     /// The last revisions before the state's revision, back to the newest one that changed more than
-    /// instances and tenants: changes of instances compile to the same entries under any later topology. Each
-    /// step comes with the revision before it.
+    /// instances and tenants: changes of instances compile to the same entries, and with the same policies, as long as
+    /// nothing else changes. Each step comes with the revision before it.
     async fn recent_steps(&self, state: &State) -> Result<Vec<(u64, Step)>, FollowError> {
         if self.push.compiled.model().preprograms() {
             // The paths of a revision depend on the instances of that time, which the state no longer has.
@@ -178,6 +180,8 @@ impl Follower {
                     change,
                     Change::InstancesCreated { .. }
                         | Change::InstancesRemoved { .. }
+                        | Change::InstanceGroupsChanged { .. }
+                        | Change::SecurityGroupUpdated { .. }
                         | Change::TenantUpserted(_)
                         | Change::TenantRemoved(_)
                 )

@@ -1,13 +1,15 @@
 //! Determines which nodes must have acknowledged a revision before an object counts as programmed.
 //!
 //! An object is programmed when every node that needs it has acknowledged its revision: the gateways of its
-//! VPC's cluster and, for an instance, its host if that runs an agent. A node that is not connected still
+//! VPC's cluster and, for an instance, its host if that runs an agent; for security groups and their rules, the hosts
+//! that have instances of the VPC. A node that is not connected still
 //! counts, with the last revision that it acknowledged, because its tables stay. A VPC on a cluster without
 //! gateways is not programmed, because no gateway forwards its packets.
 
 use super::hub::Hub;
-use sluice_store::{Change, Gateway, GatewayMove, Move, NodeId, Topology, Vpc};
+use sluice_store::{Change, Gateway, GatewayMove, Instance, Move, NodeId, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, HostId, Vni, VpcId};
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The nodes that need an object.
@@ -19,6 +21,8 @@ pub enum Needs {
     Vpc(VpcId),
     /// The gateways of this VPC's cluster, and this host if it runs an agent.
     Instance(VpcId, HostId),
+    /// The hosts that run agents and have instances of this VPC. For security groups and their rules.
+    HostsOf(VpcId),
     /// All gateways. For hosts, whose packets every gateway must accept.
     AllGateways,
     /// The gateways of this cluster, and all hosts that run agents. For clusters.
@@ -56,6 +60,8 @@ pub struct Members {
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
+    /// Number of instances of each VPC on each host.
+    instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
     names: HashMap<NodeId, String>,
     /// Gateways that move between clusters.
     moving_gateways: BTreeMap<GatewayId, MovingGateway>,
@@ -79,7 +85,7 @@ impl MovingGateway {
 }
 
 impl Members {
-    /// The membership of a snapshot.
+    /// The membership of a snapshot's topology.
     pub fn new(topology: &Topology) -> Self {
         let mut gateways: HashMap<_, _> =
             topology.clusters.iter().map(|cluster| (cluster.id, BTreeSet::new())).collect();
@@ -100,9 +106,27 @@ impl Members {
             moving: BTreeSet::new(),
             gateways,
             agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
+            instances: HashMap::new(),
         };
         topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
         members
+    }
+
+    /// Adds the instances of a snapshot.
+    pub fn add_instances(&mut self, instances: &[Instance]) {
+        for instance in instances {
+            *self.instances.entry(instance.vpc).or_default().entry(instance.host).or_default() += 1;
+        }
+    }
+
+    fn remove_instance(&mut self, vpc: VpcId, host: HostId) {
+        let Some(hosts) = self.instances.get_mut(&vpc) else { return };
+        let left = hosts.get(&host).map_or(0, |count| count.saturating_sub(1));
+        if left > 0 {
+            hosts.insert(host, left);
+        } else {
+            hosts.remove(&host);
+        }
     }
 
     fn set_vpc(&mut self, vpc: &Vpc) {
@@ -153,7 +177,18 @@ impl Members {
                     self.gateways.remove(&cluster.id);
                 }
                 Change::VpcUpserted { vpc, .. } => self.set_vpc(vpc),
-                Change::VpcRemoved(vpc) => self.remove_vpc(vpc.id),
+                Change::VpcRemoved(vpc) => {
+                    self.remove_vpc(vpc.id);
+                    self.instances.remove(&vpc.id);
+                }
+                Change::InstancesCreated { instances, .. } => self.add_instances(instances),
+                Change::InstancesRemoved { instances, .. } => {
+                    instances.iter().for_each(|instance| self.remove_instance(instance.vpc, instance.host));
+                }
+                Change::InstanceMoved { instance, from, .. } => {
+                    self.remove_instance(instance.vpc, *from);
+                    self.add_instances(std::slice::from_ref(instance));
+                }
                 _ => {}
             }
         }
@@ -209,11 +244,14 @@ impl Members {
         match (needs, node) {
             (Needs::Vpc(vpc) | Needs::Instance(vpc, _), NodeId::Gateway(id)) => carries(vpc, id),
             (Needs::Instance(_, host), NodeId::Host(id)) => host == id,
+            (Needs::HostsOf(vpc), NodeId::Host(id)) => {
+                self.instances.get(&vpc).is_some_and(|hosts| hosts.contains_key(&id))
+            }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
             (Needs::Cluster(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
             (Needs::Gateway(gateway), NodeId::Gateway(id)) => gateway == id,
             (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
-            (Needs::Nothing | Needs::Vpc(_) | Needs::AllGateways, _) => false,
+            (Needs::Nothing | Needs::Vpc(_) | Needs::HostsOf(_) | Needs::AllGateways, _) => false,
         }
     }
 
@@ -258,7 +296,7 @@ impl Members {
         hub.with_acked(|acked| {
             let gateway = |id: &GatewayId| acked(NodeId::Gateway(*id));
             let cluster = |id: &ClusterId| self.gateways.get(id)?.iter().map(gateway).min();
-            let hosts = std::cell::OnceCell::new();
+            let hosts = OnceCell::new();
             let all_hosts = || {
                 let acked = || self.agents.iter().map(|id| acked(NodeId::Host(*id))).min();
                 hosts.get_or_init(acked).unwrap_or(u64::MAX)
@@ -269,6 +307,14 @@ impl Members {
                 clusters.map(|id| cluster(&id)).min().flatten()
             };
             let vpc = |id: &VpcId| vpc(id).unwrap_or(0);
+            // A page may have many rules of one VPC.
+            let known_hosts: RefCell<HashMap<VpcId, u64>> = RefCell::default();
+            let hosts_of = |id: &VpcId| {
+                let hosts = || self.instances.get(id).into_iter().flatten().map(|(host, _)| host);
+                let acked =
+                    || hosts().filter(|id| self.agents.contains(id)).map(|id| acked(NodeId::Host(*id)));
+                *known_hosts.borrow_mut().entry(*id).or_insert_with(|| acked().min().unwrap_or(u64::MAX))
+            };
             let reached = |needs: &Needs| match needs {
                 Needs::Nothing => u64::MAX,
                 Needs::Vpc(id) => vpc(id),
@@ -276,6 +322,7 @@ impl Members {
                     vpc(id).min(acked(NodeId::Host(*host)))
                 }
                 Needs::Instance(id, _) => vpc(id),
+                Needs::HostsOf(id) => hosts_of(id),
                 Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
                 Needs::Gateway(id) => gateway(id).min(all_hosts()),
@@ -298,6 +345,20 @@ mod tests {
         Cluster { id, name, vips: vec![], hello_interval_ms: 4, vip_plan_revision: 1, revision: 1 }
     }
 
+    fn members_vpc() -> Vpc {
+        Vpc {
+            id: VpcId::new(1),
+            name: String::new(),
+            tenant: TenantId::new(1),
+            vni: Vni::new(1).unwrap(),
+            cluster: ClusterId::new(1),
+            mtu: 1430,
+            offload_kbps: None,
+            moving: None,
+            revision: 4,
+        }
+    }
+
     fn members() -> Members {
         let gateway = |id| Gateway {
             id: GatewayId::new(id),
@@ -316,24 +377,13 @@ mod tests {
             agent,
             revision: 3,
         };
-        let vpc = Vpc {
-            id: VpcId::new(1),
-            name: String::new(),
-            tenant: TenantId::new(1),
-            vni: Vni::new(1).unwrap(),
-            cluster: ClusterId::new(1),
-            mtu: 1430,
-            offload_kbps: None,
-            moving: None,
-            revision: 4,
-        };
         let cluster = cluster();
         Members::new(&Topology {
             revision: 10,
             hosts: vec![host(1, true), host(2, false)],
             clusters: vec![cluster],
             gateways: vec![gateway(1), gateway(2)],
-            vpcs: vec![vpc],
+            vpcs: vec![members_vpc()],
             ..Topology::default()
         })
     }
@@ -351,23 +401,73 @@ mod tests {
             (Needs::Cluster(ClusterId::new(1)), 1),
             (Needs::Gateway(GatewayId::new(1)), 2),
             (Needs::Vpc(vpc), 11),
+            (Needs::HostsOf(vpc), 9),
         ];
         let expect = |text: &str| {
             let got = members.programmed(&hub, &objects);
             let text: Vec<_> = text.chars().map(|c| c == '1').collect();
             assert_eq!(got, text);
         };
-        expect("10000000");
+        expect("100000001");
         hub.open(NodeId::Gateway(GatewayId::new(1)), 10, String::new());
-        expect("10000000");
+        expect("100000001");
         let second = hub.open(NodeId::Gateway(GatewayId::new(2)), 5, String::new());
-        expect("11001000");
+        expect("110010001");
         hub.open(NodeId::Host(HostId::new(1)), 10, String::new());
-        expect("11001110");
+        expect("110011101");
         hub.ack(NodeId::Gateway(GatewayId::new(2)), second.id, 11, Vec::new());
-        expect("11111110");
+        expect("111111101");
         hub.close(NodeId::Gateway(GatewayId::new(2)), second.id);
-        expect("11111110");
+        expect("111111101");
+    }
+
+    /// Catches rules that count as programmed while a host with instances of the VPC does not have them.
+    #[test]
+    fn rule_needs_the_hosts_that_have_instances_of_its_vpc() {
+        let (mut members, hub) = (members(), Hub::default());
+        let vpc = members_vpc();
+        let instance = |id, host| Instance {
+            id: sluice_types::InstanceId::new(id),
+            name: String::new(),
+            vpc: vpc.id,
+            subnet: sluice_types::SubnetId::new(1),
+            host: HostId::new(host),
+            mac: sluice_types::MacAddr::local(id),
+            ipv4: None,
+            ipv6: None,
+            identity: 1,
+            revision: 11,
+        };
+        let is_programmed = |members: &Members| members.programmed(&hub, &[(Needs::HostsOf(vpc.id), 9)])[0];
+        assert!(is_programmed(&members), "no host needs it");
+        members.add_instances(&[instance(1, 2)]);
+        assert!(is_programmed(&members), "the host runs no agent");
+        let created = |instances| Change::InstancesCreated {
+            vpc: vpc.clone(),
+            subnets: Vec::new(),
+            hosts: Vec::new(),
+            instances,
+        };
+        members.apply(11, &[created(vec![instance(2, 1), instance(3, 1)])]);
+        assert!(
+            !is_programmed(&members) && members.needs(Needs::HostsOf(vpc.id), NodeId::Host(HostId::new(1)))
+        );
+        hub.open(NodeId::Host(HostId::new(1)), 8, String::new());
+        assert!(!is_programmed(&members));
+        let moved = Change::InstanceMoved {
+            vpc: vpc.clone(),
+            subnets: Vec::new(),
+            hosts: Vec::new(),
+            instance: instance(2, 2),
+            from: HostId::new(1),
+        };
+        members.apply(12, &[moved]);
+        assert!(!is_programmed(&members), "one instance is left");
+        members.apply(13, &[Change::InstancesRemoved { vpc: vpc.clone(), instances: vec![instance(3, 1)] }]);
+        assert!(is_programmed(&members));
+        members.apply(14, &[created(vec![instance(4, 1)])]);
+        hub.open(NodeId::Host(HostId::new(1)), 9, String::new());
+        assert!(is_programmed(&members));
     }
 
     #[test]

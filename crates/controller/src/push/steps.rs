@@ -4,20 +4,25 @@
 //! that falls behind its start is sent a snapshot instead. The newest step is always kept, whatever its size,
 //! because a bulk creation must reach the nodes that keep up.
 
-use crate::compile::{Compiled, Gate, Membership, PortCounts, Target};
+use crate::compile::{Compiled, Gate, HostChanges, Membership, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Update};
+use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Policy, Update};
 use sluice_store::NodeId;
-use sluice_types::{ClusterId, GatewayId, HostId, Vni};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use sluice_types::GatewayId;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 
+/// A policy counts as one entry for each of these bytes. No other entry has more than 350 bytes, so a message is below
+/// [`MAX_UPDATE_BYTES`](sluice_southbound::MAX_UPDATE_BYTES) in any case.
+const POLICY_ENTRY_BYTES: usize = 256;
 /// Most steps in the log.
 pub const MAX_STEPS: usize = 65_536;
 /// Most bytes of encoded entries in the log.
 pub const MAX_BYTES: usize = 256 << 20;
+/// What a message takes in the log besides its bytes: a step may have many small ones, because each policy is one.
+const PART_BYTES: usize = 128;
 /// Most steps that a stream takes at a time.
 const TAKE: usize = 256;
 
@@ -28,16 +33,10 @@ pub struct Step {
     pub revision: u64,
     /// Id of its commit; 0 if it is not known.
     pub commit: u64,
-    /// Encoded entries by target, in messages of at most [`MAX_ENTRIES`] entries.
+    /// Encoded entries by target, in messages as [`encode`] makes them.
     pub parts: BTreeMap<Target, Vec<Bytes>>,
-    /// See [`Compiled::ports`].
-    pub ports: HashMap<HostId, PortCounts>,
-    /// See [`Compiled::clusters_by_vni`].
-    pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
-    /// See [`Compiled::changed_keys`].
-    pub changed_keys: BTreeSet<ClusterId>,
-    /// See [`Compiled::resync`].
-    pub resync: BTreeSet<Vni>,
+    /// See [`Compiled::hosts`].
+    pub hosts: HostChanges,
     /// See [`Compiled::removed_nodes`].
     pub removed_nodes: Vec<NodeId>,
     /// See [`Compiled::memberships`].
@@ -54,15 +53,12 @@ impl Step {
     pub fn new(compiled: Compiled) -> Self {
         let encode = |(target, update)| (target, encode(update));
         let parts: BTreeMap<_, _> = compiled.updates.into_iter().map(encode).collect();
-        let bytes = parts.values().flatten().map(Bytes::len).sum();
+        let bytes = parts.values().flatten().map(|part| part.len() + PART_BYTES).sum();
         Self {
             revision: compiled.revision,
             commit: 0,
             parts,
-            ports: compiled.ports,
-            clusters_by_vni: compiled.clusters_by_vni,
-            changed_keys: compiled.changed_keys,
-            resync: compiled.resync,
+            hosts: compiled.hosts,
             removed_nodes: compiled.removed_nodes,
             memberships: compiled.memberships,
             created: compiled.created,
@@ -77,16 +73,23 @@ impl Step {
     }
 }
 
-/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each.
+/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy counts as more than one.
 pub fn encode(update: Update) -> Vec<Bytes> {
     let parts = split(update).into_iter();
     parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
 }
 
+/// The number of entries as which a policy counts. One policy has fewer than a message.
+fn policy_entries(policy: &Policy) -> usize {
+    policy.message_bytes() / POLICY_ENTRY_BYTES + 1
+}
+
 /// Splits an update into updates of at most [`MAX_ENTRIES`] entries which, applied in order, have the same
 /// effect.
 fn split(mut update: Update) -> Vec<Update> {
-    if update.entry_count() <= MAX_ENTRIES {
+    let policies: Vec<usize> = update.policies.iter().map(policy_entries).collect();
+    let entries = update.entry_count() - policies.len() + policies.iter().sum::<usize>();
+    if entries <= MAX_ENTRIES {
         return if update.is_empty() { Vec::new() } else { vec![update] };
     }
     let removes_unconfirmed = update.removes_unconfirmed;
@@ -108,7 +111,18 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         )*};
     }
-    cut!(vteps vips groups vrfs endpoints routes ports keys paths);
+    cut!(vteps vips groups vrfs endpoints routes);
+    for (policy, entries) in std::mem::take(&mut update.policies).into_iter().zip(policies) {
+        if room < entries && room < MAX_ENTRIES {
+            parts.push(empty());
+            room = MAX_ENTRIES;
+        }
+        if let Some(part) = parts.last_mut() {
+            part.policies.push(policy);
+            room = room.saturating_sub(entries);
+        }
+    }
+    cut!(ports keys paths);
     if let Some(part) = parts.last_mut() {
         part.cluster = update.cluster;
     }
@@ -137,7 +151,7 @@ pub struct StepLog {
 pub struct Fill {
     /// Number of steps, at most [`MAX_STEPS`].
     pub steps: usize,
-    /// Encoded bytes, at most [`MAX_BYTES`] except for a single larger step.
+    /// Bytes of encoded messages in memory, at most [`MAX_BYTES`] except for a single larger step.
     pub bytes: usize,
 }
 
@@ -202,7 +216,11 @@ impl StepLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_southbound::{EndpointKey, Vrf};
+    use sluice_southbound::{EndpointKey, MAX_UPDATE_BYTES, PolicyKey, Port, SecurityRule, Vrf};
+    use sluice_types::{
+        AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, Remote, RuleMatch,
+        SecurityGroupId, SecurityRuleId, Vni,
+    };
 
     fn vni(number: u32) -> Vni {
         Vni::new(number).unwrap()
@@ -225,6 +243,68 @@ mod tests {
         let keys: Vec<_> = parts.iter().flat_map(|part| part.removed_endpoints.clone()).collect();
         assert_eq!(keys, update.removed_endpoints);
         assert!(split(Update::default()).is_empty());
+    }
+
+    /// A policy with as many rules as 5 groups can have, each as large as possible, and every identity in 5 groups.
+    fn largest_policy(identity: u16) -> Policy {
+        let id = i64::MAX as u64;
+        let matches = RuleMatch {
+            protocol: Protocol::SCTP,
+            ports: PortRange::new(65_534, 65_535).ok(),
+            ..RuleMatch::everything(
+                Direction::Egress,
+                AddressFamily::Ipv6,
+                Remote::Prefix("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128".parse().unwrap()),
+            )
+        };
+        let rule = |number| SecurityRule { id: SecurityRuleId::new(id - number), matches: matches.clone() };
+        let group = |number| (SecurityGroupId::new(id - number), (1..=u16::MAX).collect());
+        Policy {
+            key: PolicyKey { vni: vni(0xff_ffff), identity },
+            rules: (0..5_000).rev().map(rule).collect(),
+            groups: (0..5).map(group).collect(),
+        }
+    }
+
+    /// Catches messages that the transport refuses because of their size, and ports that come before their policies.
+    #[test]
+    fn large_policies_are_divided_by_their_bytes() {
+        let count: u16 = 12;
+        let update = Update {
+            policies: (1..=count).map(largest_policy).collect(),
+            ports: (1..=u64::from(count)).map(port).collect(),
+            removed_vnis: vec![vni(2)],
+            ..Update::default()
+        };
+        assert!(update.policies[0].message_bytes() < 2 << 20);
+        let encoded = encode(update.clone());
+        assert!(encoded.iter().map(Bytes::len).sum::<usize>() > MAX_UPDATE_BYTES, "no reason to divide");
+        let mut read = Update::default();
+        for part in encoded {
+            assert!(part.len() < MAX_UPDATE_BYTES - 1024, "{} bytes, and the head", part.len());
+            let (part, bad) = Update::read(sluice_southbound::decode_update(part).unwrap());
+            assert_eq!(bad, []);
+            assert!(part.policies.is_empty() || read.ports.is_empty(), "a policy after ports");
+            read.policies.extend(part.policies);
+            read.ports.extend(part.ports);
+            read.removed_vnis.extend(part.removed_vnis);
+        }
+        assert!(read == update);
+    }
+
+    fn port(identity: u64) -> Port {
+        Port {
+            instance: InstanceId::new(identity),
+            name: "v/i".into(),
+            vni: vni(1),
+            mac: MacAddr::local(identity),
+            ipv4: Some("10.0.0.2/24".parse().unwrap()),
+            router4: None,
+            ipv6: None,
+            mtu: 1430,
+            dns4: Vec::new(),
+            identity: identity as u16,
+        }
     }
 
     #[test]

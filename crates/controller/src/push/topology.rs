@@ -15,7 +15,7 @@ struct Inner {
     /// The last positions that were followed, in order. What is read at another position is of a history of the
     /// database that the follower does not follow, or has not reached.
     followed: VecDeque<Position>,
-    /// Last of these that changed more than instances and tenants, as far as is known.
+    /// Last of these that changed more than instances, tenants and names of groups, as far as is known.
     changed: u64,
     state: Option<Arc<State>>,
 }
@@ -42,6 +42,7 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::EndpointsAdded { .. }
             | Change::EndpointsRemoved { .. }
             | Change::InstanceGroupsChanged { .. }
+            | Change::SecurityGroupUpdated { .. }
             | Change::TenantUpserted(_)
             | Change::TenantRemoved(_)
     )
@@ -94,8 +95,8 @@ impl SharedTopology {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_store::{Tenant, Topology};
-    use sluice_types::TenantId;
+    use sluice_store::{GroupSet, SecurityGroup, Tenant, Topology, Vpc};
+    use sluice_types::{ClusterId, SecurityGroupId, TenantId, Vni, VpcId};
 
     fn topology(revision: u64) -> Arc<State> {
         let topology = Topology { revision, ..Topology::default() };
@@ -123,7 +124,7 @@ mod tests {
     fn topology_is_valid_between_its_changes() {
         let shared = SharedTopology::default();
         let tenant = Change::TenantUpserted(Tenant { id: TenantId::new(1), name: "t".into(), revision: 11 });
-        let keys = Change::KeysChanged { cluster: sluice_types::ClusterId::new(1), keys: Vec::new() };
+        let keys = Change::KeysChanged { cluster: ClusterId::new(1), keys: Vec::new() };
         shared.reset(at(10));
         assert!(shared.at(at(10)).is_none(), "nothing was read");
         shared.keep(&topology(12), at(12));
@@ -140,5 +141,39 @@ mod tests {
         assert!(shared.at(at(13)).is_some() && shared.at(at(12)).is_none());
         shared.reset(at(14));
         assert!(shared.at(at(14)).is_none());
+    }
+
+    /// Catches hosts' tables that are made of the policies of an earlier revision.
+    #[test]
+    fn changes_of_policies_change_the_topology_and_groups_of_instances_do_not() {
+        let shared = SharedTopology::default();
+        let vpc = VpcId::new(1);
+        let stored = Vpc {
+            id: vpc,
+            name: "v".into(),
+            tenant: TenantId::new(1),
+            vni: Vni::new(7).unwrap(),
+            cluster: ClusterId::new(1),
+            mtu: 1430,
+            offload_kbps: None,
+            moving: None,
+            revision: 1,
+        };
+        let (id, name, description, revision) = (SecurityGroupId::new(1), "g".to_owned(), String::new(), 11);
+        let group = SecurityGroup { id, name, vpc, description, revision };
+        let renamed = Change::SecurityGroupUpdated { vpc: stored.clone(), group: group.clone() };
+        shared.reset(at(10));
+        shared.keep(&topology(10), at(10));
+        shared.apply(at(11), &[renamed]);
+        assert!(shared.at(at(11)).is_some());
+        let set = GroupSet { vpc, identity: 1, groups: vec![id] };
+        let created = Change::GroupSetsCreated { vpc: stored.clone(), sets: vec![set] };
+        shared.apply(at(12), &[created]);
+        assert!(shared.at(at(11)).is_none() && shared.at(at(12)).is_none());
+        shared.keep(&topology(12), at(12));
+        assert!(shared.at(at(12)).is_some());
+        let removed = Change::SecurityGroupRemoved { vpc: stored, group, identities: vec![1] };
+        shared.apply(at(13), &[removed]);
+        assert!(shared.at(at(12)).is_none() && shared.at(at(13)).is_none());
     }
 }

@@ -28,6 +28,8 @@ pub struct Entries {
     pub underlay: Vec<IpAddr>,
     /// Groups of vIPs.
     pub groups: bool,
+    /// Identity of the only policy in the first VPC that it needs; `None`: all of them. Only hosts have policies.
+    pub identity: Option<u16>,
 }
 
 /// An entry of an object that a node could not write.
@@ -55,6 +57,9 @@ impl Entries {
             }
             EntryKey::Vtep(address) | EntryKey::Vip(address) => self.underlay.contains(address),
             EntryKey::Group(_) => self.groups,
+            EntryKey::Policy(vni, identity) => {
+                is_first(*vni) && self.identity.is_none_or(|own| own == *identity)
+            }
             EntryKey::Interface(_) => false,
         }
     }

@@ -8,18 +8,12 @@ use crate::security::MAX_RULES;
 use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Conflict, NewSecurityRule, Remote, Result, RuleMatch, SecurityGroup, SecurityRule, Vpc};
-use sluice_types::{RuleFields, SecurityRuleId};
+use sluice_types::SecurityRuleId;
 
 /// Checks a rule by itself. The errors name the field.
 fn check(new: &NewSecurityRule) -> Result<()> {
     check::description(&new.description)?;
-    let RuleMatch { direction: _, family, protocol, ports, icmp_type, icmp_code, remote } = new.matches;
-    let remote = match remote {
-        Remote::Prefix(prefix) => Some(prefix),
-        Remote::Any | Remote::Group(_) => None,
-    };
-    let fields = RuleFields { family, protocol, ports, icmp_type, icmp_code, remote };
-    fields.check().map_err(|error| invalid(error.field, error.problem))
+    new.matches.check().map_err(|error| invalid(error.field, error.problem))
 }
 
 /// Inserts a rule that was checked.

@@ -156,7 +156,8 @@ impl NodeTables {
         let is_right = interface == Some(entry.next)
             && address_keys(&port).contains(&Key::Ip { vni: vni.get(), address })
             && port_mac(&port) == entry.mac;
-        let hash = EntryHash::port(vni, address, MacAddr::from_u64(entry.mac), port.instance);
+        let mac = MacAddr::from_u64(entry.mac);
+        let hash = EntryHash::port(vni, address, mac, port.instance, port.identity);
         (key, if is_right { hash } else { EntryHash::unreadable(key) })
     }
 

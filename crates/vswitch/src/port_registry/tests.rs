@@ -37,6 +37,7 @@ fn port(number: u64, name: &str, vni: u32) -> Port {
         ipv6: Some(format!("fd00::{number}/64").parse().unwrap()),
         mtu: 1430,
         dns4: vec!["192.0.2.53".parse().unwrap()],
+        identity: 0,
     }
 }
 

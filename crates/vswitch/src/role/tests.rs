@@ -115,6 +115,7 @@ pub(super) fn port(number: u64) -> Port {
         ipv6: None,
         mtu: 1430,
         dns4: Vec::new(),
+        identity: 0,
     }
 }
 

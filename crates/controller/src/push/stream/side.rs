@@ -124,9 +124,7 @@ impl Side {
             },
             Self::Host(host) => {
                 let view = host.view.as_mut()?;
-                let ports = step.ports.get(&host.id);
-                let Step { clusters_by_vni, changed_keys, resync, parts, .. } = step;
-                match view.step(ports, clusters_by_vni, changed_keys, resync, parts.keys()) {
+                match view.step(&step.hosts, step.parts.keys()) {
                     HostStep::Resync => return None,
                     HostStep::Send { targets, removed_vnis, keys: needed } => {
                         keys = keys_of(&compiled.updates(), view.vtep(), &needed);
