@@ -89,7 +89,7 @@ impl Host {
         self.tables().policy_generation(self.entry().policy.unwrap()).unwrap()
     }
 
-    fn digests(&self) -> Option<Digests> {
+    fn sums(&self) -> Option<Digests> {
         Some(self.applier.digests()?.1)
     }
 }
@@ -107,7 +107,7 @@ fn a_port_has_the_policy_of_its_identity() {
     let mut host = host();
     assert_eq!(host.reached(&ALL), [80, 443]);
     assert!(host.entry().scope != 0 && host.entry().adopt_until_s == 0, "{:?}", host.entry());
-    assert_eq!(host.digests(), compiled(&cloud(0)));
+    assert_eq!(host.sums(), compiled(&cloud(0)));
     let before = host.generation();
     host.apply(Update { policies: vec![policy(5, &[80, 443])], ..delta(11) });
     assert_eq!(host.generation(), before, "nothing has changed");
@@ -121,7 +121,7 @@ fn a_port_has_the_policy_of_its_identity() {
     assert_eq!((host.reached(&ALL), host.entry().scope), (vec![8080], scope));
     assert_eq!(host.tables().policy_ids().count(), 1);
     let now = Update { policies: update.policies, ports: update.ports, ..cloud(0) };
-    assert_eq!(host.digests(), compiled(&now));
+    assert_eq!(host.sums(), compiled(&now));
 }
 
 /// Catches a policy of an instance that a snapshot has removed.
@@ -159,7 +159,7 @@ fn a_policy_that_does_not_fit_leaves_what_was_before() {
     let name = "policy of identity 5 of VNI 1: it is too large: it has 19999 rules";
     assert!(applied.failures.len() == 1 && applied.failures[0].starts_with(name), "{applied:?}");
     assert_eq!(host.reached(&ALL), [80, 443]);
-    assert_eq!(host.digests(), None, "an entry is missing");
+    assert_eq!(host.sums(), None, "an entry is missing");
     // A new policy that does not fit closes its ports.
     let update = Update { policies: vec![huge(6)], ports: vec![filtered(6)], ..delta(12) };
     assert_eq!(host.apply(update).unwrap().failed_entries, 1);
@@ -176,7 +176,7 @@ fn the_next_agent_keeps_policies_generations_and_numbers() {
     let (entry, generation) = (host.entry(), host.generation());
     host.restart();
     assert_eq!((host.entry(), host.generation()), (entry.clone(), generation));
-    assert_eq!(host.digests(), compiled(&cloud(0)), "without the controller");
+    assert_eq!(host.sums(), compiled(&cloud(0)), "without the controller");
     let id = |host: &Host| host.applier.role.ports.policies().id_for(key(5));
     assert_eq!(Some(id(&host)), entry.policy);
     // An agent that is killed in the middle of a step has saved nothing of it.
@@ -266,25 +266,21 @@ fn a_port_gets_another_number_when_its_sessions_are_of_no_use() {
 /// Catches damage of a policy that digests do not see, or that a snapshot does not repair.
 #[test]
 fn damage_of_a_policy_is_seen_and_repaired() {
-    for damage in 0..64 {
+    // Kind and identifier; the bits between them have no meaning.
+    for damage in (0..8).chain(32..64) {
         let mut host = host();
         let memory = host.tables().memory().clone();
-        // Words of the tables that are only the policy's: found by comparing with tables without it.
         let id = host.entry().policy.unwrap();
         let word = u64::from(id) << 32 | u64::from(sluice_tables::layout::NEXT_HOP_POLICY);
         let words = sluice_tables::damage::find_words(&memory, |found| found == word);
         assert_eq!(words.len(), 2, "the heads of both directions");
         sluice_tables::damage::flip(&memory, words[0], 1 << damage);
-        assert_ne!(host.digests(), compiled(&cloud(0)), "bit {damage}");
+        assert_ne!(host.sums(), compiled(&cloud(0)), "bit {damage}");
         let verify_shards = u64::MAX;
         host.apply(Update { verify_shards, ..cloud(11) });
-        if host.digests() != compiled(&cloud(0)) {
+        if host.sums() != compiled(&cloud(0)) {
             host.apply(Update { verify_shards, ..cloud(12) });
         }
-        assert_eq!(
-            (host.digests(), host.reached(&ALL)),
-            (compiled(&cloud(0)), vec![80, 443]),
-            "bit {damage}"
-        );
+        assert_eq!((host.sums(), host.reached(&ALL)), (compiled(&cloud(0)), vec![80, 443]), "bit {damage}");
     }
 }
