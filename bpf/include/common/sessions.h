@@ -73,7 +73,7 @@ struct session_hit {
 	__u32 bucket;
 	__u32 slot;
 	__u32 direction; /* of this packet: SESSION_ORIGINAL or SESSION_REPLY */
-	__u32 reserved;
+	__u32 published; /* by session_create(): 1 if it has published a record, which the agent will free */
 };
 
 /* CLOCK_MONOTONIC in the ticks of the table. */
@@ -575,7 +575,8 @@ static __always_inline __u8 session_protocol(const struct session_query *query)
  * Begins a session with this packet. The query's sender is its originator. SESSION_CREATED: the session is
  * complete, and counts the packet. SESSION_HIT: another packet created it first; then the actions are that
  * packet's, the direction may be SESSION_REPLY, and the caller calls session_touch(). SESSION_FULL and
- * SESSION_BUSY: there is no session.
+ * SESSION_BUSY: there is no session. A caller that counts records counts by `hit->published`: after SESSION_HIT this
+ * call may have published a duplicate, and after SESSION_CREATED another packet may have ended it.
  */
 static __always_inline enum session_answer session_create(int family, struct session_config *config,
 							  const struct session_query *query, __u32 action0,
@@ -590,6 +591,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	int position, second;
 	__u32 slot;
 
+	hit->published = 0;
 	if (!one || !two)
 		return SESSION_MISS;
 	if (session_look(family, one, two, query, now, SESSION_MAKE_DIE, hit) == SESSION_SEEN_LIVE)
@@ -607,6 +609,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	tag = session_tag(bucket, slot);
 	/* The slot belongs to this packet, so the swap cannot fail. It is used as a barrier. */
 	CAS(tag, word | SESSION_CLAIMED, published);
+	hit->published = 1;
 	if (session_settle(family, one, query->one, second ? SESSION_SLOTS : slot,
 			   second ? SESSION_SLOTS : slot, config, query, tag, published, hit) ||
 	    session_settle(family, two, query->two, second ? slot : 0, second ? slot : SESSION_SLOTS, config,

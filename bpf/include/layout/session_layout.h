@@ -123,11 +123,17 @@ struct session_data {
 	__u64 packets[2]; /* by direction; atomic additions */
 	__u64 bytes[2];
 	/*
-	 * Set by the creator: on a host, generation and rule of the policy that permitted the session. Not an index of
-	 * a cell of the tables: the session may exist longer than the cell's content.
+	 * Set by the creator. On a host: the generation of the policy that permitted the session, and the rule with the
+	 * bits below. When another policy permits the session, the agent replaces both by one swap. Not an index of a
+	 * cell of the tables: the session may exist longer than the cell's content.
 	 */
 	__u32 action[2];
 };
+
+/* On a host, action[1]. How the session began, for judging it again: a session's key has no direction and no type. */
+#define SESSION_RULE_MASK 0xffffffu   /* the rule that permitted it */
+#define SESSION_TIMESTAMP 0x40000000u /* by an ICMP timestamp, not by an echo request */
+#define SESSION_EGRESS 0x80000000u    /* by the VM, not by the other end */
 
 struct session4 {
 	struct session_key4 key;
@@ -174,7 +180,13 @@ struct session_config {
 	__u64 magic;
 	__u32 layout_version;
 	__u32 generation; /* number of agents that have adopted the tables, from 1 */
-	__u64 reserved0[6];
+	/*
+	 * The slot that the agent empties now, and what it will store in the share of the session's scope, so that a
+	 * successor counts each session once. Bucket in bits 0..31, slot 32..34, 35: IPv6, generation 40..53, 63: set.
+	 * Then `ended` in bits 0..31, scope 32..47.
+	 */
+	__u64 emptying[2];
+	__u64 reserved0[4];
 	/* Constant as long as the tables exist. */
 	__u64 hash_key[SESSION_KEY6_WORDS]; /* secret */
 	__u64 seed;			    /* secret */
@@ -190,6 +202,19 @@ struct session_config {
 	__u64 duplicates; /* records that died because another one had the same key */
 	__u64 reserved3[4];
 };
+
+/*
+ * Sessions of one scope, on a host: element `scope` of the array map `session_shares`. Packets count each record that
+ * they publish, duplicates included, and the agent each record whose slot it empties. So the difference, which may wrap, is
+ * the number of records; it is exact when no program runs between the two.
+ */
+struct session_share {
+	__u32 begun; /* atomic additions by packets */
+	__u32 ended; /* written only by the agent */
+	__u32 limit; /* new sessions are refused from this number on; 0: the scope is not in use */
+	__u32 reserved;
+};
+#define SESSION_SCOPES 65536
 
 enum session_answer {
 	SESSION_MISS,	 /* no session */

@@ -29,7 +29,7 @@ struct session_test {
 	__u32 scope;
 	__u8 protocol;
 	__u8 tcp_flags;
-	__u16 reserved;
+	__u16 published; /* out: whether a record was published, which the sweep will free */
 	__u32 bytes;
 	__u32 now;
 	__u32 action[2];
@@ -94,6 +94,7 @@ static __always_inline void session_test_run(int family, struct session_config *
 			family == 4
 				? create_session4(&query, test->action[0], test->action[1], test->now, &hit)
 				: create_session6(&query, test->action[0], test->action[1], test->now, &hit);
+	test->published = hit.published;
 	if (test->answer != SESSION_HIT && test->answer != SESSION_CREATED)
 		return;
 	if (test->answer == SESSION_HIT && (test->op == SESSION_OP_TOUCH || test->op == SESSION_OP_PACKET))

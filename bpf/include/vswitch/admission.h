@@ -32,16 +32,10 @@
 #define ADMIT_BEGIN 257u /* the policy permits the packet: it begins a session */
 #define ADMIT_ERROR 258u /* an ICMP error: the packet that it quotes decides */
 
-/* Sessions of a port: index is its scope. The agent sets the limit and subtracts sessions that have ended. */
-struct session_share {
-	__u32 sessions;
-	__u32 limit;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 16);
+	__uint(max_entries, SESSION_SCOPES);
 	__type(key, __u32);
 	__type(value, struct session_share);
 } session_shares SEC(".maps");
@@ -62,7 +56,7 @@ struct admission {
 	struct quoted quoted;
 	__u32 now;	  /* in ticks of the session table */
 	__u32 generation; /* of the policy that permits the packet */
-	__u32 rule;	  /* of that policy */
+	__u32 rule;	  /* of that policy; with SESSION_EGRESS and so on when the session begins */
 	__u32 reserved;
 };
 
@@ -76,7 +70,7 @@ struct {
 /* Kinds of ICMP messages. */
 enum icmp_kind {
 	ICMP_NONE,   /* the packet is not ICMP */
-	ICMP_QUERY,  /* begins a session, by its identifier */
+	ICMP_QUERY,  /* begins a session, by its identifier; its code is 0 (RFC 792, RFC 4443) */
 	ICMP_ANSWER, /* belongs to a session */
 	ICMP_ERROR,  /* belongs to the session of the packet that it quotes */
 	ICMP_OTHER,  /* has no session: each one is judged by the policy */
@@ -85,20 +79,23 @@ enum icmp_kind {
 static __always_inline enum icmp_kind icmp_kind(const struct frame *frame)
 {
 	__u8 type = frame->transport >> 24;
+	int has_code = frame->transport >> 16 & 0xff;
 
 	if (frame->flags & FRAME_IPV6) {
 		if (frame->protocol != IPPROTO_ICMPV6)
 			return ICMP_NONE;
 		if (type < ICMP6_INFORMATION)
 			return ICMP_ERROR;
-		return type == ICMP6_ECHO ? ICMP_QUERY : type == ICMP6_ECHO_REPLY ? ICMP_ANSWER : ICMP_OTHER;
+		if (type == ICMP6_ECHO)
+			return has_code ? ICMP_OTHER : ICMP_QUERY;
+		return type == ICMP6_ECHO_REPLY ? ICMP_ANSWER : ICMP_OTHER;
 	}
 	if (frame->protocol != IPPROTO_ICMP)
 		return ICMP_NONE;
 	switch (type) {
 	case ICMP4_ECHO:
 	case ICMP4_TIMESTAMP:
-		return ICMP_QUERY;
+		return has_code ? ICMP_OTHER : ICMP_QUERY;
 	case ICMP4_ECHO_REPLY:
 	case ICMP4_TIMESTAMP_REPLY:
 		return ICMP_ANSWER;
@@ -109,6 +106,13 @@ static __always_inline enum icmp_kind icmp_kind(const struct frame *frame)
 	default:
 		return ICMP_OTHER;
 	}
+}
+
+/* An ICMP timestamp request. Only for messages that begin a session. */
+static __always_inline int is_timestamp(const struct frame *frame)
+{
+	return !(frame->flags & FRAME_IPV6) && frame->protocol == IPPROTO_ICMP &&
+	       frame->transport >> 24 == ICMP4_TIMESTAMP;
 }
 
 /* Sets the key of the query: addresses as in struct frame, source port in the upper half of `ports`. */
@@ -310,6 +314,10 @@ __attribute__((noinline)) __u32 admit_by_policy(struct frame *frame, struct admi
 	memory->rule = ask_policy(frame, memory, policy, from, kind);
 	if (memory->rule == POLICY_DENIED)
 		return from & ADMIT_EGRESS ? DROP_egress_denied : DROP_ingress_denied;
+	if (from & ADMIT_EGRESS)
+		memory->rule |= SESSION_EGRESS;
+	if (is_timestamp(frame))
+		memory->rule |= SESSION_TIMESTAMP;
 	memory->generation = policy_generation(policy);
 	memory->query.identity = from >> ADMIT_IDENTITY_SHIFT;
 	return kind == ICMP_OTHER ? ADMIT_PASS : ADMIT_BEGIN;
@@ -321,7 +329,7 @@ static __always_inline __u32 begin_session(const struct frame *frame, struct adm
 	struct session_share *share = bpf_map_lookup_elem(&session_shares, &scope);
 	enum session_answer answer;
 
-	if (!share || READ_ONCE(share->sessions) >= READ_ONCE(share->limit))
+	if (!share || READ_ONCE(share->begun) - READ_ONCE(share->ended) >= READ_ONCE(share->limit))
 		return DROP_session_limit;
 	if (frame->flags & FRAME_IPV6)
 		answer = create_session6(&memory->query, memory->generation, memory->rule, memory->now,
@@ -329,10 +337,10 @@ static __always_inline __u32 begin_session(const struct frame *frame, struct adm
 	else
 		answer = create_session4(&memory->query, memory->generation, memory->rule, memory->now,
 					 &memory->hit);
+	if (memory->hit.published)
+		ADD(&share->begun, 1);
 	switch (answer) {
 	case SESSION_CREATED:
-		ADD(&share->sessions, 1);
-		return ADMIT_PASS;
 	case SESSION_HIT:
 		return ADMIT_PASS;
 	case SESSION_BUSY:

@@ -281,6 +281,10 @@ impl<R: Role> Applier<R> {
             }
             self.remove_unmentioned(&mentioned, is_other_database);
         }
+        let (role, mut context) = self.split(is_other_database);
+        for key in role.remove_unused(&mut context) {
+            self.retries.remove(Key::Policy(key));
+        }
         self.tables.set_database_id(update.database_id);
         // Stored before the revision: an earlier revision of this history is accepted, a lost history must be found.
         if self.unconfirmed.is_empty() {

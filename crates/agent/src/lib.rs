@@ -35,7 +35,7 @@ pub use apply::{Applied, Applier, RETRIES_MAX, Repaired, UnconfirmedEntries};
 pub use args::CommonArgs;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;
-pub use node::{Node, Opened, Started, flush, flush_closed, open};
+pub use node::{Node, Opened, Started, adoption_error, flush, flush_closed, open};
 pub use role::{Role, UpdateContext};
 pub use stream_client::{DIGEST_REPEAT, SharedStreamStatus, StreamStatus};
 pub use table_writer::TableWriter;

@@ -86,11 +86,17 @@ pub struct Opened {
     _locks: [Flock<fs::File>; 2],
 }
 
-/// Loads programs and tables, adopting those of an earlier agent.
+/// Loads programs and tables, adopting those of an earlier agent. `sizes` are numbers of entries of maps that are new, as
+/// of [`Datapath::load_sized`].
 ///
 /// # Errors
 /// If the kernel lacks a feature, another agent runs, or the pinned tables have another layout.
-pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Result<Opened, Error> {
+pub fn open(
+    common: &CommonArgs,
+    role: &'static str,
+    object: ObjectName,
+    sizes: &[(&str, u32)],
+) -> Result<Opened, Error> {
     kernel::check()?;
     kernel::mount_bpffs()?;
     let state_dir = common.state_dir()?;
@@ -101,7 +107,7 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     sluice_datapath::create_pin_dir(&pin_dir)?;
     let locks = [lock, lock_pins(&pin_dir)?];
     let settings = Settings { object, cells: common.cells(), pin_dir: Some(pin_dir.clone()) };
-    let datapath = Arc::new(Datapath::load(&settings)?);
+    let datapath = Arc::new(Datapath::load_sized(&settings, sizes)?);
     let memory = datapath.memory()?;
     let gate = ReaderGate::default();
     let grace = Membarrier::new().map_err(sluice_tables::Error::Grace)?;
@@ -125,9 +131,9 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     Ok(Opened { datapath, tables, reader, _locks: locks })
 }
 
-/// An error of [`NodeTables::adopt`]. The tables of another version must be removed; after other errors they are
-/// still usable.
-fn adoption_error(error: sluice_tables::Error, pin_dir: &Path) -> Error {
+/// An error of [`NodeTables::adopt`], or of the adoption of other pinned tables. The tables of another version must be
+/// removed; after other errors they are still usable.
+pub fn adoption_error(error: sluice_tables::Error, pin_dir: &Path) -> Error {
     use sluice_tables::Error as E;
     match error {
         E::NotTables | E::LayoutVersion { .. } | E::Capacity { .. } | E::Corrupt(_) => {

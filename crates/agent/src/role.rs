@@ -4,7 +4,9 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 
-use sluice_southbound::{ClusterPlan, Group, Path, PathKey, Policy, Port, Vip, Vrf, Vtep, VtepRole};
+use sluice_southbound::{
+    ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, Vip, Vrf, Vtep, VtepRole,
+};
 use sluice_tables::NodeTables;
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
@@ -139,6 +141,12 @@ pub trait Role: Send + 'static {
     /// All messages of a step have been applied: writes entries that need others of the same step, whichever
     /// of its messages these are in.
     fn end_step(&mut self, _context: &mut UpdateContext<'_>) {}
+
+    /// A step has been applied, and what a snapshot did not mention was removed: removes the policies that no port refers
+    /// to. Returns their keys.
+    fn remove_unused(&mut self, _context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
+        Vec::new()
+    }
 
     /// A snapshot of another database is complete: forgets what refers to the old database, where the same
     /// VNI is another tenant's. Entries that the snapshot did not mention are removed next.

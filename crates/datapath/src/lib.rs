@@ -27,7 +27,7 @@ use std::sync::Once;
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
 use sluice_tables::Memory;
 use sluice_tables::flows::Flows;
-use sluice_tables::sessions::SessionRegions;
+use sluice_tables::sessions::{Region, SessionRegions};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
@@ -151,6 +151,14 @@ impl Datapath {
         let region = |name| maps::map_region(self.map(name)?);
         let [ipv4, ipv6] = SESSION_MAPS;
         Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
+    }
+
+    /// Maps the shares that ports have of the session tables into memory.
+    ///
+    /// # Errors
+    /// If the programs have no such shares, or the kernel refuses the mapping.
+    pub fn session_shares(&self) -> Result<Region, Error> {
+        maps::map_region(self.map("session_shares")?)
     }
 
     /// Opens the flow statistics of a gateway or vSwitch. Statistics of an earlier agent are kept; new memory is

@@ -9,13 +9,17 @@ use libbpf_rs::ProgramInput;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use sluice_datapath::{Datapath, ObjectName, SESSION_MAPS, Settings, flush};
-use sluice_tables::Membarrier;
-use sluice_tables::sessions::{Direction, Family, Flow, Sessions, Timeouts};
+use sluice_tables::sessions::{Direction, Family, Fate, Flow, Session, SessionShares, Sessions, Timeouts};
+use sluice_tables::{
+    Direction as PolicyDirection, Immediate, Membarrier, Memory, NodeTables, Policy, Remote, Rule, Service,
+    Sizes, Verdict, layout,
+};
 use sluice_tables_testing::{self as testing, OPERATION_BYTES, session_test};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::time::Instant;
 
 /// `OPERATIONS_MAX` of `bpf/sessions_test.bpf.c`.
 const OPERATIONS_MAX: usize = 16;
@@ -329,4 +333,90 @@ fn sessions_stay_beside_a_sweep() {
     for family in [Family::Ipv4, Family::Ipv6] {
         assert_eq!(sessions.usage(family).live, 0);
     }
+}
+
+/// The time of the measurements, in ticks.
+const NOW: u32 = 1000;
+/// Sessions of the measurement.
+const MEASURED: u32 = 100_000;
+
+/// A session of VM 10.0.0.1 or fd00::1 that it has begun to one of 1000 ports.
+fn begun(number: u32) -> session_test {
+    let port = 1000 + (number / 2 % 1000) as u16;
+    let ends: [SocketAddr; 2] = if number.is_multiple_of(2) {
+        let remote = Ipv4Addr::from(0xc612_0000 + number / 2000);
+        [(Ipv4Addr::new(10, 0, 0, 1), number as u16).into(), (remote, port).into()]
+    } else {
+        let remote = Ipv6Addr::from((0x2001_0db8_u128 << 96) + u128::from(number / 2000));
+        [(Ipv6Addr::from((0xfd00_u128 << 112) + 1), number as u16).into(), (remote, port).into()]
+    };
+    let flow = Flow { scope: 7, protocol: 17, source: ends[0], destination: ends[1] };
+    let mut asked = operation(testing::SESSION_OP_CREATE, &flow, NOW, 0);
+    asked.action = [0, 1 | layout::SESSION_EGRESS];
+    asked
+}
+
+/// How long a host takes to judge all of its sessions after a policy was replaced, with the grace period. Catches a session
+/// that lives on without a rule; its time is only printed.
+#[test]
+fn review_of_100_000_sessions() {
+    const RULES: u16 = 500;
+    let kernel = Kernel::load([28_087, 28_087], None);
+    let shares = SessionShares::anonymous().unwrap();
+    let grace = Membarrier::new().unwrap();
+    let mut sessions = Sessions::open(&kernel.0.sessions().unwrap(), shares, NOW, grace).unwrap();
+    let mut operations: Vec<_> = (0..MEASURED).map(begun).collect();
+    kernel.run(&mut operations);
+    assert!(operations.iter().all(|asked| asked.answer == testing::SESSION_CREATED));
+
+    let memory = Memory::anonymous(1 << 16).unwrap();
+    let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+    // One port of two is permitted.
+    let rule = |(id, net): (u32, &str)| Rule {
+        id,
+        direction: PolicyDirection::Egress,
+        service: Service::Ports {
+            protocol: 17,
+            first: 1000 + (id as u16 - 1) % RULES * 2,
+            last: 1000 + (id as u16 - 1) % RULES * 2,
+        },
+        remote: Remote::Prefix(net.parse().unwrap()),
+    };
+    let nets = ["0.0.0.0/0", "::/0"].into_iter().flat_map(|net| std::iter::repeat_n(net, RULES.into()));
+    let rules = (1..).zip(nets).map(rule).collect();
+    let begin = Instant::now();
+    tables.upsert_policy(&Policy { id: 1, rules, ..Policy::default() }).unwrap();
+    let written = begin.elapsed();
+    let (reader, generation) = (tables.reader(), tables.policy_generation(1).unwrap());
+    let cell = reader.policy_cell(1).unwrap().unwrap();
+    sessions.wait_for_packets().unwrap();
+    let waited = begin.elapsed() - written;
+    let mut ended = 0;
+    for family in [Family::Ipv4, Family::Ipv6] {
+        let decide = |session: &Session| match reader.evaluate(cell, &session.first_packet()) {
+            Verdict::Permitted(rule) => Fate::Changes(session.permitted_by(generation, rule)),
+            _ => Fate::Ends,
+        };
+        ended += sessions.review(family, 0..u32::MAX, decide).ended;
+    }
+    let time = begin.elapsed();
+    println!(
+        "policy written in {written:?}, grace period {waited:?}, {MEASURED} sessions judged: {time:?} in all"
+    );
+    assert_eq!(ended, u64::from(MEASURED / 2));
+    assert!(sessions.reader().iter().all(|session| session.flow.destination.port() % 2 == 0));
+}
+
+/// What the sweep costs while nothing happens, at the size that hosts have by default; only printed.
+#[test]
+fn sweep_of_idle_tables() {
+    let buckets = 56_174;
+    let kernel = Kernel::load([buckets, buckets], None);
+    let shares = SessionShares::anonymous().unwrap();
+    let grace = Membarrier::new().unwrap();
+    let mut sessions = Sessions::open(&kernel.0.sessions().unwrap(), shares, NOW, grace).unwrap();
+    let begin = Instant::now();
+    let swept = sessions.sweep(2 * buckets, NOW).unwrap();
+    println!("{} buckets swept in {:?}", swept.buckets, begin.elapsed());
+    assert!(swept.round_completed && swept.buckets == u64::from(2 * buckets));
 }

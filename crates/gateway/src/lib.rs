@@ -63,7 +63,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let vteps = vteps(&netlink, &underlay, given).await?;
     tracing::info!(vtep4 = ?vteps.v4, vtep6 = ?vteps.v6, "outer source addresses");
 
-    let mut opened = open(common, ROLE, ObjectName::Gateway)?;
+    let mut opened = open(common, ROLE, ObjectName::Gateway, &[])?;
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
     detach_others(&opened.datapath, &underlay, &netlink, &changes).await?;

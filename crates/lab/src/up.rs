@@ -299,7 +299,9 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {
         let names = format!("--port-names={PORT_NAMES}");
-        argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep()), names]);
+        // All hosts are on one machine, and few connections.
+        let sessions = "--sessions=16384".to_owned();
+        argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep()), names, sessions]);
     }
     Process::start(&lab.paths, node, Some(node), argv)
 }

@@ -4,7 +4,9 @@ use crate::failure::Failure;
 use crate::output::{self, Format};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use sluice_types::Protocol;
 use sluice_vswitch::PortName;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +14,8 @@ use std::time::Duration;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time after which a command says what it waits for.
 const NOTICE_AFTER: Duration = Duration::from_millis(300);
+/// The host part of the URL is ignored: the connection is made to the socket.
+const AGENT_URL: &str = "http://agent";
 /// Longest name that the kernel gives to an interface, in bytes.
 const INTERFACE_NAME_MAX: usize = 15;
 
@@ -67,6 +71,26 @@ pub enum PortCommand {
     },
     /// List the ports of this host, and its instances whose port is not attached yet
     List(Socket),
+    /// List the connections of this host's filtered ports
+    Sessions {
+        /// Only those of this interface
+        #[arg(long, value_name = "IFNAME", value_parser = interface_name, conflicts_with = "instance")]
+        port: Option<String>,
+        /// Only those of this instance: NAME, VPC/NAME or id
+        #[arg(long, value_name = "NAME")]
+        instance: Option<String>,
+        /// Only those of this protocol: a name such as tcp, or a number
+        #[arg(long, value_name = "PROTOCOL")]
+        protocol: Option<Protocol>,
+        /// Only those with this address at either end
+        #[arg(long, value_name = "ADDRESS")]
+        address: Option<IpAddr>,
+        /// At most so many
+        #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        limit: u32,
+        #[command(flatten)]
+        socket: Socket,
+    },
     /// List the interfaces that may be ports and are not, with the number of packets dropped from each
     Guarded(Socket),
     /// Keep interfaces with these names away from this host's own network stack, without an agent: run this at boot
@@ -88,7 +112,24 @@ pub enum PathCommand {
 const PATH_COLUMNS: [&str; 8] =
     ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
 
-const PORT_COLUMNS: [&str; 7] = ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6"];
+const PORT_COLUMNS: [&str; 9] =
+    ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter"];
+
+const SESSION_COLUMNS: [&str; 13] = [
+    "ifname",
+    "direction",
+    "protocol",
+    "local_address",
+    "local_port",
+    "remote_address",
+    "remote_port",
+    "state",
+    "age_s",
+    "expires_in_s",
+    "packets_out",
+    "packets_in",
+    "rule",
+];
 
 const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];
 
@@ -136,6 +177,23 @@ impl PortCommand {
                 let answer = socket.request("list ports", "/ports", None).await?;
                 output::list(socket.output, &PORT_COLUMNS, list_field(&answer, "ports"))
             }
+            Self::Sessions { port, instance, protocol, address, limit, socket } => {
+                let fields = [
+                    ("port", port),
+                    ("instance", instance),
+                    ("protocol", protocol.map(|protocol| protocol.to_string())),
+                    ("address", address.map(|address| address.to_string())),
+                    ("limit", Some(limit.to_string())),
+                ];
+                let answer = socket.request("list sessions", &with_query("/sessions", &fields), None).await?;
+                output::list(socket.output, &SESSION_COLUMNS, list_field(&answer, "sessions"))?;
+                if answer.get("is_cut") == Some(&Value::Bool(true)) {
+                    eprintln!(
+                        "there are more than {limit}; give --limit, or choose a port, an address or a protocol"
+                    );
+                }
+                Ok(())
+            }
             Self::Guarded(socket) => {
                 let answer = socket.request("list guarded interfaces", "/ports/guarded", None).await?;
                 output::list(socket.output, &GUARDED_COLUMNS, list_field(&answer, "guarded"))
@@ -182,6 +240,14 @@ async fn with_notice<T>(request: impl Future<Output = T>, notice: &str) -> T {
     }
 }
 
+/// A path with the fields that have a value.
+fn with_query(path: &str, fields: &[(&str, Option<String>)]) -> String {
+    let fields = fields.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?)));
+    let url = reqwest::Url::parse_with_params(&format!("{AGENT_URL}{path}"), fields);
+    let query = url.ok().and_then(|url| url.query().map(|query| format!("?{query}")));
+    format!("{path}{}", query.unwrap_or_default())
+}
+
 fn list_field<'a>(answer: &'a Value, list: &str) -> &'a [Value] {
     answer.get(list).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
@@ -203,8 +269,7 @@ impl Socket {
         let socket: &Path = &self.socket;
         let http =
             reqwest::Client::builder().unix_socket(socket).timeout(timeout).build().map_err(unreachable)?;
-        // The host part of the URL is ignored: the connection is made to the socket.
-        let url = format!("http://agent{path}");
+        let url = format!("{AGENT_URL}{path}");
         let request = match body {
             Some(body) => http.post(url).json(&body),
             None => http.get(url),

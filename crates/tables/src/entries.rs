@@ -212,8 +212,8 @@ pub struct Port {
     /// Identifier of the [`Policy`](crate::Policy) that says which packets the port sends and receives. It must be in
     /// the tables before. `None`: everything is permitted.
     pub policy: Option<u32>,
-    /// Number under which the sessions of a port with a policy are kept, not 0. Another attachment has another number, so
-    /// that no VM inherits sessions.
+    /// Number under which the sessions of a port with a policy are kept; only without a policy it may be 0. Another attachment
+    /// has another number, so that no VM inherits sessions.
     pub scope: u16,
     /// Identity of the instance's groups within its VPC; 0: none.
     pub identity: u16,

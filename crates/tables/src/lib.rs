@@ -47,6 +47,6 @@ pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
-pub use reader::{Busy, Hit, Lookup, Network, NextHop, Reader};
+pub use reader::{Busy, Hit, Lookup, Network, NextHop, PortFilter, Reader};
 pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};
 pub use usage::{BulkResult, TableUsage};

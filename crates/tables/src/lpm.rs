@@ -33,7 +33,7 @@ use crate::memory::Memory;
 use crate::pool::{Pool, ReachableCells};
 use build::Builder;
 use directory::Directory;
-pub(crate) use inspect::{Damaged, inspect};
+pub(crate) use inspect::{Damaged, inspect, inspect_leaves};
 use sluice_types::IpNet;
 use std::net::IpAddr;
 use word::Word;

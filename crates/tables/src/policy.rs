@@ -14,9 +14,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-#[cfg(test)]
-pub(crate) use compile::Compiled;
-pub(crate) use compile::compile;
+pub(crate) use compile::{Compiled, compile};
 pub(crate) use evaluate::evaluate;
 pub use rules::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 pub(crate) use store::{adopt, cells_used, head, is_policy, read, retire, write};

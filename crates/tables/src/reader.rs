@@ -41,6 +41,15 @@ pub enum Lookup {
     Hit(Hit),
 }
 
+/// What a port's packets are judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortFilter {
+    /// Number of the port's sessions; 0: none.
+    pub scope: u16,
+    /// Cell of the policy, for [`Reader::evaluate`]; 0: none.
+    pub policy_cell: u32,
+}
+
 /// The tables changed for longer than a lookup retries. The caller may try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
@@ -228,6 +237,23 @@ impl Reader {
         }
         // The second cell follows the first.
         self.memory.load32(port_cell, offset_of!(layout::port, policy))
+    }
+
+    /// What the packets of an interface's port are judged by. `None`: the interface is not a port.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn port_filter(&self, ifindex: u32) -> Result<Option<PortFilter>, Busy> {
+        let cell = match self.find_index(0, ifindex) {
+            Lookup::Busy => return Err(Busy),
+            Lookup::Miss => return Ok(None),
+            Lookup::Hit(hit) => hit.cell,
+        };
+        if !self.memory.contains(cell, 2) || self.next_hop(cell) != Some(NextHop::Port(ifindex)) {
+            return Ok(None);
+        }
+        let port: layout::port = self.memory.read(cell);
+        Ok(Some(PortFilter { scope: port.scope, policy_cell: port.policy }))
     }
 
     /// The generation of the policy at a cell. `None` if the cell does not contain a policy.

@@ -25,6 +25,8 @@
 
 mod key;
 mod reader;
+mod review;
+mod shares;
 mod sweep;
 mod table;
 mod timeouts;
@@ -35,12 +37,15 @@ mod tests;
 pub use crate::region::Region;
 pub use key::{Family, Flow};
 pub use reader::{Iter, SessionReader};
+pub use review::{Fate, Reviewed};
+pub use shares::{SessionShares, Share};
 pub use sweep::{DYING_MAX, Swept};
 pub use timeouts::Timeouts;
 
 use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, session_config};
+use crate::seed::random_seed;
 use key::{Hashing, Key};
 use std::mem::{offset_of, size_of};
 use sweep::Progress;
@@ -178,9 +183,33 @@ pub struct Sessions {
     reader: SessionReader,
     grace: Box<dyn Grace>,
     progress: Progress,
+    shares: Option<SessionShares>,
 }
 
 impl Sessions {
+    /// Takes over the tables of another agent, or lays out empty ones with a random seed. Sessions are counted in `shares`,
+    /// which packets of the same programs count in.
+    ///
+    /// # Errors
+    /// As [`Sessions::adopt`] and [`Sessions::create`].
+    pub fn open(
+        regions: &SessionRegions,
+        shares: SessionShares,
+        now: u32,
+        grace: impl Grace + 'static,
+    ) -> Result<Self, Error> {
+        let mut sessions = if regions.is_laid_out() {
+            Self::adopt(regions, now, grace)?
+        } else {
+            // While there are no tables, packets begin no sessions.
+            shares.clear();
+            Self::create(regions, random_seed()?, &Timeouts::default(), grace)?
+        };
+        shares.complete(&sessions.config, &sessions.reader.tables);
+        sessions.shares = Some(shares);
+        Ok(sessions)
+    }
+
     /// Lays out empty tables with as many buckets as the memory can hold. Sessions in the memory are lost,
     /// and no packet may use the tables meanwhile. `seed` is a secret: a sender that knows it can fill chosen
     /// buckets.
@@ -210,12 +239,13 @@ impl Sessions {
             timeouts,
             ..Default::default()
         };
+        config.store64(offset_of!(session_config, emptying), 0);
         timeouts::write_config(config, &content);
         config.store32(offset_of!(session_config, buckets6), buckets6);
         config.store32(offset_of!(session_config, buckets4), buckets4);
         config.store64(offset_of!(session_config, magic), layout::SESSIONS_MAGIC);
         let progress = Progress::new(&reader.tables);
-        Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress })
+        Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress, shares: None })
     }
 
     /// Takes over tables that another agent left at any point of its work, while packets use them. Counts the
@@ -253,7 +283,7 @@ impl Sessions {
         let reader = SessionReader::new(regions, hashing, buckets);
         let mut progress = Progress::new(&reader.tables);
         progress.count(&reader.tables, now);
-        Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress })
+        Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress, shares: None })
     }
 
     /// Number of agents that these tables have had, including this one.

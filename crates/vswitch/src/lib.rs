@@ -10,10 +10,13 @@ mod local_api;
 mod path_learner;
 mod path_metrics;
 mod permitted_senders;
+mod policies;
 mod port_manager;
 mod port_registry;
 mod role;
 mod rsp_client;
+mod scopes;
+mod sessions;
 mod vxlan_device;
 
 pub use args::Args;
@@ -29,13 +32,16 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
-use sluice_agent::{error_chain, flush, flush_closed, open};
+use sluice_agent::{adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::ObjectName;
 
 use crate::port_manager::{PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
+use crate::scopes::Scopes;
+use crate::sessions::list::SessionList;
+use crate::sessions::{OpenError, OpenSessions, SessionKeeper};
 
 const ROLE: &str = "vswitch";
 /// A network stays for this time after its last instance has left this host, and packets of a gateway are
@@ -60,7 +66,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     guard::check_names(&netlink, &args.port_names, Some(&uplink)).await?;
     guard::install(&args.port_names).await?;
 
-    let mut opened = open(common, ROLE, ObjectName::Vswitch)?;
+    let mut opened = open(common, ROLE, ObjectName::Vswitch, &args.session_maps())?;
     let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
     let of_interfaces = Changes::new(&common.pin_dir(ROLE));
     let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
@@ -78,13 +84,22 @@ pub async fn run(args: Args) -> Result<(), Error> {
              start the agent with --kernel-vxlan"
         );
     }
-    let (mut registry, complete) = PortRegistry::load(&common.state_dir()?)?;
+    let sessions = OpenSessions::open(&opened.datapath).map_err(|error| match error {
+        OpenError::Datapath(error) => error.into(),
+        OpenError::Tables(error) => adoption_error(error, &common.pin_dir(ROLE)),
+    })?;
+    let scopes = Scopes::new(sessions.shares(), args.session_limit(sessions.capacity()));
+    let (mut registry, complete) =
+        PortRegistry::load(&common.state_dir()?, scopes.clone(), args.adopt_seconds)?;
     registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
+    registry.adopt(&mut opened.tables);
     let changes = registry.subscribe();
     let role = HostRole::new(registry, REMOVAL_DELAY);
     let detection_groups = role.detection();
+    let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes)?;
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
+    node.add_metrics(Arc::new(keeper.metrics()));
     let names = args.port_names.clone();
     let manager = PortManager::new(netlink, node.clone(), underlay, names, changes.clone(), of_interfaces);
     let manager = Arc::new(manager);
@@ -101,14 +116,20 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let own = own_address(vteps)?;
     let idle_timeout = Duration::from_secs(args.path_idle);
     let (client, paths) = RspClient::new(node, transport, (strays, detection), own, idle_timeout, changes);
-    let routes = local_api::port_routes(manager.clone()).merge(local_api::path_routes(paths));
+    let listed = SessionList::new(started.node.clone(), keeper.reader());
+    let routes = local_api::port_routes(manager.clone())
+        .merge(local_api::session_routes(listed))
+        .merge(local_api::path_routes(paths));
     let work = async move {
         tokio::select! {
             ended = manager.run() => ended,
             ended = client.run() => ended,
         }
     };
-    started.serve(common, routes, work).await
+    let ended = started.serve(common, routes, work).await;
+    // Until here it looks after sessions. If this function is canceled, it ends as well.
+    drop(keeper);
+    ended
 }
 
 /// Installs the guard for interfaces with these names, without an agent.

@@ -1,19 +1,23 @@
-//! The host's part of the local API: `/ports` and `/paths`. This file changes when a command of `sluice port` or
+//! The host's part of the local API: `/ports`, `/sessions` and `/paths`. This file changes when a command of `sluice port` or
 //! `sluice path` needs another answer.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sluice_agent::local_api::ApiError;
+use sluice_types::Protocol;
 
 use crate::port_manager::{PortError, PortManager, PortView};
 use crate::port_registry::RegistryError;
 use crate::rsp_client::PathList;
+use crate::sessions::list::{self, LISTED, LISTED_MAX, SessionList, SessionViews};
 
 #[derive(Deserialize)]
 struct AttachRequest {
@@ -30,9 +34,8 @@ struct DetachRequest {
 impl From<PortError> for ApiError {
     fn from(error: PortError) -> Self {
         let status = match &error {
-            PortError::Registry(RegistryError::Unknown(_)) | PortError::NotAttached(_) => {
-                StatusCode::NOT_FOUND
-            }
+            PortError::Registry(RegistryError::Unknown(_) | RegistryError::NoPort(_))
+            | PortError::NotAttached(_) => StatusCode::NOT_FOUND,
             PortError::Registry(
                 RegistryError::Ambiguous { .. }
                 | RegistryError::InstanceTaken { .. }
@@ -55,9 +58,39 @@ pub fn port_routes(manager: Arc<PortManager>) -> Router {
         .with_state(manager)
 }
 
+/// Route `GET /sessions`, with `port`, `instance`, `protocol`, `address` and `limit`.
+pub fn session_routes(list: SessionList) -> Router {
+    Router::new().route("/sessions", get(list_sessions)).with_state(Arc::new(list))
+}
+
 /// Route `GET /paths`.
 pub fn path_routes(list: PathList) -> Router {
     Router::new().route("/paths", get(list_paths)).with_state(list)
+}
+
+/// The fields of a query, each of which may be absent.
+#[derive(Deserialize)]
+struct SessionQuery {
+    port: Option<String>,
+    instance: Option<String>,
+    protocol: Option<Protocol>,
+    address: Option<IpAddr>,
+    limit: Option<usize>,
+}
+
+async fn list_sessions(
+    State(list): State<Arc<SessionList>>,
+    fields: Result<Query<SessionQuery>, QueryRejection>,
+) -> Result<Json<SessionViews>, ApiError> {
+    let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, message);
+    let Query(fields) = fields.map_err(|error| bad(error.body_text()))?;
+    let limit = fields.limit.unwrap_or(LISTED);
+    if !(1..=LISTED_MAX).contains(&limit) {
+        return Err(bad(format!("limit {limit} is not between 1 and {LISTED_MAX}")));
+    }
+    let SessionQuery { port, instance, protocol, address, .. } = fields;
+    let protocol = protocol.and_then(Protocol::number);
+    Ok(Json(list.get(list::Query { port, instance, protocol, address, limit }).await?))
 }
 
 async fn list_paths(State(list): State<PathList>) -> Result<Json<Value>, ApiError> {

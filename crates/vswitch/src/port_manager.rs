@@ -23,7 +23,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::guard::{self, GuardedView, PortName, is_vm_interface};
 use crate::guard_metrics::GuardMetrics;
-use crate::port_registry::{Attachment, PortRegistry, RegistryError};
+use crate::port_registry::{Attachment, Filter, PortRegistry, RegistryError};
 use crate::role::HostRole;
 use crate::vxlan_device;
 
@@ -80,6 +80,12 @@ pub struct PortView {
     pub ipv6: Option<String>,
     /// MTU of the VPC.
     pub mtu: Option<u16>,
+    /// Identity of the instance's security groups; 0: it is not filtered.
+    pub identity: Option<u16>,
+    /// How packets are filtered.
+    pub filter: Option<Filter>,
+    /// Sessions of the port, with those that have ended and are not yet removed.
+    pub sessions: Option<u32>,
 }
 
 impl PortView {
@@ -94,6 +100,9 @@ impl PortView {
             ipv4: port.ipv4.as_ref().map(Ipv4Net::to_string),
             ipv6: port.ipv6.as_ref().map(Ipv6Net::to_string),
             mtu: Some(port.mtu),
+            identity: Some(port.identity),
+            filter: None,
+            sessions: None,
         }
     }
 
@@ -109,6 +118,9 @@ impl PortView {
             ipv4: None,
             ipv6: None,
             mtu: None,
+            identity: None,
+            filter: None,
+            sessions: None,
         }
     }
 }
@@ -120,7 +132,14 @@ fn port_views(registry: &PortRegistry) -> Vec<PortView> {
         attached.insert(attachment.instance);
         let port = registry.instances().find(|port| port.instance == attachment.instance);
         let view = port.map_or_else(|| PortView::of_orphan(attachment), PortView::of_instance);
-        views.push(PortView { ifname: Some(ifname.clone()), active: port.is_some(), ..view });
+        let sessions = registry.scopes().is_given(attachment.scope).then_some(attachment.scope);
+        views.push(PortView {
+            ifname: Some(ifname.clone()),
+            active: port.is_some(),
+            filter: port.map(|port| registry.filter_of(port)),
+            sessions: sessions.map(|number| registry.scopes().sessions(number)),
+            ..view
+        });
     }
     views.extend(registry.instances().filter(|p| !attached.contains(&p.instance)).map(PortView::of_instance));
     views
@@ -227,8 +246,8 @@ impl PortManager {
         let link = self.port_link(ifname).await?;
         let (name, index, id) = (ifname.to_owned(), link.index, port.instance);
         self.node.writer.run(move |applier| applier.role.ports.check(&name, index, id)).await??;
-        let attachment =
-            Attachment { ifindex: link.index, instance: port.instance, peer_redirect: link.peer_elsewhere };
+        let (ifindex, peer_redirect) = (link.index, link.peer_elsewhere);
+        let attachment = Attachment { ifindex, instance: port.instance, peer_redirect, scope: 0 };
         // Without a table entry the program drops everything.
         self.close(&link)?;
         self.netlink.set_up(&link).await?;

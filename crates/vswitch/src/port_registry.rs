@@ -9,7 +9,9 @@
 //!                           <---- detach -----      ----- instance removed ->  (its packets are dropped)
 //! ```
 
+mod entry;
 mod files;
+mod filtering;
 #[cfg(test)]
 mod tests;
 
@@ -18,14 +20,15 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sluice_agent::{Error, error_chain};
+use sluice_agent::Error;
 use sluice_southbound::{Port, Vtep, VtepRole};
-use sluice_tables::{NodeTables, PortIpv4, PortIpv6};
+use sluice_tables::NodeTables;
 use sluice_types::{EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
-/// Seconds that a DHCP lease lasts. Addresses never change under an instance: it only has to renew its lease.
-const LEASE_S: u32 = 86_400;
+use crate::policies::Policies;
+use crate::scopes::{NoScope, Scopes};
+pub use filtering::Filter;
 
 /// An interface that is the port of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +40,9 @@ pub struct Attachment {
     pub instance: InstanceId,
     /// Whether packets are redirected straight into the other end of the veth.
     pub peer_redirect: bool,
+    /// Number under which the port's sessions are kept, which the registry gives; 0: none, until the port is written.
+    #[serde(default)]
+    pub scope: u16,
 }
 
 /// Reason why an instance was not found, or an interface not attached.
@@ -61,6 +67,9 @@ pub enum RegistryError {
         /// Its port.
         ifname: String,
     },
+    /// The instance has no port yet.
+    #[error("instance {0} has no port; attach an interface first")]
+    NoPort(String),
     /// The interface already is the port of another instance.
     #[error("{ifname} already is the port of instance {instance}; detach it first")]
     InterfaceTaken {
@@ -72,6 +81,9 @@ pub enum RegistryError {
     /// The port could not be written to the tables.
     #[error("{0}")]
     Tables(String),
+    /// There is no number for the port's sessions.
+    #[error(transparent)]
+    Scope(#[from] NoScope),
     /// The attachments could not be written to the state directory.
     #[error("{0}")]
     State(String),
@@ -85,32 +97,39 @@ pub struct PortRegistry {
     gateways: BTreeMap<IpAddr, u32>,
     /// Attachments by interface name.
     attachments: BTreeMap<String, Attachment>,
+    policies: Policies,
+    scopes: Scopes,
+    /// Seconds for which a port that becomes filtered adopts the connections that it has.
+    adopt_s: u32,
     /// MTU of the tunnel: no port has a larger one, whatever the MTU of its VPC.
     mtu_max: u16,
     /// Whether the last [`PortRegistry::reconcile`] wrote all ports, with the present `mtu_max`.
     is_reconciled: bool,
-    /// Whether instances or gateways have changed since the last commit.
+    /// Whether instances, policies or gateways have changed since the last commit.
     dirty: bool,
     /// Counts the changes of instances and gateways.
     changes: watch::Sender<u64>,
 }
 
 impl PortRegistry {
-    /// Reads what an earlier agent saved. The flag is false if instances and gateways are not known: then a
-    /// snapshot is needed.
+    /// Reads what an earlier agent saved. The flag is false if instances, policies and gateways are not known: then a
+    /// snapshot is needed. A port that becomes filtered adopts the connections that it has for `adopt_s` seconds.
     ///
     /// # Errors
     /// If the attachments cannot be read.
-    pub fn load(state_dir: &Path) -> Result<(Self, bool), Error> {
+    pub fn load(state_dir: &Path, scopes: Scopes, adopt_s: u32) -> Result<(Self, bool), Error> {
         let saved = files::read_instances(state_dir);
         let attachments = files::read_attachments(state_dir)?;
         let is_complete = saved.is_some();
-        let (instances, gateways) = saved.unwrap_or_default();
+        let files::Saved { instances, policies, gateways } = saved.unwrap_or_default();
         let registry = Self {
             state_dir: state_dir.to_owned(),
             instances,
             gateways,
             attachments,
+            policies: Policies::received(policies),
+            scopes,
+            adopt_s,
             mtu_max: u16::MAX,
             is_reconciled: true,
             dirty: !is_complete,
@@ -133,9 +152,11 @@ impl PortRegistry {
 
     /// Addresses of ports that packets do not find as this registry wrote them.
     pub fn wrong_ports(&self, tables: &NodeTables) -> HashSet<EntryKey> {
+        let writer = self.writer();
         let attached = self.attachments.values().filter_map(|attachment| {
             let port = self.instances.get(&attachment.instance)?;
-            Some((port, table_port(port, attachment, self.mtu_max)))
+            let known = tables.port(attachment.ifindex);
+            Some((port, writer.entry(known.as_ref(), port, attachment)))
         });
         let wrong = attached.filter(|(_, entry)| !tables.is_port_right(entry));
         wrong.flat_map(|(port, _)| port.entry_hashes().map(|(key, _)| key)).collect()
@@ -242,25 +263,35 @@ impl PortRegistry {
         let Some(port) = self.instances.get(&attachment.instance) else {
             return Err(RegistryError::Unknown(attachment.instance.to_string()));
         };
+        let old = self.attachments.get(ifname).cloned();
+        let is_same = |old: &&Attachment| {
+            (old.ifindex, old.instance) == (attachment.ifindex, attachment.instance)
+                && self.scopes.is_given(old.scope)
+        };
+        let known_scope = old.as_ref().filter(is_same).map(|old| old.scope);
+        let scope = known_scope.map_or_else(|| self.scopes.take(), Ok)?;
+        let attachment = Attachment { scope, ..attachment };
         let mut attachments = self.attachments.clone();
-        let old = attachments.insert(ifname.to_owned(), attachment.clone());
-        files::write_attachments(&self.state_dir, &attachments)?;
-        // The interface was removed and created again under its name: the old port still has the addresses.
-        let recreated = old.filter(|old| old.ifindex != attachment.ifindex);
-        let removed = recreated.map_or(Ok(()), |old| remove_port(tables, old.ifindex));
-        match removed.and_then(|()| write_port(tables, port, &attachment, self.mtu_max)) {
-            Ok(()) => {
-                self.attachments = attachments;
-                Ok(())
-            }
-            Err(error) => {
+        attachments.insert(ifname.to_owned(), attachment.clone());
+        let written = files::write_attachments(&self.state_dir, &attachments).and_then(|()| {
+            // The interface was removed and created again under its name: the old port still has the addresses.
+            let recreated = old.as_ref().filter(|old| old.ifindex != attachment.ifindex);
+            recreated.map_or(Ok(()), |old| self.writer().remove(tables, old))?;
+            let written = self.writer().write(tables, port, (ifname, &attachment));
+            if written.is_err()
                 // If the disk is full by now, the next agent attaches the port. The caller can repeat the call.
-                if let Err(unsaved) = files::write_attachments(&self.state_dir, &self.attachments) {
-                    tracing::error!(ifname, error = %unsaved, "cannot withdraw the attachment of the port");
-                }
-                Err(error)
+                && let Err(unsaved) = files::write_attachments(&self.state_dir, &self.attachments)
+            {
+                tracing::error!(ifname, error = %unsaved, "cannot withdraw the attachment of the port");
             }
+            written
+        });
+        if written.is_ok() {
+            self.attachments = attachments;
+        } else if known_scope.is_none() {
+            self.scopes.retire(scope);
         }
+        written
     }
 
     /// Removes the port that an interface is: from the state directory, and from the tables. An agent that is
@@ -275,7 +306,7 @@ impl PortRegistry {
         let mut others = self.attachments.clone();
         others.remove(ifname);
         files::write_attachments(&self.state_dir, &others)?;
-        remove_port(tables, attachment.ifindex)?;
+        self.writer().remove(tables, &attachment)?;
         self.attachments = others;
         Ok(Some(attachment))
     }
@@ -289,24 +320,25 @@ impl PortRegistry {
     }
 
     /// Returns whether all ports were written.
-    fn write_ports(&self, tables: &mut NodeTables) -> Result<bool, RegistryError> {
+    fn write_ports(&mut self, tables: &mut NodeTables) -> Result<bool, RegistryError> {
         let mut all_written = true;
         let is_attached =
             |ifindex: u32| self.attachments.values().any(|attachment| attachment.ifindex == ifindex);
         let unknown: Vec<u32> =
             tables.ports().map(|port| port.ifindex).filter(|ifindex| !is_attached(*ifindex)).collect();
         for ifindex in unknown {
-            remove_port(tables, ifindex)?;
+            self.writer().remove_interface(tables, ifindex)?;
         }
-        for attachment in self.attachments.values() {
-            let Some(port) = self.instances.get(&attachment.instance) else {
-                remove_port(tables, attachment.ifindex)?;
+        let attached: Vec<InstanceId> = self.attachments.values().map(|known| known.instance).collect();
+        for instance in attached {
+            if !self.instances.contains_key(&instance) {
+                self.remove_port(tables, instance)?;
                 continue;
-            };
+            }
             // New tables have no VRF for the port yet; it comes with the snapshot, which writes the port
             // again. Until then this port must not prevent the others, nor the connection to the controller.
-            if let Err(error) = write_port(tables, port, attachment, self.mtu_max) {
-                tracing::warn!(port = port.name, %error, "port is not in the tables yet");
+            if let Err(error) = self.write_port(tables, instance) {
+                tracing::warn!(port = self.name_of(instance), %error, "port is not in the tables yet");
                 all_written = false;
             }
         }
@@ -318,14 +350,15 @@ impl PortRegistry {
     /// # Errors
     /// If its port cannot be written to the tables.
     pub fn upsert_instance(&mut self, tables: &mut NodeTables, port: Port) -> Result<(), String> {
-        let attachment = self.attachments.values().find(|attachment| attachment.instance == port.instance);
-        let written =
-            attachment.map_or(Ok(()), |attachment| write_port(tables, &port, attachment, self.mtu_max));
-        let name = port.name.clone();
-        if self.instances.insert(port.instance, port.clone()).as_ref() != Some(&port) {
+        let (instance, name) = (port.instance, port.name.clone());
+        let old = self.instances.insert(instance, port.clone());
+        if old.as_ref() != Some(&port) {
             self.note_change();
         }
-        written.map_err(|error| format!("port of {name}: {error}"))
+        if old.is_some_and(|old| entry::ends_sessions(&old, &port)) {
+            self.retire_scope(instance);
+        }
+        self.write_port(tables, instance).map_err(|error| format!("port of {name}: {error}"))
     }
 
     /// Removes an instance. Its interface stays attached: the program drops packets of an unknown port.
@@ -336,8 +369,7 @@ impl PortRegistry {
         if self.instances.remove(&instance).is_some() {
             self.note_change();
         }
-        let attachment = self.attachments.values().find(|attachment| attachment.instance == instance);
-        let removed = attachment.map_or(Ok(()), |attachment| remove_port(tables, attachment.ifindex));
+        let removed = self.remove_port(tables, instance);
         removed.map_err(|error| format!("removal of the port of {instance}: {error}"))
     }
 
@@ -359,7 +391,7 @@ impl PortRegistry {
         }
     }
 
-    /// Saves instances and gateways if they have changed.
+    /// Saves instances, policies and gateways if they have changed.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -367,7 +399,8 @@ impl PortRegistry {
         if !self.dirty {
             return Ok(());
         }
-        files::write_instances(&self.state_dir, &self.instances, &self.gateways)?;
+        let policies = self.policies.sent().cloned().collect();
+        files::write_instances(&self.state_dir, &self.instances, policies, &self.gateways)?;
         self.dirty = false;
         Ok(())
     }
@@ -376,39 +409,4 @@ impl PortRegistry {
         self.dirty = true;
         self.changes.send_modify(|count| *count += 1);
     }
-}
-
-fn write_port(
-    tables: &mut NodeTables,
-    port: &Port,
-    attachment: &Attachment,
-    mtu_max: u16,
-) -> Result<(), RegistryError> {
-    let entry = table_port(port, attachment, mtu_max);
-    tables.upsert_port(&entry).map(drop).map_err(|error| RegistryError::Tables(error_chain(&error)))
-}
-
-/// The port as it is in the tables.
-fn table_port(port: &Port, attachment: &Attachment, mtu_max: u16) -> sluice_tables::Port {
-    let router = port.router4;
-    sluice_tables::Port {
-        ifindex: attachment.ifindex,
-        peer_redirect: attachment.peer_redirect,
-        mtu: port.mtu.min(mtu_max),
-        vni: port.vni,
-        mac: port.mac,
-        ipv4: port.ipv4.map(|net| PortIpv4 { address: net.addr(), length: net.prefix_len(), router }),
-        ipv6: port.ipv6.map(|net| PortIpv6 { address: net.addr(), length: net.prefix_len() }),
-        dns4: port.dns4.clone(),
-        instance: port.instance.get(),
-        lease_s: LEASE_S,
-        policy: None,
-        scope: 0,
-        identity: port.identity,
-        adopt_until_s: 0,
-    }
-}
-
-fn remove_port(tables: &mut NodeTables, ifindex: u32) -> Result<(), RegistryError> {
-    tables.remove_port(ifindex).map(drop).map_err(|error| RegistryError::Tables(error_chain(&error)))
 }

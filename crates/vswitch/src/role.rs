@@ -23,6 +23,8 @@ mod fixed_paths;
 #[cfg(test)]
 mod fixed_paths_tests;
 #[cfg(test)]
+mod policy_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,11 +33,12 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{Role, UpdateContext, error_chain};
-use sluice_southbound::{Group, Path, PathKey, Port, Vrf, Vtep};
+use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
+use crate::policies;
 use crate::port_registry::PortRegistry;
 use delayed_removal::DelayedRemovals;
 use fixed_paths::PendingPaths;
@@ -48,6 +51,8 @@ pub struct HostRole {
     without_group: BTreeMap<Vni, sluice_tables::Vrf>,
     delayed: DelayedRemovals,
     paths: PendingPaths,
+    /// Policies that the controller was told not to have come.
+    absent_policies: BTreeSet<PolicyKey>,
     /// The groups for which this host detects elephant flows itself.
     detection: watch::Sender<BTreeSet<u32>>,
 }
@@ -60,6 +65,7 @@ impl HostRole {
             without_group: BTreeMap::new(),
             delayed: DelayedRemovals::new(removal_delay),
             paths: PendingPaths::default(),
+            absent_policies: BTreeSet::new(),
             detection: watch::Sender::default(),
         }
     }
@@ -157,10 +163,12 @@ impl Role for HostRole {
         for port in self.ports.without_interface() {
             port.entry_hashes().for_each(|(key, hash)| call(key, hash));
         }
+        self.ports.visit_policies(tables, call);
     }
 
     fn begin_stream(&mut self) {
         self.paths.clear();
+        self.absent_policies.clear();
     }
 
     fn upsert_vtep(&mut self, context: &mut UpdateContext<'_>, vtep: &Vtep) {
@@ -242,6 +250,12 @@ impl Role for HostRole {
         context.check(result, "removal of the fixed paths of networks");
     }
 
+    fn upsert_policy(&mut self, context: &mut UpdateContext<'_>, policy: Policy) {
+        if let Err(error) = self.ports.upsert_policy(context.tables, policy) {
+            context.fail(|| error);
+        }
+    }
+
     fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {
         if let Err(error) = self.ports.upsert_instance(context.tables, port) {
             context.fail(|| error);
@@ -271,11 +285,21 @@ impl Role for HostRole {
     }
 
     fn waiting(&self) -> Vec<EntryKey> {
-        self.without_group.keys().map(|vni| EntryKey::Vrf(*vni)).collect()
+        let policies = self.ports.absent_policies().map(|key| EntryKey::Policy(key.vni, key.identity));
+        self.without_group.keys().map(|vni| EntryKey::Vrf(*vni)).chain(policies).collect()
     }
 
     fn end_step(&mut self, context: &mut UpdateContext<'_>) {
         self.paths.write(context);
+    }
+
+    fn remove_unused(&mut self, context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
+        let absent: BTreeSet<PolicyKey> = self.ports.absent_policies().collect();
+        for key in absent.difference(&self.absent_policies) {
+            context.wait(|| format!("{}: it has not come, so its ports are closed", policies::name(*key)));
+        }
+        self.absent_policies = absent;
+        self.ports.remove_unused_policies(context.tables)
     }
 
     fn database_changed(&mut self) {

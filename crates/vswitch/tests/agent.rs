@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
-use sluice_southbound::{Group, Port, Update, Vrf};
-use sluice_types::{InstanceId, MacAddr, Vni};
+use sluice_southbound::{Group, Policy, PolicyKey, Port, SecurityRule, Update, Vrf};
+use sluice_types::{
+    AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, ROUTER_MAC, Remote, RuleMatch,
+    SecurityRuleId, Vni,
+};
 use sluice_vswitch::{Args, run};
 use support::{Controller, eventually, in_namespace, ip, local};
 
@@ -323,5 +326,185 @@ fn names_of_the_hosts_own_interfaces_are_refused() {
         args.port_names = (0..17).map(|number| format!("tap{number}").parse().unwrap()).collect();
         assert!(run(args).await.unwrap_err().to_string().contains("at most 16"));
         assert_eq!(guard_rules(), "");
+    });
+}
+
+/// A policy of identity 5 that permits UDP to these ports. The rule of port N has id N.
+fn policy(ports: &[u16]) -> Policy {
+    let rule = |port: &u16| {
+        let any = RuleMatch::everything(Direction::Egress, AddressFamily::Ipv4, Remote::Any);
+        let matches = RuleMatch { protocol: Protocol::UDP, ports: PortRange::new(*port, *port).ok(), ..any };
+        SecurityRule { id: SecurityRuleId::new((*port).into()), matches }
+    };
+    let key = PolicyKey { vni: Vni::new(7).unwrap(), identity: 5 };
+    Policy { key, rules: ports.iter().map(rule).collect(), groups: Default::default() }
+}
+
+/// A datagram of the instance to this port of another one.
+fn datagram(port: u16) -> Vec<u8> {
+    let mut frame = [ROUTER_MAC.octets(), MacAddr::local(5).octets()].concat();
+    frame.extend([0x08, 0x00]);
+    let mut header = [0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 5, 10, 0, 0, 77];
+    let sum: u32 = header.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let sum = !(((sum >> 16) + (sum & 0xffff)) as u16);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    frame.extend(header);
+    frame.extend([4000_u16.to_be_bytes(), port.to_be_bytes(), 12_u16.to_be_bytes(), [0, 0]].concat());
+    frame.extend([1, 2, 3, 4]);
+    frame
+}
+
+/// The destination ports of the listed sessions, with the ids of their rules.
+async fn sessions(socket: &Path, query: &str) -> Vec<(u64, String)> {
+    let (status, answer) = local(socket, "GET", &format!("/sessions{query}"), "").await;
+    assert_eq!(status, 200, "{answer}");
+    let list = answer["sessions"].as_array().unwrap().iter();
+    let mut found: Vec<_> = list
+        .map(|view| (view["remote_port"].as_u64().unwrap(), view["rule"].as_str().unwrap_or("-").to_owned()))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Waits until these sessions are listed.
+async fn eventually_sessions(socket: &Path, wanted: &[u64]) {
+    let wanted: Vec<_> = wanted.iter().map(|port| (*port, format!("sgr-{port}"))).collect();
+    for _ in 0..500 {
+        if sessions(socket, "").await == wanted {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("{:?}, not {wanted:?}", sessions(socket, "").await);
+}
+
+/// Catches sessions that are lost with their agent, live on without their rule, or are inherited; and a list that does not
+/// show them.
+#[test]
+fn sessions_of_a_filtered_port_follow_its_policy() {
+    in_namespace(|| async {
+        ip("link add tap0 type veth peer name vm0");
+        ip("link set vm0 up");
+        let fixture = Fixture::new("filter");
+        let socket = &fixture.socket;
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
+        let more = ["--sessions", "1000", "--sessions-per-port", "4"];
+        let agent = tokio::spawn(run(fixture.args(&more)));
+        controller.hello().await;
+        let port = Port { identity: 5, ..cloud().ports.remove(0) };
+        let first = Update { policies: vec![policy(&[53, 123])], ports: vec![port], ..cloud() };
+        assert_eq!(controller.step(first).await.failures, Vec::<String>::new());
+        assert_eq!(attach(socket, "tap0", "vm").await.0, 200);
+        let wire = sluice_sys::PacketSocket::open().unwrap();
+        let vm = nix::net::if_::if_nametoindex("vm0").unwrap();
+        let send = |port: u16| wire.send(vm, &datagram(port)).unwrap();
+        [53, 123, 99].into_iter().for_each(send);
+        eventually_sessions(socket, &[53, 123]).await;
+        let (_, drops) = local(socket, "GET", "/drops", "").await;
+        assert!(drops.to_string().contains("egress_denied"), "{drops}");
+        let (_, ports) = local(socket, "GET", "/ports", "").await;
+        let port = &ports["ports"][0];
+        assert_eq!(
+            (&port["identity"], &port["filter"], &port["sessions"]),
+            (&5.into(), &"policy".into(), &2.into()),
+            "{port}"
+        );
+        for (query, found) in [
+            ("?port=tap0&protocol=udp&address=10.0.0.77", 2),
+            ("?instance=blue/vm&address=10.0.0.5", 2),
+            ("?address=10.0.0.78", 0),
+            ("?protocol=6", 0),
+            ("?limit=1", 1),
+        ] {
+            assert_eq!(sessions(socket, query).await.len(), found, "{query}");
+        }
+        let (_, cut) = local(socket, "GET", "/sessions?limit=1", "").await;
+        let view = &cut["sessions"][0];
+        assert_eq!((&cut["is_cut"], &view["direction"]), (&true.into(), &"egress".into()), "{view}");
+        assert_eq!((&view["local_address"], &view["packets_out"]), (&"10.0.0.5".into(), &1.into()), "{view}");
+        for (query, status, reason) in [
+            ("?port=tap9", 404, "tap9 is not attached"),
+            ("?instance=red/vm", 404, "red/vm"),
+            ("?limit=0", 400, "limit 0"),
+            ("?protocol=foo", 400, "`foo` is not a protocol"),
+            ("?address=foo", 400, "address"),
+        ] {
+            let (found, answer) = local(socket, "GET", &format!("/sessions{query}"), "").await;
+            assert_eq!(found, status, "{answer}");
+            assert!(answer["error"].as_str().unwrap().contains(reason), "{answer}");
+        }
+
+        agent.abort();
+        let _ = agent.await;
+        let agent = tokio::spawn(run(fixture.args(&more)));
+        assert_eq!(controller.hello().await.applied_revision, 10);
+        eventually_sessions(socket, &[53, 123]).await;
+        // Without the rule of port 123, its session ends; the other one gets the rule's new position.
+        let delta = |revision| Update { revision, database_id: 3, ..Update::default() };
+        controller.step(Update { policies: vec![policy(&[22, 53])], ..delta(11) }).await;
+        eventually_sessions(socket, &[53]).await;
+        send(123);
+        // The port has four sessions: after the sweep, three more fit.
+        controller.step(Update { policies: vec![policy(&[22, 53, 60, 61, 62])], ..delta(12) }).await;
+        let counted = || async {
+            let (_, ports) = local(socket, "GET", "/ports", "").await;
+            ports["ports"][0]["sessions"].as_u64().unwrap()
+        };
+        while counted().await != 1 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        [22, 60, 61, 62].into_iter().for_each(send);
+        eventually_sessions(socket, &[22, 53, 60, 61]).await;
+        let (_, drops) = local(socket, "GET", "/drops", "").await;
+        assert!(drops.to_string().contains("session_limit"), "{drops}");
+
+        let detach = r#"{"ifname":"tap0"}"#;
+        assert_eq!(local(socket, "POST", "/ports/detach", detach).await.0, 200);
+        assert_eq!(attach(socket, "tap0", "vm").await.0, 200);
+        assert_eq!(sessions(socket, "").await, []);
+        send(60);
+        eventually_sessions(socket, &[60]).await;
+        agent.abort();
+        let _ = agent.await;
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+    });
+}
+
+/// Catches an agent that does not start, or loses sessions, because its tables have another size.
+#[test]
+fn session_tables_keep_their_size_until_they_are_flushed() {
+    in_namespace(|| async {
+        let fixture = Fixture::new("sizes");
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
+        let slots = |more: &'static [&'static str]| {
+            let entries = |pins: &Path| {
+                let path = pins.join("maps/sessions4").display().to_string();
+                let output =
+                    Command::new("bpftool").args(["-j", "map", "show", "pinned", &path]).output().unwrap();
+                let map: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+                map["max_entries"].as_u64().unwrap()
+            };
+            let (args, pins) = (fixture.args(more), fixture.pins.clone());
+            (args, move || entries(&pins))
+        };
+        // 1500 slots in buckets of 7.
+        for (more, buckets) in [(&["--sessions", "1000"], 215), (&["--sessions", "5000"], 215)] {
+            let (args, entries) = slots(more);
+            let agent = tokio::spawn(run(args));
+            controller.hello().await;
+            assert_eq!(entries(), buckets);
+            agent.abort();
+            let _ = agent.await;
+        }
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+        let (args, entries) = slots(&["--sessions", "5000"]);
+        let agent = tokio::spawn(run(args));
+        controller.hello().await;
+        assert_eq!(entries(), 1072);
+        agent.abort();
+        let _ = agent.await;
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
     });
 }

@@ -15,6 +15,7 @@ pub(crate) struct Damaged;
 struct Inspection<'a, F> {
     memory: &'a Memory,
     family: Family,
+    is_leaf: fn(u32) -> bool,
     call: F,
     /// Words that may still be read, because wrong links could lead to the same cells again and again.
     words_left: u64,
@@ -24,7 +25,20 @@ struct Inspection<'a, F> {
 ///
 /// # Errors
 /// [`Damaged`], possibly after some of the routes.
-pub(crate) fn inspect(memory: &Memory, root: Root, mut call: impl FnMut(Prefix, u32)) -> Result<(), Damaged> {
+pub(crate) fn inspect(memory: &Memory, root: Root, call: impl FnMut(Prefix, u32)) -> Result<(), Damaged> {
+    inspect_leaves(memory, root, is_action, call)
+}
+
+/// As [`inspect`], for a structure whose leaves are those for which `is_leaf` is true.
+///
+/// # Errors
+/// As [`inspect`].
+pub(crate) fn inspect_leaves(
+    memory: &Memory,
+    root: Root,
+    is_leaf: fn(u32) -> bool,
+    mut call: impl FnMut(Prefix, u32),
+) -> Result<(), Damaged> {
     let family = root.family;
     match root.load(memory).map_err(|_| Damaged)? {
         RootForm::Empty => Ok(()),
@@ -32,7 +46,7 @@ pub(crate) fn inspect(memory: &Memory, root: Root, mut call: impl FnMut(Prefix, 
             for (prefix, leaf) in scan::read_checked(memory, family, first).ok_or(Damaged)? {
                 // A prefix with further bits cannot be withdrawn: no prefix is equal to it.
                 let has_no_more_bits = prefix.bits & !mask(prefix.length) == 0;
-                damaged_unless(is_action(leaf) && has_no_more_bits)?;
+                damaged_unless(is_leaf(leaf) && has_no_more_bits)?;
                 call(prefix, leaf);
             }
             Ok(())
@@ -40,7 +54,7 @@ pub(crate) fn inspect(memory: &Memory, root: Root, mut call: impl FnMut(Prefix, 
         RootForm::Directory(top) => {
             // Each word of the memory once: no cell has two links.
             let words_left = u64::from(memory.cells()) * 16;
-            Inspection { memory, family, call, words_left }.directory(top, 0, 0)
+            Inspection { memory, family, is_leaf, call, words_left }.directory(top, 0, 0)
         }
     }
 }
@@ -65,7 +79,7 @@ impl<F: FnMut(Prefix, u32)> Inspection<'_, F> {
         for number in 1..2 * directory.slots() {
             let leaf = directory.heap(number).load(memory);
             if leaf != 0 {
-                damaged_unless(is_action(leaf))?;
+                damaged_unless((self.is_leaf)(leaf))?;
                 (self.call)(directory.prefix_of(number, above), leaf);
             }
         }
@@ -90,7 +104,7 @@ impl<F: FnMut(Prefix, u32)> Inspection<'_, F> {
                     // Shorter ones would be in the directory above, where a search for the prefix ends.
                     let is_below = prefix.length > depth && (prefix.bits ^ above) & mask(depth) == 0;
                     damaged_unless(
-                        is_below && prefix.length <= self.family.max_length() && is_action(*leaf),
+                        is_below && prefix.length <= self.family.max_length() && (self.is_leaf)(*leaf),
                     )?;
                     (self.call)(*prefix, *leaf);
                 }

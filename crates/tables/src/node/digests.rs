@@ -80,14 +80,14 @@ fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKe
 
 impl NodeTables {
     /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups and ports. Takes about 20 ns for each of
-    /// them. Direct paths and thresholds of elephants are not included.
+    /// them. Direct paths, thresholds of elephants and policies are not included.
     pub fn digests(&self) -> Digests {
         let mut sums = Digests::default();
         self.visit_entries(|_, hash| sums.add(hash));
         sums
     }
 
-    /// Calls `call` for every entry that digests count, without direct paths. Routes that cannot be read, or that lookups do not find, are left
+    /// Calls `call` for every entry that digests count, without direct paths and policies. Routes that cannot be read, or that lookups do not find, are left
     /// out.
     pub fn visit_entries(&self, mut call: impl FnMut(EntryKey, EntryHash)) {
         let memory = self.memory();
@@ -128,7 +128,7 @@ impl NodeTables {
                 let group = self.visible_group(id);
                 call(key, group.map_or(EntryHash::unreadable(key), |(_, vips)| EntryHash::group(id, &vips)));
             }
-            // The controller does not compile policies.
+            // The identifiers of policies are the host's own. Its role counts them.
             Key::Index { vni: 0, id } if policy_of_index(id).is_some() => {}
             Key::Index { vni: 0, id } if self.ports.get(&id) != Some(&next) => {
                 call(EntryKey::Interface(id), EntryHash::unreadable(EntryKey::Interface(id)));

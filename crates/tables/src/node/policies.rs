@@ -5,7 +5,7 @@ use super::ports::{PORT_CELLS, port_key};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, node_config, port};
-use crate::policy::{self, Policy};
+use crate::policy::{self, Compiled, Policy};
 use std::mem::offset_of;
 
 /// A policy as it is in the tables.
@@ -41,10 +41,7 @@ impl NodeTables {
     pub fn upsert_policy(&mut self, policy: &Policy) -> Result<bool, Error> {
         let compiled = policy::compile(policy)?;
         let old = self.policies.get(&policy.id).copied();
-        if let Some(old) = old
-            && self.visible_policy(policy.id) == Some(old)
-            && policy::read(self.memory(), old) == compiled
-        {
+        if self.has_policy(policy.id, &compiled) {
             return Ok(false);
         }
         let generation = self.next_policy_generation();
@@ -60,6 +57,23 @@ impl NodeTables {
             policy::retire(&mut self.pool, old);
         }
         Ok(true)
+    }
+
+    /// Whether what lookups find of a policy is exactly what [`NodeTables::upsert_policy`] would write. This compiles the
+    /// policy.
+    pub fn is_policy_right(&self, policy: &Policy) -> bool {
+        policy::compile(policy).is_ok_and(|compiled| self.has_policy(policy.id, &compiled))
+    }
+
+    /// Whether lookups find a policy with this content.
+    fn has_policy(&self, id: u32, compiled: &Compiled) -> bool {
+        let known = self.policies.get(&id).copied().filter(|known| self.visible_policy(id) == Some(*known));
+        known.is_some_and(|cell| policy::read(self.memory(), cell).as_ref() == Some(compiled))
+    }
+
+    /// The generation of a policy; `None` if the tables do not have it.
+    pub fn policy_generation(&self, id: u32) -> Option<u32> {
+        self.policies.get(&id).map(|&cell| policy::head(self.memory(), cell).generation)
     }
 
     /// Removes a policy that no port has.
@@ -89,6 +103,11 @@ impl NodeTables {
                 cells: policy::cells_used(self.memory(), cell),
             }
         })
+    }
+
+    /// The identifiers of all policies, in order.
+    pub fn policy_ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.policies.keys().copied()
     }
 
     /// The cell of the policy that lookups find.

@@ -4,7 +4,7 @@
 //! can be read back, so that the writer needs no copy to know whether a policy is new.
 
 use super::compile::{Compiled, CompiledDirection, remotes};
-use super::rules::Policy;
+use super::rules::{Policy, Rule};
 use crate::error::{Error, PolicyExcess};
 use crate::layout::{self, policy};
 use crate::lpm::{self, Entry, Family, Root};
@@ -150,13 +150,23 @@ pub(crate) fn is_policy(memory: &Memory, cell: u32, id: u32) -> bool {
         && memory.contains(ingress.sets, set_cells(ingress.set_count))
 }
 
-/// Reads back what a policy was compiled to.
-pub(crate) fn read(memory: &Memory, cell: u32) -> Compiled {
+/// Reads back what a policy was compiled to. [`is_policy`] is true of it; what it leads to may be damaged, and is `None` then.
+pub(crate) fn read(memory: &Memory, cell: u32) -> Option<Compiled> {
     let head = head(memory, cell);
     let sorted = |root: Root| {
-        let mut entries: Vec<Entry> = lpm::iter(memory, root).collect();
+        let mut entries: Vec<Entry> = Vec::new();
+        // Leaves are rules, or numbers of service sets.
+        lpm::inspect_leaves(
+            memory,
+            root,
+            |leaf| leaf <= Rule::ID_MAX,
+            |prefix, leaf| {
+                entries.push((prefix, leaf));
+            },
+        )
+        .ok()?;
         entries.sort_unstable();
-        entries
+        Some(entries)
     };
     let words: Vec<u64> = set_roots(&head).map(|root| root_word(memory, root)).collect();
     let direction = |cell: u32| {
@@ -165,13 +175,14 @@ pub(crate) fn read(memory: &Memory, cell: u32) -> Compiled {
             words.iter().position(|&known| word != 0 && known == word).map_or(0, |i| i as u32 + 1)
         };
         let [v4, v6, identities] = remote_roots(cell).map(sorted);
-        CompiledDirection { any: known.any.map(number), addresses: [v4, v6], identities }
+        let (addresses, identities) = ([v4?, v6?], identities?);
+        Some(CompiledDirection { any: known.any.map(number), addresses, identities })
     };
-    Compiled {
+    Some(Compiled {
         rules: head.rules,
-        sets: set_roots(&head).map(|root| sorted(root).into()).collect(),
-        directions: [direction(cell), direction(cell + 1)],
-    }
+        sets: set_roots(&head).map(|root| sorted(root).map(Into::into)).collect::<Option<_>>()?,
+        directions: [direction(cell)?, direction(cell + 1)?],
+    })
 }
 
 /// All root words that own cells.

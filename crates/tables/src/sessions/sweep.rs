@@ -2,8 +2,9 @@
 
 use super::key::Family;
 use super::table::{SLOTS, Table, TagWord};
-use super::{SessionReader, Sessions};
+use super::{SessionReader, SessionShares, Sessions};
 use crate::error::Error;
+use crate::region::Region;
 
 /// Maximum number of slots that one step of the sweep frees after its grace period.
 pub const DYING_MAX: usize = 1 << 16;
@@ -115,10 +116,14 @@ impl Progress {
     }
 
     /// Empties the slots that were seen dying. A grace period has passed since.
-    fn free(&mut self, reader: &SessionReader) -> u64 {
+    fn free(&mut self, reader: &SessionReader, config: &Region, shares: Option<&SessionShares>) -> u64 {
         let freed = self.dying.drain(..).filter(|&(family, bucket, slot, word)| {
-            // Only the sweep changes the tag word of a dying slot.
-            reader.tables[family].compare_and_swap(bucket, slot, word, word.emptied()).is_ok()
+            let table = &reader.tables[family];
+            match shares {
+                Some(shares) => shares.empty_slot(config, table, (bucket, slot), word),
+                // Only the sweep changes the tag word of a dying slot.
+                None => table.compare_and_swap(bucket, slot, word, word.emptied()).is_ok(),
+            }
         });
         freed.count() as u64
     }
@@ -152,7 +157,7 @@ impl Sessions {
             self.progress.dying.clear();
             return Err(error.into());
         }
-        swept.freed = self.progress.free(&self.reader);
+        swept.freed = self.progress.free(&self.reader, &self.config, self.shares.as_ref());
         Ok(swept)
     }
 }

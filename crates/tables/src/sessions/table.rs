@@ -52,6 +52,11 @@ impl TagWord {
         Self(u64::from(generation) << layout::SESSION_GENERATION_SHIFT)
     }
 
+    /// Whether the word is of the same session, which was at most refreshed in between.
+    pub(super) fn is_same_life(self, other: Self) -> bool {
+        self.incarnation() == other.incarnation()
+    }
+
     /// The part of the tag word that is the same for the whole life of a session: everything except the
     /// expiry.
     fn incarnation(self) -> u32 {
@@ -146,6 +151,20 @@ impl Table {
         let at = self.record_at(bucket, slot);
         let count = self.family.key_words();
         std::array::from_fn(|i| if i < count { self.region.load64(at + i * 8) } else { 0 })
+    }
+
+    /// The scope of the session in a slot.
+    pub(super) fn scope(&self, bucket: u32, slot: u32) -> u32 {
+        self.region.load64(self.record_at(bucket, slot)) as u32 & 0xff_ffff
+    }
+
+    /// Replaces the data of a session's creator. Returns false if it is not `from`.
+    pub(super) fn replace_action(&self, bucket: u32, slot: u32, from: [u32; 2], to: [u32; 2]) -> bool {
+        let data = self.record_at(bucket, slot) + self.family.key_words() * 8;
+        // Both words are one aligned word of 8 bytes, the first of them in its lower half.
+        let word = |action: [u32; 2]| u64::from(action[0]) | u64::from(action[1]) << 32;
+        let at = data + offset_of!(layout::session_data, action);
+        self.region.compare_and_swap64(at, word(from), word(to)).is_ok()
     }
 
     /// The session in a slot; `None` if the session has ended or the slot was reused since

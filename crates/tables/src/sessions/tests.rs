@@ -1,6 +1,8 @@
 //! The agent's side: laying out and adopting tables, bounds of the configuration, and the sweep.
 
+mod review;
 mod schedules;
+mod shares;
 
 use super::*;
 use crate::grace::{GraceError, Immediate};

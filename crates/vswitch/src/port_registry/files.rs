@@ -8,21 +8,29 @@ use std::path::Path;
 
 use sluice_agent::Error;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{Port, Update, Vtep, VtepRole};
+use sluice_southbound::{Policy, Port, Update, Vtep, VtepRole};
 use sluice_types::InstanceId;
 
 use super::{Attachment, RegistryError};
 
-/// Instances and gateways, as the controller sent them: a message of `api/southbound.proto`.
+/// Instances, policies and gateways, as the controller sent them: a message of `api/southbound.proto`.
 pub(super) const INSTANCES_FILE: &str = "instances.bin";
 /// The attachments, as the operator made them.
 pub(super) const ATTACHMENTS_FILE: &str = "attachments.json";
 
-/// Instances of this host, and clusters by the VTEPs of their gateways.
-pub(super) type Instances = (BTreeMap<InstanceId, Port>, BTreeMap<IpAddr, u32>);
+/// What the controller sent to an earlier agent.
+#[derive(Default)]
+pub(super) struct Saved {
+    /// Instances of this host.
+    pub instances: BTreeMap<InstanceId, Port>,
+    /// Policies of their ports.
+    pub policies: Vec<Policy>,
+    /// Clusters by the VTEPs of their gateways.
+    pub gateways: BTreeMap<IpAddr, u32>,
+}
 
-/// Reads instances and gateways; `None` if the file is absent or damaged, which a snapshot repairs.
-pub(super) fn read_instances(state_dir: &Path) -> Option<Instances> {
+/// Reads instances, policies and gateways; `None` if the file is absent or damaged, which a snapshot repairs.
+pub(super) fn read_instances(state_dir: &Path) -> Option<Saved> {
     let path = state_dir.join(INSTANCES_FILE);
     let bytes = fs::read(&path).ok()?;
     let message: NodeUpdate = prost::Message::decode(bytes.as_slice()).ok()?;
@@ -38,13 +46,15 @@ pub(super) fn read_instances(state_dir: &Path) -> Option<Instances> {
         VtepRole::Host | VtepRole::ForeignHost => None,
     };
     let gateways = update.vteps.into_iter().filter_map(cluster).collect();
-    Some((update.ports.into_iter().map(|port| (port.instance, port)).collect(), gateways))
+    let instances = update.ports.into_iter().map(|port| (port.instance, port)).collect();
+    Some(Saved { instances, policies: update.policies, gateways })
 }
 
-/// Writes instances and gateways.
+/// Writes instances, the policies of their ports, and gateways.
 pub(super) fn write_instances(
     state_dir: &Path,
     instances: &BTreeMap<InstanceId, Port>,
+    policies: Vec<Policy>,
     gateways: &BTreeMap<IpAddr, u32>,
 ) -> Result<(), String> {
     let vtep = |(address, cluster): (&IpAddr, &u32)| Vtep {
@@ -52,7 +62,7 @@ pub(super) fn write_instances(
         role: VtepRole::Gateway { cluster: *cluster },
     };
     let (vteps, ports) = (gateways.iter().map(vtep).collect(), instances.values().cloned().collect());
-    let update = Update { snapshot: true, vteps, ports, ..Update::default() };
+    let update = Update { snapshot: true, vteps, policies, ports, ..Update::default() };
     let path = state_dir.join(INSTANCES_FILE);
     replace_file(&path, &prost::Message::encode_to_vec(&NodeUpdate::from(update)))
         .map_err(|error| format!("cannot write {}: {error}", path.display()))

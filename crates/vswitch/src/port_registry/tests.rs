@@ -1,5 +1,6 @@
 //! The port registry over anonymous memory and a temporary state directory.
 
+use sluice_tables::sessions::SessionShares;
 use sluice_tables::{Immediate, Memory, Sizes, Vrf};
 use sluice_types::{MacAddr, Vni};
 
@@ -42,11 +43,27 @@ fn port(number: u64, name: &str, vni: u32) -> Port {
 }
 
 fn attachment(ifindex: u32, instance: u64) -> Attachment {
-    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true }
+    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true, scope: 0 }
+}
+
+const ADOPT_S: u32 = 60;
+
+fn scopes() -> Scopes {
+    Scopes::new(SessionShares::anonymous().unwrap(), 100)
+}
+
+fn load(dir: &Path) -> (PortRegistry, bool) {
+    PortRegistry::load(dir, scopes(), ADOPT_S).unwrap()
+}
+
+/// Detaches tap0. Returns its interface and instance.
+fn detach(registry: &mut PortRegistry, tables: &mut NodeTables) -> Option<(u32, u64)> {
+    let known = registry.detach(tables, "tap0").unwrap()?;
+    Some((known.ifindex, known.instance.get()))
 }
 
 fn registry(dir: &Path) -> (PortRegistry, NodeTables) {
-    let (mut registry, mut tables) = (PortRegistry::load(dir).unwrap().0, tables());
+    let (mut registry, mut tables) = (load(dir).0, tables());
     for port in [port(2, "blue/web", 1), port(3, "red/web", 2), port(4, "red/db", 2)] {
         registry.upsert_instance(&mut tables, port).unwrap();
     }
@@ -76,7 +93,7 @@ fn attached_port_is_in_the_tables_until_it_is_detached() {
     assert_eq!(entry.ipv6.unwrap().address, "fd00::2".parse::<std::net::Ipv6Addr>().unwrap());
     // Attaching again changes nothing.
     registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
-    assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), Some(attachment(50, 2)));
+    assert_eq!(detach(&mut registry, &mut tables), Some((50, 2)));
     assert!(tables.port(50).is_none());
     assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), None);
 }
@@ -97,7 +114,7 @@ fn attachments_that_cannot_be_saved_change_nothing() {
     assert_eq!(registry.attachments().len(), 1);
     assert!(tables.port(50).is_some(), "the VM stays connected");
     fs::remove_dir(&obstacle).unwrap();
-    assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), Some(attachment(50, 2)));
+    assert_eq!(detach(&mut registry, &mut tables), Some((50, 2)));
 }
 
 /// As if the agent were killed between the file and the tables. Catches a next agent that stays between them.
@@ -109,11 +126,11 @@ fn half_done_attachment_and_half_done_detachment_are_completed_by_the_next_agent
     let attached = |tables: &NodeTables| tables.ports().map(|port| port.ifindex).collect::<Vec<_>>();
     // Nothing is in the tables of the killed agent, but all is in the file.
     registry.attach(&mut self::tables(), "tap0", attachment(50, 2)).unwrap();
-    let mut next = PortRegistry::load(dir.path()).unwrap().0;
+    let mut next = load(dir.path()).0;
     next.reconcile(&mut tables).unwrap();
     assert_eq!(attached(&tables), [50]);
-    assert_eq!(next.detach(&mut self::tables(), "tap0").unwrap(), Some(attachment(50, 2)));
-    let mut last = PortRegistry::load(dir.path()).unwrap().0;
+    assert_eq!(detach(&mut next, &mut self::tables()), Some((50, 2)));
+    let mut last = load(dir.path()).0;
     last.reconcile(&mut tables).unwrap();
     assert!(attached(&tables).is_empty());
 }
@@ -128,7 +145,7 @@ fn attachment_that_cannot_be_written_to_the_tables_is_not_saved() {
     let error = registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap_err();
     assert!(matches!(error, RegistryError::Tables(_)), "{error}");
     assert_eq!(registry.attachments().len(), 1);
-    assert_eq!(PortRegistry::load(dir.path()).unwrap().0.attachments(), registry.attachments());
+    assert_eq!(load(dir.path()).0.attachments(), registry.attachments());
 }
 
 #[test]
@@ -168,7 +185,7 @@ fn port_of_a_removed_instance_is_removed_and_returns_with_it() {
 fn committed_state_is_loaded_by_the_next_agent() {
     let dir = tempfile::tempdir().unwrap();
     let (mut registry, mut tables) = registry(dir.path());
-    assert!(!PortRegistry::load(dir.path()).unwrap().1, "nothing was committed yet");
+    assert!(!load(dir.path()).1, "nothing was committed yet");
     registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
     let vtep = |address: &str, role| Vtep { address: address.parse().unwrap(), role };
     for (address, cluster) in [("192.0.2.11", 4), ("2001:db8::11", 4), ("192.0.2.12", 5), ("192.0.2.13", 4)] {
@@ -177,7 +194,7 @@ fn committed_state_is_loaded_by_the_next_agent() {
     registry.upsert_vtep(&vtep("192.0.2.21", VtepRole::Host));
     registry.upsert_vtep(&vtep("192.0.2.13", VtepRole::Host));
     registry.commit().unwrap();
-    let (mut read, complete) = PortRegistry::load(dir.path()).unwrap();
+    let (mut read, complete) = load(dir.path());
     assert!(complete);
     assert_eq!((&read.instances, &read.attachments), (&registry.instances, &registry.attachments));
     let gateways: Vec<String> = read.gateways_of(4).map(|address| address.to_string()).collect();
@@ -189,7 +206,7 @@ fn committed_state_is_loaded_by_the_next_agent() {
         registry.remove_vtep(address.parse().unwrap());
     }
     registry.commit().unwrap();
-    let (again, _) = PortRegistry::load(dir.path()).unwrap();
+    let (again, _) = load(dir.path());
     assert_eq!((again.gateways_of(4).count(), again.gateways_of(5).count()), (1, 0));
 
     // A port that is in the tables only was left by an agent that ended in the middle of an attachment.
@@ -200,9 +217,9 @@ fn committed_state_is_loaded_by_the_next_agent() {
     assert_eq!(tables.ports().map(|port| port.ifindex).collect::<Vec<_>>(), [50]);
 
     fs::write(dir.path().join(INSTANCES_FILE), [0xff; 9]).unwrap();
-    assert!(!PortRegistry::load(dir.path()).unwrap().1, "a damaged file needs a snapshot");
+    assert!(!load(dir.path()).1, "a damaged file needs a snapshot");
     fs::write(dir.path().join(ATTACHMENTS_FILE), "{").unwrap();
-    let error = PortRegistry::load(dir.path()).err().unwrap();
+    let error = PortRegistry::load(dir.path(), scopes(), ADOPT_S).err().unwrap();
     assert!(error.to_string().contains(ATTACHMENTS_FILE), "{error}");
 }
 

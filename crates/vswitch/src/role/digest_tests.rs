@@ -31,7 +31,8 @@ fn cloud(revision: u64) -> Update {
 fn host() -> Host {
     let mut host = Host::new();
     host.apply(cloud(10));
-    let attachment = Attachment { ifindex: IFINDEX, instance: InstanceId::new(9), peer_redirect: true };
+    let instance = InstanceId::new(9);
+    let attachment = Attachment { ifindex: IFINDEX, instance, peer_redirect: true, scope: 0 };
     host.applier.role.ports.attach(&mut host.applier.tables, "tap9", attachment).unwrap();
     host
 }

@@ -3,10 +3,13 @@
 use sluice_agent::rsp::KeyStore;
 use sluice_agent::{Applied, Applier};
 use sluice_southbound::{Update, VtepRole};
+use sluice_tables::sessions::SessionShares;
 use sluice_tables::{Immediate, Memory, NodeConfig, Sizes};
 use sluice_types::MacAddr;
 
 use super::*;
+use crate::scopes::Scopes;
+use std::path::Path as DirPath;
 
 pub(super) const DATABASE: u64 = 7;
 pub(super) const DELAY: Duration = Duration::from_secs(60);
@@ -17,6 +20,16 @@ pub(super) const OWN: &str = "192.0.2.9";
 pub(super) struct Host {
     pub(super) applier: Applier<HostRole>,
     state_dir: tempfile::TempDir,
+    pub(super) shares: SessionShares,
+}
+
+pub(super) const ADOPT_S: u32 = 60;
+
+fn load(tables: &mut NodeTables, state_dir: &DirPath, shares: &SessionShares) -> PortRegistry {
+    let scopes = Scopes::new(shares.clone(), 100);
+    let mut registry = PortRegistry::load(state_dir, scopes, ADOPT_S).unwrap().0;
+    registry.adopt(tables);
+    registry
 }
 
 impl Host {
@@ -33,16 +46,20 @@ impl Host {
         tables.set_node(&node).unwrap();
         let state_dir = tempfile::tempdir().unwrap();
         let (keys, _) = KeyStore::load(state_dir.path(), HostRole::KEY_KIND);
-        let role = HostRole::new(PortRegistry::load(state_dir.path()).unwrap().0, DELAY);
-        Self { applier: Applier::new(tables, role, keys), state_dir }
+        let shares = SessionShares::anonymous().unwrap();
+        let registry = load(&mut tables, state_dir.path(), &shares);
+        let role = HostRole::new(registry, DELAY);
+        Self { applier: Applier::new(tables, role, keys), state_dir, shares }
     }
 
     /// Another agent adopts the tables and the state directory.
-    fn restart(&mut self) {
-        let tables = NodeTables::adopt(self.tables().memory().clone(), Immediate).unwrap();
+    pub(super) fn restart(&mut self) {
+        let mut tables = NodeTables::adopt(self.tables().memory().clone(), Immediate).unwrap();
         let state_dir = self.state_dir.path();
         let (keys, _) = KeyStore::load(state_dir, HostRole::KEY_KIND);
-        let role = HostRole::new(PortRegistry::load(state_dir).unwrap().0, DELAY);
+        let mut registry = load(&mut tables, state_dir, &self.shares);
+        registry.reconcile(&mut tables).unwrap();
+        let role = HostRole::new(registry, DELAY);
         self.applier = Applier::new(tables, role, keys);
     }
 
@@ -55,6 +72,10 @@ impl Host {
 
     pub(super) fn apply(&mut self, update: Update) -> Option<Applied> {
         self.applier.apply(update.into()).unwrap()
+    }
+
+    pub(super) fn state_dir(&self) -> &DirPath {
+        self.state_dir.path()
     }
 
     pub(super) fn tables(&self) -> &NodeTables {

@@ -53,7 +53,7 @@ impl Content {
 }
 
 fn read(tables: &NodeTables, policy: u32) -> crate::policy::Compiled {
-    crate::policy::read(tables.memory(), policy)
+    crate::policy::read(tables.memory(), policy).expect("the policy is whole")
 }
 
 /// Usage of the tables when no cells wait for a grace period.

@@ -60,6 +60,8 @@ struct TestTables {
     _regions: SessionRegions,
     tables: HostTables,
     programs: Arc<Programs>,
+    /// Records that packets have published, as a packet program counts them.
+    published: AtomicU64,
 }
 
 impl TestTables {
@@ -73,7 +75,7 @@ impl TestTables {
         // SAFETY: two buckets each; the regions live as long as the tables, and all tasks are on one thread.
         let tables =
             unsafe { HostTables::new(at(&regions.config), [(at(&regions.ipv4), 2), (at(&regions.ipv6), 2)]) };
-        (Self { _regions: regions, tables, programs }, sessions)
+        (Self { _regions: regions, tables, programs, published: AtomicU64::new(0) }, sessions)
     }
 
     /// Runs a packet program in a task, and checks that what it finds belongs to its key.
@@ -84,6 +86,7 @@ impl TestTables {
         self.programs.0[task].fetch_add(1, Ordering::SeqCst);
         self.tables.run(&mut operation);
         self.programs.0[task].fetch_add(1, Ordering::SeqCst);
+        self.published.fetch_add(operation.published.into(), Ordering::SeqCst);
         if [testing::SESSION_HIT, testing::SESSION_CREATED].contains(&operation.answer) {
             assert_eq!(operation.key, Key::of(flow).unwrap().words, "another key's session");
             assert_eq!(operation.found_action[0], !operation.found_action[1], "parts of two sessions");
@@ -216,6 +219,7 @@ fn create_refresh_and_sweep(family: Family, counts: &Counts) {
     let (tables, mut sessions) = TestTables::new();
     let fills_first = counts.schedules.fetch_add(1, Ordering::Relaxed) % 2 == 1;
     let others = if fills_first { fill_first_bucket(&tables, &mut sessions, family, &contended) } else { 0 };
+    let freed_before = tables.published.load(Ordering::SeqCst) - others as u64;
     tables.packet(0, testing::SESSION_OP_CREATE, &contended, NOW - 32);
     tables.packet(0, testing::SESSION_OP_CREATE, &other, NOW - 31);
     let tables = Arc::new(tables);
@@ -278,11 +282,13 @@ fn create_refresh_and_sweep(family: Family, counts: &Counts) {
     // Two sessions can expire: the old one of the contended key, and the other.
     assert!(expired < 2 || expected == 0, "a session was refreshed after its end");
     // Afterwards all slots except the live ones are empty.
-    sessions.sweep(4, NOW + 2).unwrap();
+    let last = sessions.sweep(4, NOW + 2).unwrap();
     let words = (0..2).flat_map(|bucket| (0..7).map(move |slot| (bucket, slot)));
     let table = &sessions.reader().tables[family.index()];
     let used = words.filter(|&(bucket, slot)| table.word(bucket, slot).state() != layout::SESSION_EMPTY);
     assert_eq!(used.count(), 1 + expected + others, "slots leaked");
+    let (published, live) = (tables.published.load(Ordering::SeqCst), (1 + expected + others) as u64);
+    assert_eq!(published, freed_before + freed + last.freed + live, "a record was not counted, or twice");
     counts.duplicates.fetch_add(sessions.counters().duplicates, Ordering::Relaxed);
     counts.expired.fetch_add(expired, Ordering::Relaxed);
     counts.freed.fetch_add(freed, Ordering::Relaxed);

@@ -1,0 +1,166 @@
+//! The review: looks at live sessions, a few buckets at a time, and ends or changes those that their originator's
+//! policy does not permit any more, or permits by another rule.
+
+use super::table::{SLOTS, TagWord};
+use super::{Family, REMOVE_ATTEMPTS, Session, Sessions};
+use crate::error::Error;
+use crate::layout;
+use crate::policy::{Direction, PolicyPacket};
+use std::ops::Range;
+
+/// Protocols of which packets name a service by ICMP type and code.
+const ICMP: [u8; 2] = [1, 58];
+/// Types of the messages that begin a session: echo request and timestamp (RFC 792), echo request (RFC 4443). Their code is 0.
+const ECHO: u8 = 8;
+const TIMESTAMP: u8 = 13;
+const ECHO6: u8 = 128;
+
+/// What becomes of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on.
+    Stays,
+    /// It goes on with this data of its creator.
+    Changes([u32; 2]),
+    /// It ends.
+    Ends,
+}
+
+/// Result of a step of a review.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reviewed {
+    /// Live sessions that were looked at.
+    pub sessions: u64,
+    /// Sessions that go on with other data.
+    pub changed: u64,
+    /// Sessions that were ended.
+    pub ended: u64,
+    /// Sessions that packets refreshed at each of 64 attempts to end them. They must be reviewed again.
+    pub refreshed: u64,
+}
+
+impl Session {
+    /// On a host: generation of the policy that permitted the session.
+    #[must_use]
+    pub fn policy_generation(&self) -> u32 {
+        self.action[0]
+    }
+
+    /// On a host: identifier of the rule that permitted the session.
+    #[must_use]
+    pub fn rule(&self) -> u32 {
+        self.action[1] & layout::SESSION_RULE_MASK
+    }
+
+    /// On a host: who began the session, seen from the VM.
+    #[must_use]
+    pub fn begun_by(&self) -> Direction {
+        if self.action[1] & layout::SESSION_EGRESS != 0 { Direction::Egress } else { Direction::Ingress }
+    }
+
+    /// On a host: identity of the remote by which the session was permitted; 0 if it was not known.
+    #[must_use]
+    pub fn identity(&self) -> u16 {
+        (self.state >> layout::SESSION_IDENTITY_SHIFT) as u16
+    }
+
+    /// On a host: the packet that began the session, as policies judge it.
+    #[must_use]
+    pub fn first_packet(&self) -> PolicyPacket {
+        let direction = self.begun_by();
+        let remote = match direction {
+            Direction::Egress => self.flow.destination,
+            Direction::Ingress => self.flow.source,
+        };
+        let port = if ICMP.contains(&self.flow.protocol) {
+            let is_timestamp = self.action[1] & layout::SESSION_TIMESTAMP != 0;
+            let kind = match remote.is_ipv6() {
+                true => ECHO6,
+                false if is_timestamp => TIMESTAMP,
+                false => ECHO,
+            };
+            u16::from_be_bytes([kind, 0])
+        } else {
+            self.flow.destination.port()
+        };
+        PolicyPacket {
+            direction,
+            remote: remote.ip(),
+            identity: self.identity(),
+            protocol: self.flow.protocol,
+            port: Some(port),
+        }
+    }
+
+    /// On a host: the data of the session after a policy of this generation has permitted it by a rule.
+    #[must_use]
+    pub fn permitted_by(&self, generation: u32, rule: u32) -> [u32; 2] {
+        [generation, self.action[1] & !layout::SESSION_RULE_MASK | rule & layout::SESSION_RULE_MASK]
+    }
+}
+
+impl Sessions {
+    /// Waits until no packet is in flight that was judged before this call.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn wait_for_packets(&self) -> Result<(), Error> {
+        Ok(self.grace.wait()?)
+    }
+
+    /// Number of buckets of a family.
+    #[must_use]
+    pub fn buckets(&self, family: Family) -> u32 {
+        self.reader.tables[family.index()].buckets
+    }
+
+    /// Calls `decide` for each live session in these buckets, also if it has expired, and does what it says. No slot
+    /// becomes empty meanwhile, so what is changed is the session that was decided about.
+    pub fn review(
+        &mut self,
+        family: Family,
+        buckets: Range<u32>,
+        mut decide: impl FnMut(&Session) -> Fate,
+    ) -> Reviewed {
+        let mut reviewed = Reviewed::default();
+        for bucket in buckets.start..buckets.end.min(self.buckets(family)) {
+            self.reader.tables[family.index()].prefetch(bucket.saturating_add(1));
+            for slot in 0..SLOTS {
+                let table = &self.reader.tables[family.index()];
+                let word = table.word(bucket, slot);
+                let Some(session) = word.is_live().then(|| table.session(bucket, slot, word)).flatten()
+                else {
+                    continue;
+                };
+                reviewed.sessions += 1;
+                match decide(&session) {
+                    Fate::Stays => {}
+                    Fate::Changes(action) => {
+                        reviewed.changed +=
+                            u64::from(table.replace_action(bucket, slot, session.action, action));
+                    }
+                    Fate::Ends => match self.end(family, bucket, slot, word) {
+                        Some(ended) => reviewed.ended += u64::from(ended),
+                        None => reviewed.refreshed += 1,
+                    },
+                }
+            }
+        }
+        reviewed
+    }
+
+    /// Ends the session in a slot. False: it has ended before. `None`: packets refreshed it at each attempt.
+    pub(super) fn end(&mut self, family: Family, bucket: u32, slot: u32, mut word: TagWord) -> Option<bool> {
+        for _ in 0..REMOVE_ATTEMPTS {
+            match self.reader.tables[family.index()].compare_and_swap(bucket, slot, word, word.dying()) {
+                Ok(()) => {
+                    self.progress.session_removed(family, bucket);
+                    return Some(true);
+                }
+                Err(seen) if seen.is_same_life(word) => word = seen,
+                Err(_) => return Some(false),
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,107 @@
+//! The review: which packet a session is judged by, and what ends and changes.
+
+use super::*;
+use crate::policy::{Direction as PolicyDirection, PolicyPacket};
+
+/// A session of a host as packets begin it. `rule` has the bits of `action[1]`.
+fn begin(tables: &HostTables, flow: &Flow, rule: u32) {
+    let ends = [flow.source, flow.destination];
+    let mut operation = testing::operation(testing::SESSION_OP_CREATE, flow.scope, flow.protocol, ends);
+    (operation.now, operation.action) = (NOW, [5, rule]);
+    tables.run(&mut operation);
+    assert_eq!(operation.answer, testing::SESSION_CREATED);
+}
+
+fn only(sessions: &Sessions) -> Session {
+    let all: Vec<_> = sessions.reader().iter().collect();
+    let [session] = all[..] else { panic!("one session: {all:?}") };
+    session
+}
+
+/// Catches a session that is judged in the direction of its answers, or as another service.
+#[test]
+fn a_session_is_judged_by_the_packet_that_began_it() {
+    const EGRESS: u32 = layout::SESSION_EGRESS;
+    const TIMESTAMP: u32 = layout::SESSION_TIMESTAMP;
+    let end = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port);
+    // The VM has the lower address in one family and the higher one in the other.
+    for (vm, other) in [("10.0.0.1", "192.0.2.9"), ("fd00::9", "2001::1"), ("192.0.2.9", "10.0.0.1")] {
+        let (ping, code) = if vm.contains(':') { (58, 128 << 8) } else { (1, 8 << 8) };
+        for (protocol, from_vm, from_other, bits, port) in [
+            (6, (4000, 443), (4001, 22), 0, [443, 22]),
+            (17, (4000, 53), (53, 4000), 0, [53, 4000]),
+            (ping, (7, 7), (7, 7), 0, [code, code]),
+            (ping, (7, 7), (7, 7), TIMESTAMP, if ping == 1 { [13 << 8, 13 << 8] } else { [code, code] }),
+            (47, (0, 0), (0, 0), 0, [0, 0]),
+        ] {
+            for (is_egress, (source, destination), port) in
+                [(true, from_vm, port[0]), (false, from_other, port[1])]
+            {
+                let regions = SessionRegions::anonymous(2, 2).unwrap();
+                let sessions = sessions(&regions, Immediate);
+                let (from, to) = if is_egress { (vm, other) } else { (other, vm) };
+                let flow =
+                    Flow { scope: 3, protocol, source: end(from, source), destination: end(to, destination) };
+                begin(&host(&regions), &flow, 77 | bits | if is_egress { EGRESS } else { 0 });
+                let direction = if is_egress { PolicyDirection::Egress } else { PolicyDirection::Ingress };
+                let remote = other.parse().unwrap();
+                let expected = PolicyPacket { direction, remote, identity: 0, protocol, port: Some(port) };
+                let session = only(&sessions);
+                assert_eq!(session.first_packet(), expected, "{flow:?}");
+                assert_eq!((session.rule(), session.policy_generation()), (77, 5));
+            }
+        }
+    }
+}
+
+#[test]
+fn sessions_end_change_or_stay_as_decided() {
+    let regions = SessionRegions::anonymous(2, 3).unwrap();
+    let mut sessions = sessions(&regions, Immediate);
+    let tables = host(&regions);
+    for family in [Family::Ipv4, Family::Ipv6] {
+        for number in 0..6 {
+            begin(&tables, &flow(family, number), number | layout::SESSION_EGRESS);
+        }
+        let buckets = sessions.buckets(family);
+        let reviewed = sessions.review(family, 0..u32::MAX, |session| match session.rule() {
+            0 | 1 => Fate::Ends,
+            2 => Fate::Changes(session.permitted_by(9, 70)),
+            _ => Fate::Stays,
+        });
+        assert_eq!(reviewed, Reviewed { sessions: 6, changed: 1, ended: 2, refreshed: 0 });
+        let live =
+            |number: u32| sessions.reader().lookup(&flow(family, number), NOW).map(|(session, _)| session);
+        assert_eq!([0, 1].map(live), [None, None]);
+        let changed = live(2).unwrap();
+        assert_eq!((changed.action, changed.rule()), ([9, 70 | layout::SESSION_EGRESS], 70));
+        assert_eq!(live(3).unwrap().action, [5, 3 | layout::SESSION_EGRESS]);
+        assert_eq!(sessions.review(family, buckets..u32::MAX, |_| Fate::Ends), Reviewed::default());
+    }
+    sessions.sweep(8, NOW).unwrap();
+    assert_eq!(sessions.usage(Family::Ipv4).live, 4);
+}
+
+/// Catches a review that lets a session live because a packet refreshed it in between.
+#[test]
+fn a_session_that_is_refreshed_meanwhile_ends_as_well() {
+    let regions = SessionRegions::anonymous(2, 2).unwrap();
+    let mut sessions = sessions(&regions, Immediate);
+    let tables = host(&regions);
+    let flow = flow(Family::Ipv4, 1);
+    begin(&tables, &flow, 1);
+    let reviewed = sessions.review(Family::Ipv4, 0..2, |_| {
+        let mut packet = testing::operation(
+            testing::SESSION_OP_TOUCH,
+            flow.scope,
+            flow.protocol,
+            [flow.destination, flow.source],
+        );
+        packet.now = NOW + 100;
+        tables.run(&mut packet);
+        assert_eq!(packet.touched, testing::SESSION_HIT);
+        Fate::Ends
+    });
+    assert_eq!(reviewed.ended, 1);
+    assert_eq!(sessions.reader().lookup(&flow, NOW), None);
+}

@@ -1,0 +1,92 @@
+//! Judges sessions by the policies of their ports, in the direction in which they began. Pure.
+
+use std::collections::HashMap;
+
+use sluice_tables::sessions::{Fate, Session};
+use sluice_tables::{Busy, Reader, Verdict};
+
+use crate::scopes::ScopeMap;
+
+/// By what the sessions of a port are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Basis {
+    /// They go on: what the port has now is not known, or another review follows.
+    Nothing,
+    /// They end: no port has them, or one that is not filtered.
+    Ended,
+    /// By the policy in a cell.
+    Policy { cell: u32, generation: u32 },
+}
+
+/// Judges while the tables do not change under it.
+pub(super) struct Judge<'a> {
+    reader: &'a Reader,
+    map: &'a ScopeMap,
+    known: HashMap<u16, Basis>,
+    is_certain: bool,
+}
+
+impl<'a> Judge<'a> {
+    pub fn new(reader: &'a Reader, map: &'a ScopeMap) -> Self {
+        Self { reader, map, known: HashMap::new(), is_certain: true }
+    }
+
+    /// False: the tables were too busy to find a port, and its sessions must be judged again.
+    pub fn is_certain(&self) -> bool {
+        self.is_certain
+    }
+
+    /// What becomes of a session.
+    pub fn decide(&mut self, session: &Session) -> Fate {
+        let Ok(number) = u16::try_from(session.flow.scope) else { return Fate::Stays };
+        let known = self.known.get(&number).copied();
+        let basis = known.unwrap_or_else(|| self.find(number));
+        let mut fate = self.judge(session, basis);
+        if fate == Fate::Ends && known.is_some() {
+            // The session may have begun after that was found, under another policy.
+            let basis = self.find(number);
+            fate = self.judge(session, basis);
+        }
+        fate
+    }
+
+    fn judge(&self, session: &Session, basis: Basis) -> Fate {
+        match basis {
+            Basis::Nothing => Fate::Stays,
+            Basis::Ended => Fate::Ends,
+            Basis::Policy { generation, .. } if session.policy_generation() == generation => Fate::Stays,
+            Basis::Policy { cell, generation } => match self.reader.evaluate(cell, &session.first_packet()) {
+                Verdict::Permitted(rule) => Fate::Changes(session.permitted_by(generation, rule)),
+                Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
+            },
+        }
+    }
+
+    /// What the sessions of a port are judged by now.
+    fn find(&mut self, number: u16) -> Basis {
+        let basis = self.look_up(number);
+        self.known.insert(number, basis);
+        basis
+    }
+
+    fn look_up(&mut self, number: u16) -> Basis {
+        if self.map.retired.binary_search(&number).is_ok() {
+            return Basis::Ended;
+        }
+        let Some(owner) = self.map.given.get(&number) else { return Basis::Nothing };
+        match self.reader.port_filter(owner.ifindex) {
+            Err(Busy) => {
+                self.is_certain = false;
+                Basis::Nothing
+            }
+            Ok(Some(port)) if port.scope == number && port.policy_cell == 0 => Basis::Ended,
+            Ok(Some(port)) if port.scope == number => {
+                let cell = port.policy_cell;
+                let generation = self.reader.policy_generation(cell);
+                generation.map_or(Basis::Nothing, |generation| Basis::Policy { cell, generation })
+            }
+            // The port is about to be written, or has another number, and then this one is about to be retired.
+            Ok(_) => Basis::Nothing,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Judging sessions again, compared with a naive judgement of the packets that began them; and the thread.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use proptest::prelude::*;
+use sluice_tables::sessions::{Fate, Flow, Region, SessionRegions};
+use sluice_tables::{
+    AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4,
+    ReaderGate, Remote, Rule, Service, Sizes, Vrf,
+};
+use sluice_types::{MacAddr, Vni};
+
+use super::*;
+use crate::scopes::{Owner, ScopeMap};
+
+const SCOPE: u16 = 7;
+const IFINDEX: u32 = 50;
+const VM: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 5)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 5))];
+
+fn tables(policy: Option<&Policy>) -> NodeTables {
+    let memory = Memory::anonymous(1 << 14).unwrap();
+    let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+    let vni = Vni::new(1).unwrap();
+    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+    tables.upsert_vrf(&vrf).unwrap();
+    policy.map(|policy| tables.upsert_policy(policy).unwrap());
+    tables.upsert_port(&port(policy.map(|policy| policy.id))).unwrap();
+    tables
+}
+
+fn port(policy: Option<u32>) -> Port {
+    Port {
+        ifindex: IFINDEX,
+        peer_redirect: false,
+        mtu: 1430,
+        vni: Vni::new(1).unwrap(),
+        mac: MacAddr::local(5),
+        ipv4: Some(PortIpv4 { address: Ipv4Addr::new(10, 0, 0, 5), length: 24, router: None }),
+        ipv6: None,
+        dns4: Vec::new(),
+        instance: 1,
+        lease_s: 1,
+        policy,
+        scope: SCOPE,
+        identity: 0,
+        adopt_until_s: 0,
+    }
+}
+
+fn map() -> ScopeMap {
+    let owner = Owner { ifindex: IFINDEX, ifname: "tap0".into() };
+    ScopeMap { changes: 1, given: [(SCOPE, owner)].into(), retired: vec![9] }
+}
+
+/// The session that a packet begins, as `admission.h` writes it.
+fn session(packet: &PolicyPacket, generation: u32) -> Session {
+    let vm = VM[usize::from(packet.remote.is_ipv6())];
+    let port = packet.port.unwrap_or(0);
+    let is_icmp = [1, 58].contains(&packet.protocol);
+    // Some identifier, which is the port of both ends.
+    let (near, far) = if is_icmp { (77, 77) } else { (4000, port) };
+    let is_egress = packet.direction == Direction::Egress;
+    let (source, destination) = if is_egress {
+        (SocketAddr::new(vm, near), SocketAddr::new(packet.remote, far))
+    } else {
+        (SocketAddr::new(packet.remote, near), SocketAddr::new(vm, far))
+    };
+    let mut rule = 99 | if is_egress { layout::SESSION_EGRESS } else { 0 };
+    if packet.protocol == 1 && port >> 8 == 13 {
+        rule |= layout::SESSION_TIMESTAMP;
+    }
+    Session {
+        flow: Flow { scope: SCOPE.into(), protocol: packet.protocol, source, destination },
+        created_at: 0,
+        expires_at: 100,
+        state: u32::from(packet.identity) << layout::SESSION_IDENTITY_SHIFT | layout::SESSION_REPLIED,
+        packets: [1, 1],
+        bytes: [1, 1],
+        action: [generation, rule],
+        generation: 0,
+    }
+}
+
+fn any_direction() -> impl Strategy<Value = Direction> {
+    prop_oneof![Just(Direction::Ingress), Just(Direction::Egress)]
+}
+
+/// Remotes in a few nested prefixes of both families.
+fn any_address() -> impl Strategy<Value = IpAddr> {
+    (any::<bool>(), 0..4_u8, 0..3_u8).prop_map(|(is_ipv6, a, b)| match is_ipv6 {
+        true => Ipv6Addr::new(0xfd00, a.into(), 0, 0, 0, 0, 0, b.into()).into(),
+        false => Ipv4Addr::new(10, a, 0, b).into(),
+    })
+}
+
+fn any_remote() -> impl Strategy<Value = Remote> {
+    let prefix =
+        (any_address(), prop::sample::select(vec![0, 16, 24, 32, 128])).prop_map(|(address, length)| {
+            let length = if address.is_ipv4() { u8::min(length, 32) } else { length };
+            Remote::Prefix(sluice_types::IpNet::new(address, length).unwrap().trunc())
+        });
+    let family = prop::sample::select(vec![None, Some(AddressFamily::V4), Some(AddressFamily::V6)]);
+    let group = (1..4_u32, family).prop_map(|(group, family)| Remote::Group { group, family });
+    prop_oneof![2 => prefix, 1 => group]
+}
+
+fn any_service() -> impl Strategy<Value = Service> {
+    let protocol = prop::sample::select(vec![1, 6, 17, 47, 58]);
+    prop_oneof![
+        1 => Just(Service::Any),
+        2 => protocol.prop_map(Service::Protocol),
+        3 => (prop::sample::select(vec![6, 17]), 0..5_u16, 0..3_u16)
+            .prop_map(|(protocol, first, more)| Service::Ports { protocol, first, last: first + more }),
+        2 => prop::sample::select(vec![(1, 8), (1, 13), (58, 128)])
+            .prop_flat_map(|(protocol, kind)| prop_oneof![Just(None), Just(Some(0)), Just(Some(3))]
+                .prop_map(move |code| Service::Icmp { protocol, kind, code })),
+    ]
+}
+
+fn any_policy() -> impl Strategy<Value = Policy> {
+    let rule = (any_direction(), any_service(), any_remote());
+    prop::collection::vec(rule, 0..8).prop_map(|rules| {
+        let rule = |(id, (direction, service, remote))| Rule { id, direction, service, remote };
+        let identities = [(1, vec![1]), (2, vec![2, 3]), (3, vec![])].into();
+        Policy { id: 5, rules: (1..).zip(rules).map(rule).collect(), identities }
+    })
+}
+
+/// Packets that begin sessions.
+fn any_packet() -> impl Strategy<Value = PolicyPacket> {
+    (any_direction(), any_address(), 0..4_u16, 0..5_usize, 0..8_u16, any::<bool>()).prop_map(
+        |(direction, remote, identity, protocol, port, is_timestamp)| {
+            let echo = if remote.is_ipv6() { 128 } else { 8 };
+            let (protocol, port) = match protocol {
+                0 | 1 => ([6, 17][protocol], port),
+                2 => (47, 0),
+                _ if remote.is_ipv6() => (58, echo << 8),
+                _ => (1, if is_timestamp { 13 << 8 } else { echo << 8 }),
+            };
+            PolicyPacket { direction, remote, identity, protocol, port: Some(port) }
+        },
+    )
+}
+
+proptest! {
+    /// Catches a session that lives on though no rule permits the packet that began it, and one that ends though one does.
+    #[test]
+    fn sessions_are_judged_like_the_packets_that_began_them(
+        policy in any_policy(),
+        packets in prop::collection::vec(any_packet(), 1..30),
+    ) {
+        let tables = tables(Some(&policy));
+        let (reader, map) = (tables.reader(), map());
+        let generation = tables.policy_generation(5).unwrap();
+        let mut judge = Judge::new(&reader, &map);
+        for packet in packets {
+            let permitting: Vec<u32> = policy.permitting(&packet).collect();
+            let of_another_policy = session(&packet, generation + 1);
+            match judge.decide(&of_another_policy) {
+                Fate::Changes([of, rule]) => {
+                    prop_assert_eq!(of, generation);
+                    prop_assert!(permitting.contains(&(rule & layout::SESSION_RULE_MASK)), "{:?}", packet);
+                    let bits = !layout::SESSION_RULE_MASK;
+                    prop_assert_eq!(rule & bits, of_another_policy.action[1] & bits, "how it began");
+                }
+                fate => prop_assert!(fate == Fate::Ends && permitting.is_empty(), "{:?} {:?}", packet, fate),
+            }
+            prop_assert_eq!(judge.decide(&session(&packet, generation)), Fate::Stays, "judged before");
+        }
+    }
+}
+
+/// Catches sessions of ports that have left, or are not filtered, that live on; and those of other ports that end.
+#[test]
+fn sessions_of_retired_numbers_and_of_ports_without_a_filter_end() {
+    let packet = PolicyPacket {
+        direction: Direction::Egress,
+        remote: "10.0.0.9".parse().unwrap(),
+        identity: 0,
+        protocol: 17,
+        port: Some(53),
+    };
+    let fate = |tables: &NodeTables, scope: u32| {
+        let mut session = session(&packet, 1000);
+        session.flow.scope = scope;
+        Judge::new(&tables.reader(), &map()).decide(&session)
+    };
+    let closed = tables(Some(&Policy { id: 1, ..Policy::default() }));
+    assert_eq!(
+        [7, 8, 9, 70_000].map(|scope| fate(&closed, scope)),
+        [
+            Fate::Ends,
+            Fate::Stays, // a number that the map does not have yet
+            Fate::Ends,
+            Fate::Stays,
+        ]
+    );
+    assert_eq!(fate(&tables(None), 7), Fate::Ends, "the port is not filtered");
+    let mut other = tables(None);
+    other.upsert_port(&Port { scope: 8, ..port(None) }).unwrap();
+    assert_eq!(fate(&other, 7), Fate::Stays, "the port has another number");
+    other.remove_port(IFINDEX).unwrap();
+    assert_eq!(fate(&other, 7), Fate::Stays, "the port is not written yet");
+}
+
+/// Catches a thread that does not review, does not free numbers, or does not end.
+#[test]
+fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
+    let regions = SessionRegions::anonymous(2, 2).unwrap();
+    let shares = SessionShares::anonymous().unwrap();
+    let sessions = Sessions::open(&regions, shares.clone(), ticks_now(), Immediate).unwrap();
+    let scopes = Scopes::new(shares.clone(), 10);
+    let tables = tables(None);
+    let reader = SharedReader::new(tables.reader(), ReaderGate::default());
+    let open = OpenSessions { sessions, shares };
+    let keeper = SessionKeeper::start(open, reader, scopes.clone()).unwrap();
+    let reviews = |least: u64| {
+        let until = Instant::now() + Duration::from_secs(20);
+        while lock(&keeper.status).reviews < least && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        lock(&keeper.status).reviews
+    };
+    assert!(reviews(1) >= 1, "sessions of an earlier agent are reviewed");
+    let before = reviews(1);
+    scopes.note_change();
+    assert!(reviews(before + 1) > before);
+    drop(keeper);
+    assert_eq!(scopes.wait(None, Duration::ZERO), None);
+    drop::<Region>(regions.config);
+}
