@@ -86,24 +86,10 @@ static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct 
 	return headers + skb->gso_size;
 }
 
-/* The identity of the VM at a port of this host. */
-static __always_inline __u16 port_identity(__u32 port_cell)
-{
-	const struct port *port = vm_port_service_at(port_cell);
-
-	return port ? port->identity : 0;
-}
-
 /* `from` of admit() for a packet to the VM at a filtered port: the identity of its sender. */
 static __always_inline __u32 admit_from(const struct frame *frame)
 {
 	return (__u32)frame->identity << ADMIT_IDENTITY_SHIFT;
-}
-
-/* `from` of admit() for a packet of a VM, with the receiver's identity if its port, which may be NULL, is on this host. */
-static __always_inline __u32 admit_to(const struct port *to, __u32 to_cell)
-{
-	return ADMIT_EGRESS | (to ? (__u32)port_identity(to_cell) << ADMIT_IDENTITY_SHIFT : 0);
 }
 
 /* Delivers a VM's packet with a valid source to another port on this host. */
@@ -162,19 +148,17 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 			return echo_answer(skb, port_cell, frame);
 		return port_drop(vrf->vni, DROP_no_endpoint);
 	}
+	if (port->flags & PORT_FILTERED) {
+		reason = admit(skb, frame, port, port_cell, ADMIT_EGRESS);
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
+	if (longest_packet(skb, frame) > port->mtu)
+		return send_vm_error(skb, port_cell, frame, DROP_too_big);
 	if (frame->flags & FRAME_IPV6)
 		found = find_ipv6(vrf->vni, frame->destination[0], frame->destination[1], &hit);
 	else
 		found = find_ipv4(vrf->vni, frame->destination[1], &hit);
-	to = local_port(found, &hit, vrf->vni, &reason);
-	if (port->flags & PORT_FILTERED) {
-		enum drop_reason refused = admit(skb, frame, port, port_cell, admit_to(to, hit.next));
-
-		if (refused)
-			return port_drop(vrf->vni, refused);
-	}
-	if (longest_packet(skb, frame) > port->mtu)
-		return send_vm_error(skb, port_cell, frame, DROP_too_big);
 	if (found == EXACT_MISS) {
 		__u32 bytes = skb->len, vni = vrf->vni;
 		int verdict = tunnel_to_group(skb, vrf_cell, vni, frame);
@@ -183,6 +167,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 			count_sent(frame, vni, bytes);
 		return verdict;
 	}
+	to = local_port(found, &hit, vrf->vni, &reason);
 	if (to)
 		return send_to_port(skb, vrf, port_cell, frame, to, hit.next);
 	if (is_direct(found, &hit))

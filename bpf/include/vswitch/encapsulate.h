@@ -72,6 +72,16 @@ static __always_inline int write_outer_headers(struct __sk_buff *skb, const stru
 }
 
 /*
+ * The identity that a packet takes to the next hop: it means something in the sender's own VNI only, and a host without a
+ * vSwitch does not know its flag.
+ */
+static __always_inline __u16 carried_identity(const struct frame *frame, const struct next_hop *hop,
+					      __u32 vni, __u32 own)
+{
+	return vni == own && !(READ_ONCE(hop->flags) & NEXT_HOP_FOREIGN) ? frame->identity : 0;
+}
+
+/*
  * Sends the frame to the next hop, whose `l2` is valid. VERDICT_SENT; VERDICT_DROPPED, which the caller counts as
  * DROP_headroom; or NOT_ENCAPSULATED.
  */

@@ -25,25 +25,30 @@ struct vxlan_metadata {
 __attribute__((noinline)) int tunnel_send_by_device(struct __sk_buff *skb, __u32 cell, __u32 vni, __u32 own,
 						    __u32 identity)
 {
-	const struct node_config *node = node_at();
-	const struct next_hop *hop = cell_at(cell);
 	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = OUTER_TTL };
+	struct vxlan_metadata metadata = { .gbp = identity };
 	/* The tenant's MTU leaves room for the tunnel. Fragments would hide that it does not. */
 	__u64 flags = BPF_F_DONT_FRAGMENT;
-	struct vxlan_metadata metadata = { .gbp = identity };
+	const struct next_hop *hop = cell_at(cell);
+	const struct node_config *node;
+	int ipv6;
 
-	if (!node || !hop)
+	if (!hop)
 		return port_drop(own, DROP_stale_index);
-	if (hop->flags & NEXT_HOP_IPV6) {
-		if (!(node->flags & NODE_HAS_IPV6))
-			return port_drop(own, DROP_no_vtep_address);
+	ipv6 = hop->flags & NEXT_HOP_IPV6;
+	if (ipv6)
 		__builtin_memcpy(key.remote_ipv6, hop->address, 16);
+	else
+		key.remote_ipv4 = bpf_ntohl(LOAD32(hop->address));
+	node = node_at();
+	if (!node)
+		return port_drop(own, DROP_stale_index);
+	if (!(node->flags & (ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
+		return port_drop(own, DROP_no_vtep_address);
+	if (ipv6) {
 		__builtin_memcpy(key.local_ipv6, node->vtep6, 16);
 		flags |= BPF_F_TUNINFO_IPV6;
 	} else {
-		if (!(node->flags & NODE_HAS_IPV4))
-			return port_drop(own, DROP_no_vtep_address);
-		key.remote_ipv4 = bpf_ntohl(LOAD32(hop->address));
 		key.local_ipv4 = bpf_ntohl(node->vtep4);
 		flags |= BPF_F_ZERO_CSUM_TX;
 	}
@@ -65,7 +70,7 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 				       const struct frame *frame, struct next_hop *hop, __u32 cell, __u32 vni,
 				       __u32 own, __u32 hash)
 {
-	__u16 identity = vni == own && !(READ_ONCE(hop->flags) & NEXT_HOP_FOREIGN) ? frame->identity : 0;
+	__u16 identity = carried_identity(frame, hop, vni, own);
 	int verdict = NOT_ENCAPSULATED;
 
 	if (can_encapsulate(node, hop)) {
@@ -140,16 +145,18 @@ static __always_inline long tunnel_identity(struct __sk_buff *skb)
 	/* Without an identity, the packet has no option. */
 	if (bpf_skb_get_tunnel_opt(skb, &metadata, sizeof(metadata)) < 0)
 		return 0;
-	return metadata.gbp & ~VXLAN_GROUP_ID ? -1 : metadata.gbp;
+	return metadata.gbp & ~VXLAN_GROUP_ID ? -1 : (long)metadata.gbp;
 }
 
 /* Reads VNI, sender and identity of a frame from the VXLAN device. */
-static __always_inline enum drop_reason tunnel_read(struct __sk_buff *skb, __u32 *vni,
-						    struct tunnel_sender *from)
+__attribute__((noinline)) enum drop_reason tunnel_read(struct __sk_buff *skb, __u32 *vni,
+						       struct tunnel_sender *from)
 {
 	struct bpf_tunnel_key key = {};
 	long identity = tunnel_identity(skb);
 
+	if (!vni || !from)
+		return DROP_stale_index;
 	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
 		from->address[1] = key.remote_ipv4;
 	} else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6)) {
