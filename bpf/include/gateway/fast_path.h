@@ -186,8 +186,7 @@ static __always_inline int fast_parse(const struct xdp_md *ctx, struct fast *fas
 	vxlan = LOAD64(data + FAST_VXLAN);
 	if ((LOAD32(data + FAST_TYPE) & TYPE_IPV4_MASK) != TYPE_IPV4 ||
 	    (LOAD32(data + FAST_IP + 6) & (FRAGMENT_MASK | PROTOCOL_MASK)) != bpf_htonl(IPPROTO_UDP) ||
-	    LOAD16(data + FAST_UDP + 2) != bpf_htons(VXLAN_PORT) ||
-	    !fast_vxlan_valid(vxlan & VXLAN_MASK))
+	    LOAD16(data + FAST_UDP + 2) != bpf_htons(VXLAN_PORT) || !fast_vxlan_valid(vxlan & VXLAN_MASK))
 		return 0;
 	fast->data = data;
 	fast->flags = vxlan;

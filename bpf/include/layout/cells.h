@@ -289,10 +289,10 @@ struct vrf {
 #define NEXT_HOP_DIRECT 4
 #define NEXT_HOP_POLICY 5 /* not a next hop: struct policy */
 
-#define NEXT_HOP_IPV6 0x1     /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
-#define NEXT_HOP_OWNED 0x2    /* vIP: this node answers ARP and ND for it */
-#define NEXT_HOP_HOST 0x4     /* VTEP: the node is a host; otherwise a gateway (strays.h) */
-#define NEXT_HOP_FIXED 0x8    /* direct path: configured by the controller; agents do not expire it */
+#define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
+#define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
+#define NEXT_HOP_HOST 0x4  /* VTEP: the node is a host; otherwise a gateway (strays.h) */
+#define NEXT_HOP_FIXED 0x8 /* direct path: configured by the controller; agents do not expire it */
 /*
  * VTEP of a host, or direct path to one: it runs no vSwitch. It checks no senders, gets no identities, and those that it
  * sends are ignored.

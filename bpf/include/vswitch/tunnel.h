@@ -19,8 +19,8 @@ struct vxlan_metadata {
 /*
  * Sends the packet to the node in `cell` by the VXLAN device, with this identity. Other parameters as for tunnel_send().
  *
- * The identity is set for each packet, also if it is 0: a device with the flag `gbp` takes it from memory that may
- * never have been written if it is not set (vxlan_xmit_one() in Linux 6.1). A device without the flag ignores it.
+ * The identity is set for each packet, also if it is 0: if it is not set, a device with the flag `gbp` takes it from memory
+ * that was never written (vxlan_xmit_one(), in Linux 6.1 and still in 6.18). A device without the flag ignores it.
  */
 __attribute__((noinline)) int tunnel_send_by_device(struct __sk_buff *skb, __u32 cell, __u32 vni, __u32 own,
 						    __u32 identity)
@@ -126,12 +126,12 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 
 /* The node that sent a frame through the tunnel. */
 struct tunnel_sender {
-	__u64 address[2];  /* as in struct frame */
+	__u64 address[2];	   /* as in struct frame */
 	struct exact_sender entry; /* of a host; otherwise 0 */
-	__u16 identity;	   /* of the tenant's sender; 0: none, or nobody vouches for it */
-	__u8 ipv6;	   /* the address is IPv6 */
-	__u8 is_host;	   /* the node is a host, not a gateway */
-	__u8 is_congested; /* the underlay has marked the packet */
+	__u16 identity;		   /* of the tenant's sender; 0: none, or nobody vouches for it */
+	__u8 ipv6;		   /* the address is IPv6 */
+	__u8 is_host;		   /* the node is a host, not a gateway */
+	__u8 is_congested;	   /* the underlay has marked the packet */
 };
 
 /*

@@ -197,7 +197,7 @@ fn interfaces_that_cannot_be_ports_are_refused() {
 fn vxlan_device_of_an_earlier_version_is_replaced_once() {
     in_namespace(|| async {
         ip("link add sluice-vx type vxlan external dstport 4789");
-        let index = || std::fs::read_to_string("/sys/class/net/sluice-vx/ifindex").ok();
+        let index = || ip("-o link show dev sluice-vx").split(':').next().map(str::to_owned);
         let fixture = Fixture::new("vxlan");
         let mut controller =
             Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
@@ -206,7 +206,10 @@ fn vxlan_device_of_an_earlier_version_is_replaced_once() {
             let agent = tokio::spawn(run(fixture.args(&[])));
             controller.hello().await;
             let device = ip("-d link show dev sluice-vx");
-            assert!(device.contains("external") && device.contains("gbp") && device.contains("UP"), "{device}");
+            assert!(
+                device.contains("external") && device.contains("gbp") && device.contains("UP"),
+                "{device}"
+            );
             let (_, status) = local(&fixture.socket, "GET", "/status", "").await;
             assert_eq!(status["interfaces"], serde_json::json!(["sluice-vx"]), "the program is attached");
             indices.push(index());

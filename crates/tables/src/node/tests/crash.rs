@@ -136,7 +136,9 @@ fn check_answers(tables: &NodeTables) {
     for (path, _) in tables.direct_paths() {
         let found = hop(reader.find(path.vni.get(), path.address));
         assert_eq!(found, Some(NextHop::Direct { host: path.host, vni: path.path_vni.get() }));
-        let Lookup::Hit(hit) = reader.find(path.vni.get(), path.address) else { unreachable!("it was found") };
+        let Lookup::Hit(hit) = reader.find(path.vni.get(), path.address) else {
+            unreachable!("it was found")
+        };
         let flags = u32::from(tables.memory().read::<layout::next_hop>(hit.cell).flags);
         let is_foreign = tables.role(path.host) == Some(Role::ForeignHost);
         assert_eq!(flags & layout::NEXT_HOP_FOREIGN != 0, is_foreign, "{path:?} knows its host");
