@@ -86,12 +86,10 @@ static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct 
 	return headers + skb->gso_size;
 }
 
-/* The identity of the VM at a port of this host, as admit() takes it. */
-static __always_inline __u32 port_identity(__u32 port_cell)
+/* `from` of admit() for a packet to the VM at a filtered port: the identity of its sender. */
+static __always_inline __u32 admit_from(const struct frame *frame)
 {
-	const struct port *port = vm_port_service_at(port_cell);
-
-	return port ? (__u32)port->identity << ADMIT_IDENTITY_SHIFT : 0;
+	return (__u32)frame->identity << ADMIT_IDENTITY_SHIFT;
 }
 
 /* Delivers a VM's packet with a valid source to another port on this host. */
@@ -105,7 +103,7 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	if (to->ifindex == skb->ifindex)
 		return port_drop(vrf->vni, DROP_hairpin);
 	if (to->flags & PORT_FILTERED) {
-		enum drop_reason reason = admit(skb, frame, to, to_cell, port_identity(port_cell));
+		enum drop_reason reason = admit(skb, frame, to, to_cell, admit_from(frame));
 
 		if (reason)
 			return port_drop(vrf->vni, reason);
@@ -280,6 +278,7 @@ int port_ingress(struct __sk_buff *skb)
 	reason = parse_skb(skb, frame);
 	if (reason)
 		return port_drop(vrf->vni, reason);
+	frame->identity = port_identity(port_cell);
 	if (frame->source_mac != load_mac(port->mac))
 		return port_drop(vrf->vni, DROP_spoofed_mac);
 	if (checksum_misplaced(skb, frame))
@@ -375,6 +374,7 @@ int uplink_ingress(struct __sk_buff *skb)
 	reason = parse_skb(skb, frame);
 	if (reason)
 		return port_drop(vni, reason);
+	frame->identity = from.identity;
 	found = find_receiver(skb, vni, frame, &hit, &reason);
 	if (reason)
 		return port_drop(vni, reason);
@@ -390,7 +390,7 @@ int uplink_ingress(struct __sk_buff *skb)
 	if (is_forged(skb, frame, port))
 		return port_drop(vni, DROP_forged_control);
 	if (port->flags & PORT_FILTERED && frame->ethertype != ETH_P_ARP && !is_control_icmp6(frame)) {
-		reason = admit(skb, frame, port, hit.next, 0);
+		reason = admit(skb, frame, port, hit.next, admit_from(frame));
 		if (reason)
 			return port_drop(vni, reason);
 	}
@@ -438,13 +438,14 @@ int underlay_ingress(struct __sk_buff *skb)
 	    frame->ethertype == ETH_P_ARP || !can_decapsulate(frame) || may_be_merged(skb, frame) ||
 	    !can_be_marked(&from, frame))
 		return VERDICT_PASSED;
+	frame->identity = from.identity;
 	port = plain_receiver(frame, vni, &port_cell);
 	if (!port || remove_outer_headers(skb, frame->flags & FRAME_IPV6))
 		return VERDICT_PASSED;
 	if (from.is_congested)
 		bpf_skb_ecn_set_ce(skb);
 	if (port->flags & PORT_FILTERED) {
-		enum drop_reason reason = admit(skb, frame, port, port_cell, 0);
+		enum drop_reason reason = admit(skb, frame, port, port_cell, admit_from(frame));
 
 		if (reason)
 			return port_drop(vni, reason);

@@ -8,8 +8,9 @@
  * are restored after each run. Besides memory errors it finds verdicts that
  * break the contract of gateway.bpf.c: drops that no counter counts, packets
  * for the kernel that were changed, packets sent with wrong lengths or
- * checksums, and tenants' packets sent although no known node sent them or
- * their VNI does not exist. Each packet is then processed once more by the
+ * checksums, tenants' packets sent although no known node sent them or
+ * their VNI does not exist, and identities that leave their VNI, or go to or
+ * come from a host without a vSwitch. Each packet is then processed once more by the
  * general path alone, which must do the same in all that can be seen.
  */
 #include "xdp.h"
@@ -123,8 +124,8 @@ static void check_flows(uint64_t frames, uint32_t posted, uint64_t missed, int p
 		fail("IPv4 source of an event");
 }
 
-/* Whether the outer source is the address of a node in the tables. */
-static int is_known_sender(const uint8_t *packet)
+/* The node in the tables with the underlay address that begins there in an IPv4 or an IPv6 packet; NULL: none. */
+static const struct next_hop *node_with(const uint8_t *packet, uint32_t at4, uint32_t at6)
 {
 	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
 		const struct next_hop *hop = (void *)&pristine[cell];
@@ -132,27 +133,50 @@ static int is_known_sender(const uint8_t *packet)
 		if (hop->kind != NEXT_HOP_VTEP)
 			continue;
 		if (packet[12] == 0x08
-			    ? !(hop->flags & NEXT_HOP_IPV6) && !memcmp(packet + 26, hop->address, 4)
-			    : hop->flags & NEXT_HOP_IPV6 && !memcmp(packet + 22, hop->address, 16))
-			return 1;
+			    ? !(hop->flags & NEXT_HOP_IPV6) && !memcmp(packet + at4, hop->address, 4)
+			    : hop->flags & NEXT_HOP_IPV6 && !memcmp(packet + at6, hop->address, 16))
+			return hop;
 	}
-	return 0;
+	return NULL;
+}
+
+/* The VXLAN header of a packet without IPv4 options. */
+static const uint8_t *vxlan_of(const uint8_t *packet)
+{
+	return packet + (packet[12] == 0x08 ? 42 : 62);
+}
+
+static int is_foreign(const struct next_hop *node)
+{
+	return !node || node->flags & NEXT_HOP_FOREIGN;
+}
+
+/* Checks that the VXLAN header has the identity that was received, if it may go on, and no other flag. */
+static void check_identity_sent(const uint8_t *packet, const uint8_t *out, int is_forwarded)
+{
+	const uint8_t *received = vxlan_of(packet), *sent = vxlan_of(out);
+	const uint8_t plain[4] = { 8 }, grouped[4] = { 0x88, 0, received[2], received[3] };
+	int keeps = is_forwarded && (received[2] || received[3]) && !memcmp(received + 4, sent + 4, 3) &&
+		    !is_foreign(node_with(packet, 26, 22)) && !is_foreign(node_with(out, 30, 38));
+
+	if (memcmp(sent, keeps ? grouped : plain, sizeof(plain)))
+		fail("identity of a packet that is sent");
 }
 
 /* Checks that a tenant's packet, which was sent or answered as VXLAN, had a right to it. */
 static void check_tenant(const uint8_t *packet)
 {
-	uint32_t vni_at = packet[12] == 0x08 ? 46 : 66;
-	uint32_t vni = packet[vni_at] << 16 | packet[vni_at + 1] << 8 | packet[vni_at + 2];
+	const uint8_t *vxlan = vxlan_of(packet);
+	uint32_t vni = vxlan[4] << 16 | vxlan[5] << 8 | vxlan[6];
 
-	if (!is_known_sender(packet))
+	if (!node_with(packet, 26, 22))
 		fail("a packet of an unknown node was accepted");
 	if (!find_index(vni, 0))
 		fail("a packet of an unknown VNI was accepted");
 }
 
 /* Checks the outer headers of an IP packet that is sent. `packet` is the one that was received. */
-static void check_sent(const uint8_t *packet, int patched)
+static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 {
 	static uint8_t out[PACKET_MAX + LINEAR_MAX];
 	uint32_t length = bpf_xdp_get_buff_len(&xdp.ctx), total;
@@ -181,8 +205,10 @@ static void check_sent(const uint8_t *packet, int patched)
 	/*
 	 * Only tenants' packets are UDP: what the gateway itself sends on the underlay is ARP, ND and ICMP.
 	 */
-	if (is_udp && !patched)
+	if (is_udp && !patched) {
 		check_tenant(packet);
+		check_identity_sent(packet, out, is_forwarded);
+	}
 }
 
 /* Everything that the run of a packet may change. */
@@ -300,7 +326,7 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 		break;
 	case XDP_TX:
 	case XDP_REDIRECT:
-		check_sent(packet, setup->patches > 0);
+		check_sent(packet, setup->patches > 0, traffic_count.packets != sent);
 		break;
 	default:
 		fail("an unknown verdict");

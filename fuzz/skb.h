@@ -18,6 +18,8 @@ static struct {
 	struct __sk_buff skb;
 	struct bpf_tunnel_key key;
 	int key_family; /* 4 or 6; 0: the packet has no tunnel key */
+	uint32_t gbp;	/* the group policy id of the key, and flags above it */
+	int has_gbp;	/* otherwise a device that sends it may add any id */
 	uint32_t redirected_to;
 	/*
 	 * CHECKSUM_PARTIAL: a device will compute the checksum of the packet from
@@ -269,7 +271,28 @@ long bpf_skb_set_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, _
 	if (skb != &tc.skb || size != sizeof(*key))
 		abort();
 	tc.key = *key;
+	tc.has_gbp = 0;
 	tc.key_family = flags & BPF_F_TUNINFO_IPV6 ? 6 : 4;
+	return 0;
+}
+
+long bpf_skb_get_tunnel_opt(struct __sk_buff *skb, void *option, __u32 size)
+{
+	if (skb != &tc.skb || size != sizeof(tc.gbp))
+		abort();
+	memset(option, 0, size);
+	if (!tc.key_family || !tc.has_gbp)
+		return -2;
+	memcpy(option, &tc.gbp, size);
+	return size;
+}
+
+long bpf_skb_set_tunnel_opt(struct __sk_buff *skb, void *option, __u32 size)
+{
+	if (skb != &tc.skb || size != sizeof(tc.gbp) || !tc.key_family)
+		abort();
+	memcpy(&tc.gbp, option, size);
+	tc.has_gbp = 1;
 	return 0;
 }
 

@@ -15,6 +15,9 @@
  * - An answer returns to the VM that asked, with valid checksums.
  * - A frame from the underlay is delivered only if a known node sent it, in the
  *   VNI and to the addresses of the port.
+ * - A frame leaves with the identity of its port, or of the node that sent it
+ *   here, within its VNI and to nodes with a vSwitch or gateways, and with none
+ *   otherwise.
  * - A packet that the program on the underlay interface decapsulates is delivered
  *   as if the VXLAN device had decapsulated it. It changes no other packet.
  * - The outer headers that a program writes are valid.
@@ -38,6 +41,7 @@
 #define OFFLOAD_FIB 0x10      /* the kernel has no neighbor entries */
 #define OFFLOAD_FILTERED 0x20 /* all ports need sessions; no policy denies anything */
 #define OFFLOAD_KEEP 0x40     /* the sessions of the packet before exist still */
+#define OFFLOAD_IDENTITY 0x80 /* uplink: the packet carries an identity */
 
 /* The first bytes of an input. */
 struct setup {
@@ -51,6 +55,8 @@ struct setup {
 		[2]; /* OFFLOAD_OUTER: the byte of the outer headers that is changed, modulo their length */
 	uint8_t csum_offset[2]; /* OFFLOAD_OUTER: how */
 };
+
+#define IDENTITY 0x0102
 
 #define PORTS_MAX 4
 #define NODES_MAX 64
@@ -358,7 +364,43 @@ struct received {
 	const struct port *port;       /* the VM's port; NULL: it came from the underlay */
 	const struct next_hop *sender; /* underlay: NULL: an unknown node, or no tunnel key */
 	uint32_t vni;		       /* underlay */
+	uint16_t identity;	       /* underlay: in the VXLAN header; 0: none */
 };
+
+/* The node with the address in the packet's tunnel key, or NULL. */
+static const struct next_hop *node_of_key(void)
+{
+	for (uint32_t i = 0; i < known_nodes_used; i++) {
+		const struct next_hop *hop = &known_nodes[i];
+
+		if (tc.key_family == 6
+			    ? hop->flags & NEXT_HOP_IPV6 && !memcmp(hop->address, tc.key.remote_ipv6, 16)
+			    : tc.key_family == 4 && !(hop->flags & NEXT_HOP_IPV6) &&
+				      bpf_ntohl(LOAD32(hop->address)) == tc.key.remote_ipv4)
+			return hop;
+	}
+	return NULL;
+}
+
+static int is_foreign(const struct next_hop *node)
+{
+	return node && node->flags & NEXT_HOP_FOREIGN;
+}
+
+/* The identity of a packet from the underlay that somebody vouches for. */
+static uint16_t trusted_identity(const struct received *in)
+{
+	return is_foreign(in->sender) ? 0 : in->identity;
+}
+
+/* Checks the identity of a packet that is sent through the tunnel. `identity` and `vni` are its sender's. */
+static void check_identity_sent(uint16_t identity, uint32_t vni)
+{
+	uint32_t expected = tc.key.tunnel_id == vni && !is_foreign(node_of_key()) ? identity : 0;
+
+	if (!tc.has_gbp || tc.gbp != expected)
+		fail("identity of a packet that is sent");
+}
 
 /* A stray is forwarded to a gateway without changes, and the event names its sender. */
 static void check_stray(const struct received *in, const uint8_t *frame, uint32_t length)
@@ -369,6 +411,7 @@ static void check_stray(const struct received *in, const uint8_t *frame, uint32_
 		fail("a stray of a gateway was sent back to a gateway");
 	if (tc.key.tunnel_id != in->vni || length != in->length || memcmp(frame, in->frame, length))
 		fail("a stray was changed");
+	check_identity_sent(trusted_identity(in), in->vni);
 	if (kernel.posted && (event->vni != in->vni || event->ipv6 > 1 || event->reserved[0] ||
 			      event->sender_ipv6 != (in->sender->flags & NEXT_HOP_IPV6)))
 		fail("fields of an event");
@@ -385,6 +428,8 @@ static void check_from_underlay(const struct received *in, const struct port *to
 	}
 	if (to->vni != in->vni)
 		fail("a packet of another VNI was delivered");
+	if (memory.frame.identity != trusted_identity(in))
+		fail("identity of a packet from the underlay");
 	check_destination(to, frame, length);
 	check_control(frame, length, 0);
 }
@@ -404,7 +449,11 @@ static void check_from_vm(const struct received *in, const struct port *to, uint
 		check_destination(to, frame, length);
 	} else if (!tc.key_family || (tc.key.tunnel_id != from->vni && !is_direct_path())) {
 		fail("a frame was sent into another VNI");
+	} else {
+		check_identity_sent(from->identity, from->vni);
 	}
+	if (memory.frame.identity != from->identity)
+		fail("identity of a VM");
 	check_control(frame, length, 1);
 	check_length(from, frame, length, in->gso_size);
 	if (has_valid_ipv4_checksum(in->frame, in->length) && !has_valid_ipv4_checksum(frame, length))
@@ -421,7 +470,7 @@ static void check_outer(const uint8_t *packet, uint32_t length)
 	const struct node_config *node = (void *)&pristine[CELL_NODE];
 	const uint8_t *ip = packet + ETH_HLEN, *udp = ip + IPV4_BYTES, *vxlan = udp + UDP_BYTES;
 	uint32_t ip_bytes = length - ETH_HLEN;
-	const uint8_t flags[4] = { 8 };
+	const uint8_t plain[4] = { 8 }, grouped[4] = { 0x88, 0, vxlan[2], vxlan[3] };
 
 	if (length < TUNNEL4_BYTES + ETH_HLEN || memcmp(packet, fib_mac, ETH_ALEN) ||
 	    memcmp(packet + ETH_ALEN, node->port[0].mac, ETH_ALEN) || !is_ipv4(packet))
@@ -433,9 +482,11 @@ static void check_outer(const uint8_t *packet, uint32_t length)
 	if (udp[0] < 0xc0 || udp[2] != 0x12 || udp[3] != 0xb5 ||
 	    (uint32_t)(udp[4] << 8 | udp[5]) != ip_bytes - IPV4_BYTES || udp[6] || udp[7])
 		fail("outer UDP header");
-	if (memcmp(vxlan, flags, sizeof(flags)) || vxlan[7])
+	if (memcmp(vxlan, vxlan[2] || vxlan[3] ? grouped : plain, sizeof(plain)) || vxlan[7])
 		fail("VXLAN header");
 	tc.key_family = 4;
+	tc.has_gbp = 1;
+	tc.gbp = vxlan[2] << 8 | vxlan[3];
 	tc.key.tunnel_id = vxlan[4] << 16 | vxlan[5] << 8 | vxlan[6];
 	tc.key.remote_ipv4 = bpf_ntohl(LOAD32(ip + 16));
 }
@@ -474,19 +525,12 @@ static void check_redirect(const struct received *in)
 		check_from_underlay(in, to, frame, length);
 }
 
-/* The node with the sender's address, or NULL. */
-static const struct next_hop *known_sender(void)
+/* Makes the packet one with this identity, as the VXLAN device shows it. */
+static void receive_identity(struct received *in, uint16_t identity)
 {
-	for (uint32_t i = 0; i < known_nodes_used; i++) {
-		const struct next_hop *hop = &known_nodes[i];
-
-		if (tc.key_family == 6
-			    ? hop->flags & NEXT_HOP_IPV6 && !memcmp(hop->address, tc.key.remote_ipv6, 16)
-			    : tc.key_family == 4 && !(hop->flags & NEXT_HOP_IPV6) &&
-				      bpf_ntohl(LOAD32(hop->address)) == tc.key.remote_ipv4)
-			return hop;
-	}
-	return NULL;
+	in->identity = identity;
+	tc.gbp = identity;
+	tc.has_gbp = 1;
 }
 
 /* Makes the packet one that came through the tunnel. */
@@ -507,7 +551,9 @@ static void receive_from_underlay(const struct setup *setup, const struct port *
 	} else {
 		tc.key.remote_ipv4 = bpf_ntohl(LOAD32(node->address)) ^ setup->sender;
 	}
-	in->sender = known_sender();
+	if (setup->offload & OFFLOAD_IDENTITY)
+		receive_identity(in, IDENTITY);
+	in->sender = node_of_key();
 }
 
 /* Makes the packet one that came from a VM, perhaps with a pending checksum. */
@@ -572,7 +618,7 @@ static void write_outer(const struct setup *setup, uint8_t *packet, uint32_t fra
 					   });
 	*udp = (struct udp_header){ bpf_htons(50000), bpf_htons(VXLAN_PORT), bpf_htons(bytes - IPV4_BYTES),
 				    0 };
-	*vxlan = (struct vxlan_header){ bpf_htonl(VXLAN_FLAGS), bpf_htonl(vni << 8) };
+	*vxlan = (struct vxlan_header){ bpf_htonl(vxlan_flags(tc.gbp)), bpf_htonl(vni << 8) };
 	packet[load16(setup->csum_start) % TUNNEL4_BYTES] ^= setup->csum_offset[0];
 }
 
@@ -583,6 +629,7 @@ static void run_outer(const struct setup *setup, const uint8_t *frame, uint32_t 
 	const struct node_config *node = (void *)&pristine[CELL_NODE];
 	struct bpf_tunnel_key key = tc.key;
 	uint32_t total = length + TUNNEL4_BYTES, to, linear = total;
+	uint16_t identity;
 	uint64_t sent = traffic_count.packets;
 	int verdict;
 
@@ -613,15 +660,21 @@ static void run_outer(const struct setup *setup, const uint8_t *frame, uint32_t 
 	if (tc.skb.len != length || bpf_skb_load_bytes(&tc.skb, 0, delivered, length) ||
 	    memcmp(frame, delivered, length))
 		fail("a frame was changed");
+	identity = memory.frame.identity;
 	key.tunnel_id = packet[46] << 16 | packet[47] << 8 | packet[48];
 	receive(frame, length, length);
 	tc.skb.ifindex = node->vxlan_ifindex;
 	tc.key = key;
 	tc.key_family = 4;
 	in->vni = key.tunnel_id;
-	in->sender = known_sender();
+	in->sender = node_of_key();
+	in->identity = 0;
+	if (packet[42] & 0x80)
+		receive_identity(in, packet[44] << 8 | packet[45]);
 	if (uplink_ingress(&tc.skb) != TC_ACT_REDIRECT || tc.redirected_to != to)
 		fail("the VXLAN device would not have delivered the packet, or to another port");
+	if (memory.frame.identity != identity)
+		fail("the VXLAN device would have shown another identity");
 	check_redirect(in);
 }
 

@@ -40,6 +40,7 @@ mod removals;
 mod rsp_forged;
 mod rsp_tenant;
 mod same_host;
+mod security_groups;
 mod self_configuration;
 mod spoofing;
 mod stalls;
@@ -140,6 +141,7 @@ fn all() -> Vec<Scenario> {
         direct_sender: SharedLab,
         crash: SharedLab,
         tcp: OwnLab,
+        security_groups: OwnLab,
         moved_instance: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,

@@ -33,6 +33,7 @@ struct outer {
 	__u32 hash;	 /* of the flow: the underlay uses it to spread flows over paths */
 	__u32 udp_bytes; /* UDP header included */
 	__u8 traffic_class;
+	__u16 identity; /* of the tenant's sender; 0: none */
 };
 
 static __always_inline void write_vxlan(struct cursor *cursor, const struct outer *outer)
@@ -45,7 +46,7 @@ static __always_inline void write_vxlan(struct cursor *cursor, const struct oute
 		bpf_htonl((VXLAN_SOURCE_MIN | outer->hash >> VXLAN_SOURCE_SHIFT) << 16 | VXLAN_PORT));
 	udp->bytes = bpf_htons(outer->udp_bytes);
 	udp->checksum = 0;
-	vxlan->flags = bpf_htonl(VXLAN_FLAGS);
+	vxlan->flags = bpf_htonl(vxlan_flags(outer->identity));
 	vxlan->vni = bpf_htonl(outer->vni << 8);
 }
 

@@ -256,15 +256,21 @@ static __always_inline enum exact_answer exact_find6(const struct exact_root *ro
 	return value >> EXACT_CHECK_SHIFT == digest >> EXACT_CHECK_SHIFT ? EXACT_HIT : EXACT_MISS;
 }
 
+/* What the entry of a sender leads to. */
+struct exact_sender {
+	__u32 vrf; /* cell of the VNI's VRF; 0: it is not known here */
+	__u32 hop; /* cell of the node's struct next_hop; that of another node if both have the same id (SENDER_ANY) */
+};
+
 /*
  * Finds out whether the node with this underlay address may send in the VNI (EXACT_INDEX in cells.h). The
- * address is halves in host order; IPv4 is in `low`. If it may, `vrf` is the cell of the VNI's VRF, or 0: then that
- * is not known here. An address that is not in the table is mistaken for one
- * with a probability of 2^-51 for each IPv6 VTEP of the VNI, if it was not chosen with regard to that one
- * (ipv6_digest()).
+ * address is halves in host order; IPv4 is in `low`. If it may, `sender` is filled in. An address that is
+ * not in the table is mistaken for one with a probability of 2^-51 for each IPv6 VTEP of the VNI, if it was not chosen
+ * with regard to that one (ipv6_digest()).
  */
 static __always_inline enum exact_answer exact_find_sender(const struct exact_root *root, __u32 vni,
-							   __u32 ipv6, __u64 high, __u64 low, __u32 *vrf)
+							   __u32 ipv6, __u64 high, __u64 low,
+							   struct exact_sender *sender)
 {
 	__u64 value = 0, check = SENDER_IPV4;
 	__u32 next = 0, id = low;
@@ -279,7 +285,8 @@ static __always_inline enum exact_answer exact_find_sender(const struct exact_ro
 	answer = exact_lookup(root, exact_key(EXACT_INDEX, vni, id ? id : 1), &value, &next);
 	if (answer != EXACT_HIT)
 		return answer;
-	*vrf = value & CELL_INDEX_MASK;
+	sender->vrf = value & CELL_INDEX_MASK;
+	sender->hop = next & CELL_INDEX_MASK;
 	value &= SENDER_CHECK_MASK;
 	return value == check || value == SENDER_ANY ? EXACT_HIT : EXACT_MISS;
 }

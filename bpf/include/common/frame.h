@@ -2,7 +2,8 @@
 /*
  * A tenant's frame after parsing, and questions about it that need no packet bytes.
  *
- * Contract: parse_frame() (parse.h) fills in the structure. Calls no helper and uses no map.
+ * Contract: parse_frame() (parse.h) fills in the structure, but `identity`, which is not in the tenant's bytes. Calls no
+ * helper and uses no map.
  */
 #ifndef SLUICE_FRAME_H
 #define SLUICE_FRAME_H
@@ -33,7 +34,9 @@ struct frame {
 	__u8 protocol;	    /* of the transport header, behind IPv6 extension headers */
 	__u8 ttl;	    /* or hop limit */
 	__u8 traffic_class;
-	__u8 flags; /* FRAME_* */
+	__u8 flags;	/* FRAME_* */
+	__u16 identity; /* of the sender's security groups within its VNI; 0: none that this node may trust */
+	__u8 reserved[6];
 };
 
 static __always_inline int ipv4_multicast(__u64 address)

@@ -119,12 +119,18 @@ struct tcp_header {
 
 /* RFC 7348. */
 struct vxlan_header {
-	__be32 flags;
-	__be32 vni; /* in the high 24 bits; the low 8 are reserved */
+	__be32 flags; /* see vxlan_flags() (vxlan.h) */
+	__be32 vni;   /* in the high 24 bits; the low 8 are reserved */
 };
 
 #define VXLAN_PORT 4789
-#define VXLAN_FLAGS 0x08000000u /* the VNI is valid; no other flag */
+#define VXLAN_FLAGS 0x08000000u /* the VNI is valid */
+/*
+ * VXLAN Group Policy (draft-smith-vxlan-group-policy): the low 16 bits are a group policy id. Between them are the
+ * bits D and A, which nodes neither send nor accept.
+ */
+#define VXLAN_GROUP 0x80000000u
+#define VXLAN_GROUP_ID 0xffffu
 
 /* ICMP (RFC 792) and ICMPv6 (RFC 4443). */
 struct icmp_header {

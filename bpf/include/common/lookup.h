@@ -94,20 +94,15 @@ __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 	}
 }
 
-/* Whether the node with this underlay address may send in the VNI. `vrf` is as for exact_find_sender(), or NULL. */
+/* Whether the node with this underlay address may send in the VNI: exact_find_sender(). */
 __attribute__((noinline)) enum exact_answer find_sender(__u32 vni, __u32 ipv6, __u64 high, __u64 low,
-							__u32 *vrf)
+							struct exact_sender *sender)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
-	enum exact_answer answer;
-	__u32 cell = 0;
 
-	if (!root)
+	if (!root || !sender)
 		return EXACT_MISS;
-	answer = exact_find_sender(root, vni, ipv6, high, low, &cell);
-	if (vrf)
-		*vrf = cell;
-	return answer;
+	return exact_find_sender(root, vni, ipv6, high, low, sender);
 }
 
 /* The leaf of the longest route for an address. 0: no route. */

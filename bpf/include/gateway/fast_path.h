@@ -2,7 +2,8 @@
 /*
  * Gateway: the fast path, for the shape that most packets have: VXLAN over IPv4 to a vIP, inside of it an IPv4 or IPv6
  * packet of TCP, UDP or ICMP without options and fragments, bridged or routed, from a host that may send in the VNI, to
- * an instance of the same VNI whose host is reached over IPv4 and whose next hop is resolved.
+ * an instance of the same VNI whose host is reached over IPv4 and whose next hop is resolved; with or without the
+ * identity of its sender.
  *
  * Contract: forward_fast() does what the general path (gateway.bpf.c) does with such a packet, to the bit, and
  * returns the verdict, perhaps with FAST_UNSKIPPED. FAST_NONE: the packet has another shape, or would be dropped or
@@ -20,6 +21,7 @@
 #include "gateway/flow_accounting.h"
 #include "gateway/output.h"
 #include "gateway/packet.h"
+#include "gateway/sender.h"
 #include "gateway/stage_end.h"
 #include "gateway/vip_slots.h"
 
@@ -50,6 +52,10 @@
 #define PROTOCOL_MASK bpf_htonl(0xff)
 /* All of the VXLAN header but the VNI. */
 #define VXLAN_MASK bpf_cpu_to_be64(0xffffffff000000ffull)
+#define VXLAN_PLAIN bpf_cpu_to_be64((__u64)VXLAN_FLAGS << 32)
+/* The same with an identity, which may have any value but 0. */
+#define VXLAN_ID_MASK bpf_cpu_to_be64((__u64)VXLAN_GROUP_ID << 32)
+#define VXLAN_GROUPED bpf_cpu_to_be64((__u64)(VXLAN_FLAGS | VXLAN_GROUP) << 32)
 
 /* A packet in the fast path. */
 struct fast {
@@ -64,6 +70,7 @@ struct fast {
 	__u32 vni;
 	__u32 hash;	   /* as frame_hash() */
 	__u32 frame_bytes; /* of the tenant's frame, padding included */
+	__u32 flags;	   /* first word of the VXLAN header, in packet order, if the host gets identities */
 };
 
 /* Finds both buckets of the destination, and starts to load them: nothing takes as long as to wait for them. */
@@ -160,6 +167,12 @@ static __always_inline int fast_parse6(struct fast *fast, const void *end, const
 	return 1;
 }
 
+/* Whether the VXLAN header has no flags, or only an identity. `vxlan` are its bytes without the VNI. */
+static __always_inline int fast_vxlan_valid(__u64 vxlan)
+{
+	return vxlan == VXLAN_PLAIN || ((vxlan & ~VXLAN_ID_MASK) == VXLAN_GROUPED && vxlan & VXLAN_ID_MASK);
+}
+
 /* Stage "parse": whether the packet has the shape of the fast path. */
 static __always_inline int fast_parse(const struct xdp_md *ctx, struct fast *fast,
 				      const struct exact_root *root, const struct node_config *node)
@@ -173,10 +186,10 @@ static __always_inline int fast_parse(const struct xdp_md *ctx, struct fast *fas
 	vxlan = LOAD64(data + FAST_VXLAN);
 	if ((LOAD32(data + FAST_TYPE) & TYPE_IPV4_MASK) != TYPE_IPV4 ||
 	    (LOAD32(data + FAST_IP + 6) & (FRAGMENT_MASK | PROTOCOL_MASK)) != bpf_htonl(IPPROTO_UDP) ||
-	    LOAD16(data + FAST_UDP + 2) != bpf_htons(VXLAN_PORT) ||
-	    (vxlan & VXLAN_MASK) != bpf_cpu_to_be64((__u64)VXLAN_FLAGS << 32))
+	    LOAD16(data + FAST_UDP + 2) != bpf_htons(VXLAN_PORT) || !fast_vxlan_valid(vxlan & VXLAN_MASK))
 		return 0;
 	fast->data = data;
+	fast->flags = vxlan;
 	fast->vni = bpf_ntohl(vxlan >> 32) >> 8;
 	bytes = bpf_ntohs(LOAD16(data + FAST_IP + 2));
 	if (!fast->vni || bytes < FAST4_BYTES - FAST_IP || bytes + FAST_IP > (__u64)(end - data) ||
@@ -198,16 +211,31 @@ static __always_inline int fast_parse(const struct xdp_md *ctx, struct fast *fas
 	return source_mac && !(source_mac & 1 << 16) && !(*(const __u8 *)(data + FAST_FRAME) & 1);
 }
 
-/* Stage "admit": the VRF of the VNI, if the packet is for this node and its sender may send in the VNI. */
-static __always_inline const struct vrf *fast_admit(const struct fast *fast, const struct exact_root *root)
+/* Removes the identity if the sender's host may not send one. 0: the packet is not in the fast path. */
+static __always_inline int fast_check_identity(struct fast *fast, __u32 hop, __be32 source)
 {
-	__u32 id = bpf_ntohl(LOAD32(fast->data + FAST_IP + 12)), next;
+	const struct next_hop *host = next_hop_at(hop & CELL_INDEX_MASK, NEXT_HOP_VTEP);
+
+	if (!host || !is_node4(host, source))
+		return 0;
+	if (READ_ONCE(host->flags) & NEXT_HOP_FOREIGN)
+		fast->flags = bpf_htonl(VXLAN_FLAGS);
+	return 1;
+}
+
+/* Stage "admit": the VRF of the VNI, if the packet is for this node and its sender may send in the VNI. */
+static __always_inline const struct vrf *fast_admit(struct fast *fast, const struct exact_root *root)
+{
+	__be32 source = LOAD32(fast->data + FAST_IP + 12);
+	__u32 id = bpf_ntohl(source), next;
 	__u64 value;
 
 	if (!is_vip4(LOAD32(fast->data + FAST_IP + 16), fast->data))
 		return NULL;
 	if (!exact_find_entry(root, exact_key(EXACT_INDEX, fast->vni, id ? id : 1), &value, &next) ||
 	    (value & SENDER_CHECK_MASK) > SENDER_IPV4)
+		return NULL;
+	if (fast->flags != bpf_htonl(VXLAN_FLAGS) && !fast_check_identity(fast, next, source))
 		return NULL;
 	return vrf_at(value & CELL_INDEX_MASK, fast->vni);
 }
@@ -262,6 +290,7 @@ static __always_inline void fast_rewrite(const struct fast *fast, const struct n
 	void *ip = fast->data + FAST_IP, *udp = fast->data + FAST_UDP, *frame = fast->data + FAST_FRAME;
 	__u32 source = node->vtep4, destination = LOAD32(hop->address);
 	__u32 fragment = bpf_htonl(IPV4_DF), ttl = bpf_htons(OUTER_TTL << 8 | IPPROTO_UDP);
+	__u32 flags = READ_ONCE(hop->flags) & NEXT_HOP_FOREIGN ? bpf_htonl(VXLAN_FLAGS) : fast->flags;
 	__u64 sum = (__u64)LOAD32(ip) + fragment + ttl + source + destination;
 
 	store_macs(fast->data, l2, port->mac);
@@ -270,6 +299,7 @@ static __always_inline void fast_rewrite(const struct fast *fast, const struct n
 	STORE64(ip + 12, source | (__u64)destination << 32);
 	STORE16(udp, bpf_htons(VXLAN_SOURCE_MIN | fast->hash >> VXLAN_SOURCE_SHIFT));
 	STORE16(udp + 6, 0);
+	STORE32(udp + UDP_BYTES, flags);
 	if (!fast->routed)
 		return;
 	store_macs(frame, mac, node->router_mac);

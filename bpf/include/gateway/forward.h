@@ -174,6 +174,9 @@ __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, s
 	outer.hash = frame_hash(&packet->frame); /* spreads flows over the paths of the underlay */
 	outer.udp_bytes = TUNNEL_BYTES + packet->frame_bytes;
 	outer.traffic_class = packet->traffic_class;
+	/* An identity means something in its own VPC only, and a host without a vSwitch does not know the flag. */
+	if (packet->final_vni == packet->vni && !(READ_ONCE(hop->flags) & NEXT_HOP_FOREIGN))
+		outer.identity = packet->frame.identity;
 	outer.destination[0] = ipv6 ? load_half(hop->address) : 0;
 	outer.destination[1] = ipv6 ? load_half(hop->address + 8) : bpf_ntohl(LOAD32(hop->address));
 	carry = ipv6 && packet->udp_checksum;

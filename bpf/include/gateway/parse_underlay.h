@@ -4,7 +4,8 @@
  * is for this node. parse_frame() (parse.h) then parses the tenant's frame.
  *
  * Contract: DROP_none with is_tunnel set for a VXLAN packet to this node, with
- * outer_source, outer_source_mac, vni, frame_bytes, udp_checksum, ipv6 and traffic_class filled in.
+ * outer_source, outer_source_mac, vni, frame_bytes, udp_checksum, ipv6, traffic_class and the frame's identity filled
+ * in.
  * DROP_none without is_tunnel for any other packet, which answer_underlay.h handles. Otherwise the reason to
  * drop. The packet is not changed. Reads only the map `cells`.
  */
@@ -28,12 +29,13 @@ static __always_inline enum drop_reason parse_vxlan(const struct udp_header *udp
 						    const struct vxlan_header *vxlan, __u32 bytes,
 						    struct packet *packet)
 {
-	__u32 length = bpf_ntohs(udp->bytes), vni = bpf_ntohl(vxlan->vni);
+	__u32 length = bpf_ntohs(udp->bytes), vni = bpf_ntohl(vxlan->vni), flags = bpf_ntohl(vxlan->flags);
 
 	if (length != bytes || length < TUNNEL_BYTES)
 		return DROP_outer_truncated;
-	if (bpf_ntohl(vxlan->flags) != VXLAN_FLAGS || vni & 0xff || !vni)
+	if (!vxlan_flags_valid(flags) || vni & 0xff || !vni)
 		return DROP_vxlan_flags;
+	packet->frame.identity = flags & VXLAN_GROUP_ID;
 	packet->udp_checksum = udp->checksum;
 	packet->frame_bytes = length - TUNNEL_BYTES;
 	packet->vni = vni >> 8;

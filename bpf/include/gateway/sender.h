@@ -3,9 +3,9 @@
  * Gateway, stage "classify": whether the node that sent a VXLAN packet may send in its VNI. A host sends only
  * in the VPCs of its instances, and for a moment after the last one has left (cells.h, EXACT_INDEX).
  *
- * Contract: expects vni, ipv6 and outer_source. Returns DROP_none or the reason to drop: foreign_sender for a
- * known node, unknown_vtep for all others. One lookup for packets that are accepted. Reads only the map
- * `cells`.
+ * Contract: expects vni, ipv6, outer_source and the frame's identity, which is removed if nobody vouches for it. Returns
+ * DROP_none or the reason to drop: foreign_sender for a known node, unknown_vtep for all others. One lookup for packets
+ * that are accepted. Reads only the map `cells`.
  */
 #ifndef SLUICE_SENDER_H
 #define SLUICE_SENDER_H
@@ -13,29 +13,69 @@
 #include "common/lookup.h"
 #include "gateway/packet.h"
 
-/* Why a packet was refused: whether its sender is a node in the tables. */
-__attribute__((noinline)) enum drop_reason refused_sender(struct packet *packet)
+/* Whether the node has this IPv4 address. */
+static __always_inline int is_node4(const struct next_hop *node, __be32 address)
+{
+	return !(READ_ONCE(node->flags) & NEXT_HOP_IPV6) && LOAD32(node->address) == address;
+}
+
+/* Whether the node has sent the packet. */
+static __always_inline int is_from(const struct packet *packet, const struct next_hop *node)
+{
+	if (!packet->ipv6)
+		return is_node4(node, bpf_htonl(packet->outer_source[1]));
+	return READ_ONCE(node->flags) & NEXT_HOP_IPV6 &&
+	       load_half(node->address) == packet->outer_source[0] &&
+	       load_half(node->address + 8) == packet->outer_source[1];
+}
+
+/* The cell of the node that sent the packet. 0: it is none in the tables; INDEX_BUSY: as EXACT_BUSY. */
+__attribute__((noinline)) __u32 find_node(struct packet *packet)
 {
 	struct exact_hit hit = {};
 	enum exact_answer answer;
 
 	if (!packet)
-		return DROP_stale_index;
+		return 0;
 	if (packet->ipv6)
 		answer = find_ipv6(0, packet->outer_source[0], packet->outer_source[1], &hit);
 	else
 		answer = find_ipv4(0, packet->outer_source[1], &hit);
 	if (answer == EXACT_BUSY)
+		return INDEX_BUSY;
+	return answer == EXACT_HIT && next_hop_at(hit.next, NEXT_HOP_VTEP) ? hit.next : 0;
+}
+
+/* Why a packet was refused: whether its sender is a node in the tables. */
+static __always_inline enum drop_reason refused_sender(struct packet *packet)
+{
+	__u32 cell = find_node(packet);
+
+	if (cell == INDEX_BUSY)
 		return DROP_table_busy;
-	return answer == EXACT_HIT && next_hop_at(hit.next, NEXT_HOP_VTEP) ? DROP_foreign_sender
-									   : DROP_unknown_vtep;
+	return cell ? DROP_foreign_sender : DROP_unknown_vtep;
+}
+
+/* Removes the identity unless the sender's host, which is probably in the cell, runs a vSwitch, which vouches for it. */
+static __always_inline void check_identity(struct packet *packet, __u32 cell)
+{
+	const struct next_hop *node = next_hop_at(cell, NEXT_HOP_VTEP);
+
+	if (!node || !is_from(packet, node))
+		node = next_hop_at(find_node(packet), NEXT_HOP_VTEP);
+	if (!node || READ_ONCE(node->flags) & NEXT_HOP_FOREIGN)
+		packet->frame.identity = 0;
 }
 
 static __always_inline enum drop_reason check_sender(struct packet *packet)
 {
+	struct exact_sender sender = {};
+
 	switch (find_sender(packet->vni, packet->ipv6, packet->outer_source[0], packet->outer_source[1],
-			    NULL)) {
+			    &sender)) {
 	case EXACT_HIT:
+		if (packet->frame.identity)
+			check_identity(packet, sender.hop);
 		return DROP_none;
 	case EXACT_BUSY:
 		return DROP_table_busy;

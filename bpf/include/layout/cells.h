@@ -86,7 +86,7 @@ struct superblock {
  * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
  * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the
  * IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. `next` is the struct next_hop of the
- * VTEP, which readers need not read. Of the value, bits 0..27 are the cell of the VNI's struct vrf, so that one
+ * VTEP, which is read only for packets with an identity. Of the value, bits 0..27 are the cell of the VNI's struct vrf, so that one
  * lookup answers for sender and VNI; 0: none. Bits 28..47 are SENDER_IPV4, or other bits of the digest with
  * SENDER_IPV6 (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the same id.
  */
@@ -289,11 +289,15 @@ struct vrf {
 #define NEXT_HOP_DIRECT 4
 #define NEXT_HOP_POLICY 5 /* not a next hop: struct policy */
 
-#define NEXT_HOP_IPV6 0x1     /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
-#define NEXT_HOP_OWNED 0x2    /* vIP: this node answers ARP and ND for it */
-#define NEXT_HOP_HOST 0x4     /* VTEP: the node is a host; otherwise a gateway (strays.h) */
-#define NEXT_HOP_FIXED 0x8    /* direct path: configured by the controller; agents do not expire it */
-#define NEXT_HOP_FOREIGN 0x10 /* VTEP of a host: it runs no vSwitch, and checks no senders */
+#define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
+#define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
+#define NEXT_HOP_HOST 0x4  /* VTEP: the node is a host; otherwise a gateway (strays.h) */
+#define NEXT_HOP_FIXED 0x8 /* direct path: configured by the controller; agents do not expire it */
+/*
+ * VTEP of a host, or direct path to one: it runs no vSwitch. It checks no senders, gets no identities, and those that it
+ * sends are ignored.
+ */
+#define NEXT_HOP_FOREIGN 0x10
 
 struct next_hop {
 	__u8 kind;

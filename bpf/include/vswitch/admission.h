@@ -289,6 +289,25 @@ static __always_inline __u32 ask_policy(const struct frame *frame, struct admiss
 	return policy_evaluate(policy, packet);
 }
 
+/*
+ * The identity of the VM to which the frame from this port is sent, if the VM is on this host; otherwise 0: this host does
+ * not know it.
+ */
+__attribute__((noinline)) __u32 receiver_identity(struct frame *frame, __u32 port_cell)
+{
+	const struct port *port = vm_port_at(port_cell);
+	struct exact_hit hit = {};
+	enum exact_answer found;
+
+	if (!frame || !port)
+		return 0;
+	if (frame->flags & FRAME_IPV6)
+		found = find_ipv6(port->vni, frame->destination[0], frame->destination[1], &hit);
+	else
+		found = find_ipv4(port->vni, frame->destination[1], &hit);
+	return found == EXACT_HIT && vm_port_at(hit.next) ? port_identity(hit.next) : 0;
+}
+
 /* Generation of a policy; 0 if the tables have lost it. */
 static __always_inline __u32 policy_generation(__u32 cell)
 {
@@ -365,6 +384,8 @@ static __always_inline enum drop_reason admit(struct __sk_buff *skb, struct fram
 	answer = admit_known(skb, frame, memory, scope);
 	if (answer == ADMIT_ERROR)
 		answer = admit_error(skb, frame, memory, scope);
+	if (answer == ADMIT_JUDGE && from & ADMIT_EGRESS)
+		from |= receiver_identity(frame, port_cell) << ADMIT_IDENTITY_SHIFT;
 	if (answer == ADMIT_JUDGE)
 		answer = admit_by_policy(frame, memory, port_cell, from);
 	if (answer == ADMIT_BEGIN)

@@ -20,11 +20,11 @@ extern int LINUX_KERNEL_VERSION __kconfig;
 #define ADJUST_ROOM_DECAP_IPV6 (1ull << 8)
 #define DECAP_IPV6_SINCE (6 << 16 | 3 << 8)
 
-/* Whether the UDP header is VXLAN's, without a checksum and without flags that only extensions have. */
+/* Whether the UDP header is VXLAN's, without a checksum, and without flags of extensions but an identity. */
 static __always_inline int is_plain_vxlan(const struct udp_header *udp, const struct vxlan_header *vxlan)
 {
 	return udp->destination == bpf_htons(VXLAN_PORT) && !udp->checksum &&
-	       vxlan->flags == bpf_htonl(VXLAN_FLAGS) && !(vxlan->vni & bpf_htonl(0xff));
+	       vxlan_flags_valid(bpf_ntohl(vxlan->flags)) && !(vxlan->vni & bpf_htonl(0xff));
 }
 
 /* Bytes that are made linear: all headers but IPv4 options and IPv6 extension headers. */
@@ -48,7 +48,7 @@ static __always_inline int pull_vxlan(struct __sk_buff *skb)
 
 /*
  * Whether the packet is plain VXLAN over IPv4 to this node: unfragmented, not merged, with valid lengths and
- * header checksum. Then VNI and sender are set.
+ * header checksum. Then VNI, sender and identity are set.
  */
 static __always_inline int read_underlay(struct __sk_buff *skb, const struct node_config *node, __u32 *vni,
 					 struct tunnel_sender *from)
@@ -78,6 +78,7 @@ static __always_inline int read_underlay(struct __sk_buff *skb, const struct nod
 		return 0;
 	from->is_congested = (ip->traffic_class & ECN_MASK) == ECN_CE;
 	from->address[1] = bpf_ntohl(ip->source);
+	from->identity = bpf_ntohl(vxlan->flags) & VXLAN_GROUP_ID;
 	*vni = bpf_ntohl(vxlan->vni) >> 8;
 	return 1;
 }

@@ -72,12 +72,22 @@ static __always_inline int write_outer_headers(struct __sk_buff *skb, const stru
 }
 
 /*
+ * The identity that a packet takes to the next hop: it means something in the sender's own VNI only, and a host without a
+ * vSwitch does not know its flag.
+ */
+static __always_inline __u16 carried_identity(const struct frame *frame, const struct next_hop *hop,
+					      __u32 vni, __u32 own)
+{
+	return vni == own && !(READ_ONCE(hop->flags) & NEXT_HOP_FOREIGN) ? frame->identity : 0;
+}
+
+/*
  * Sends the frame to the next hop, whose `l2` is valid. VERDICT_SENT; VERDICT_DROPPED, which the caller counts as
  * DROP_headroom; or NOT_ENCAPSULATED.
  */
 static __always_inline int encapsulate(struct __sk_buff *skb, const struct node_config *node,
 				       const struct frame *frame, const struct next_hop *hop, __u32 vni,
-				       __u32 hash)
+				       __u16 identity, __u32 hash)
 {
 	__u64 l2 = READ_ONCE(hop->l2);
 	const struct underlay_port *port = underlay_port_at(l2 >> L2_PORT_SHIFT);
@@ -89,6 +99,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct node_
 		.hash = hash << 16 | hash >> 16, /* the upper bits have selected the vIP */
 		.udp_bytes = TUNNEL_BYTES + skb->len,
 		.traffic_class = outer_ecn(frame),
+		.identity = identity,
 	};
 
 	if (l2 >> L2_PORT_SHIFT >= UNDERLAY_PORTS_MAX || !port || !port->ifindex ||

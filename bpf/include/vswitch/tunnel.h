@@ -11,38 +11,57 @@
 
 #include "vswitch/encapsulate.h"
 
-/* Sends the packet to the node in `cell` by the VXLAN device. Other parameters as for tunnel_send(). */
-__attribute__((noinline)) int tunnel_send_by_device(struct __sk_buff *skb, __u32 cell, __u32 vni, __u32 own)
+/* The kernel's type of the tunnel option of VXLAN, which is not part of its API's headers. */
+struct vxlan_metadata {
+	__u32 gbp; /* VXLAN_GROUP_ID, and further flags above it */
+};
+
+/*
+ * Sends the packet to the node in `cell` by the VXLAN device, with this identity. Other parameters as for tunnel_send().
+ *
+ * The identity is set for each packet, also if it is 0: if it is not set, a device with the flag `gbp` takes it from memory
+ * that was never written (vxlan_xmit_one(), in Linux 6.1 and still in 6.18). A device without the flag ignores it.
+ */
+__attribute__((noinline)) int tunnel_send_by_device(struct __sk_buff *skb, __u32 cell, __u32 vni, __u32 own,
+						    __u32 identity)
 {
-	const struct node_config *node = node_at();
-	const struct next_hop *hop = cell_at(cell);
 	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = OUTER_TTL };
+	struct vxlan_metadata metadata = { .gbp = identity };
 	/* The tenant's MTU leaves room for the tunnel. Fragments would hide that it does not. */
 	__u64 flags = BPF_F_DONT_FRAGMENT;
+	const struct next_hop *hop = cell_at(cell);
+	const struct node_config *node;
+	int ipv6;
 
-	if (!node || !hop)
+	if (!hop)
 		return port_drop(own, DROP_stale_index);
-	if (hop->flags & NEXT_HOP_IPV6) {
-		if (!(node->flags & NODE_HAS_IPV6))
-			return port_drop(own, DROP_no_vtep_address);
+	ipv6 = hop->flags & NEXT_HOP_IPV6;
+	if (ipv6)
 		__builtin_memcpy(key.remote_ipv6, hop->address, 16);
+	else
+		key.remote_ipv4 = bpf_ntohl(LOAD32(hop->address));
+	node = node_at();
+	if (!node)
+		return port_drop(own, DROP_stale_index);
+	if (!(node->flags & (ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
+		return port_drop(own, DROP_no_vtep_address);
+	if (ipv6) {
 		__builtin_memcpy(key.local_ipv6, node->vtep6, 16);
 		flags |= BPF_F_TUNINFO_IPV6;
 	} else {
-		if (!(node->flags & NODE_HAS_IPV4))
-			return port_drop(own, DROP_no_vtep_address);
-		key.remote_ipv4 = bpf_ntohl(LOAD32(hop->address));
 		key.local_ipv4 = bpf_ntohl(node->vtep4);
 		flags |= BPF_F_ZERO_CSUM_TX;
 	}
-	if (!node->vxlan_ifindex || bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags))
+	if (!node->vxlan_ifindex || bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags) ||
+	    bpf_skb_set_tunnel_opt(skb, &metadata, sizeof(metadata)))
 		return port_drop(own, DROP_redirect);
 	return bpf_redirect(node->vxlan_ifindex, 0);
 }
 
 /*
  * Sends the packet to the node `hop`, which is in `cell`, in the VNI `vni`. `hash` is the flow's under the node's
- * secret. Drops are counted for `own`, the sender's VNI.
+ * secret. Drops are counted for `own`, the sender's VNI. The frame's identity goes with the packet within this VNI, and to
+ * nodes that know the flag.
  *
  * Of each next hop, one packet in L2_LIFETIME_NS goes to the device, even if its MAC address is known: it makes the
  * kernel confirm its neighbor entry, which redirected packets do not.
@@ -51,16 +70,17 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 				       const struct frame *frame, struct next_hop *hop, __u32 cell, __u32 vni,
 				       __u32 own, __u32 hash)
 {
+	__u16 identity = carried_identity(frame, hop, vni, own);
 	int verdict = NOT_ENCAPSULATED;
 
 	if (can_encapsulate(node, hop)) {
 		if (READ_ONCE(hop->l2_expires_ns) <= bpf_ktime_get_coarse_ns())
 			learn_l2(skb, cell);
 		else
-			verdict = encapsulate(skb, node, frame, hop, vni, hash);
+			verdict = encapsulate(skb, node, frame, hop, vni, identity, hash);
 	}
 	if (verdict == NOT_ENCAPSULATED)
-		return tunnel_send_by_device(skb, cell, vni, own);
+		return tunnel_send_by_device(skb, cell, vni, own, identity);
 	return verdict == VERDICT_SENT ? verdict : port_drop(own, DROP_headroom);
 }
 
@@ -106,19 +126,37 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 
 /* The node that sent a frame through the tunnel. */
 struct tunnel_sender {
-	__u64 address[2];  /* as in struct frame */
-	__u32 vrf;	   /* cell of the VNI's VRF, if the sender's entry leads there; otherwise 0 */
-	__u8 ipv6;	   /* the address is IPv6 */
-	__u8 is_host;	   /* the node is a host, not a gateway */
-	__u8 is_congested; /* the underlay has marked the packet */
+	__u64 address[2];	   /* as in struct frame */
+	struct exact_sender entry; /* of a host; otherwise 0 */
+	__u16 identity;		   /* of the tenant's sender; 0: none, or nobody vouches for it */
+	__u8 ipv6;		   /* the address is IPv6 */
+	__u8 is_host;		   /* the node is a host, not a gateway */
+	__u8 is_congested;	   /* the underlay has marked the packet */
 };
 
-/* Reads VNI and sender of a frame from the VXLAN device. */
-static __always_inline enum drop_reason tunnel_read(struct __sk_buff *skb, __u32 *vni,
-						    struct tunnel_sender *from)
+/*
+ * The identity in the VXLAN header of a frame from the VXLAN device; negative if it has other flags of Group Policy. The
+ * device drops packets with any flags that it does not know.
+ */
+static __always_inline long tunnel_identity(struct __sk_buff *skb)
+{
+	struct vxlan_metadata metadata = {};
+
+	/* Without an identity, the packet has no option. */
+	if (bpf_skb_get_tunnel_opt(skb, &metadata, sizeof(metadata)) < 0)
+		return 0;
+	return metadata.gbp & ~VXLAN_GROUP_ID ? -1 : (long)metadata.gbp;
+}
+
+/* Reads VNI, sender and identity of a frame from the VXLAN device. */
+__attribute__((noinline)) enum drop_reason tunnel_read(struct __sk_buff *skb, __u32 *vni,
+						       struct tunnel_sender *from)
 {
 	struct bpf_tunnel_key key = {};
+	long identity = tunnel_identity(skb);
 
+	if (!vni || !from)
+		return DROP_stale_index;
 	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
 		from->address[1] = key.remote_ipv4;
 	} else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6)) {
@@ -130,11 +168,17 @@ static __always_inline enum drop_reason tunnel_read(struct __sk_buff *skb, __u32
 	} else {
 		return DROP_no_tunnel_key;
 	}
+	if (identity < 0)
+		return DROP_vxlan_flags;
+	from->identity = identity;
 	*vni = key.tunnel_id & 0xffffff;
 	return DROP_none;
 }
 
-/* Whether the sender is a gateway, or the reason to drop its frame; DROP_foreign_sender: it is another host. */
+/*
+ * Whether the sender is a gateway, or the reason to drop its frame; DROP_foreign_sender: it is another host. Removes the
+ * identity of a host without a vSwitch.
+ */
 __attribute__((noinline)) enum drop_reason check_gateway(struct tunnel_sender *from)
 {
 	const struct next_hop *sender;
@@ -152,6 +196,8 @@ __attribute__((noinline)) enum drop_reason check_gateway(struct tunnel_sender *f
 	sender = found == EXACT_HIT ? next_hop_at(hit.next, NEXT_HOP_VTEP) : NULL;
 	if (!sender)
 		return DROP_unknown_vtep;
+	if (READ_ONCE(sender->flags) & NEXT_HOP_FOREIGN)
+		from->identity = 0;
 	return READ_ONCE(sender->flags) & NEXT_HOP_HOST ? DROP_foreign_sender : DROP_none;
 }
 
@@ -165,7 +211,7 @@ static __always_inline enum drop_reason check_tunnel_sender(struct tunnel_sender
 
 	if (reason != DROP_foreign_sender)
 		return reason;
-	switch (find_sender(vni, from->ipv6, from->address[0], from->address[1], &from->vrf)) {
+	switch (find_sender(vni, from->ipv6, from->address[0], from->address[1], &from->entry)) {
 	case EXACT_HIT:
 		from->is_host = 1;
 		return DROP_none;
@@ -179,7 +225,7 @@ static __always_inline enum drop_reason check_tunnel_sender(struct tunnel_sender
 /* The cell of the VNI's VRF, after check_tunnel_sender(). 0 and INDEX_BUSY are as for find_index(). */
 static __always_inline __u32 tunnel_vrf(const struct tunnel_sender *from, __u32 vni)
 {
-	return from->vrf ? from->vrf : find_index(vni, 0);
+	return from->entry.vrf ? from->entry.vrf : find_index(vni, 0);
 }
 
 #endif

@@ -44,6 +44,8 @@ pub struct Link {
     pub peer_elsewhere: bool,
     /// Whether this is a VXLAN device with metadata per packet ("external" mode).
     pub external_vxlan: bool,
+    /// Whether this is a VXLAN device that sends and receives group policy ids.
+    pub vxlan_gbp: bool,
     /// Whether the interface is a port of a bridge, a bond or a VRF.
     pub enslaved: bool,
     /// Whether the interface was made promiscuous by a setting.
@@ -137,7 +139,7 @@ impl Netlink {
     }
 
     /// Creates a VXLAN device in "external" mode: programs set and read the metadata of each
-    /// packet.
+    /// packet, of which the group policy id is a part.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -148,6 +150,7 @@ impl Netlink {
             .learning(false)
             .port(VXLAN_PORT)
             .udp_zero_csum6_rx(true)
+            .gbp()
             .mtu(mtu)
             .build();
         let what = format!("create the VXLAN device {name}");
@@ -347,6 +350,7 @@ fn parse_link(message: &LinkMessage) -> Link {
         kind: None,
         peer_elsewhere: false,
         external_vxlan: false,
+        vxlan_gbp: false,
         enslaved: false,
         promiscuous: message.header.flags.contains(LinkFlags::Promisc),
     };
@@ -366,10 +370,14 @@ fn parse_link(message: &LinkMessage) -> Link {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
                     _ => None,
                 });
-                link.external_vxlan = infos.iter().any(|info| match info {
-                    LinkInfo::Data(InfoData::Vxlan(data)) => data.contains(&InfoVxlan::CollectMetadata(true)),
-                    _ => false,
-                });
+                let has = |property: InfoVxlan| {
+                    infos.iter().any(|info| match info {
+                        LinkInfo::Data(InfoData::Vxlan(data)) => data.contains(&property),
+                        _ => false,
+                    })
+                };
+                link.external_vxlan = has(InfoVxlan::CollectMetadata(true));
+                link.vxlan_gbp = has(InfoVxlan::Gbp);
             }
             _ => {}
         }

@@ -153,6 +153,7 @@ impl Gateway {
                 kind: Some("veth".to_owned()),
                 peer_elsewhere: true,
                 external_vxlan: false,
+                vxlan_gbp: false,
                 enslaved: false,
                 promiscuous: false,
             };

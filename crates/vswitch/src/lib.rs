@@ -33,9 +33,9 @@ use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{adoption_error, error_chain, flush, flush_closed, open};
-use sluice_datapath::ObjectName;
+use sluice_datapath::{Datapath, ObjectName};
 
-use crate::port_manager::{PortManager, UPLINK_PROGRAM, Underlay};
+use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
@@ -67,6 +67,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     guard::install(&args.port_names).await?;
 
     let mut opened = open(common, ROLE, ObjectName::Vswitch, &args.session_maps())?;
+    renew_port_programs(&opened.datapath)?;
     let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
     let of_interfaces = Changes::new(&common.pin_dir(ROLE));
     let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
@@ -130,6 +131,23 @@ pub async fn run(args: Args) -> Result<(), Error> {
     // Until here it looks after sessions. If this function is canceled, it ends as well.
     drop(keeper);
     ended
+}
+
+/// Gives ports that an earlier agent attached the program of this version. This comes before the VXLAN device is
+/// replaced: the program of a version without identities does not set them, and a device with the flag `gbp` then sends
+/// random ones.
+fn renew_port_programs(datapath: &Datapath) -> Result<(), Error> {
+    for interface in datapath.attached()?.into_iter().filter(|it| it.name != vxlan_device::NAME) {
+        // The interface may have been removed a moment ago.
+        if let Err(error) = datapath.attach_tc(PORT_PROGRAM, &interface) {
+            tracing::error!(
+                interface = interface.name,
+                error = error_chain(&error),
+                "cannot replace the program"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Installs the guard for interfaces with these names, without an agent.

@@ -196,6 +196,35 @@ fn interfaces_that_cannot_be_ports_are_refused() {
     });
 }
 
+/// Catches hosts on which the kernel drops packets with identities, and ones that lose packets with each start.
+#[test]
+fn vxlan_device_of_an_earlier_version_is_replaced_once() {
+    in_namespace(|| async {
+        ip("link add sluice-vx type vxlan external dstport 4789");
+        let index = || ip("-o link show dev sluice-vx").split(':').next().map(str::to_owned);
+        let fixture = Fixture::new("vxlan");
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
+        let mut indices = vec![index()];
+        for _ in 0..2 {
+            let agent = tokio::spawn(run(fixture.args(&[])));
+            controller.hello().await;
+            let device = ip("-d link show dev sluice-vx");
+            assert!(
+                device.contains("external") && device.contains("gbp") && device.contains("UP"),
+                "{device}"
+            );
+            let (_, status) = local(&fixture.socket, "GET", "/status", "").await;
+            assert_eq!(status["interfaces"], serde_json::json!(["sluice-vx"]), "the program is attached");
+            indices.push(index());
+            agent.abort();
+            let _ = agent.await;
+        }
+        assert!(indices[0] != indices[1] && indices[1] == indices[2], "{indices:?}");
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+    });
+}
+
 /// Names of the interfaces that are listed as guarded.
 async fn guarded(socket: &Path) -> Vec<String> {
     let (status, answer) = local(socket, "GET", "/ports/guarded", "").await;

@@ -11,7 +11,7 @@ use sluice_types::{MacAddr, ROUTER_MAC};
 
 use crate::Target;
 use crate::support::build::*;
-use world::{HOST_A4, HOST_A6, SENDER, Sent, VIP4, VIP6, VMAC, vm4, vm6};
+use world::{HOST_A4, HOST_A6, HOST_B4, SENDER, Sent, VIP4, VIP6, VMAC, vm4, vm6};
 
 /// Tenants' frames, each of which takes another branch of the program.
 fn frames() -> Vec<Vec<u8>> {
@@ -66,6 +66,11 @@ fn packets() -> Vec<Vec<u8>> {
         packets.extend(frames().into_iter().map(wrap(true)));
         packets.extend(frames().into_iter().map(wrap(false)));
     }
+    // With an identity, also of and to a foreign host.
+    for host in [HOST_A4, HOST_A6, HOST_B4] {
+        let tunnel = Tunnel { identity: 0x0102, ..world::tunnel(host, 100) };
+        packets.extend(frames().into_iter().map(|frame| tunnel.wrap(&frame)));
+    }
     let (host4, host6) = (HOST_A4.address.parse().unwrap(), HOST_A6.address.parse().unwrap());
     let (vip4, vip6) = (VIP4.parse().unwrap(), VIP6.parse().unwrap());
     packets.push(arp_request((HOST_A4.mac, host4), vip4));
@@ -110,6 +115,7 @@ fn write_tables(world: &mut world::World, path: &Path) {
 
 fn in_world(world: &mut world::World) {
     let target = Target::new("gateway");
+    world.bench.tables.upsert_vtep(HOST_B4.ip(), sluice_tables::Role::ForeignHost).unwrap();
     write_tables(world, &target.tables());
     target.fuzz(&[(packets(), setups())]);
 }

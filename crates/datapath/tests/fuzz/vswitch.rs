@@ -46,6 +46,7 @@ impl Setup {
     const OFFLOAD_OUTER: u8 = 0x08;
     const OFFLOAD_FIB: u8 = 0x10;
     const OFFLOAD_FILTERED: u8 = 0x20;
+    const OFFLOAD_IDENTITY: u8 = 0x80;
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.switches, 0, self.offload, self.sender];
@@ -99,6 +100,15 @@ fn uplink_setups() -> Vec<Vec<u8>> {
     setups.push(Setup { offload: Setup::OFFLOAD_FILTERED, ..from(0) });
     setups.push(Setup { offload: outer.offload | Setup::OFFLOAD_FILTERED, ..outer });
     setups.push(Setup { vni: 100 ^ 200, switches: outer.switches | Setup::HOST, ..outer });
+    // With an identity, of gateways and hosts, also in each byte of the VXLAN header.
+    let identified: Vec<_> = [0, 0x40, Setup::HOST, 0x60]
+        .map(from)
+        .into_iter()
+        .chain([outer, Setup { switches: outer.switches | Setup::HOST, ..outer }])
+        .chain((42..50).map(|byte| Setup { checksum: (byte, 1), ..outer }))
+        .map(|setup| Setup { offload: setup.offload | Setup::OFFLOAD_IDENTITY, ..setup })
+        .collect();
+    setups.extend(identified);
     setups.iter().map(Setup::bytes).collect()
 }
 
@@ -209,6 +219,8 @@ fn uplink_frames() -> Vec<Vec<u8>> {
 
 fn in_world(world: &mut world::World) {
     let target = Target::new("vswitch");
+    world.change_port(Place::A, |port| port.identity = 0x0304);
+    world.bench.tables.upsert_vtep(ip(HOST6), sluice_tables::Role::ForeignHost).unwrap();
     for (number, path_vni) in [(DIRECT, 100), (PEERED, 200)] {
         world.direct(100, vm4(1, number).into(), HOST6, path_vni);
         world.direct(100, vm6(1, number).into(), HOST4, path_vni);

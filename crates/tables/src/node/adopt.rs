@@ -306,6 +306,8 @@ impl NodeTables {
         tables.exact.repair(&mut tables.pool, &survey)?;
         tables.adopt_senders(found.senders, &survey.senders, &found.fixed_paths)?;
         tables.link_all_ports()?;
+        // The predecessor may have ended while it changed the role of a host.
+        tables.store_flags_of_paths();
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);
         Ok(tables)

@@ -2,14 +2,14 @@
 //! host, found by (the sender's VNI, address).
 //!
 //! Each path has a cell of its own, in which packets record the time when they take it. The cell contains the
-//! host's address instead of a link to the VTEP's cell, so that a packet needs no third cell. A path exists
-//! only while its VRF and its host's VTEP do: the removal of either removes the path.
+//! host's address instead of a link to the VTEP's cell, so that a packet needs no third cell, and whether the host is
+//! foreign. A path exists only while its VRF and its host's VTEP do: the removal of either removes the path.
 
 use super::NodeTables;
 use super::endpoints::{check_instance, tenant_key};
-use super::underlay::{kind_of, next_hop_address};
+use super::underlay::{first_word, kind_of, next_hop_address};
 use crate::encoding::address_to_bytes;
-use crate::entries::DirectPath;
+use crate::entries::{DirectPath, Role};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, next_hop};
@@ -19,10 +19,12 @@ use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;
 use std::net::IpAddr;
 
-fn encode_direct_path(path: &DirectPath, used: u32) -> next_hop {
+fn encode_direct_path(path: &DirectPath, used: u32, host: Option<Role>) -> next_hop {
     let (address, ipv6) = address_to_bytes(path.host);
     let family = if ipv6 { layout::NEXT_HOP_IPV6 } else { 0 };
-    let flags = if path.fixed { family | layout::NEXT_HOP_FIXED } else { family };
+    let fixed = if path.fixed { layout::NEXT_HOP_FIXED } else { 0 };
+    let foreign = if host == Some(Role::ForeignHost) { layout::NEXT_HOP_FOREIGN } else { 0 };
+    let flags = family | fixed | foreign;
     next_hop {
         kind: layout::NEXT_HOP_DIRECT as u8,
         flags: flags as u8,
@@ -90,7 +92,7 @@ impl NodeTables {
         }
         let cell = self.pool.allocate(1)?;
         let used = old.map_or(0, |(_, used)| used);
-        self.memory().write(cell, &encode_direct_path(path, used));
+        self.memory().write(cell, &encode_direct_path(path, used, self.role(host)));
         if let Err(error) = self.exact.put(&mut self.pool, key, Entry { mac: mac.to_u64(), next: cell }) {
             self.pool.give_back(cell, 1);
             return Err(error);
@@ -160,6 +162,21 @@ impl NodeTables {
     pub fn retain_fixed(&mut self, keep: impl Fn(&DirectPath) -> bool) -> Result<(), Error> {
         self.remove_direct_paths(|path| path.fixed && !keep(path))?;
         Ok(())
+    }
+
+    /// Stores in the cells of paths which hosts are foreign, after the role of a host has changed.
+    pub(super) fn store_flags_of_paths(&self) {
+        if self.direct_paths == 0 {
+            return;
+        }
+        let memory = self.memory();
+        for (key, entry) in self.exact.iter(memory) {
+            let Some((path, used)) = direct_path_at(memory, key, entry) else { continue };
+            let word = first_word(&encode_direct_path(&path, used, self.role(path.host)));
+            if memory.load32(entry.next, offset_of!(next_hop, kind)) != word {
+                memory.store32(entry.next, offset_of!(next_hop, kind), word);
+            }
+        }
     }
 
     /// Retires the cell of a path that was unlinked.

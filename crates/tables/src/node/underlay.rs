@@ -45,7 +45,7 @@ fn vip_slot_index(address: Ipv4Addr) -> u32 {
 }
 
 /// The first word of a cell, which holds kind and flags.
-fn first_word(cell: &next_hop) -> u32 {
+pub(super) fn first_word(cell: &next_hop) -> u32 {
     u32::from(cell.kind) | u32::from(cell.flags) << 8
 }
 
@@ -104,6 +104,7 @@ impl NodeTables {
                         self.leave_senders_of(hop.cell)?;
                     }
                     self.memory().store32(hop.cell, offset_of!(next_hop, kind), first_word(&new));
+                    self.store_flags_of_paths();
                 }
                 if hop.accepted && self.is_linked(address, hop.cell) {
                     if changes && role != Role::Gateway {

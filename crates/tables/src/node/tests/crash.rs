@@ -136,6 +136,12 @@ fn check_answers(tables: &NodeTables) {
     for (path, _) in tables.direct_paths() {
         let found = hop(reader.find(path.vni.get(), path.address));
         assert_eq!(found, Some(NextHop::Direct { host: path.host, vni: path.path_vni.get() }));
+        let Lookup::Hit(hit) = reader.find(path.vni.get(), path.address) else {
+            unreachable!("it was found")
+        };
+        let flags = u32::from(tables.memory().read::<layout::next_hop>(hit.cell).flags);
+        let is_foreign = tables.role(path.host) == Some(Role::ForeignHost);
+        assert_eq!(flags & layout::NEXT_HOP_FOREIGN != 0, is_foreign, "{path:?} knows its host");
     }
     for vtep in tables.vteps() {
         assert_eq!(hop(reader.find(0, vtep)), Some(NextHop::Vtep(vtep)));
@@ -332,6 +338,12 @@ fn killed_change_of_direct_path_is_complete_or_absent() {
     // Paths are removed with their VRF and with their host.
     die_everywhere(|tables| tables.remove_vrf(vni(6)));
     die_everywhere(|tables| tables.remove_vtep(ip("2001:db8::1")));
+    // Paths know whether their host is foreign, from its first packet on.
+    die_everywhere(|tables| tables.upsert_vtep(ip("2001:db8::1"), Role::ForeignHost));
+    let make_foreign =
+        |tables: &mut NodeTables| assert!(tables.upsert_vtep(ip("192.0.2.1"), Role::ForeignHost).unwrap());
+    die_everywhere_with(make_foreign, |tables| tables.upsert_direct_path(&moved));
+    die_everywhere_with(make_foreign, |tables| tables.upsert_vtep(ip("192.0.2.1"), Role::Host));
     // Paths are replaced by an endpoint and by a port.
     die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::20", "192.0.2.1")));
     let ipv4 = PortIpv4 { address: [10, 0, 0, 20].into(), length: 24, router: None };
