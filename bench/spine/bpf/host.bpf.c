@@ -18,13 +18,18 @@
 #define IP_CHECKSUM 24
 #define IP_DESTINATION 30
 #define SOURCE_PORT 34
+#define DESTINATION_PORT 36
 #define FIRST_PORT 1024
+#define SOURCE_PORTS 0x7fff /* mask of their numbers */
+#define FRESH_PORT 10000    /* first destination port of new flows: FRESH_PORT in vswitch/frames.rs */
 
 struct traffic {
 	__u64 packet[PACKET_BYTES / 8]; /* without destination, checksum and source ports */
 	__u32 base;			/* first destination, host order */
 	__u32 count;			/* destinations are base .. base + count - 1 */
 	__u32 check;			/* sum of the IPv4 header without checksum and destination */
+	__u32 ports;			/* mask of the numbers of random source ports */
+	__u32 fresh;			/* 0: random flows; otherwise each packet begins the next flow, by this number */
 	__u32 unused;
 };
 
@@ -61,7 +66,7 @@ struct {
 	__type(value, __u32);
 } measured SEC(".maps");
 
-static __always_inline const struct traffic *traffic_now(void)
+static __always_inline struct traffic *traffic_now(void)
 {
 	__u32 zero = 0;
 
@@ -69,7 +74,7 @@ static __always_inline const struct traffic *traffic_now(void)
 }
 
 /* Writes the packet, whose VM's frame is at `frame`. 0, or negative if the packet is too short. */
-static __always_inline int write_packet(void *data, void *end, const struct traffic *from, __u32 frame)
+static __always_inline int write_packet(void *data, void *end, struct traffic *from, __u32 frame)
 {
 	__u32 bytes = frame + FRAME_BYTES, random = bpf_get_prandom_u32(), address, sum;
 	const __be16 *tail;
@@ -93,7 +98,14 @@ static __always_inline int write_packet(void *data, void *end, const struct traf
 	*(__be16 *)(data + frame + IP_CHECKSUM) = bpf_htons(~sum & 0xffff);
 	*(__be16 *)(data + frame + IP_DESTINATION) = bpf_htons(address >> 16);
 	*(__be16 *)(data + frame + IP_DESTINATION + 2) = bpf_htons(address & 0xffff);
-	*(__be16 *)(data + frame + SOURCE_PORT) = bpf_htons(FIRST_PORT + (random & 0x7fff));
+	if (from->fresh) {
+		__u32 flow = __sync_fetch_and_add(&from->fresh, 1);
+
+		*(__be16 *)(data + frame + SOURCE_PORT) = bpf_htons(FIRST_PORT + (flow & SOURCE_PORTS));
+		*(__be16 *)(data + frame + DESTINATION_PORT) = bpf_htons(FRESH_PORT + (flow >> 15 & 0x3fff));
+	} else {
+		*(__be16 *)(data + frame + SOURCE_PORT) = bpf_htons(FIRST_PORT + (random & from->ports));
+	}
 	if (frame)
 		*(__be16 *)(data + OUTER_PORT) = bpf_htons(0xc000 | random >> 18);
 	return 0;

@@ -4,6 +4,7 @@
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
+use sluice_bench_spine::tcp::Stream;
 use sluice_bench_spine::{cores, digests, forward, ns, programming, stages, tcp, vswitch};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
@@ -110,7 +111,8 @@ async fn main() -> Result<(), Failure> {
     }
     if wants("tcp") {
         let effort = Effort { seconds: effort.seconds * 3.0, ..effort };
-        measures.extend(in_lab(&args.binary, async |lab| tcp::measure(&lab, effort).await).await?);
+        measures
+            .extend(in_lab(&args.binary, async |lab| tcp::measure(&lab, effort, Stream::Tcp).await).await?);
     }
     if wants("programming") || wants("digests") {
         // Digests need the entries of a programming round. They are measured in the last one.

@@ -1,4 +1,4 @@
-//! TCP between two VMs on different hosts, compared with TCP through the kernel's VXLAN devices without Sluice.
+//! Streams between two VMs on different hosts, compared with the same through the kernel's VXLAN devices without Sluice.
 //! It changes with how VMs are connected.
 
 use crate::forward::Effort;
@@ -16,11 +16,47 @@ fn gigabits(json: &str) -> Result<f64, Failure> {
     Ok(bits.ok_or_else(|| format!("iperf3: {}", report["error"].as_str().unwrap_or("no result")))? / 1e9)
 }
 
-/// Measures `vm_tcp_gbps`.
+/// Millions of packets a second that an iperf3 client reports as received, from its JSON.
+fn megapackets(json: &str) -> Result<f64, Failure> {
+    let report: serde_json::Value = serde_json::from_str(json)?;
+    let sum = &report["end"]["sum"];
+    let number = |key: &str| {
+        let error = || format!("iperf3: {}", report["error"].as_str().unwrap_or("no result"));
+        sum[key].as_f64().ok_or_else(error)
+    };
+    Ok((number("packets")? - number("lost_packets")?) / number("seconds")? / 1e6)
+}
+
+/// What VMs send to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// `vm_tcp_gbps`: one TCP connection.
+    Tcp,
+    /// `vm_mpps`: UDP packets of 64 bytes, as fast as iperf3 sends them.
+    Packets,
+}
+
+impl Stream {
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Tcp => &[],
+            Self::Packets => &["-u", "-b", "0", "-l", "64"],
+        }
+    }
+
+    fn figure(self, json: &str) -> Result<f64, Failure> {
+        match self {
+            Self::Tcp => gigabits(json),
+            Self::Packets => megapackets(json),
+        }
+    }
+}
+
+/// Measures `vm_tcp_gbps` or `vm_mpps`.
 ///
 /// # Errors
 /// Errors of the lab, the tools or iperf3.
-pub async fn measure(lab: &Lab, effort: Effort) -> Result<Vec<Measure>, Failure> {
+pub async fn measure(lab: &Lab, effort: Effort, stream: Stream) -> Result<Vec<Measure>, Failure> {
     let (client, server) = ("web-1", "web-3");
     let address = lab.vm(server)?.ipv4.ok_or("web-3 has no IPv4 address")?.to_string();
     let seconds = format!("{}", effort.seconds.ceil());
@@ -30,12 +66,17 @@ pub async fn measure(lab: &Lab, effort: Effort) -> Result<Vec<Measure>, Failure>
         let mut listener =
             lab.command(server, &["iperf3", "-s", "-1"])?.stdout(std::process::Stdio::null()).spawn()?;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let output = lab.exec(client, &["iperf3", "-c", &address, "-t", &seconds, "-J"]).await?;
-        let ours = gigabits(&String::from_utf8_lossy(&output.stdout))?;
+        let command = ["iperf3", "-c", &address, "-t", &seconds, "-J"];
+        let output = lab.exec(client, &[&command, stream.arguments()].concat()).await?;
+        let ours = stream.figure(&String::from_utf8_lossy(&output.stdout))?;
         listener.wait().await?;
-        pairs.push((ours, plain.gigabits(&seconds).await?));
+        pairs.push((ours, plain.figure(&seconds, stream).await?));
     }
-    Ok(vec![Measure::compared("vm_tcp_gbps", "Gbit/s", Better::More, "kernel_vxlan", &pairs)])
+    let (name, unit) = match stream {
+        Stream::Tcp => ("vm_tcp_gbps", "Gbit/s"),
+        Stream::Packets => ("vm_mpps", "Mpps"),
+    };
+    Ok(vec![Measure::compared(name, unit, Better::More, "kernel_vxlan", &pairs)])
 }
 
 /// Two hosts with one VM each, and a top-of-rack bridge between them, with only the kernel's bridges and VXLAN
@@ -94,14 +135,15 @@ impl Plain {
         self.at(&vm, &format!("ip address add 10.0.0.{index}/24 dev eth0")).map(drop)
     }
 
-    async fn gigabits(&self, seconds: &str) -> Result<f64, Failure> {
+    async fn figure(&self, seconds: &str, stream: Stream) -> Result<f64, Failure> {
         let mut listener = std::process::Command::new("ip")
             .args(["netns", "exec", &format!("{}-v2", self.prefix), "iperf3", "-s", "-1"])
             .stdout(std::process::Stdio::null())
             .spawn()?;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let json = self.at("v1", &format!("iperf3 -c 10.0.0.2 -t {seconds} -J"))?;
+        let arguments = stream.arguments().join(" ");
+        let json = self.at("v1", &format!("iperf3 -c 10.0.0.2 -t {seconds} -J {arguments}"))?;
         listener.wait()?;
-        gigabits(&json)
+        stream.figure(&json)
     }
 }

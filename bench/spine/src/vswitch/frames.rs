@@ -21,6 +21,22 @@ const SEGMENT_BYTES: u16 = MTU - 40;
 const SEGMENTS: usize = 45;
 const TCP: u8 = 6;
 
+/// Flows of small packets to one destination: as many as the generator has source ports.
+pub const FLOWS: u32 = 1 << 15;
+/// First destination port of flows that begin with each packet: `FRESH_PORT` there.
+pub const FRESH_PORT: u16 = 10_000;
+/// Destination port of all other small packets.
+pub const PORT: u16 = 2000;
+
+/// To which flows small packets belong.
+#[derive(Clone, Copy, Debug)]
+pub enum Ports {
+    /// Each packet to a random one of so many flows to a destination, a power of two of at most [`FLOWS`].
+    Random(u32),
+    /// Each packet begins a flow. The first one has this number, from 1.
+    Fresh(u32),
+}
+
 /// Where packets go: the sender's address, the first destination and the number of destinations.
 #[derive(Clone, Copy, Debug)]
 pub struct Flows {
@@ -44,7 +60,7 @@ impl Flows {
 
     /// The generator's `struct traffic` (`bench/spine/bpf/host.bpf.c`). `is_tunneled`: the host
     /// receives the packets in VXLAN.
-    pub fn template(&self, is_tunneled: bool) -> Vec<u8> {
+    pub fn template(&self, is_tunneled: bool, ports: Ports) -> Vec<u8> {
         let mut packet = Vec::with_capacity(PACKET_BYTES);
         if is_tunneled {
             packet.extend(outer_headers());
@@ -54,9 +70,13 @@ impl Flows {
         let mut header = ipv4(bytes, self.source, Ipv4Addr::UNSPECIFIED);
         header[10..12].fill(0);
         packet.extend(header);
-        packet.extend(udp(0, 2000, bytes - 20));
+        packet.extend(udp(0, PORT, bytes - 20));
         packet.resize(PACKET_BYTES, 0);
-        for word in [u32::from(self.base), self.count, sum(&header), 0] {
+        let (mask, fresh) = match ports {
+            Ports::Random(flows) => (flows - 1, 0),
+            Ports::Fresh(first) => (0, first),
+        };
+        for word in [u32::from(self.base), self.count, sum(&header), mask, fresh, 0] {
             packet.extend(word.to_ne_bytes());
         }
         packet

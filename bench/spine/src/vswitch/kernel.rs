@@ -5,6 +5,8 @@
 //! tables before, no rule of netfilter is called, and no source is checked.
 
 use super::place::{self, BY_GATEWAY, BY_PATH, REMOTE_VMS, VIPS, VMS, VNI, VTEP};
+use super::rules;
+use super::side::Rules;
 use sluice_bench_report::shell::{Failure, feed, run};
 use std::fmt::Write as _;
 
@@ -12,7 +14,7 @@ use std::fmt::Write as _;
 ///
 /// # Errors
 /// Errors of `ip`, `bridge` and `sysctl`.
-pub fn start() -> Result<(), Failure> {
+pub fn start(rules: Rules) -> Result<(), Failure> {
     run("ip link add name br0 type bridge mcast_snooping 0 stp_state 0")?;
     run(&format!(
         "ip link add vx type vxlan id {VNI} local {VTEP} dstport 4789 ttl 64 df set nolearning noudpcsum"
@@ -38,5 +40,49 @@ pub fn start() -> Result<(), Failure> {
             writeln!(fdb, "fdb add {mac} dev vx dst {host} self permanent")?;
         }
     }
-    feed("bridge -batch -", &fdb)
+    feed("bridge -batch -", &fdb)?;
+    match rules {
+        Rules::None => Ok(()),
+        Rules::Count(count) => filter(count),
+        Rules::Nested => Err("a set of nftables has no overlapping elements".into()),
+    }
+}
+
+/// Filters what VMs receive: connection tracking, a verdict map that is asked for the first packet of a flow, and a mark by
+/// which the others pass, because conntrack takes a flow for established only when it was answered.
+fn filter(count: u32) -> Result<(), Failure> {
+    run("sysctl -qw net.bridge.bridge-nf-call-iptables=1")?;
+    let mut elements = String::new();
+    for (source, first, last) in rules::others(count) {
+        write!(elements, "{source} . tcp . {first}-{last} : jump permit, ")?;
+    }
+    let (source, first, last) = rules::MEASURED;
+    let ruleset = format!(
+        "table ip walls {{
+            chain permit {{
+                ct mark set 1 accept
+            }}
+            map rules {{
+                type ipv4_addr . inet_proto . inet_service : verdict
+                flags interval
+                elements = {{ {elements} {source} . udp . {first}-{last} : jump permit }}
+            }}
+            chain forward {{
+                type filter hook forward priority 0; policy drop;
+                ct state established,related accept
+                ct mark 1 accept
+                ip saddr . ip protocol . th dport vmap @rules
+            }}
+        }}
+        "
+    );
+    feed("nft -f -", &ruleset)
+}
+
+/// Removes all connections that the kernel tracks in the current namespace.
+///
+/// # Errors
+/// Errors of `conntrack`.
+pub fn forget_flows() -> Result<(), Failure> {
+    run("conntrack -F").map(drop)
 }

@@ -5,12 +5,14 @@ mod frames;
 mod kernel;
 mod namespace;
 mod place;
+mod rules;
 mod side;
 mod sluice;
 mod traffic;
+pub mod walls;
 
 use crate::forward::Effort;
-use side::{Load, Path, Switch, Turn};
+use side::{Load, Path, Rules, Switch, Turn};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_report::{Better, Measure};
 
@@ -40,8 +42,8 @@ const PROGRAM: (&str, Path) = ("vswitch_local_program_ns", Path::Local);
 /// # Errors
 /// Errors of the datapath, the tools or the kernel; packets that did not arrive.
 pub fn measure(effort: Effort) -> Result<Vec<Measure>, Failure> {
-    let ours = side::start(Switch::Sluice)?;
-    let theirs = side::start(Switch::Kernel)?;
+    let ours = side::start(Switch::Sluice, Rules::None)?;
+    let theirs = side::start(Switch::Kernel, Rules::None)?;
     let mut pairs = vec![Vec::new(); PATHS.len()];
     let mut alone = Vec::new();
     for round in 0..effort.rounds {
@@ -57,7 +59,7 @@ pub fn measure(effort: Effort) -> Result<Vec<Measure>, Failure> {
             };
             pairs.push(pair);
         }
-        alone.push(ours.measure(Turn::Program(PROGRAM.1, packets(effort.seconds)))?);
+        alone.push(ours.measure(Turn::Program(PROGRAM.1, Load::Small, packets(effort.seconds)))?);
     }
     let compared = PATHS.iter().zip(&pairs);
     let compared =

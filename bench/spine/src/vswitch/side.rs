@@ -1,7 +1,7 @@
 //! One side: a host in a namespace with everything outside of it, and what is measured there. It changes with what the
 //! time of a path consists of.
 
-use super::frames::Flows;
+use super::frames::{FLOWS, Flows, Ports};
 use super::kernel;
 use super::namespace::Namespace;
 use super::place::{self, BY_GATEWAY, BY_PATH, PLAIN_RECEIVER, RECEIVER, REMOTE_VMS, SENDER, UPLINK, VMS};
@@ -17,6 +17,11 @@ use std::time::{Duration, Instant};
 /// Packets that are sent at once. The same number without a path follows, so that both see the same machine.
 const SMALL_AT_ONCE: u32 = 4096;
 const LONG_AT_ONCE: u32 = 256;
+/// Flows of [`Load::Known`], and the packets after which all of them have begun: one in 10^5 turns misses one.
+const KNOWN_FLOWS: u32 = 1024;
+const KNOWN_BEGUN: u32 = 5 * SMALL_AT_ONCE;
+/// Most packets of [`Load::Fresh`] in a turn: sides remember 2^18 flows.
+const FRESH_MAX: u32 = 40 * SMALL_AT_ONCE;
 
 /// A path of packets through a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +47,21 @@ pub enum Load {
     Small,
     /// TCP packets of almost 64 KiB.
     Long,
+    /// Small packets of few flows, all of which have begun before.
+    Known,
+    /// Small packets, each of which begins a flow. The flows are forgotten after the turn.
+    Fresh,
+}
+
+/// What a VM that receives accepts. Other VMs accept everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// Everything, and nothing is remembered of it.
+    None,
+    /// What one of so many rules permits, and what belongs to it.
+    Count(u32),
+    /// The same, by rules whose prefixes and ranges of ports are combined so that each lookup has the longest way.
+    Nested,
 }
 
 /// What a side measures in a turn.
@@ -50,7 +70,7 @@ pub enum Turn {
     /// Nanoseconds of a packet on the path, over so many seconds.
     Path(Path, Load, f64),
     /// Nanoseconds of Sluice's program of ports on the path alone, as the mean of so many packets.
-    Program(Path, u32),
+    Program(Path, Load, u32),
 }
 
 /// Whose vSwitch the host has.
@@ -106,28 +126,26 @@ impl Path {
 ///
 /// # Errors
 /// Errors of the tools or the kernel.
-pub fn start(switch: Switch) -> Result<Contender<Turn>, Failure> {
-    match switch {
-        Switch::Sluice => Contender::start("sluice", move |turns| serve(switch, turns)),
-        Switch::Kernel => Contender::start("kernel", move |turns| serve(switch, turns)),
-    }
+pub fn start(switch: Switch, rules: Rules) -> Result<Contender<Turn>, Failure> {
+    let name = if switch == Switch::Sluice { "sluice" } else { "kernel" };
+    Contender::start(name, move |turns| serve(switch, rules, turns))
 }
 
-fn serve(switch: Switch, turns: &Turns<Turn>) -> Result<(), Failure> {
-    let side = Side::new(switch)?;
+fn serve(switch: Switch, rules: Rules, turns: &Turns<Turn>) -> Result<(), Failure> {
+    let mut side = Side::new(switch, rules)?;
     turns.serve(|turn| match turn {
         Turn::Path(path, load, seconds) => side.path(path, load, seconds),
-        Turn::Program(path, packets) => side.program(path, packets),
+        Turn::Program(path, load, packets) => side.program(path, load, packets),
     })
 }
 
 impl Side {
-    fn new(switch: Switch) -> Result<Self, Failure> {
+    fn new(switch: Switch, rules: Rules) -> Result<Self, Failure> {
         let outside = Namespace::new()?;
         place::set_up(&outside)?;
         let sluice = match switch {
-            Switch::Sluice => Some(Sluice::start()?),
-            Switch::Kernel => kernel::start().map(|()| None)?,
+            Switch::Sluice => Some(Sluice::start(rules)?),
+            Switch::Kernel => kernel::start(rules).map(|()| None)?,
         };
         let traffic = Traffic::new([place::ifindex("unused-0")?, place::ifindex("unused-1")?])?;
         let (port, under, idle) =
@@ -147,14 +165,22 @@ impl Side {
     }
 
     /// Nanoseconds that a packet takes on the path longer than one that ends where it enters the host.
-    fn path(&self, path: Path, load: Load, seconds: f64) -> Result<f64, Failure> {
+    fn path(&mut self, path: Path, load: Load, seconds: f64) -> Result<f64, Failure> {
         match load {
-            Load::Small => {
+            Load::Small | Load::Known | Load::Fresh => {
                 let is_inward = path.is_inward();
-                self.traffic.aim(&path.flows().template(is_inward))?;
+                self.aim(path, load)?;
                 let enter = if is_inward { self.indices.under } else { self.indices.port };
                 let receive = |ifindex| self.traffic.receive(ifindex, is_inward, SMALL_AT_ONCE);
-                longer(seconds, || receive(enter), || receive(self.indices.idle))
+                for _ in 0..if load == Load::Known { KNOWN_BEGUN / SMALL_AT_ONCE } else { 0 } {
+                    receive(enter)?;
+                }
+                let turns_max = if load == Load::Fresh { FRESH_MAX / SMALL_AT_ONCE } else { u32::MAX };
+                let time = longer(seconds, turns_max, || receive(enter), || receive(self.indices.idle))?;
+                if load == Load::Fresh {
+                    self.forget_flows()?;
+                }
+                Ok(time)
             }
             Load::Long => {
                 let frame = path.flows().long_frame();
@@ -163,22 +189,45 @@ impl Side {
                     false => (self.indices.vm, self.indices.vm_to_idle),
                 };
                 let send = |ifindex| self.traffic.send(&self.socket, ifindex, &frame, LONG_AT_ONCE);
-                longer(seconds, || send(enter), || send(idle))
+                longer(seconds, u32::MAX, || send(enter), || send(idle))
             }
         }
     }
 
-    fn program(&self, path: Path, packets: u32) -> Result<f64, Failure> {
+    /// Sets what small packets are sent.
+    fn aim(&self, path: Path, load: Load) -> Result<(), Failure> {
+        let ports = match load {
+            Load::Known => Ports::Random(KNOWN_FLOWS),
+            Load::Fresh => Ports::Fresh(1),
+            Load::Small | Load::Long => Ports::Random(FLOWS),
+        };
+        self.traffic.aim(&path.flows().template(path.is_inward(), ports))
+    }
+
+    fn forget_flows(&mut self) -> Result<(), Failure> {
+        match &mut self.sluice {
+            Some(sluice) => sluice.forget_flows(),
+            None => kernel::forget_flows(),
+        }
+    }
+
+    fn program(&mut self, path: Path, load: Load, packets: u32) -> Result<f64, Failure> {
         let sluice = self.sluice.as_ref().ok_or("only Sluice has a program")?;
-        self.traffic.aim(&path.flows().template(false))?;
         let program = sluice.program(PORT_PROGRAM)?;
-        self.traffic.time_program(program.as_fd(), self.indices.port, packets)
+        self.aim(path, load)?;
+        let packets = if load == Load::Fresh { packets.min(FRESH_MAX) } else { packets };
+        let time = self.traffic.time_program(program.as_fd(), self.indices.port, packets)?;
+        if load == Load::Fresh {
+            self.forget_flows()?;
+        }
+        Ok(time)
     }
 }
 
-/// Median of the differences of neighboring times, for `seconds` and at least once.
+/// Median of the differences of neighboring times, for `seconds` and at least once, at most `turns_max` times.
 fn longer(
     seconds: f64,
+    turns_max: u32,
     with: impl Fn() -> Result<f64, Failure>,
     without: impl Fn() -> Result<f64, Failure>,
 ) -> Result<f64, Failure> {
@@ -186,8 +235,12 @@ fn longer(
     // Caches and page pools are warm afterwards.
     with()?;
     let mut differences = Vec::new();
-    while differences.is_empty() || start.elapsed() < bound {
+    // One turn was before.
+    for turn in 2.. {
         differences.push(with()? - without()?);
+        if turn >= turns_max || start.elapsed() >= bound {
+            break;
+        }
     }
     Ok(median(differences))
 }
@@ -207,11 +260,11 @@ mod tests {
     fn packets(switch: Switch) -> Vec<(Vec<u8>, Option<Ipv4Addr>)> {
         let inside = move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-            let side = Side::new(switch).unwrap();
+            let mut side = Side::new(switch, Rules::None).unwrap();
             SMALL.map(|path| {
                 side.path(path, Load::Small, 0.0).unwrap();
                 // The run without a path was the last one.
-                side.traffic.aim(&path.flows().template(path.is_inward())).unwrap();
+                side.aim(path, Load::Small).unwrap();
                 let enter = if path.is_inward() { side.indices.under } else { side.indices.port };
                 side.traffic.receive(enter, path.is_inward(), 1).unwrap();
                 fixed_parts(path, side.traffic.kept().unwrap())

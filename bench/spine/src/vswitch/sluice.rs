@@ -2,11 +2,14 @@
 //! It changes with what a host's tables need before packets are forwarded.
 
 use super::place::{
-    self, BY_PATH, GATEWAY, HOST_MAC, MTU, REMOTE_VMS, UPLINK, UPLINK_MTU, VIPS, VMS, VNI, VTEP, Vm,
+    self, BY_PATH, GATEWAY, HOST_MAC, MTU, RECEIVER, REMOTE_VMS, UPLINK, UPLINK_MTU, VIPS, VMS, VNI, VTEP, Vm,
 };
+use super::rules;
+use super::side::Rules;
 use sluice_bench_report::shell::{Failure, run};
-use sluice_datapath::{Datapath, FLOW_CELLS_MAP, Interface, ObjectName, Settings, kernel};
+use sluice_datapath::{Datapath, FLOW_CELLS_MAP, Interface, ObjectName, SESSION_MAPS, Settings, kernel};
 use sluice_tables::flows::Flows;
+use sluice_tables::sessions::{Family, Fate, SessionShares, Sessions, ticks_now};
 use sluice_tables::{
     DirectPath, Group, Membarrier, NodeConfig, NodeTables, Port, PortIpv4, Role, Sizes, UnderlayPort, Vrf,
 };
@@ -24,7 +27,11 @@ pub const PORT_PROGRAM: &str = "port_ingress";
 const UPLINK_PROGRAM: &str = "uplink_ingress";
 /// The program of the underlay interface.
 const UNDERLAY_PROGRAM: &str = "underlay_ingress";
-const CELLS: u32 = 1 << 16;
+const CELLS: u32 = 1 << 18;
+/// Buckets of each table of sessions: room for 2^18 sessions, as conntrack has by default.
+const SESSION_BUCKETS: u32 = (1 << 18) / 7 * 3 / 2;
+/// Number under which the sessions of the VM that is filtered are kept.
+const SCOPE: u16 = 1;
 const GROUP: u32 = 1;
 /// Router of the VMs' subnet.
 const SUBNET_ROUTER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
@@ -36,6 +43,7 @@ static HOSTS: AtomicU32 = AtomicU32::new(0);
 pub struct Sluice {
     datapath: Datapath,
     _tables: NodeTables,
+    sessions: Sessions,
     _pins: Pins,
 }
 
@@ -55,7 +63,7 @@ impl Sluice {
     ///
     /// # Errors
     /// Errors of the tools, the datapath or the tables.
-    pub fn start() -> Result<Self, Failure> {
+    pub fn start(rules: Rules) -> Result<Self, Failure> {
         install_guard()?;
         run("sysctl -qw net.ipv4.conf.lo.forwarding=1")?;
         let device = format!("ip link add {DEVICE} type vxlan external dstport 4789 nolearning");
@@ -67,9 +75,14 @@ impl Sluice {
         let settings = Settings { object: ObjectName::Vswitch, cells: CELLS, pin_dir: Some(pin_dir.clone()) };
         let pins = Pins(pin_dir);
         let flow_cells = u32::try_from(Flows::cells_for(0))?;
-        let datapath = Datapath::load_sized(&settings, &[(FLOW_CELLS_MAP, flow_cells)])?;
-        let tables = fill(&datapath)?;
-        let sluice = Self { datapath, _tables: tables, _pins: pins };
+        let [ipv4, ipv6] = SESSION_MAPS.map(|map| (map, SESSION_BUCKETS));
+        let datapath = Datapath::load_sized(&settings, &[(FLOW_CELLS_MAP, flow_cells), ipv4, ipv6])?;
+        let tables = fill(&datapath, rules)?;
+        let shares = SessionShares::new(datapath.session_shares()?)?;
+        let sessions =
+            Sessions::open(&datapath.sessions()?, shares.clone(), ticks_now(), Membarrier::new()?)?;
+        shares.set_limit(SCOPE, u32::MAX);
+        let sluice = Self { datapath, _tables: tables, sessions, _pins: pins };
         for vm in VMS {
             sluice.attach(PORT_PROGRAM, vm.interface)?;
         }
@@ -80,6 +93,21 @@ impl Sluice {
 
     fn attach(&self, program: &str, interface: &str) -> Result<(), Failure> {
         self.datapath.attach_tc(program, &Interface::by_name(interface)?)?;
+        Ok(())
+    }
+
+    /// Ends all sessions.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn forget_flows(&mut self) -> Result<(), Failure> {
+        for family in [Family::Ipv4, Family::Ipv6] {
+            self.sessions.review(family, 0..SESSION_BUCKETS, |_| Fate::Ends);
+        }
+        // The first round may have begun in the middle.
+        for _ in 0..2 {
+            while !self.sessions.sweep(u32::MAX, ticks_now())?.round_completed {}
+        }
         Ok(())
     }
 
@@ -99,7 +127,7 @@ fn install_guard() -> Result<(), Failure> {
     Ok(runtime.block_on(sluice_vswitch::install_guard(&names))?)
 }
 
-fn fill(datapath: &Datapath) -> Result<NodeTables, Failure> {
+fn fill(datapath: &Datapath, rules: Rules) -> Result<NodeTables, Failure> {
     let mut tables = NodeTables::create(datapath.memory()?, Membarrier::new()?, Sizes::default())?;
     let vni = Vni::new(VNI)?;
     tables.set_node(&NodeConfig {
@@ -122,8 +150,13 @@ fn fill(datapath: &Datapath) -> Result<NodeTables, Failure> {
         group: Some(GROUP),
         elephant_bytes: None,
     })?;
+    let policy = rules::policy(rules);
+    if let Some(policy) = &policy {
+        tables.upsert_policy(policy)?;
+    }
     for vm in VMS {
-        tables.upsert_port(&port(vni, vm)?)?;
+        let is_filtered = policy.is_some() && vm == RECEIVER;
+        tables.upsert_port(&port(vni, vm, is_filtered)?)?;
     }
     for index in 0..REMOTE_VMS {
         let address = place::remote_vm(BY_PATH, index);
@@ -139,7 +172,7 @@ fn fill(datapath: &Datapath) -> Result<NodeTables, Failure> {
     Ok(tables)
 }
 
-fn port(vni: Vni, vm: Vm) -> Result<Port, Failure> {
+fn port(vni: Vni, vm: Vm, is_filtered: bool) -> Result<Port, Failure> {
     Ok(Port {
         ifindex: place::ifindex(vm.interface)?,
         peer_redirect: vm.peer_redirect,
@@ -151,8 +184,8 @@ fn port(vni: Vni, vm: Vm) -> Result<Port, Failure> {
         dns4: vec![],
         instance: 1,
         lease_s: 3600,
-        policy: None,
-        scope: 0,
+        policy: is_filtered.then_some(rules::POLICY),
+        scope: if is_filtered { SCOPE } else { 0 },
         identity: 0,
         adopt_until_s: 0,
     })
