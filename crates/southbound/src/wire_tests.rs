@@ -195,16 +195,20 @@ fn malformed_entry_does_not_affect_others() {
     assert_eq!(read.revision, 9);
 }
 
+/// Each change makes one entry of a message malformed.
+fn reports_each(damage: Vec<fn(&mut proto::NodeUpdate)>) {
+    let good: proto::NodeUpdate = full_update().into();
+    for (index, damage) in damage.into_iter().enumerate() {
+        let mut message = good.clone();
+        damage(&mut message);
+        let (_, bad) = Update::read(message);
+        assert_eq!(bad.len(), 1, "damage {index}: {bad:?}");
+        assert!(!bad[0].to_string().is_empty());
+    }
+}
+
 #[test]
 fn every_kind_of_malformed_entry_is_reported() {
-    use proto::security_rule::{PortRange, Prefix, Remote, Service};
-    fn ports(first: u32, last: u32) -> Service {
-        Service::Ports(PortRange { first, last })
-    }
-    fn prefix(address: [u8; 4], length: u32) -> Remote {
-        Remote::Prefix(Prefix { address: Some(IpAddr::from(address).into()), length })
-    }
-    let good: proto::NodeUpdate = full_update().into();
     let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
         |m| m.vteps[0].address = Some(proto::Address { family: None }),
         |m| m.vteps[0].address = Some(IpAddr::from([224, 0, 0, 1]).into()),
@@ -236,23 +240,6 @@ fn every_kind_of_malformed_entry_is_reported() {
         |m| m.ports[0].ipv4_length = 33,
         |m| m.ports[0].ipv6_length = 129,
         |m| m.ports[0].identity = 65_536,
-        |m| m.policies[0].key = None,
-        |m| m.policies[0].key.as_mut().unwrap().identity = 0,
-        |m| m.policies[0].key.as_mut().unwrap().identity = 65_536,
-        |m| m.policies[0].rules[0].id = 0,
-        |m| m.policies[0].rules.swap(0, 1),
-        |m| m.policies[0].rules[0].protocol = 256,
-        |m| m.policies[0].rules[1].protocol = 1,
-        |m| m.policies[0].rules[1].service = Some(ports(2, 1)),
-        |m| m.policies[0].rules[1].service = Some(ports(0, 65_536)),
-        |m| m.policies[0].rules[1].remote = Some(prefix([10, 0, 0, 1], 8)),
-        |m| m.policies[0].rules[1].remote = Some(prefix([10, 0, 0, 0], 33)),
-        |m| m.policies[0].rules[1].ipv6 = true,
-        |m| m.policies[0].rules[2].remote = Some(Remote::Group(9)),
-        |m| m.policies[0].groups.swap(0, 1),
-        |m| m.policies[0].groups[0].identities.swap(0, 1),
-        |m| m.policies[0].groups[0].identities[0] = 0,
-        |m| m.policies[0].groups[0].identities[2] = 65_536,
         |m| m.keys[0].cluster = 0,
         |m| m.keys[0].keys[0].secret.push(1),
         |m| m.keys[0].keys[0].not_before_ms = 99,
@@ -275,13 +262,38 @@ fn every_kind_of_malformed_entry_is_reported() {
         |m| m.removed_routes[0].prefix = None,
         |m| m.removed_vips[0].family = None,
     ];
-    for (index, damage) in damage.into_iter().enumerate() {
-        let mut message = good.clone();
-        damage(&mut message);
-        let (_, bad) = Update::read(message);
-        assert_eq!(bad.len(), 1, "damage {index}: {bad:?}");
-        assert!(!bad[0].to_string().is_empty());
+    reports_each(damage);
+}
+
+#[test]
+fn every_kind_of_malformed_policy_is_reported() {
+    use proto::security_rule::{PortRange, Prefix, Remote, Service};
+    fn ports(first: u32, last: u32) -> Service {
+        Service::Ports(PortRange { first, last })
     }
+    fn prefix(address: [u8; 4], length: u32) -> Remote {
+        Remote::Prefix(Prefix { address: Some(IpAddr::from(address).into()), length })
+    }
+    let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
+        |m| m.policies[0].key = None,
+        |m| m.policies[0].key.as_mut().unwrap().identity = 0,
+        |m| m.policies[0].key.as_mut().unwrap().identity = 65_536,
+        |m| m.policies[0].rules[0].id = 0,
+        |m| m.policies[0].rules.swap(0, 1),
+        |m| m.policies[0].rules[0].protocol = 256,
+        |m| m.policies[0].rules[1].protocol = 1,
+        |m| m.policies[0].rules[1].service = Some(ports(2, 1)),
+        |m| m.policies[0].rules[1].service = Some(ports(0, 65_536)),
+        |m| m.policies[0].rules[1].remote = Some(prefix([10, 0, 0, 1], 8)),
+        |m| m.policies[0].rules[1].remote = Some(prefix([10, 0, 0, 0], 33)),
+        |m| m.policies[0].rules[1].ipv6 = true,
+        |m| m.policies[0].rules[2].remote = Some(Remote::Group(9)),
+        |m| m.policies[0].groups.swap(0, 1),
+        |m| m.policies[0].groups[0].identities.swap(0, 1),
+        |m| m.policies[0].groups[0].identities[0] = 0,
+        |m| m.policies[0].groups[0].identities[2] = 65_536,
+    ];
+    reports_each(damage);
 }
 
 #[test]

@@ -322,3 +322,31 @@ fn changes_of_very_many_policies_are_not_sent_in_a_step() {
     let compiled = State::new(&topology, Model::Zeta).apply(2, &[change]);
     assert_eq!(view.step(&compiled.hosts, compiled.updates.keys()), HostStep::Resync);
 }
+
+/// Catches a comparison of digests that hashes the policies of very many sets, each with all sets.
+#[test]
+fn hosts_with_very_many_policies_are_not_compared() {
+    let host =
+        Host { id: HostId::new(1), name: "h".into(), vtep: ip("192.0.2.21"), agent: true, revision: 1 };
+    let instance = |identity: u16| Instance {
+        id: InstanceId::new(identity.into()),
+        name: "i".into(),
+        vpc: VpcId::new(1),
+        subnet: SubnetId::new(1),
+        host: host.id,
+        mac: MacAddr::local(identity.into()),
+        ipv4: Some(Ipv4Addr::from(0x0a00_0000 + u32::from(identity))),
+        ipv6: None,
+        identity,
+        revision: 1,
+    };
+    for count in [1_000, 2_000] {
+        let topology = Topology { hosts: vec![host.clone()], ..topology(count).0 };
+        let state = State::new(&topology, Model::Zeta);
+        let mut intent = Intent::new(&state);
+        intent.add_instances(&state, &(1..=count).map(instance).collect::<Vec<_>>());
+        let compared = intent.compare(&state, NodeId::Host(host.id), 1, &Digests::default());
+        let is_undecided = compared == Comparison::Undecided;
+        assert_eq!(is_undecided, count > 1_000, "{compared:?}");
+    }
+}
