@@ -328,6 +328,13 @@ mod tests {
     }
 
     #[test]
+    fn only_given_fields_are_asked_for() {
+        let fields =
+            [("port", None), ("instance", Some("red/web 1&2".to_owned())), ("limit", Some("5".to_owned()))];
+        assert_eq!(with_query("/sessions", &fields), "/sessions?instance=red%2Fweb+1%262&limit=5");
+    }
+
+    #[test]
     fn response_that_is_not_an_agents_is_an_error() {
         let long = Duration::from_secs(60);
         let answer = request("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", long).unwrap();

@@ -152,7 +152,7 @@ impl Policies {
         }
     }
 
-    /// Removes the policies whose keys are not `used`, and those of the tables that nobody knows. Returns their keys.
+    /// Removes the policies whose keys are not `used`, and those of the tables that have no key. Returns their keys.
     pub fn retain(&mut self, tables: &mut NodeTables, used: &BTreeSet<PolicyKey>) -> Vec<PolicyKey> {
         let unused: Vec<PolicyKey> = self.known.keys().filter(|key| !used.contains(key)).copied().collect();
         for key in &unused {

@@ -407,6 +407,41 @@ async fn eventually_sessions(socket: &Path, wanted: &[u64]) {
     panic!("{:?}, not {wanted:?}", sessions(socket, "").await);
 }
 
+/// Checks the lists of ports and sessions: one port with sessions to ports 53 and 123.
+async fn check_list(socket: &Path) {
+    let (_, ports) = local(socket, "GET", "/ports", "").await;
+    let port = &ports["ports"][0];
+    assert_eq!(
+        (&port["identity"], &port["filter"], &port["sessions"]),
+        (&5.into(), &"policy".into(), &2.into()),
+        "{port}"
+    );
+    for (query, found) in [
+        ("?port=tap0&protocol=udp&address=10.0.0.77", 2),
+        ("?instance=blue/vm&address=10.0.0.5", 2),
+        ("?address=10.0.0.78", 0),
+        ("?protocol=6", 0),
+        ("?limit=1", 1),
+    ] {
+        assert_eq!(sessions(socket, query).await.len(), found, "{query}");
+    }
+    let (_, cut) = local(socket, "GET", "/sessions?limit=1", "").await;
+    let view = &cut["sessions"][0];
+    assert_eq!((&cut["is_cut"], &view["direction"]), (&true.into(), &"egress".into()), "{view}");
+    assert_eq!((&view["local_address"], &view["packets_out"]), (&"10.0.0.5".into(), &1.into()), "{view}");
+    for (query, status, reason) in [
+        ("?port=tap9", 404, "tap9 is not attached"),
+        ("?instance=red/vm", 404, "red/vm"),
+        ("?limit=0", 400, "limit 0"),
+        ("?protocol=foo", 400, "`foo` is not a protocol"),
+        ("?address=foo", 400, "address"),
+    ] {
+        let (found, answer) = local(socket, "GET", &format!("/sessions{query}"), "").await;
+        assert_eq!(found, status, "{answer}");
+        assert!(answer["error"].as_str().unwrap().contains(reason), "{answer}");
+    }
+}
+
 /// Catches sessions that are lost with their agent, live on without their rule, or are inherited; and a list that does not
 /// show them.
 #[test]
@@ -432,37 +467,7 @@ fn sessions_of_a_filtered_port_follow_its_policy() {
         eventually_sessions(socket, &[53, 123]).await;
         let (_, drops) = local(socket, "GET", "/drops", "").await;
         assert!(drops.to_string().contains("egress_denied"), "{drops}");
-        let (_, ports) = local(socket, "GET", "/ports", "").await;
-        let port = &ports["ports"][0];
-        assert_eq!(
-            (&port["identity"], &port["filter"], &port["sessions"]),
-            (&5.into(), &"policy".into(), &2.into()),
-            "{port}"
-        );
-        for (query, found) in [
-            ("?port=tap0&protocol=udp&address=10.0.0.77", 2),
-            ("?instance=blue/vm&address=10.0.0.5", 2),
-            ("?address=10.0.0.78", 0),
-            ("?protocol=6", 0),
-            ("?limit=1", 1),
-        ] {
-            assert_eq!(sessions(socket, query).await.len(), found, "{query}");
-        }
-        let (_, cut) = local(socket, "GET", "/sessions?limit=1", "").await;
-        let view = &cut["sessions"][0];
-        assert_eq!((&cut["is_cut"], &view["direction"]), (&true.into(), &"egress".into()), "{view}");
-        assert_eq!((&view["local_address"], &view["packets_out"]), (&"10.0.0.5".into(), &1.into()), "{view}");
-        for (query, status, reason) in [
-            ("?port=tap9", 404, "tap9 is not attached"),
-            ("?instance=red/vm", 404, "red/vm"),
-            ("?limit=0", 400, "limit 0"),
-            ("?protocol=foo", 400, "`foo` is not a protocol"),
-            ("?address=foo", 400, "address"),
-        ] {
-            let (found, answer) = local(socket, "GET", &format!("/sessions{query}"), "").await;
-            assert_eq!(found, status, "{answer}");
-            assert!(answer["error"].as_str().unwrap().contains(reason), "{answer}");
-        }
+        check_list(socket).await;
 
         agent.abort();
         let _ = agent.await;

@@ -148,7 +148,7 @@ impl Note {
 
     fn decode(word: u64) -> Option<Self> {
         let slot = (word >> 32) as u32 & 7;
-        (word >> 63 != 0 && slot < layout::SESSION_SLOTS).then(|| Self {
+        (word >> 63 != 0 && slot < layout::SESSION_SLOTS).then_some(Self {
             ipv6: word >> 35 & 1 != 0,
             bucket: word as u32,
             slot,

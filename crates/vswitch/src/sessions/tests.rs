@@ -230,3 +230,24 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
     assert_eq!(scopes.wait(None, Duration::ZERO), None);
     drop::<Region>(regions.config);
 }
+
+/// A policy is replaced while sessions are reviewed. Catches a review that ends a session because of the policy before.
+#[test]
+fn a_session_of_a_newer_policy_is_judged_by_that() {
+    let packet = PolicyPacket {
+        direction: Direction::Egress,
+        remote: "10.0.0.9".parse().unwrap(),
+        identity: 0,
+        protocol: 17,
+        port: Some(53),
+    };
+    let mut tables = tables(Some(&Policy { id: 5, ..Policy::default() }));
+    let (reader, map) = (tables.reader(), map());
+    let mut judge = Judge::new(&reader, &map);
+    assert_eq!(judge.decide(&session(&packet, 1000)), Fate::Ends);
+    let remote = Remote::Prefix("0.0.0.0/0".parse().unwrap());
+    let rule = Rule { id: 1, direction: Direction::Egress, service: Service::Any, remote };
+    tables.upsert_policy(&Policy { id: 5, rules: vec![rule], ..Policy::default() }).unwrap();
+    let begun = session(&packet, tables.policy_generation(5).unwrap());
+    assert_eq!(judge.decide(&begun), Fate::Stays);
+}
