@@ -33,7 +33,7 @@ pub use model::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;
 pub use security::{
-    DEFAULT_GROUP, GroupSet, MAX_GROUPS, MAX_GROUPS_OF_INSTANCE, MAX_RULES, MAX_RULES_OF_INSTANCE,
+    DEFAULT_GROUP, GroupSet, MAX_GROUPS, MAX_GROUPS_OF_INSTANCE, MAX_RULES, MAX_RULES_OF_INSTANCE, MAX_SETS,
     NewSecurityGroup, NewSecurityRule, SecurityGroup, SecurityGroupUpdate, SecurityRule,
 };
 pub use sluice_types::{Remote, RuleMatch};

@@ -9,6 +9,9 @@ pub const DEFAULT_GROUP: &str = "default";
 pub const MAX_GROUPS: u64 = 250;
 /// Most rules of a security group.
 pub const MAX_RULES: u64 = 1000;
+/// Most sets of security groups of a VPC that instances may have. A policy contains the sets that have a group of its rules, so
+/// this bounds policies, and the tables of a host with many of them.
+pub const MAX_SETS: u16 = 4096;
 /// Most security groups of an instance.
 pub const MAX_GROUPS_OF_INSTANCE: usize = 5;
 /// Most rules of all groups of an instance together.

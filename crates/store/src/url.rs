@@ -1,5 +1,6 @@
 //! Database URLs and options.
 
+use crate::security::MAX_SETS;
 use crate::{Result, StoreError};
 use sluice_types::Vni;
 use sqlx::postgres::PgConnectOptions;
@@ -18,7 +19,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { vnis: 1..=Vni::MAX, max_identity: u16::MAX }
+        Self { vnis: 1..=Vni::MAX, max_identity: MAX_SETS }
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) const COMMITS_MAX: u64 = 100_000;
 const STRIDE: u64 = 1 << 20;
 /// The same for VNIs, of which there are 16 million, and for keys.
 const VNI_STRIDE: u64 = 1 << 12;
-/// The same for identities of sets of security groups, of which each VPC has 65,535.
+/// The same for identities of sets of security groups, of which each VPC has 4,096.
 const IDENTITY_STRIDE: u64 = 1 << 8;
 /// A VNI that is this far above the next one was requested, not allocated.
 const VNI_WINDOW: u64 = 1 << 16;
