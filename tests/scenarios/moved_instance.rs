@@ -24,7 +24,8 @@ const NEW: &str = "host-d";
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     let ipv4 = "192.0.2.24".parse().ok();
-    options.topology.hosts.push(Host { name: NEW.to_owned(), switch: "tor-1".to_owned(), ipv4, ipv6: None });
+    let (name, switch) = (NEW.to_owned(), "tor-1".to_owned());
+    options.topology.hosts.push(Host { name, switch, ipv4, ipv6: None, sessions: None });
     let lab = Lab::up(options).await?;
     moves(&lab).await
 }

@@ -26,6 +26,8 @@ use std::time::Duration;
 
 const SOUTHBOUND_PORT: u16 = 7443;
 const METRICS_PORT: u16 = 9100;
+/// Connections that the ports of a host may have: all hosts are on one machine.
+const SESSIONS: u32 = 16_384;
 /// Names of the hosts' ends of VM interfaces: of the topology's VMs, of added and of moved ones (`vm.rs`).
 const PORT_NAMES: &str = "vm*,x-*,y-*";
 /// Longest wait until the controller answers.
@@ -299,8 +301,7 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {
         let names = format!("--port-names={PORT_NAMES}");
-        // All hosts are on one machine, and few connections.
-        let sessions = "--sessions=16384".to_owned();
+        let sessions = format!("--sessions={}", host.sessions.unwrap_or(SESSIONS));
         argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep()), names, sessions]);
     }
     Process::start(&lab.paths, node, Some(node), argv)
