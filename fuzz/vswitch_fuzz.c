@@ -387,7 +387,7 @@ static int is_foreign(const struct next_hop *node)
 	return node && node->flags & NEXT_HOP_FOREIGN;
 }
 
-/* The identity of a packet from the underlay that somebody vouches for. */
+/* The identity of a packet from the underlay that a node vouches for. */
 static uint16_t trusted_identity(const struct received *in)
 {
 	return is_foreign(in->sender) ? 0 : in->identity;

@@ -3,7 +3,7 @@
  * Gateway, stage "classify": whether the node that sent a VXLAN packet may send in its VNI. A host sends only
  * in the VPCs of its instances, and for a moment after the last one has left (cells.h, EXACT_INDEX).
  *
- * Contract: expects vni, ipv6, outer_source and the frame's identity, which is removed if nobody vouches for it. Returns
+ * Contract: expects vni, ipv6, outer_source and the frame's identity, which is removed if no vSwitch vouches for it. Returns
  * DROP_none or the reason to drop: foreign_sender for a known node, unknown_vtep for all others. One lookup for packets
  * that are accepted. Reads only the map `cells`.
  */

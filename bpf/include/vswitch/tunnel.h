@@ -128,7 +128,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 struct tunnel_sender {
 	__u64 address[2];	   /* as in struct frame */
 	struct exact_sender entry; /* of a host; otherwise 0 */
-	__u16 identity;		   /* of the tenant's sender; 0: none, or nobody vouches for it */
+	__u16 identity;		   /* of the tenant's sender; 0: none, or not vouched for */
 	__u8 ipv6;		   /* the address is IPv6 */
 	__u8 is_host;		   /* the node is a host, not a gateway */
 	__u8 is_congested;	   /* the underlay has marked the packet */
