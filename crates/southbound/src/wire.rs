@@ -332,6 +332,7 @@ impl From<Port> for proto::Port {
             router4: port.router4.map_or(0, Into::into),
             ipv6: port.ipv6.map(|net| net.addr().into()),
             ipv6_length: port.ipv6.map_or(0, |net| net.prefix_len().into()),
+            ipv6_dhcp: port.ipv6_dhcp,
             mtu: port.mtu.into(),
             dns4: port.dns4.into_iter().map(Into::into).collect(),
         }
@@ -361,6 +362,7 @@ impl TryFrom<proto::Port> for Port {
             ipv4: v4.map(v4_net).transpose()?,
             router4: ipv4("port's router", port.router4)?,
             ipv6: v6.map(v6_net).transpose()?,
+            ipv6_dhcp: port.ipv6_dhcp,
             mtu: mtu(port.mtu)?,
             dns4: port.dns4.into_iter().map(Into::into).collect(),
             name: port.name,

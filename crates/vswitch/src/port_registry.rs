@@ -398,7 +398,11 @@ fn table_port(port: &Port, attachment: &Attachment, mtu_max: u16) -> sluice_tabl
         vni: port.vni,
         mac: port.mac,
         ipv4: port.ipv4.map(|net| PortIpv4 { address: net.addr(), length: net.prefix_len(), router }),
-        ipv6: port.ipv6.map(|net| PortIpv6 { address: net.addr(), length: net.prefix_len() }),
+        ipv6: port.ipv6.map(|net| PortIpv6 {
+            address: net.addr(),
+            length: net.prefix_len(),
+            dhcp: port.ipv6_dhcp,
+        }),
         dns4: port.dns4.clone(),
         instance: port.instance.get(),
         lease_s: LEASE_S,
