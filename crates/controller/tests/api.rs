@@ -140,6 +140,21 @@ async fn refusals_name_the_offender() {
         (&subnets, json!({"name": "o"}), (422, "invalid", "ipv4")),
         (
             &subnets,
+            json!({"name": "o", "ipv6": "2001:db8:7::/112", "ipv6_mode": "slaac"}),
+            (422, "invalid", "ipv6_mode"),
+        ),
+        (
+            &subnets,
+            json!({"name": "o", "ipv4": "10.7.0.0/24", "ipv6_mode": "dhcp"}),
+            (422, "invalid", "ipv6_mode"),
+        ),
+        (
+            &subnets,
+            json!({"name": "o", "ipv6": "2001:db8:7::/64", "ipv6_mode": "eui64"}),
+            (422, "invalid", "ipv6_mode"),
+        ),
+        (
+            &subnets,
             json!({"name": "o", "ipv4": "10.7.0.0/24", "dns": ["192.0.2.51", "192.0.2.52", "192.0.2.53"]}),
             (422, "invalid", "dns"),
         ),

@@ -1,7 +1,7 @@
 //! The tenants' part of a lab: VPCs and instances in the API, and VMs, which are namespaces
 //! that configure themselves (`configure.rs`).
 
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, Result};
 use crate::exec::{command, feed, ip_batch, script, tail, words};
 use crate::lab::{Lab, VmState, VpcState};
 use crate::paths::Paths;
