@@ -15,17 +15,19 @@ const UP: &str = "ip link set lo up\nip link set eth0 up\n";
 
 const DHCP: &str = "busybox udhcpc -i eth0 -n -q -f -t 15 -T 1 -O mtu -s /bin/sh >&2\n";
 
-/// The client needs a link-local address that is no duplicate. It keeps its leases where its AppArmor profile permits
-/// that, which is the lab's directory for this process and its children. It calls no script, and ends when it has an
-/// address: leases last longer than a lab.
+/// The client needs a link-local address that is no duplicate. It begins without a lease, and keeps the new one where its
+/// AppArmor profile permits that, which is the lab's directory for this process and its children. It calls no script, and
+/// is ended when it has an address: leases last longer than a lab.
 const DHCP6: &str = "\
     until ip -6 -o addr show dev eth0 scope link -tentative | grep -q inet6; do sleep 0.1; done\n\
+    rm -f \"$LEASE6\"\n\
     unshare --mount sh -e <<'END'\n\
     mount --bind \"${LEASE6%/*}\" /var/lib/dhcp\n\
     mount --bind /bin/true /sbin/dhclient-script\n\
     own=/var/lib/dhcp/${LEASE6##*/}\n\
-    dhclient -6 -1 -cf /dev/null -lf \"$own\" -pf \"$own.pid\" eth0 </dev/null >&2\n\
-    kill \"$(cat \"$own.pid\")\"\n\
+    dhclient -6 -1 -d --no-pid -cf /dev/null -lf \"$own\" eth0 </dev/null >&2 &\n\
+    until grep -q max-life \"$own\" 2>/dev/null; do kill -0 $!; sleep 0.1; done\n\
+    kill $!\n\
     END\n\
     address=$(sed -n 's/.*iaaddr \\([0-9a-f:]*\\) {/\\1/p' \"$LEASE6\" | tail -n 1)\n\
     ip addr replace \"$address/128\" dev eth0\n";
