@@ -338,7 +338,7 @@ fn port(ifindex: u32) -> Port {
         ipv6: Some(PortIpv6 {
             address: format!("fd00::{ifindex:x}").parse().unwrap(),
             length: 64,
-            dhcp: ifindex % 2 == 0,
+            dhcp: ifindex.is_multiple_of(2),
         }),
         dns4: vec![[9, 9, 9, 9].into()],
         instance: 42,
