@@ -22,6 +22,7 @@
 #include "vswitch/decapsulate.h"
 #include "vswitch/deliver.h"
 #include "vswitch/dhcp.h"
+#include "vswitch/dhcp6.h"
 #include "vswitch/pending_checksum.h"
 #include "vswitch/router_advertisement.h"
 #include "vswitch/sent_flows.h"
@@ -224,8 +225,7 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port *port, const struct vrf *vrf,
 					__u32 vrf_cell, __u32 port_cell, struct frame *frame)
 {
-	int own = is_port_address6(port, frame->source);
-	int to_router = is_router6(port, frame->destination);
+	int own, to_router;
 
 	if (is_control_icmp6(frame)) {
 		struct nd_decision decision = {};
@@ -241,6 +241,13 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 	}
 	if (is_udp_to(frame, DHCP6_CLIENT_PORT))
 		return port_drop(vrf->vni, DROP_forged_control);
+	if (is_dhcp6_request(frame) && is_udp_to(frame, DHCP6_SERVER_PORT)) {
+		if (!port_has_ipv6(port))
+			return port_drop(vrf->vni, DROP_multicast);
+		return dhcp6_answer(skb, port_cell, frame);
+	}
+	own = is_port_address6(port, frame->source);
+	to_router = is_router6(port, frame->destination);
 	if (!own && !ipv6_link_local(frame->source[0]))
 		return port_drop(vrf->vni, DROP_spoofed_ip);
 	/* From and to link-local addresses, only the router is reached. */

@@ -76,6 +76,7 @@ static struct {
 	struct frame frame;
 	struct sum_chunk sum;
 	struct dhcp_request dhcp;
+	struct dhcp6_request dhcp6;
 	struct quote quote;
 } memory;
 
@@ -130,6 +131,8 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &memory.sum;
 	if (map == &dhcp_requests)
 		return index ? NULL : &memory.dhcp;
+	if (map == &dhcp6_requests)
+		return index ? NULL : &memory.dhcp6;
 	if (map == &quotes)
 		return index ? NULL : &memory.quote;
 	if (map == &unknown_ports)
@@ -336,6 +339,8 @@ static void check_answer(const struct port *port, const uint8_t *frame, uint32_t
 		if (frame[20] == IPPROTO_ICMPV6 && frame[54] != ICMP6_ECHO_REPLY &&
 		    residue(frame + 22, 32 + total, total + IPPROTO_ICMPV6))
 			fail("ICMPv6 checksum of an answer");
+		if (frame[20] == IPPROTO_UDP && residue(frame + 22, 32 + total, total + IPPROTO_UDP))
+			fail("UDP checksum of an answer");
 	}
 }
 

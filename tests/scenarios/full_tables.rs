@@ -64,7 +64,7 @@ impl<'a> Filler<'a> {
         let vpc = NewVpc { name, tenant, cluster, vni: None, mtu: None, offload_kbps: None };
         let vpc = lab.api().create((), &vpc).await?.object.id;
         let (ipv4, ipv6) = (Some("10.64.0.0/16".parse()?), Some("fd00:64::/64".parse()?));
-        let subnet = NewSubnet { name: "filler".into(), ipv4, ipv6, dns: Vec::new() };
+        let subnet = NewSubnet { name: "filler".into(), ipv4, ipv6, ipv6_mode: None, dns: Vec::new() };
         let subnet: Subnet = lab.api().create(vpc, &subnet).await?.object;
         let host = lab.node("host-b")?.id.parse()?;
         Ok(Self { lab, vpc, subnet: subnet.id, host, created: 0, deleted: 0 })

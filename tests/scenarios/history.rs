@@ -132,7 +132,7 @@ fn new_vpc(tenant: sluice_types::TenantId, name: &str, vni: Option<sluice_types:
 
 fn new_subnet() -> NewSubnet {
     let (ipv4, ipv6) = ("10.77.0.0/24".parse().ok(), "fd10:0:0:77::/64".parse().ok());
-    NewSubnet { name: "late".into(), ipv4, ipv6, dns: Vec::new() }
+    NewSubnet { name: "late".into(), ipv4, ipv6, ipv6_mode: None, dns: Vec::new() }
 }
 
 async fn entries(api: &Client) -> Result<Vec<UnconfirmedEntry>, Failure> {

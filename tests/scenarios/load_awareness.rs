@@ -150,7 +150,8 @@ impl<'a> Filler<'a> {
             // Routes that are far apart share little memory.
             let (ipv4, ipv6) = (format!("10.{}.0.0/16", 100 + number), format!("fd00:{}::/64", 200 + number));
             let (ipv4, ipv6) = (Some(ipv4.parse()?), Some(ipv6.parse()?));
-            let subnet = NewSubnet { name: format!("subnet-{number}"), ipv4, ipv6, dns: Vec::new() };
+            let subnet =
+                NewSubnet { name: format!("subnet-{number}"), ipv4, ipv6, ipv6_mode: None, dns: Vec::new() };
             instances_in = Some(lab.api().create(first, &subnet).await?.object.id);
         }
         let subnet = instances_in.ok_or_else(|| Failure::new("no subnets"))?;

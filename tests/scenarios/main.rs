@@ -10,6 +10,7 @@ mod across_hosts;
 mod crash;
 mod database_killed;
 mod deletion;
+mod dhcpv6;
 mod direct_paths;
 mod direct_sender;
 mod disk_full;
@@ -120,6 +121,7 @@ macro_rules! scenarios {
 fn all() -> Vec<Scenario> {
     scenarios![
         self_configuration: SharedLab,
+        dhcpv6: SharedLab,
         same_host: SharedLab,
         across_hosts: SharedLab,
         peered: SharedLab,

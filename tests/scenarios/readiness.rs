@@ -184,7 +184,7 @@ async fn fill_tables(lab: &Lab) -> Result<NewInstance, Failure> {
     };
     let vpc = api.create((), &vpc).await?.object.id;
     let (ipv4, ipv6) = (Some("10.64.0.0/12".parse()?), Some("fd00:64::/64".parse()?));
-    let subnet = NewSubnet { name: FILLER.to_owned(), ipv4, ipv6, dns: Vec::new() };
+    let subnet = NewSubnet { name: FILLER.to_owned(), ipv4, ipv6, ipv6_mode: None, dns: Vec::new() };
     let subnet = api.create(vpc, &subnet).await?.object.id;
     let instance = |number: usize| NewInstance {
         name: format!("{FILLER}-{number}"),

@@ -202,8 +202,11 @@ async fn fill_tables(lab: &Lab) -> Result<Vec<Victim>, Failure> {
     let vpc = NewVpc { name: name(), tenant, cluster, vni: None, mtu: None, offload_kbps: None };
     let vpc = api.create((), &vpc).await?.object;
     let (ipv4, ipv6) = (Some("10.64.0.0/12".parse()?), Some("fd00:64::/64".parse()?));
-    let subnet =
-        api.create(vpc.id, &NewSubnet { name: name(), ipv4, ipv6, dns: Vec::new() }).await?.object.id;
+    let subnet = api
+        .create(vpc.id, &NewSubnet { name: name(), ipv4, ipv6, ipv6_mode: None, dns: Vec::new() })
+        .await?
+        .object
+        .id;
     let instance = |number: usize| {
         let name = format!("many-{number}");
         NewInstance {

@@ -262,6 +262,7 @@ impl Fleet {
                 name: "all".into(),
                 ipv4: Some("10.0.0.0/8".parse()?),
                 ipv6: None,
+                ipv6_mode: None,
                 dns: Vec::new(),
             };
             let subnet = self.api.create(id, &subnet).await?.object;

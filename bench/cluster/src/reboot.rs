@@ -65,7 +65,8 @@ async fn prepare(lab: &Lab, count: usize) -> Result<Ipv4Addr, Failure> {
     let vpc = NewVpc { name: name.clone(), tenant, cluster, vni: None, mtu: None, offload_kbps: None };
     let vpc = api.create((), &vpc).await?.object.id;
     let (ipv4, ipv6) = (Some("10.64.0.0/12".parse()?), Some("fd00:64::/64".parse()?));
-    let subnet = api.create(vpc, &NewSubnet { name, ipv4, ipv6, dns: Vec::new() }).await?.object.id;
+    let subnet =
+        api.create(vpc, &NewSubnet { name, ipv4, ipv6, ipv6_mode: None, dns: Vec::new() }).await?.object.id;
     let host = lab.node("host-b")?.id.parse()?;
     let new = |number: usize| {
         let name = format!("large-{number}");

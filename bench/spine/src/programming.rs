@@ -52,8 +52,13 @@ pub async fn program(lab: &Lab) -> Result<Vec<Programmed>, Failure> {
             offload_kbps: None,
         };
         let vpc = lab.api().create((), &vpc).await?.object;
-        let subnet =
-            NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/8".parse()?), ipv6: None, dns: Vec::new() };
+        let subnet = NewSubnet {
+            name: "all".into(),
+            ipv4: Some("10.0.0.0/8".parse()?),
+            ipv6: None,
+            ipv6_mode: None,
+            dns: Vec::new(),
+        };
         let subnet = lab.api().create(vpc.id, &subnet).await?.object;
         let body = body(count, &subnet.id.to_string(), &hosts);
         let url = format!("{}/v1/vpcs/{}/instances/bulk", lab.api().url(), vpc.id);

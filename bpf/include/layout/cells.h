@@ -336,6 +336,7 @@ struct vip_slot {
 /* A VM's port on this host, two cells. (EXACT_INDEX, 0, ifindex) and its addresses refer to it. */
 #define PORT_PEER_REDIRECT 0x2 /* the port is a veth: deliver directly into its peer */
 #define PORT_FILTERED 0x4      /* the port has a policy: its packets need a session (admission.h) */
+#define PORT_DHCP6 0x8	       /* router advertisements tell the VM to take its IPv6 address by DHCPv6 */
 
 struct port {
 	__u8 kind; /* NEXT_HOP_PORT */
@@ -355,7 +356,7 @@ struct port {
 	__u8 reserved8[6];
 	__u32 dns4[2];	/* network order; 0: none */
 	__u64 instance; /* the controller's id, for logs */
-	__u32 lease_s;	/* DHCP lease time in seconds */
+	__u32 lease_s;	/* lifetime of DHCP leases of both families, in seconds */
 	/*
 	 * First cell of the port's struct policy; 0: none, everything is permitted; POLICY_CELL_MISSING: the tables
 	 * have lost it, nothing is permitted. Published by its own store when the policy is replaced.

@@ -43,7 +43,7 @@
 	DROP(31, unknown_port, "interface is not an attached port") \
 	DROP(32, no_group, "VPC has no gateway group") \
 	DROP(33, not_local, "packet from the underlay is not for a port of this host") \
-	DROP(34, dhcp_malformed, "DHCP packet fails the checks of RFC 2131 or is not a request of a client") \
+	DROP(34, dhcp_malformed, "DHCP packet fails the checks of RFC 2131 or RFC 8415, or is not a request of a client") \
 	DROP(35, no_tunnel_key, "packet on the VXLAN device has no tunnel key") \
 	DROP(36, redirect, "kernel refused to send the packet") \
 	DROP(37, table_busy, "table was being reorganized for longer than a lookup retries") \

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * vSwitch: router advertisements (RFC 4861 section 4.2, RFC 4862). The answer to a router solicitation
- * tells a VM its prefix, MTU and router. The VM derives its address from the prefix and its MAC.
+ * tells a VM its prefix, MTU and router, and where its address comes from: derived from the prefix and the
+ * VM's MAC, or from DHCPv6 (docs/decisions/ipv6-addresses.md).
  *
  * Contract: the packet is a valid solicitation of the VM, which is overwritten. Returns the verdict:
  * the advertisement was sent, or the packet was dropped and counted. Reads the map `cells`, and uses
@@ -17,6 +18,7 @@
 #define ND_OPTION_MTU 5
 #define ND_PREFIX_ON_LINK 0x80
 #define ND_PREFIX_AUTONOMOUS 0x40
+#define ND_MANAGED 0x80 /* of the message: addresses are available by DHCPv6 */
 /* The longest lifetime (RFC 8319): advertisements are sent on request, and by the agent every hour. */
 #define ND_ROUTER_LIFETIME_S 65535
 #define ND_INFINITE 0xffffffffu
@@ -69,6 +71,7 @@ static __always_inline void write_router_advertisement(struct cursor *cursor, co
 
 	message->type = ICMP6_ROUTER_ADVERT;
 	message->hop_limit = REPLY_TTL;
+	message->flags = port->flags & PORT_DHCP6 ? ND_MANAGED : 0;
 	message->lifetime_s = bpf_htons(ND_ROUTER_LIFETIME_S);
 	source->type = ND_OPTION_SOURCE_MAC;
 	source->units = sizeof(*source) / ND_OPTION_UNIT;
@@ -79,7 +82,8 @@ static __always_inline void write_router_advertisement(struct cursor *cursor, co
 	prefix->type = ND_OPTION_PREFIX;
 	prefix->units = sizeof(*prefix) / ND_OPTION_UNIT;
 	prefix->bits = service->length6;
-	prefix->flags = ND_PREFIX_ON_LINK | ND_PREFIX_AUTONOMOUS;
+	prefix->flags =
+		port->flags & PORT_DHCP6 ? ND_PREFIX_ON_LINK : ND_PREFIX_ON_LINK | ND_PREFIX_AUTONOMOUS;
 	prefix->valid_s = ND_INFINITE;
 	prefix->preferred_s = ND_INFINITE;
 	__builtin_memcpy(prefix->prefix, port->prefix6, sizeof(prefix->prefix));

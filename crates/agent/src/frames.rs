@@ -25,7 +25,10 @@ const OPTION_SOURCE_MAC: u8 = 1;
 const OPTION_TARGET_MAC: u8 = 2;
 const OPTION_PREFIX: u8 = 3;
 const OPTION_MTU: u8 = 5;
-const PREFIX_ON_LINK_AUTONOMOUS: u8 = 0xc0;
+const PREFIX_ON_LINK: u8 = 0x80;
+const PREFIX_AUTONOMOUS: u8 = 0x40;
+/// Addresses are available by DHCPv6 (RFC 4861 section 4.2).
+const MANAGED: u8 = 0x80;
 /// The longest lifetime (RFC 8319), as in the packet program's answers.
 const ROUTER_LIFETIME_S: u16 = 65535;
 const ADVERTISED_HOP_LIMIT: u8 = 64;
@@ -126,16 +129,19 @@ fn unsolicited_advertisement(address: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
 }
 
 /// An unsolicited router advertisement (RFC 4861 section 6.2.4) with the same contents as the packet
-/// program's answer to a solicitation (`bpf/include/vswitch/router_advertisement.h`).
-pub fn router_advertisement(prefix: &Ipv6Net, mtu: u16) -> Vec<u8> {
-    let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, ADVERTISED_HOP_LIMIT, 0];
+/// program's answer to a solicitation (`bpf/include/vswitch/router_advertisement.h`). `dhcp`: VMs ask for their address
+/// by DHCPv6; otherwise they derive it.
+pub fn router_advertisement(prefix: &Ipv6Net, dhcp: bool, mtu: u16) -> Vec<u8> {
+    let (managed, prefix_flags) =
+        if dhcp { (MANAGED, PREFIX_ON_LINK) } else { (0, PREFIX_ON_LINK | PREFIX_AUTONOMOUS) };
+    let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, ADVERTISED_HOP_LIMIT, managed];
     message.extend(ROUTER_LIFETIME_S.to_be_bytes());
     message.extend([0; 8]);
     message.extend([OPTION_SOURCE_MAC, 1]);
     message.extend(ROUTER_MAC.octets());
     message.extend([OPTION_MTU, 1, 0, 0]);
     message.extend(u32::from(mtu).to_be_bytes());
-    message.extend([OPTION_PREFIX, 4, prefix.prefix_len(), PREFIX_ON_LINK_AUTONOMOUS]);
+    message.extend([OPTION_PREFIX, 4, prefix.prefix_len(), prefix_flags]);
     message.extend([0xff; 8]);
     message.extend([0; 4]);
     message.extend(prefix.network().octets());
@@ -243,7 +249,12 @@ mod tests {
     #[test]
     fn router_advertisement_has_prefix_and_mtu() {
         let prefix = "2001:db8:0:7::/64".parse().unwrap();
-        let frame = router_advertisement(&prefix, 1430);
+        for (dhcp, managed, prefix_flags) in [(false, 0, 0xc0), (true, 0x80, 0x80)] {
+            let frame = router_advertisement(&prefix, dhcp, 1430);
+            assert_eq!((frame[59], frame[89]), (managed, prefix_flags));
+            assert_eq!(icmpv6_checksum(ROUTER_LINK_LOCAL, ALL_NODES, &frame[54..]), 0);
+        }
+        let frame = router_advertisement(&prefix, false, 1430);
         assert_eq!(frame.len(), 14 + 40 + 64);
         assert_eq!(frame[6..12], ROUTER_MAC.octets());
         assert_eq!(frame[22..38], ROUTER_LINK_LOCAL.octets());
@@ -252,6 +263,5 @@ mod tests {
         assert_eq!(frame[82..86], 1430u32.to_be_bytes());
         assert_eq!(frame[86..90], [3, 4, 64, 0xc0]);
         assert_eq!(frame[102..118], prefix.network().octets());
-        assert_eq!(icmpv6_checksum(ROUTER_LINK_LOCAL, ALL_NODES, &frame[54..]), 0);
     }
 }

@@ -9,7 +9,7 @@ use crate::{Client, Result};
 use crate::{
     CloudFile, Cluster, Host, Instance, NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering,
     NewRoute, NewSubnet, NewTenant, NewVpc, Peering, PeeringSpec, Resource, RouteSpec, RouteTable,
-    RouteTarget, RouteTargetSpec, Subnet, Tenant, VpcSpec,
+    RouteTarget, RouteTargetSpec, Subnet, SubnetSpec, Tenant, VpcSpec,
 };
 use sluice_types::{ClusterId, HostId, PeeringId, SecurityGroupId, TenantId, VpcId};
 use std::collections::HashMap;
@@ -236,7 +236,8 @@ impl Applier<'_> {
         let vpc = id.map(|id| id.to_string()).unwrap_or_default();
         for subnet in &spec.subnets {
             let name = subnet.name.clone();
-            let body = NewSubnet { name, ipv4: subnet.ipv4, ipv6: subnet.ipv6, dns: subnet.dns.clone() };
+            let SubnetSpec { ipv4, ipv6, ipv6_mode, dns, .. } = subnet.clone();
+            let body = NewSubnet { name, ipv4, ipv6, ipv6_mode, dns };
             self.create_or_compare(&subnet.name, id, &[("vpc", &vpc)], Some(body)).await?;
         }
         self.security_groups(spec, id).await

@@ -4,7 +4,7 @@ pub(crate) mod security;
 
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
-use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, overlap};
+use sluice_types::{IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni, overlap};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, stdin};
@@ -188,6 +188,9 @@ pub struct SubnetSpec {
     /// IPv6 prefix; a subnet has at least one of the two prefixes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
+    /// What router advertisements tell instances to do for an IPv6 address: `dhcp` if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_mode: Option<Ipv6Mode>,
     /// DNS resolvers that DHCP offers, at most 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<Ipv4Addr>,

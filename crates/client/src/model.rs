@@ -4,8 +4,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, RouteId,
-    RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId,
+    RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt::{Debug, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -271,6 +271,9 @@ pub struct Subnet {
     /// IPv6 prefix, if the subnet has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
+    /// How instances get their IPv6 addresses, if the subnet has an IPv6 prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_mode: Option<Ipv6Mode>,
     /// DNS resolvers that DHCP offers.
     #[serde(default)]
     pub dns: Vec<Ipv4Addr>,

@@ -3,8 +3,8 @@
 use crate::{Cluster, Gateway, Host, Instance, Peering, Resource, Route, RouteTarget, Subnet, Tenant, Vpc};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SecurityGroupId, SubnetId, TenantId,
-    Vni, VpcId,
+    ClusterId, HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, RouteTableId, SecurityGroupId, SubnetId,
+    TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -117,6 +117,7 @@ impl NewObject for NewSubnet {
     fn difference(&self, found: &Subnet) -> Option<String> {
         difference("ipv4", &self.ipv4, &found.ipv4)
             .or_else(|| difference("ipv6", &self.ipv6, &found.ipv6))
+            .or_else(|| difference_if_given("ipv6_mode", self.ipv6_mode.as_ref(), found.ipv6_mode.as_ref()))
             .or_else(|| difference("dns", &self.dns, &found.dns))
     }
 }
@@ -237,6 +238,9 @@ pub struct NewSubnet {
     /// IPv6 prefix; a subnet has at least one of the two prefixes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
+    /// What router advertisements tell instances to do for an IPv6 address: `dhcp` if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_mode: Option<Ipv6Mode>,
     /// DNS resolvers that DHCP offers, at most 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<Ipv4Addr>,

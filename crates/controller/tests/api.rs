@@ -106,6 +106,28 @@ async fn peerings_and_routes_can_be_created_and_deleted() {
 }
 
 #[tokio::test]
+async fn modes_of_ipv6_addresses_are_checked() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let subnets = format!("/v1/vpcs/{}/subnets", basics.vpc);
+    for wrong in [
+        json!({"name": "o", "ipv6": "2001:db8:7::/112", "ipv6_mode": "slaac"}),
+        json!({"name": "o", "ipv4": "10.7.0.0/24", "ipv6_mode": "dhcp"}),
+        json!({"name": "o", "ipv6": "2001:db8:7::/64", "ipv6_mode": "eui64"}),
+    ] {
+        let answer = cloud.post(&subnets, wrong.clone()).await;
+        assert_eq!(answer.problem(), (422, "invalid", "ipv6_mode"), "{wrong}");
+    }
+    for (given, mode) in [(json!({}), "dhcp"), (json!({"ipv6_mode": "slaac"}), "slaac")] {
+        let mut body = json!({"name": mode, "ipv6": format!("2001:db8:{}::/64", mode.len())});
+        body.as_object_mut().unwrap().extend(given.as_object().unwrap().clone());
+        assert_eq!(cloud.post(&subnets, body).await.body["ipv6_mode"], mode);
+    }
+    let ipv4 = cloud.post(&subnets, json!({"name": "o", "ipv4": "10.7.0.0/24"})).await;
+    assert!(ipv4.body.get("ipv6_mode").is_none(), "{}", ipv4.body);
+}
+
+#[tokio::test]
 async fn refusals_name_the_offender() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;

@@ -75,12 +75,13 @@ pub(crate) async fn script(paths: &Paths, place: &str, what: &str, text: &str) -
 
 /// Fails if the caller is not root or a program that a lab needs is missing.
 pub(crate) fn check_tools() -> Result<()> {
-    const TOOLS: [(&str, &str); 6] = [
+    const TOOLS: [(&str, &str); 7] = [
         ("ip", "iproute2"),
         ("nsenter", "util-linux"),
         ("ethtool", "ethtool"),
         ("nft", "nftables"),
         ("busybox", "busybox-static"),
+        ("dhclient", "isc-dhcp-client"),
         ("ping", "iputils-ping"),
     ];
     if !nix::unistd::geteuid().is_root() {

@@ -10,7 +10,7 @@ use crate::topology::Topology;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use sluice_client::Client;
-use sluice_types::{InstanceId, MacAddr, SubnetId, VpcId};
+use sluice_types::{InstanceId, Ipv6Mode, MacAddr, SubnetId, VpcId};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -87,6 +87,8 @@ pub struct VmState {
     pub ipv4: Option<Ipv4Addr>,
     /// Its IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
+    /// How it gets its IPv6 address.
+    pub ipv6_mode: Option<Ipv6Mode>,
 }
 
 impl VmState {

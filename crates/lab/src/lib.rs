@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod configure;
 mod down;
 mod error;
 mod exec;

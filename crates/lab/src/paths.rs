@@ -86,6 +86,11 @@ impl Paths {
         self.root().join("vms").join(format!("{vm}.lease"))
     }
 
+    /// File in which the DHCPv6 client of a VM keeps its leases.
+    pub fn lease6(&self, vm: &str) -> PathBuf {
+        self.root().join("vms").join(format!("dhclient-{vm}.leases"))
+    }
+
     /// The eBPF object of the switches' ports.
     pub fn switch_port(&self) -> PathBuf {
         self.root().join("switch_port.bpf.o")

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sluice_client::{DEFAULT_GROUP, SecurityGroupSpec};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni,
-    VpcId, first_host,
+    ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, SubnetId,
+    TenantId, Vni, VpcId, first_host,
 };
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -171,9 +171,12 @@ pub struct Subnet {
     /// IPv4 prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Net>,
-    /// IPv6 prefix, a /64 if VMs are to configure themselves.
+    /// IPv6 prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
+    /// How VMs get their IPv6 addresses: `dhcp` if omitted, or `slaac`, by the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_mode: Option<Ipv6Mode>,
 }
 
 /// A peering of two VPCs.

@@ -1,6 +1,7 @@
 //! Brings a lab up: namespaces and controller at the same time, then the objects of the
 //! cloud, agents, ports, VMs.
 
+use crate::configure;
 use crate::down::{clear, finish, lock};
 use crate::error::{Error, IoContext, Result};
 use crate::exec::check_tools;
@@ -158,7 +159,7 @@ fn prepare_files(paths: &Paths, options: &Options) -> Result<()> {
             .map_err(std::io::Error::from)
             .context("cannot mount a file system on", target)?;
     }
-    vm::write_dhcp_scripts(paths)?;
+    configure::write_dhcp_scripts(paths)?;
     let object = ObjectName::SwitchPort.bytes().unwrap_or_default();
     fs::write(paths.switch_port(), object).context("cannot write", paths.switch_port())?;
     let mut random = [0u8; 24];

@@ -1,7 +1,7 @@
 //! The tenants' part of a lab: VPCs and instances in the API, and VMs, which are namespaces
-//! that configure themselves by DHCP and router advertisements.
+//! that configure themselves (`configure.rs`).
 
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, Result};
 use crate::exec::{command, feed, ip_batch, script, tail, words};
 use crate::lab::{Lab, VmState, VpcState};
 use crate::paths::Paths;
@@ -12,15 +12,12 @@ use sluice_client::{
     apply,
 };
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::{Duration, Instant};
 
 /// Longest wait until an instance is programmed.
 pub(crate) const PROGRAMMED_TIMEOUT: Duration = Duration::from_secs(15);
 /// Longest wait until an agent attaches a port.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
-/// Longest wait until a VM has its addresses.
-const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// VPCs and VMs that `create_cloud` created.
 pub(crate) struct Cloud {
@@ -48,6 +45,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         name: it.name.clone(),
         ipv4: it.ipv4,
         ipv6: it.ipv6,
+        ipv6_mode: it.ipv6_mode,
         dns: Vec::new(),
     };
     let instance = |it: &topology::Vm| InstanceSpec {
@@ -87,6 +85,8 @@ async fn vpcs(lab: &Lab) -> Result<BTreeMap<String, VpcState>> {
 /// The VMs with the addresses that the API chose for them.
 async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
     let vpcs = lab.api.list::<Vpc>(&[], None).await?;
+    let subnets = lab.api.list::<Subnet>(&[], None).await?;
+    let modes: BTreeMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet.ipv6_mode)).collect();
     let mut vms = BTreeMap::new();
     for (number, vm) in lab.state.topology.vms.iter().enumerate() {
         let missing =
@@ -102,6 +102,7 @@ async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
             mac: instance.mac,
             ipv4: instance.ipv4,
             ipv6: instance.ipv6,
+            ipv6_mode: modes.get(&instance.subnet).copied().flatten(),
         };
         vms.insert(vm.name.clone(), state);
     }
@@ -171,6 +172,7 @@ impl Lab {
             mac: made.mac,
             ipv4: made.ipv4,
             ipv6: made.ipv6,
+            ipv6_mode: self.api.get::<Subnet>(made.subnet).await?.ipv6_mode,
         };
         let lines = format!("netns add {}\n{}", self.paths.namespace(name), link(&self.paths, name, &vm));
         ip_batch(&self.paths, "plugging a VM in", &lines).await?;
@@ -184,7 +186,7 @@ impl Lab {
     pub async fn start_vm(&self, name: &str, vm: &VmState) -> Result<()> {
         attach(self, vm).await?;
         self.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await?;
-        configure(self, name, vm).await
+        self.configure_vm(name, vm).await
     }
 
     /// Disconnects a VM from its host and connects it to another one, with the same addresses. This is possible
@@ -277,49 +279,4 @@ async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-}
-
-/// Brings the VM's interface up: IPv4 by DHCP, IPv6 by the kernel.
-async fn configure(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
-    let mut text = "ip link set lo up\nip link set eth0 up\n".to_owned();
-    if vm.ipv4.is_some() {
-        text.push_str("busybox udhcpc -i eth0 -n -q -f -t 15 -T 1 -O mtu -s /bin/sh >&2\n");
-    }
-    if vm.ipv6.is_some() {
-        text.push_str(
-            "until ip -6 -o addr show dev eth0 scope global -tentative | grep -q inet6 &&\n\
-             ip -6 -o route show default | grep -q via; do sleep 0.2; done\n",
-        );
-    }
-    let mut shell = command(&lab.paths, Some(name), &words(&["sh", "-e"]));
-    shell.current_dir(lab.paths.root().join("dhcp")).env("LEASE", lab.paths.lease(name));
-    let what = format!("configuring VM {name}");
-    let run = feed(&what, shell, &text);
-    match tokio::time::timeout(CONFIGURE_TIMEOUT, run).await {
-        Ok(outcome) => outcome.map(drop),
-        Err(_) => Err(Error::Timeout {
-            what: format!("configuration of VM {name} by DHCP and router advertisement"),
-            seconds: CONFIGURE_TIMEOUT.as_secs(),
-            hint: String::new(),
-        }),
-    }
-}
-
-/// The DHCP client calls `/bin/sh EVENT` in a directory with a file for each event. No
-/// file there needs to be executable, since /run is often mounted with `noexec`.
-pub(crate) fn write_dhcp_scripts(paths: &Paths) -> Result<()> {
-    const BOUND: &str = "set -e\n\
-        ip -4 addr flush dev \"$interface\"\n\
-        ip link set dev \"$interface\" mtu \"${mtu:-1500}\"\n\
-        ip addr add \"$ip/$mask\" dev \"$interface\"\n\
-        [ -z \"$router\" ] || ip route replace default via \"${router%% *}\" dev \"$interface\"\n\
-        printf 'ip=%s\\nmask=%s\\nrouter=%s\\nmtu=%s\\nlease=%s\\nserverid=%s\\n' \
-        \"$ip\" \"$mask\" \"$router\" \"$mtu\" \"$lease\" \"$serverid\" >\"$LEASE\"\n";
-    for (event, text) in
-        [("bound", BOUND), ("renew", BOUND), ("deconfig", ""), ("leasefail", ""), ("nak", "")]
-    {
-        let file = paths.root().join("dhcp").join(event);
-        fs::write(&file, text).context("cannot write", file)?;
-    }
-    Ok(())
 }

@@ -238,6 +238,34 @@ fn nouns_take_names_and_ids() {
 }
 
 #[test]
+fn modes_of_ipv6_addresses_are_given_and_shown() {
+    let site = Site::start();
+    let file = site.file("cloud.yaml", CLOUD);
+    site.ok(&["apply", "-f", &file]);
+    let front = ["subnets", "show", "front", "--vpc", "red/web"];
+    assert_eq!(site.json(&front)["ipv6_mode"], "dhcp");
+    let new =
+        ["subnets", "create", "old", "--vpc", "red/web", "--ipv6", "fd00:9::/64", "--ipv6-mode", "slaac"];
+    assert_eq!(site.json(&new)["ipv6_mode"], "slaac");
+    let list = site.ok(&["subnets", "list"]);
+    assert!(list.lines().any(|line| line.contains("fd00:9::/64") && line.contains("slaac")), "{list}");
+    // Without a prefix it is wrong usage, as is a mode that does not exist.
+    site.fails(
+        2,
+        &["subnets", "create", "x", "--vpc", "red/web", "--ipv4", "10.9.0.0/24", "--ipv6-mode", "dhcp"],
+    );
+    let unknown = [&new[..2], &["x"], &new[3..8], &["eui64"]].concat();
+    assert!(site.fails(2, &unknown).contains("`dhcp` or `slaac`"), "{unknown:?}");
+    // A file that names another mode differs; one that names the same does not.
+    for (mode, code) in [("slaac", 1), ("dhcp", 0)] {
+        let named = CLOUD.replacen("ipv6: 'fd00::/64'", &format!("ipv6: 'fd00::/64', ipv6_mode: {mode}"), 1);
+        let file = site.file("named.yaml", &named);
+        let output = site.run(&["apply", "-f", &file]);
+        assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
 fn clusters_gateways_and_what_moves() {
     let site = Site::start();
     site.ok(&["apply", "-f", &site.file("cloud.yaml", CLOUD)]);

@@ -155,6 +155,8 @@ pub struct Port {
     pub router4: Option<Ipv4Addr>,
     /// The instance's IPv6 address, with the prefix length of its subnet.
     pub ipv6: Option<Ipv6Net>,
+    /// Router advertisements tell the VM to ask for its IPv6 address by DHCPv6; otherwise to derive it.
+    pub ipv6_dhcp: bool,
     /// MTU of the VPC, in bytes.
     pub mtu: u16,
     /// Addresses of DNS resolvers, at most 2.

@@ -145,6 +145,7 @@ fn full_update() -> Update {
             ipv4: Some("10.0.0.2/24".parse().unwrap()),
             router4: Some("10.0.0.1".parse().unwrap()),
             ipv6: Some("2001:db8::2/64".parse().unwrap()),
+            ipv6_dhcp: true,
             mtu: 1430,
             dns4: vec!["192.0.2.53".parse().unwrap()],
             identity: u16::MAX,

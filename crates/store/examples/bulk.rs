@@ -43,6 +43,7 @@ async fn main() -> Fallible<()> {
             vpc: vpc.id,
             ipv4: Some("10.0.0.0/8".parse()?),
             ipv6: Some("fd00::/64".parse()?),
+            ipv6_mode: None,
             dns: vec![],
         };
         let subnet = store.create_subnet(subnet).await?.into_inner();

@@ -1,8 +1,8 @@
 //! Checks that need no database: names, prefixes, addresses.
 
-use crate::{Conflict, Result, StoreError, Subnet};
+use crate::{Conflict, NewSubnet, Result, StoreError, Subnet};
 use sluice_types::{
-    HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, first_host,
+    HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, IpNet, Ipv6Mode, MacAddr, ROUTER_MAC, first_host,
     is_unicast, overlap,
 };
 use std::net::IpAddr;
@@ -147,8 +147,9 @@ pub(crate) fn prefix(net: IpNet) -> Result<()> {
     Ok(())
 }
 
-/// Checks the prefixes and resolvers of a new subnet.
-pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::Ipv4Addr]) -> Result<()> {
+/// Checks the prefixes, the mode of IPv6 addresses and the resolvers of a new subnet.
+pub(crate) fn subnet(new: &NewSubnet) -> Result<()> {
+    let (v4, v6, dns) = (new.ipv4, new.ipv6, &new.dns);
     if v4.is_none() && v6.is_none() {
         return Err(invalid("ipv4", "a subnet needs an IPv4 or an IPv6 prefix"));
     }
@@ -160,6 +161,20 @@ pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::
         if let Some((range, what)) = special(&net, |special| overlap(&net, special))? {
             return Err(invalid(net, format!("prefix {net} contains {what} addresses ({range})")));
         }
+    }
+    match (new.ipv6_mode, v6) {
+        (Some(mode), None) => {
+            return Err(invalid(
+                "ipv6_mode",
+                format!("mode {mode} has no use: the subnet has no IPv6 prefix"),
+            ));
+        }
+        (Some(Ipv6Mode::Slaac), Some(net)) if net.prefix_len() != Ipv6Mode::SLAAC_PREFIX_BITS => {
+            let message =
+                format!("hosts derive addresses only in a /64, and the prefix is {net}: use mode dhcp");
+            return Err(invalid("ipv6_mode", message));
+        }
+        _ => {}
     }
     if dns.len() > MAX_DNS {
         return Err(invalid("dns", format!("{} resolvers; at most {MAX_DNS} are possible", dns.len())));
@@ -299,9 +314,20 @@ mod tests {
         }
     }
 
+    fn new_subnet(ipv4: Option<&str>, ipv6: Option<&str>, ipv6_mode: Option<Ipv6Mode>) -> NewSubnet {
+        NewSubnet {
+            name: "a".to_owned(),
+            vpc: sluice_types::VpcId::new(1),
+            ipv4: ipv4.map(|net| net.parse().unwrap()),
+            ipv6: ipv6.map(|net| net.parse().unwrap()),
+            ipv6_mode,
+            dns: vec![],
+        }
+    }
+
     #[test]
     fn subnet_prefixes_are_large_enough_and_have_no_special_addresses() {
-        let check = |v4: &str| subnet(Some(v4.parse().unwrap()), None, &[]);
+        let check = |v4: &str| subnet(&new_subnet(Some(v4), None, None));
         assert!(check("10.0.0.0/30").is_ok());
         for bad in ["10.0.0.0/31", "10.0.0.1/24", "0.0.0.0/0", "127.1.0.0/16", "224.0.0.0/24", "240.0.0.0/8"]
         {
@@ -309,9 +335,24 @@ mod tests {
         }
         for bad in ["2001:db8::/127", "::/0", "fe80::/64", "::ffff:a00:0/112", "ff02::/16", "2001:db8::1/64"]
         {
-            assert!(subnet(None, Some(bad.parse().unwrap()), &[]).is_err(), "{bad}");
+            assert!(subnet(&new_subnet(None, Some(bad), None)).is_err(), "{bad}");
         }
-        assert!(subnet(None, None, &[]).is_err());
+        assert!(subnet(&new_subnet(None, None, None)).is_err());
+    }
+
+    #[test]
+    fn addresses_are_derived_only_in_a_prefix_of_64_bits() {
+        let check = |v6, mode| subnet(&new_subnet(Some("10.0.0.0/24"), v6, mode)).map_err(|e| e.to_string());
+        for mode in [None, Some(Ipv6Mode::Dhcp)] {
+            assert_eq!(check(Some("2001:db8::/112"), mode), Ok(()));
+        }
+        assert_eq!(check(Some("2001:db8::/64"), Some(Ipv6Mode::Slaac)), Ok(()));
+        let error = check(Some("2001:db8::/112"), Some(Ipv6Mode::Slaac)).unwrap_err();
+        assert!(error.contains("2001:db8::/112") && error.contains("/64"), "{error}");
+        for mode in [Ipv6Mode::Dhcp, Ipv6Mode::Slaac] {
+            let error = check(None, Some(mode)).unwrap_err();
+            assert!(error.contains("no IPv6 prefix"), "{error}");
+        }
     }
 
     #[test]

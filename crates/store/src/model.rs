@@ -6,7 +6,7 @@
 use crate::{GroupSet, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, RouteId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, RouteId,
     RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -74,6 +74,8 @@ pub struct Subnet {
     pub vpc: VpcId,
     pub ipv4: Option<Ipv4Net>,
     pub ipv6: Option<Ipv6Net>,
+    /// How instances get IPv6 addresses; `None` without an IPv6 prefix.
+    pub ipv6_mode: Option<Ipv6Mode>,
     /// DNS resolvers that DHCP offers, at most 2.
     pub dns: Vec<Ipv4Addr>,
     pub revision: u64,

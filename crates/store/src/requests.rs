@@ -6,7 +6,7 @@ use crate::{
     SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, RouteTableId,
     SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -63,6 +63,8 @@ pub struct NewSubnet {
     pub vpc: VpcId,
     pub ipv4: Option<Ipv4Net>,
     pub ipv6: Option<Ipv6Net>,
+    /// `None` is the default of a new subnet that has an IPv6 prefix, and any mode of an existing one.
+    pub ipv6_mode: Option<Ipv6Mode>,
     pub dns: Vec<Ipv4Addr>,
 }
 

@@ -123,14 +123,15 @@ record!(
     }
 );
 
-record!(Subnet, SubnetId, "subnet", "subnets", "id, name, vpc, ipv4, ipv6, dns, revision", row => Subnet {
+record!(Subnet, SubnetId, "subnet", "subnets", "id, name, vpc, ipv4, ipv6, ipv6_mode, dns, revision", row => Subnet {
     id: SubnetId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     vpc: VpcId::new(row.number(2)?),
     ipv4: row.parse_opt(3)?,
     ipv6: row.parse_opt(4)?,
-    dns: row.parse_list(5)?,
-    revision: row.number(6)?,
+    ipv6_mode: row.parse_opt(5)?,
+    dns: row.parse_list(6)?,
+    revision: row.number(7)?,
 });
 
 record!(

@@ -184,6 +184,8 @@ pub struct PortIpv6 {
     pub address: Ipv6Addr,
     /// Prefix length of the subnet.
     pub length: u8,
+    /// Router advertisements tell the VM to ask for the address by DHCPv6; otherwise to derive it from its MAC.
+    pub dhcp: bool,
 }
 
 /// A VM's port on this host.
@@ -207,7 +209,7 @@ pub struct Port {
     pub dns4: Vec<Ipv4Addr>,
     /// Identifier of the instance at the controller.
     pub instance: u64,
-    /// DHCP lease time in seconds.
+    /// Lifetime of DHCP leases of both families, in seconds.
     pub lease_s: u32,
     /// Identifier of the [`Policy`](crate::Policy) that says which packets the port sends and receives. It must be in
     /// the tables before. `None`: everything is permitted.

@@ -7,6 +7,7 @@
 mod addr;
 mod digest;
 mod id;
+mod ipv6_mode;
 mod mac;
 mod placement;
 mod scheduler;
@@ -24,6 +25,7 @@ pub use id::{
     SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+pub use ipv6_mode::Ipv6Mode;
 pub use mac::{MacAddr, MacError};
 pub use placement::{
     GATEWAY_CAPACITY_PPS_DEFAULT, GATEWAY_CAPACITY_PPS_MAX, PlacementSettings, PlacementSettingsError,

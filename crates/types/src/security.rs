@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// The text is no direction, address family, protocol or range of ports.
+/// The text is no direction, address family, protocol, range of ports or mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {expected}")]
 pub struct MatchError {
@@ -16,7 +16,7 @@ pub struct MatchError {
     expected: &'static str,
 }
 
-fn not(text: &str, expected: &'static str) -> MatchError {
+pub(crate) fn not(text: &str, expected: &'static str) -> MatchError {
     MatchError { text: text.to_owned(), expected }
 }
 
@@ -49,6 +49,7 @@ macro_rules! texts {
         }
     };
 }
+pub(crate) use texts;
 
 texts! {
     /// Direction of a connection, seen from the instance.

@@ -468,7 +468,8 @@ impl PortManager {
         for port in ports {
             let Some(ipv6) = port.ipv6 else { continue };
             let Ok(prefix) = Ipv6Net::new(ipv6.address, ipv6.length) else { continue };
-            if let Err(error) = socket.send(port.ifindex, &router_advertisement(&prefix, port.mtu)) {
+            let message = router_advertisement(&prefix, ipv6.dhcp, port.mtu);
+            if let Err(error) = socket.send(port.ifindex, &message) {
                 tracing::warn!(
                     ifindex = port.ifindex,
                     error = error_chain(&error),

@@ -179,6 +179,7 @@ fn full_update() -> Update {
             ipv4: Some("10.0.0.2/24".parse().expect("a network")),
             router4: Some(own4),
             ipv6: Some("fd00::2/64".parse().expect("a network")),
+            ipv6_dhcp: true,
             mtu: 1430,
             dns4: vec![v4],
             identity: 4,

@@ -144,6 +144,7 @@ fn port(number: u64) -> Port {
         ipv4: Some("10.0.0.9/24".parse().unwrap()),
         router4: Some("10.0.0.1".parse().unwrap()),
         ipv6: None,
+        ipv6_dhcp: false,
         mtu: 1430,
         dns4: Vec::new(),
         identity: 0,

@@ -12,7 +12,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{MAX_DNS, Page, Store, StoreError};
-use sluice_types::{IpNet, Ipv4Net, Ipv6Net, SubnetId, VpcId, first_host, is_unicast, parse_prefix};
+use sluice_types::{
+    IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, SubnetId, VpcId, first_host, is_unicast, parse_prefix,
+};
 use std::net::Ipv4Addr;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -30,6 +32,10 @@ struct Subnet {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "2001:db8::/64")]
     ipv6: Option<Ipv6Net>,
+    /// How instances get IPv6 addresses: `dhcp` or `slaac`. Absent without an IPv6 prefix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "dhcp")]
+    ipv6_mode: Option<Ipv6Mode>,
     #[schema(value_type = Vec<String>)]
     dns: Vec<Ipv4Addr>,
     revision: u64,
@@ -50,8 +56,8 @@ impl Resource for Subnet {
         Entries { vpcs: vec![stored.vpc], routes: routes.collect(), ..Entries::default() }
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::Subnet { id, name, vpc, ipv4, ipv6, dns, revision } = stored;
-        Self { id, name, vpc, ipv4, ipv6, dns, revision, programmed }
+        let sluice_store::Subnet { id, name, vpc, ipv4, ipv6, ipv6_mode, dns, revision } = stored;
+        Self { id, name, vpc, ipv4, ipv6, ipv6_mode, dns, revision, programmed }
     }
 }
 
@@ -65,6 +71,10 @@ pub(super) struct NewSubnet {
     ipv4: Option<String>,
     #[schema(example = "2001:db8::/64")]
     ipv6: Option<String>,
+    /// How instances get IPv6 addresses: `dhcp`, or `slaac` in a /64, by which they derive them from their MAC
+    /// addresses. `dhcp` if omitted.
+    #[schema(value_type = Option<String>, example = "dhcp")]
+    ipv6_mode: Option<Ipv6Mode>,
     /// Resolvers that DHCP offers, at most 2.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
@@ -118,7 +128,8 @@ impl NewSubnet {
             let text = format!("{} is not a unicast address", self.dns[index]);
             return Err(Problem::invalid(&format!("dns[{index}]"), text));
         }
-        Ok(sluice_store::NewSubnet { name: self.name, vpc, ipv4, ipv6, dns: self.dns })
+        let (name, ipv6_mode, dns) = (self.name, self.ipv6_mode, self.dns);
+        Ok(sluice_store::NewSubnet { name, vpc, ipv4, ipv6, ipv6_mode, dns })
     }
 }
 

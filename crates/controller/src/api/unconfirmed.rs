@@ -311,6 +311,7 @@ mod tests {
             ipv4: Some(format!("{address}/24").parse().unwrap()),
             router4: None,
             ipv6: Some(format!("fd00::{id}/64").parse().unwrap()),
+            ipv6_dhcp: false,
             mtu: 1430,
             dns4: Vec::new(),
             identity: 0,

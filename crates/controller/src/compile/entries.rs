@@ -3,7 +3,7 @@
 use super::{Compiled, Gate, NodeGroup, Target, group_id};
 use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Vrf};
 use sluice_store::{Host, Instance, Subnet, Vpc};
-use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Net, Vni, first_host};
+use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, Vni, first_host};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -51,6 +51,7 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         ipv4,
         router4: ipv4.and(prefix4).and_then(router4),
         ipv6,
+        ipv6_dhcp: ipv6.is_some() && subnet.ipv6_mode == Some(Ipv6Mode::Dhcp),
         mtu: vpc.mtu,
         dns4: subnet.dns.clone(),
         identity: instance.identity,

@@ -329,6 +329,7 @@ fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
         vpc,
         ipv4: Some(v4.parse().unwrap()),
         ipv6: v6.map(|net| net.parse().unwrap()),
+        ipv6_mode: None,
         dns: vec![],
     }
 }

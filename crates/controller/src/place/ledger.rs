@@ -307,6 +307,7 @@ pub mod tests {
             vpc: VpcId::new(vpc),
             ipv4: Some("10.0.0.0/8".parse().unwrap()),
             ipv6: has_ipv6.then(|| "fd00::/64".parse().unwrap()),
+            ipv6_mode: None,
             dns: Vec::new(),
             revision: 10,
         }

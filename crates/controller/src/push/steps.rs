@@ -303,6 +303,7 @@ mod tests {
             ipv6: None,
             mtu: 1430,
             dns4: Vec::new(),
+            ipv6_dhcp: false,
             identity: identity as u16,
         }
     }

@@ -125,6 +125,32 @@ fn dhcp(kind: u8) -> Vec<u8> {
     ethernet(BROADCAST, Place::A.mac(), ETHERTYPE_IPV4, &Ipv4::new(from, to, UDP).build(&datagram))
 }
 
+/// A DHCPv6 client's message of this type (RFC 8415), with the options that clients send, and IAs of each kind.
+fn dhcp6(kind: u8) -> Vec<u8> {
+    let option = |code: u16, value: &[u8]| {
+        [&code.to_be_bytes()[..], &(value.len() as u16).to_be_bytes(), value].concat()
+    };
+    let address = |ip: Ipv6Addr| option(5, &[&ip.octets()[..], &[0, 0, 1, 0, 0, 0, 2, 0]].concat());
+    let ia = |code, iaid, options: &[u8]| option(code, &[&[0, 0, 0, iaid][..], &[0; 8], options].concat());
+    let client = option(1, &[&[0, 3, 0, 1][..], &Place::A.mac().octets()].concat());
+    let server = option(2, &[&[0, 3, 0, 1][..], &ROUTER_MAC.octets()].concat());
+    let named = [3, 5, 8, 9].contains(&kind);
+    let ias =
+        [ia(3, 1, &[address(Place::A.ip6()), address(vm6(1, REMOTE))].concat()), ia(25, 2, &[])].concat();
+    let parts = [
+        vec![kind, 1, 2, 3],
+        client,
+        if named { server } else { vec![] },
+        option(6, &[0, 23]),
+        option(8, &[0, 0]),
+        if kind == 1 { option(14, &[]) } else { vec![] },
+        if kind == 11 { vec![] } else { ias },
+    ];
+    let to: Ipv6Addr = "ff02::1:2".parse().unwrap();
+    let datagram = udp(LINK_LOCAL.into(), to.into(), (546, 547), &parts.concat());
+    packet((BROADCAST, Place::A.mac()), (LINK_LOCAL.into(), to.into()), UDP, 1, &datagram)
+}
+
 /// ICMPv6 from a VM to its network, with the hop limit that neighbor discovery requires.
 fn control6(kind: u8, from: Ipv6Addr, to: Ipv6Addr, body: &[u8]) -> Vec<u8> {
     let message = icmpv6(from, to, kind, 0, 0, body);
@@ -137,6 +163,7 @@ fn control_frames() -> Vec<Vec<u8>> {
     let all_routers: Ipv6Addr = "ff02::2".parse().unwrap();
     let solicit = |from, target| Solicit::new(from, vm.mac(), target).build();
     let mut frames: Vec<_> = [1, 3, 4, 7, 8].into_iter().map(dhcp).collect();
+    frames.extend([1, 3, 4, 5, 6, 8, 9, 11].map(dhcp6));
     frames.extend(
         [ROUTER4, vm.ip4(), vm4(1, 11), vm4(1, REMOTE)].map(|to| arp_request((vm.mac(), vm.ip4()), to)),
     );

@@ -13,7 +13,7 @@ use serde_json::{Map, json};
 use sluice_client::{
     Client, Cluster, Host, Instance, NewInstance, NewSubnet, NewTenant, NewVpc, Subnet, Tenant, Vpc,
 };
-use sluice_types::{Ipv4Net, Ipv6Net, MacAddr, Vni};
+use sluice_types::{Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 impl Kind for Tenant {
@@ -204,7 +204,8 @@ impl Run for VpcVerb {
 
 impl Kind for Subnet {
     const HELP: Help = Help { list: "List subnets", show: "Show one subnet" };
-    const COLUMNS: &'static [&'static str] = &["id", "name", "vpc", "ipv4", "ipv6", "dns", "programmed"];
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "vpc", "ipv4", "ipv6", "ipv6_mode", "dns", "programmed"];
     type Selector = NameInVpc;
     type Filters = ByVpc;
 }
@@ -227,9 +228,13 @@ pub struct NewSubnetArgs {
     /// IPv4 prefix; its first address is the router's
     #[arg(long, value_name = "PREFIX", group = "prefix")]
     ipv4: Option<Ipv4Net>,
-    /// IPv6 prefix; its first address is the router's; in a /64, instances can configure themselves (SLAAC)
+    /// IPv6 prefix; its first address is the router's
     #[arg(long, value_name = "PREFIX", group = "prefix")]
     ipv6: Option<Ipv6Net>,
+    /// How instances get IPv6 addresses: `dhcp`, or `slaac` in a /64, by which they derive them from their MAC
+    /// addresses [default: dhcp]
+    #[arg(long, value_name = "MODE", requires = "ipv6")]
+    ipv6_mode: Option<Ipv6Mode>,
     /// DNS resolver that DHCP offers; can be given twice
     #[arg(long, value_name = "ADDRESS")]
     dns: Vec<Ipv4Addr>,
@@ -240,7 +245,8 @@ impl Create for NewSubnetArgs {
     type Body = NewSubnet;
     async fn request(self, client: &Client) -> Result<(Parent<Self>, NewSubnet), Failure> {
         let vpc = api::vpc(client, &self.vpc).await?.id;
-        Ok((vpc, NewSubnet { name: self.name, ipv4: self.ipv4, ipv6: self.ipv6, dns: self.dns }))
+        let Self { name, ipv4, ipv6, ipv6_mode, dns, .. } = self;
+        Ok((vpc, NewSubnet { name, ipv4, ipv6, ipv6_mode, dns }))
     }
 }
 

@@ -356,11 +356,13 @@ async fn subnets(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<SubnetState>> {
         Subnet::COLUMNS
     );
     let rows = q.rows(&sql, args![vpc.get()]).await?;
+    let first = Subnet::COLUMNS.split(',').count();
     rows.iter()
         .map(|row| {
             let subnet = Subnet::decode(row)?;
-            let cursor4 = Cursor::read(subnet.ipv4.map(IpNet::V4), row.opt_blob(7)?, row.opt_blob(8)?)?;
-            let cursor6 = Cursor::read(subnet.ipv6.map(IpNet::V6), row.opt_blob(9)?, row.opt_blob(10)?)?;
+            let cursor = |net, at| Cursor::read(net, row.opt_blob(at)?, row.opt_blob(at + 1)?);
+            let cursor4 = cursor(subnet.ipv4.map(IpNet::V4), first)?;
+            let cursor6 = cursor(subnet.ipv6.map(IpNet::V6), first + 2)?;
             Ok(SubnetState { subnet, cursor4, cursor6, moved: false })
         })
         .collect()

@@ -10,13 +10,14 @@ use sluice_types::{IpNet, SubnetId};
 
 pub(crate) async fn create(w: &mut Write, new: &NewSubnet) -> Result<Created<Subnet>> {
     check::name("subnet", &new.name)?;
-    check::subnet(new.ipv4, new.ipv6, &new.dns)?;
+    check::subnet(new)?;
     let vpc: Vpc = get(w.q(), new.vpc).await?;
     let mut subnets: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
     if let Some(existing) = subnets.iter().find(|subnet| subnet.name == new.name) {
         Difference::default()
             .optional("ipv4", existing.ipv4, new.ipv4)
             .optional("ipv6", existing.ipv6, new.ipv6)
+            .given("ipv6_mode", existing.ipv6_mode, new.ipv6_mode)
             .field("dns", list(&existing.dns), list(&new.dns))
             .conflict("subnet", &new.name)?;
         return Ok(Created::Existing(existing.clone()));
@@ -29,6 +30,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewSubnet) -> Result<Created<Sub
         vpc: vpc.id,
         ipv4: new.ipv4,
         ipv6: new.ipv6,
+        ipv6_mode: new.ipv6.map(|_| new.ipv6_mode.unwrap_or_default()),
         dns: new.dns.clone(),
         revision: w.revision,
     };
@@ -87,14 +89,16 @@ async fn check_overlaps(
 async fn insert(w: &mut Write, subnet: &Subnet) -> Result<()> {
     let first = |net: Option<IpNet>| net.map(|net| check::usable(&net).0.to_be_bytes().to_vec());
     let (first4, first6) = (first(subnet.ipv4.map(IpNet::V4)), first(subnet.ipv6.map(IpNet::V6)));
-    let sql = "INSERT INTO subnets (id, name, vpc, ipv4, ipv6, dns, revision, next4, low4, next6, low6) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    let sql = "INSERT INTO subnets \
+               (id, name, vpc, ipv4, ipv6, ipv6_mode, dns, revision, next4, low4, next6, low6) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
     let values = args![
         subnet.id.get(),
         subnet.name.as_str(),
         subnet.vpc.get(),
         subnet.ipv4.map(|net| net.to_string()),
         subnet.ipv6.map(|net| net.to_string()),
+        subnet.ipv6_mode.map(|mode| mode.to_string()),
         list(&subnet.dns),
         subnet.revision,
         first4.clone(),

@@ -57,6 +57,7 @@ pub fn subnet(name: &str, vpc: VpcId, ipv4: Option<&str>, ipv6: Option<&str>) ->
         vpc,
         ipv4: ipv4.map(|net| net.parse().unwrap()),
         ipv6: ipv6.map(|net| net.parse().unwrap()),
+        ipv6_mode: None,
         dns: vec![],
     }
 }

@@ -24,6 +24,7 @@ mod removals;
 mod security;
 mod settings;
 mod southbound;
+mod subnets;
 
 use sluice_store::{Store, open};
 use std::future::Future;
@@ -71,6 +72,7 @@ fn cases() -> Vec<Case> {
             taken_macs_and_addresses, derived_ones_are_avoided, deletion;
         bulk: many_at_once, all_or_nothing, repeated_and_existing_names, given_and_allocated_mix,
             onto_existing, full_subnet_is_named, many_hosts;
+        subnets: ipv6_modes;
         gateway_moves: there_and_back, reversed_move, refusals,
             vpc_that_arrives_during_a_move_keeps_the_last_gateway, preferred_owners_set_by_the_scheduler_are_kept;
         removals: addresses_are_held, vnis_and_vteps_are_held, awaited_nodes, release_in_parts, host_that_an_instance_left_is_awaited,

@@ -26,6 +26,9 @@ pub fn cases() -> Vec<(&'static str, Case)> {
             Box::pin(crate::history::postgres_fails_over_and_loses_commits())
         }),
         ("clusters::older_database_is_migrated", || Box::pin(crate::clusters::older_database_is_migrated())),
+        ("subnets::older_subnets_keep_deriving_addresses", || {
+            Box::pin(crate::subnets::older_subnets_keep_deriving_addresses())
+        }),
         ("security::older_database_gets_default_groups", || {
             Box::pin(crate::security::older_database_gets_default_groups())
         }),

@@ -62,7 +62,8 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
     Ok(layout::port {
         kind: layout::NEXT_HOP_PORT as u8,
         flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 }
-            | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 },
+            | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 }
+            | if port.ipv6.is_some_and(|v6| v6.dhcp) { layout::PORT_DHCP6 as u8 } else { 0 },
         mtu: port.mtu,
         ifindex: port.ifindex,
         vni: port.vni.get(),
@@ -92,7 +93,8 @@ fn decode_port(cell: &port) -> Option<Port> {
         length: cell.length4,
         router: ipv4_from_word(cell.router4),
     });
-    let ipv6 = ipv6_from_bytes(cell.address6).map(|address| PortIpv6 { address, length: cell.length6 });
+    let dhcp = u32::from(cell.flags) & layout::PORT_DHCP6 != 0;
+    let ipv6 = ipv6_from_bytes(cell.address6).map(|address| PortIpv6 { address, length: cell.length6, dhcp });
     Some(Port {
         ifindex: cell.ifindex,
         peer_redirect: u32::from(cell.flags) & layout::PORT_PEER_REDIRECT != 0,

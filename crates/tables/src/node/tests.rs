@@ -335,7 +335,11 @@ fn port(ifindex: u32) -> Port {
             length: 24,
             router: Some([10, 0, 0, 1].into()),
         }),
-        ipv6: Some(PortIpv6 { address: format!("fd00::{ifindex:x}").parse().unwrap(), length: 64 }),
+        ipv6: Some(PortIpv6 {
+            address: format!("fd00::{ifindex:x}").parse().unwrap(),
+            length: 64,
+            dhcp: ifindex.is_multiple_of(2),
+        }),
         dns4: vec![[9, 9, 9, 9].into()],
         instance: 42,
         lease_s: 3600,
@@ -407,7 +411,7 @@ fn port_without_memory_restores_what_it_replaced() {
         let mut failed = 0;
         for i in 0..200u32 {
             let address = format!("fd00::7:{i:x}").parse().unwrap();
-            let wider = Port { ipv6: Some(PortIpv6 { address, length: 64 }), ..port(7) };
+            let wider = Port { ipv6: Some(PortIpv6 { address, length: 64, dhcp: false }), ..port(7) };
             let (endpoints, used) = (tables.usage().endpoints, used_after_flush(&mut tables));
             match tables.upsert_port(&wider) {
                 Ok(changed) => {

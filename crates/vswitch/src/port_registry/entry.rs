@@ -59,7 +59,11 @@ impl Writer<'_> {
             vni: port.vni,
             mac: port.mac,
             ipv4: port.ipv4.map(|net| PortIpv4 { address: net.addr(), length: net.prefix_len(), router }),
-            ipv6: port.ipv6.map(|net| PortIpv6 { address: net.addr(), length: net.prefix_len() }),
+            ipv6: port.ipv6.map(|net| PortIpv6 {
+                address: net.addr(),
+                length: net.prefix_len(),
+                dhcp: port.ipv6_dhcp,
+            }),
             dns4: port.dns4.clone(),
             instance: port.instance.get(),
             lease_s: LEASE_S,

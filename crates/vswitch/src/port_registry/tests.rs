@@ -36,6 +36,7 @@ fn port(number: u64, name: &str, vni: u32) -> Port {
         ipv4: Some(format!("10.0.0.{number}/24").parse().unwrap()),
         router4: Some("10.0.0.1".parse().unwrap()),
         ipv6: Some(format!("fd00::{number}/64").parse().unwrap()),
+        ipv6_dhcp: false,
         mtu: 1430,
         dns4: vec!["192.0.2.53".parse().unwrap()],
         identity: 0,

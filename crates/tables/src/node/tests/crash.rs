@@ -285,8 +285,10 @@ fn killed_change_of_group_or_vrf_is_complete_or_absent() {
 fn killed_change_of_port_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_port(&port(8)));
     // The port replaces an endpoint.
-    let replacing =
-        Port { ipv6: Some(PortIpv6 { address: "fd00::9".parse().unwrap(), length: 64 }), ..port(8) };
+    let replacing = Port {
+        ipv6: Some(PortIpv6 { address: "fd00::9".parse().unwrap(), length: 64, dhcp: false }),
+        ..port(8)
+    };
     die_everywhere(|tables| tables.upsert_port(&replacing));
     let other = PortIpv4 { address: [10, 0, 0, 77].into(), length: 24, router: None };
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(other), mac: mac(70), ..port(7) }));
@@ -347,7 +349,7 @@ fn killed_change_of_direct_path_is_complete_or_absent() {
     // Paths are replaced by an endpoint and by a port.
     die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::20", "192.0.2.1")));
     let ipv4 = PortIpv4 { address: [10, 0, 0, 20].into(), length: 24, router: None };
-    let ipv6 = Some(PortIpv6 { address: "fd00::20".parse().unwrap(), length: 64 });
+    let ipv6 = Some(PortIpv6 { address: "fd00::20".parse().unwrap(), length: 64, dhcp: false });
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(ipv4), ipv6, ..port(8) }));
 }
 
