@@ -29,7 +29,7 @@ struct traffic {
 	__u32 count;			/* destinations are base .. base + count - 1 */
 	__u32 check;			/* sum of the IPv4 header without checksum and destination */
 	__u32 ports;			/* mask of the numbers of random source ports */
-	__u32 fresh;			/* 0: random flows; otherwise each packet begins the next flow, by this number */
+	__u32 fresh; /* 0: random flows; otherwise each packet begins the next flow, by this number */
 	__u32 unused;
 };
 
