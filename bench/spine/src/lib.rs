@@ -6,6 +6,7 @@ pub mod cores;
 pub mod digests;
 pub mod forward;
 pub mod gateway;
+pub mod lab;
 pub mod minimal;
 pub mod ns;
 pub mod ovs;

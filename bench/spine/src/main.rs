@@ -4,9 +4,10 @@
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
+use sluice_bench_spine::lab::in_lab;
 use sluice_bench_spine::tcp::Stream;
 use sluice_bench_spine::{cores, digests, forward, ns, programming, stages, tcp, vswitch};
-use sluice_lab::{Lab, Options, Topology};
+use sluice_lab::Lab;
 use std::path::{Path, PathBuf};
 
 /// Measure the gateway program, the vSwitch, traffic of VMs, programming and digests of tables, with their peers
@@ -88,6 +89,7 @@ async fn main() -> Result<(), Failure> {
     }
     let run = Run::begin("spine")?;
     let effort = Effort { seconds: args.seconds, rounds: args.rounds.max(1), peers_to: args.peers_to };
+    let topology = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml");
     let wants = |part: &str| args.parts.iter().any(|wanted| wanted == part);
     let (mut measures, mut notes) = (Vec::new(), Vec::new());
     if wants("ns") {
@@ -111,8 +113,10 @@ async fn main() -> Result<(), Failure> {
     }
     if wants("tcp") {
         let effort = Effort { seconds: effort.seconds * 3.0, ..effort };
-        measures
-            .extend(in_lab(&args.binary, async |lab| tcp::measure(&lab, effort, Stream::Tcp).await).await?);
+        measures.extend(
+            in_lab(LAB, &topology, &args.binary, async |lab| tcp::measure(&lab, effort, Stream::Tcp).await)
+                .await?,
+        );
     }
     if wants("programming") || wants("digests") {
         // Digests need the entries of a programming round. They are measured in the last one.
@@ -126,7 +130,7 @@ async fn main() -> Result<(), Failure> {
                 }
                 Ok(())
             };
-            in_lab(&args.binary, work).await?;
+            in_lab(LAB, &topology, &args.binary, work).await?;
         }
         if wants("programming") {
             let (more, stages) = programming::report(rounds);
@@ -144,16 +148,4 @@ async fn main() -> Result<(), Failure> {
         && args.seconds >= SECONDS;
     run.finish(&measures, &text, is_whole && !args.dry_run)?;
     Ok(())
-}
-
-/// Runs `work` in a new lab, and removes the lab whatever the result is.
-async fn in_lab<T>(binary: &Path, work: impl AsyncFnOnce(Lab) -> Result<T, Failure>) -> Result<T, Failure> {
-    let mut options = Options::standard(LAB, binary)?;
-    options.topology = Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml"))?;
-    let outcome = match Lab::up(options).await {
-        Ok(lab) => work(lab).await,
-        Err(error) => Err(error.into()),
-    };
-    sluice_lab::down(LAB).await?;
-    outcome
 }

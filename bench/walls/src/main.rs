@@ -6,9 +6,10 @@ mod revocation;
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
+use sluice_bench_spine::lab::in_lab;
 use sluice_bench_spine::tcp::{self, Stream};
 use sluice_bench_spine::vswitch::walls;
-use sluice_lab::{Lab, Options, Topology};
+use sluice_lab::Lab;
 use std::path::{Path, PathBuf};
 
 /// Measure security groups, with their peers
@@ -59,6 +60,7 @@ async fn main() -> Result<(), Failure> {
     }
     let run = Run::begin("walls")?;
     let effort = Effort { seconds: args.seconds, rounds: args.rounds.max(1), peers_to: 0 };
+    let topology = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml");
     let wants = |part: &str| args.parts.iter().any(|wanted| wanted == part);
     let mut measures = Vec::new();
     if wants("packets") {
@@ -78,23 +80,11 @@ async fn main() -> Result<(), Failure> {
             }
             Ok(measures)
         };
-        measures.extend(in_lab(&args.binary, work).await?);
+        measures.extend(in_lab(LAB, &topology, &args.binary, work).await?);
     }
     let how = format!("{} rounds of {} s", args.rounds, args.seconds);
     let text = run.section("Walls", &how, METHOD, &measures, &[])?;
     let is_whole = PARTS.iter().all(|part| wants(part)) && args.rounds >= ROUNDS && args.seconds >= SECONDS;
     run.finish(&measures, &text, is_whole && !args.dry_run)?;
     Ok(())
-}
-
-/// Runs `work` in a new lab, and removes the lab whatever the result is.
-async fn in_lab<T>(binary: &Path, work: impl AsyncFnOnce(Lab) -> Result<T, Failure>) -> Result<T, Failure> {
-    let mut options = Options::standard(LAB, binary)?;
-    options.topology = Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml"))?;
-    let outcome = match Lab::up(options).await {
-        Ok(lab) => work(lab).await,
-        Err(error) => Err(error.into()),
-    };
-    sluice_lab::down(LAB).await?;
-    outcome
 }

@@ -143,7 +143,7 @@ fn lost_instance(vni: Vni) -> (Port, Unconfirmed) {
         ipv4: Some("10.0.7.7/16".parse().unwrap()),
         router4: Some("10.0.0.1".parse().unwrap()),
         ipv6: ipv6.map(|address| sluice_types::Ipv6Net::new(address, 64).unwrap()),
-        ipv6_dhcp: false,
+        ipv6_dhcp: true,
         mtu: 1430,
         dns4: Vec::new(),
         identity: 0,
