@@ -32,7 +32,7 @@ fn megapackets(json: &str) -> Result<f64, Failure> {
 pub enum Stream {
     /// `vm_tcp_gbps`: one TCP connection.
     Tcp,
-    /// `vm_mpps`: UDP packets of 64 bytes, as fast as iperf3 sends them.
+    /// `vm_pps`: UDP packets of 64 bytes, as fast as iperf3 sends them.
     Packets,
 }
 
@@ -52,7 +52,7 @@ impl Stream {
     }
 }
 
-/// Measures `vm_tcp_gbps` or `vm_mpps`.
+/// Measures `vm_tcp_gbps` or `vm_pps`.
 ///
 /// # Errors
 /// Errors of the lab, the tools or iperf3.
@@ -74,7 +74,7 @@ pub async fn measure(lab: &Lab, effort: Effort, stream: Stream) -> Result<Vec<Me
     }
     let (name, unit) = match stream {
         Stream::Tcp => ("vm_tcp_gbps", "Gbit/s"),
-        Stream::Packets => ("vm_mpps", "Mpps"),
+        Stream::Packets => ("vm_pps", "Mpps"),
     };
     Ok(vec![Measure::compared(name, unit, Better::More, "kernel_vxlan", &pairs)])
 }

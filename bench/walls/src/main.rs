@@ -47,7 +47,7 @@ that have begun; on the slow path each packet begins a flow. `nft_ct`: a bridge 
 rules, which is asked for the first packet only; the others pass by a connection mark. It has the tables of the spine's
 `kernel`, and checks no source. `new_flows_per_s`: the slow path with one rule, on one core. `slow_path_attack_ratio`: the
 program's time for the first packet of a flow by 430 rules that combine 33 nested prefixes with 13 ranges of ports, so that
-each lookup is as long as rules can make it, divided by its time with 1,000 usual rules. `vm_tcp_gbps`, `vm_mpps`: iperf3
+each lookup is as long as rules can make it, divided by its time with 1,000 usual rules. `vm_tcp_gbps`, `vm_pps`: iperf3
 between VMs on two hosts, by TCP and by UDP packets of 64 bytes; both are filtered by their group `default`, which permits
 what comes from the group. `kernel_vxlan` there has bridges and VXLAN devices only. `rule_change_ms`: from the call that
 deletes a rule until the host has ended the last of 100,000 sessions that the rule alone permitted.";
