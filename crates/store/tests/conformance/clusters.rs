@@ -312,25 +312,15 @@ pub async fn repeated_vips_change_nothing(f: Fixture) {
 
 /// A database of the first version, with a cluster of two gateways and three vIPs.
 pub async fn older_database_is_migrated() {
-    use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnection};
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("old.db");
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
-    let mut raw = SqliteConnection::connect_with(&options).await.unwrap();
-    raw.execute(include_str!("../../migrations/0001.sql")).await.unwrap();
-    raw.execute(
-        "CREATE TABLE schema_version (version INTEGER NOT NULL);
-         INSERT INTO schema_version VALUES (1);
-         INSERT INTO meta VALUES (1, 77, 9, 4, 1, 0);
+    let (_dir, store) = crate::old_database::migrated(
+        1,
+        "INSERT INTO meta VALUES (1, 77, 9, 4, 1, 0);
          INSERT INTO clusters VALUES (1, 'c', '192.0.2.1,fd00::1,192.0.2.2', 1);
          INSERT INTO gateways VALUES (2, 'g1', 1, '198.51.100.1', NULL, 2);
          INSERT INTO gateways VALUES (3, 'g2', 1, '198.51.100.2', NULL, 3);
          INSERT INTO outbox VALUES (9, 0, 1, x'01ff');",
     )
-    .await
-    .unwrap();
-    raw.close().await.unwrap();
-    let store = sluice_store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    .await;
     assert_eq!((store.database_id(), store.revision().await.unwrap()), (77, 9));
     let cluster = store.cluster(ClusterId::new(1)).await.unwrap();
     let owners: Vec<_> = cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap().get()).collect();

@@ -16,6 +16,7 @@ mod instances;
 mod model;
 mod moves;
 mod objects;
+mod old_database;
 mod outage;
 mod outbox;
 mod postgres;

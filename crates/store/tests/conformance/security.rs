@@ -691,27 +691,9 @@ pub async fn groups_in_bulk(f: Fixture) {
 
 /// A database of version 8 with VPCs and instances: the VPCs get their group, the instances stay unfiltered.
 pub async fn older_database_gets_default_groups() {
-    use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnection};
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("old.db");
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
-    let mut raw = SqliteConnection::connect_with(&options).await.unwrap();
-    for migration in [
-        include_str!("../../migrations/0001.sql"),
-        include_str!("../../migrations/0002.sql"),
-        include_str!("../../migrations/0003.sql"),
-        include_str!("../../migrations/0004.sql"),
-        include_str!("../../migrations/0005.sql"),
-        include_str!("../../migrations/0006.sql"),
-        include_str!("../../migrations/0007.sql"),
-        include_str!("../../migrations/0008.sql"),
-    ] {
-        raw.execute(migration).await.unwrap();
-    }
-    raw.execute(
-        "CREATE TABLE schema_version (version INTEGER NOT NULL);
-         INSERT INTO schema_version VALUES (8);
-         INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, 77, 9, 40, 4, 0);
+    let (_dir, s) = crate::old_database::migrated(
+        8,
+        "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, 77, 9, 40, 4, 0);
          INSERT INTO tenants VALUES (1, 't', 1);
          INSERT INTO clusters (id, name, vips, revision) VALUES (2, 'c', '0=192.0.2.100', 2);
          INSERT INTO hosts VALUES (3, 'h', '192.0.2.1', 1, 3);
@@ -722,10 +704,7 @@ pub async fn older_database_gets_default_groups() {
          INSERT INTO instances VALUES (7, 'vm', 4, 6, 3, 2199023255559, 167772162, NULL, 7, 1);
          INSERT INTO outbox VALUES (9, 0, 1, x'0100');",
     )
-    .await
-    .unwrap();
-    raw.close().await.unwrap();
-    let s = sluice_store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    .await;
     assert_eq!(s.revision().await.unwrap(), 9);
     assert!(s.outbox(8, 10).await.is_err(), "rows of the old encoding are removed");
     let groups = s.security_groups(None, None, ALL).await.unwrap();

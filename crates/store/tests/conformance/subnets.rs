@@ -58,28 +58,9 @@ pub async fn ipv6_modes(f: Fixture) {
 
 /// In a database of version 9, instances derive their addresses.
 pub async fn older_subnets_keep_deriving_addresses() {
-    use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnection};
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("old.db");
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
-    let mut raw = SqliteConnection::connect_with(&options).await.unwrap();
-    for migration in [
-        include_str!("../../migrations/0001.sql"),
-        include_str!("../../migrations/0002.sql"),
-        include_str!("../../migrations/0003.sql"),
-        include_str!("../../migrations/0004.sql"),
-        include_str!("../../migrations/0005.sql"),
-        include_str!("../../migrations/0006.sql"),
-        include_str!("../../migrations/0007.sql"),
-        include_str!("../../migrations/0008.sql"),
-        include_str!("../../migrations/0009.sql"),
-    ] {
-        raw.execute(migration).await.unwrap();
-    }
-    raw.execute(
-        "CREATE TABLE schema_version (version INTEGER NOT NULL);
-         INSERT INTO schema_version VALUES (9);
-         INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, 77, 9, 40, 4, 0);
+    let (_dir, s) = crate::old_database::migrated(
+        9,
+        "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, 77, 9, 40, 4, 0);
          INSERT INTO tenants VALUES (1, 't', 1);
          INSERT INTO clusters (id, name, vips, revision) VALUES (2, 'c', '0=192.0.2.100', 2);
          INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, revision) VALUES (4, 'v', 1, 1, 2, 1430, 4);
@@ -87,10 +68,7 @@ pub async fn older_subnets_keep_deriving_addresses() {
             VALUES (6, 's', 4, '10.0.0.0/24', NULL, '', 6), (7, 'd', 4, NULL, 'fd00::/64', '', 7);
          INSERT INTO outbox VALUES (9, 0, 1, x'0100');",
     )
-    .await
-    .unwrap();
-    raw.close().await.unwrap();
-    let s = sluice_store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    .await;
     assert_eq!(s.revision().await.unwrap(), 9);
     assert!(s.outbox(8, 10).await.is_err(), "rows of the old encoding are removed");
     assert_eq!(s.subnet(SubnetId::new(6)).await.unwrap().ipv6_mode, None);
