@@ -29,7 +29,7 @@ static __always_inline int is_from(const struct packet *packet, const struct nex
 	       load_half(node->address + 8) == packet->outer_source[1];
 }
 
-/* The cell of the node that sent the packet. 0: it is none in the tables; INDEX_BUSY: as EXACT_BUSY. */
+/* The cell of the node that sent the packet. 0: the tables have no such node; INDEX_BUSY: as EXACT_BUSY. */
 __attribute__((noinline)) __u32 find_node(struct packet *packet)
 {
 	struct exact_hit hit = {};

@@ -164,7 +164,7 @@ struct dhcp6_request {
 	__u8 client_id_bytes;
 	__u8 ias;	  /* number of IAs */
 	__u8 others;	  /* number of addresses in `other` */
-	__u8 granted;	  /* number of the first IA_NA, from 1; 0: there is none */
+	__u8 granted;	  /* number of the first IA_NA, from 1; 0: the message has no IA_NA */
 	__u8 is_in_first; /* while the message is read: whether the option is within that IA_NA */
 	__be16 ia_code[DHCP6_IAS_MAX];
 	__be32 iaid[DHCP6_IAS_MAX];
@@ -576,7 +576,7 @@ static __always_inline long dhcp6_put_flags(struct __sk_buff *skb, struct dhcp6_
 	__u8 type = request->start.type, preference = 255;
 
 	if (answer == DHCP6_ADVERTISE) {
-		/* The client need not wait for other servers (RFC 8415 section 18.2.1): there are none. */
+		/* This is the only server, so the client need not wait for others (RFC 8415 section 18.2.1). */
 		option.code = bpf_htons(DHCP6_PREFERENCE);
 		option.bytes = bpf_htons(sizeof(preference));
 		return dhcp6_put(skb, request, &option, sizeof(option)) |

@@ -384,8 +384,7 @@ async fn refused_groups_of_instances() {
     assert_eq!(cloud.get("/v1/instances").await.body["items"].as_array().unwrap().len(), 1);
 }
 
-/// Groups and rules are programmed when the hosts that have instances of the VPC have their revision and could write the
-/// policies.
+/// Groups and rules are programmed when the hosts with instances of the VPC have their revision and all policies.
 #[tokio::test]
 async fn rules_are_programmed_when_hosts_have_their_policies() {
     let mut cloud = Cloud::start().await;

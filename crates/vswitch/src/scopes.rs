@@ -142,7 +142,7 @@ impl Scopes {
     /// Gives a number that has no sessions.
     ///
     /// # Errors
-    /// [`NoScope`].
+    /// [`NoScope`] if every number is in use or retired.
     pub fn take(&self) -> Result<u16, NoScope> {
         let mut numbers = self.lock();
         let after = (numbers.last..=u16::MAX).skip(1).chain(1..=numbers.last);

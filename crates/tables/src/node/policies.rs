@@ -59,8 +59,7 @@ impl NodeTables {
         Ok(true)
     }
 
-    /// Whether what lookups find of a policy is exactly what [`NodeTables::upsert_policy`] would write. This compiles the
-    /// policy.
+    /// Whether what lookups find of a policy is exactly what [`NodeTables::upsert_policy`] would write. Compiles the policy.
     pub fn is_policy_right(&self, policy: &Policy) -> bool {
         policy::compile(policy).is_ok_and(|compiled| self.has_policy(policy.id, &compiled))
     }

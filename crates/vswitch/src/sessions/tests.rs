@@ -171,16 +171,21 @@ proptest! {
     }
 }
 
-/// Catches sessions of ports that have left, or are not filtered, that live on; and those of other ports that end.
-#[test]
-fn sessions_of_retired_numbers_and_of_ports_without_a_filter_end() {
-    let packet = PolicyPacket {
+/// A question to a DNS server.
+fn question() -> PolicyPacket {
+    PolicyPacket {
         direction: Direction::Egress,
         remote: "10.0.0.9".parse().unwrap(),
         identity: 0,
         protocol: 17,
         port: Some(53),
-    };
+    }
+}
+
+/// Catches sessions of ports that have left, or are not filtered, that live on; and those of other ports that end.
+#[test]
+fn sessions_of_retired_numbers_and_of_ports_without_a_filter_end() {
+    let packet = question();
     let fate = |tables: &NodeTables, scope: u32| {
         let mut session = session(&packet, 1000);
         session.flow.scope = scope;
@@ -234,13 +239,7 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
 /// A policy is replaced while sessions are reviewed. Catches a review that ends a session because of the policy before.
 #[test]
 fn a_session_of_a_newer_policy_is_judged_by_that() {
-    let packet = PolicyPacket {
-        direction: Direction::Egress,
-        remote: "10.0.0.9".parse().unwrap(),
-        identity: 0,
-        protocol: 17,
-        port: Some(53),
-    };
+    let packet = question();
     let mut tables = tables(Some(&Policy { id: 5, ..Policy::default() }));
     let (reader, map) = (tables.reader(), map());
     let mut judge = Judge::new(&reader, &map);
