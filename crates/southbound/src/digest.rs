@@ -2,7 +2,7 @@
 
 use crate::{Policy, Port, Scope, Update, VtepRole, proto};
 use prost::Message;
-use sluice_types::{EntryHash, EntryKey, address_hash, bytes_hash};
+use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
 use std::net::IpAddr;
 
 impl Update {
@@ -25,8 +25,7 @@ impl Update {
         let ports = self.ports.iter().flat_map(Port::entry_hashes);
         let routes = self.routes.iter().map(|route| {
             let (vni, prefix) = (route.key.vni, route.key.prefix.trunc());
-            let peer = if let Scope::Peer(peer) = route.scope { Some(peer) } else { None };
-            (EntryKey::Route(vni, prefix), EntryHash::route(vni, prefix, peer, route.scope == Scope::Drop))
+            (EntryKey::Route(vni, prefix), EntryHash::route(vni, prefix, route.scope.into()))
         });
         let endpoints = self.endpoints.iter().flat_map(|endpoint| {
             let (vni, mac, host) = (endpoint.vni, endpoint.mac, address_hash(endpoint.host));
@@ -50,13 +49,35 @@ impl Policy {
     }
 }
 
+impl From<Scope> for DigestTarget {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Local => Self::Local,
+            Scope::Peer(vni) => Self::Peer(vni),
+            Scope::Drop => Self::Drop,
+            Scope::NextHop(address) => Self::NextHop(address),
+        }
+    }
+}
+
 impl Port {
-    /// Hashes of the port's addresses.
-    pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + use<> {
+    /// Hashes of the port's addresses, of those of its pairs only if it holds them, and of its delegated prefixes.
+    pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + '_ {
         let Self { vni, mac, instance, identity, .. } = *self;
-        let addresses = [self.ipv4.map(|net| net.addr().into()), self.ipv6.map(|net| net.addr().into())];
-        addresses.into_iter().flatten().map(move |address: IpAddr| {
+        let own = [self.ipv4.map(|net| net.addr().into()), self.ipv6.map(|net| net.addr().into())];
+        let (single, prefixes): (Vec<IpNet>, Vec<IpNet>) =
+            self.options.additional.iter().partition(|net| net.prefix_len() == net.max_prefix_len());
+        let own = own.into_iter().flatten().chain(single.into_iter().map(|net| net.addr()));
+        let own = own.map(move |address: IpAddr| (address, mac));
+        let pairs = self.options.pairs.iter().filter(|pair| pair.held);
+        let addresses = own.chain(pairs.map(|pair| (pair.address, pair.neighbor_mac())));
+        let addresses = addresses.map(move |(address, mac)| {
             (EntryKey::Port(vni, address), EntryHash::port(vni, address, mac, instance.get(), identity))
-        })
+        });
+        let prefixes = prefixes.into_iter().map(move |prefix| {
+            let hash = EntryHash::delegated(vni, prefix, mac, instance.get());
+            (EntryKey::Delegated(vni, prefix), hash)
+        });
+        addresses.chain(prefixes)
     }
 }

@@ -3,10 +3,11 @@
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
-    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
+    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU32;
 
 /// The role of a node from which VXLAN packets are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -118,6 +119,8 @@ pub enum Scope {
     Peer(Vni),
     /// Drop the packet.
     Drop,
+    /// Send to the instance that has this address in the same VPC, and has every address of the prefix.
+    NextHop(IpAddr),
 }
 
 /// Identifies a route.
@@ -163,6 +166,59 @@ pub struct Port {
     pub dns4: Vec<Ipv4Addr>,
     /// Identity of the instance's security groups in the VPC; 0 if its port is not filtered.
     pub identity: u16,
+    /// What most ports do not have.
+    pub options: PortOptions,
+}
+
+/// What a port may have besides its addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortOptions {
+    /// Secondary addresses, which have the prefix length of their family, and prefixes that are delegated to the VM, without
+    /// bits beyond their length.
+    pub additional: Vec<IpNet>,
+    /// Addresses that the VM may have in turn with other VMs.
+    pub pairs: Vec<AddressPair>,
+    /// The source addresses of what the VM sends, MAC and IP, are not checked.
+    pub unprotected: bool,
+    /// Marking and rate of its packets.
+    pub qos: Qos,
+}
+
+/// An address that a VM may have in turn with other VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AddressPair {
+    /// The address.
+    pub address: IpAddr,
+    /// The MAC address that belongs to it; `None`: neighbors are given the MAC address of the router.
+    pub mac: Option<MacAddr>,
+    /// The VM gets the packets to the address.
+    pub held: bool,
+}
+
+impl AddressPair {
+    /// The MAC address by which neighbors reach the address.
+    #[must_use]
+    pub fn neighbor_mac(&self) -> MacAddr {
+        self.mac.unwrap_or(ROUTER_MAC)
+    }
+}
+
+/// How the packets of a port are marked, and how many it may send and receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Qos {
+    /// DSCP that packets of the VM get, 0 to 63; `None`: they keep theirs.
+    pub dscp: Option<u8>,
+    /// Limit of each direction, in Mbit/s of IP packets; `None`: not limited.
+    pub rate_mbps: Option<NonZeroU32>,
+}
+
+/// A VM has announced an address of [`PortOptions::pairs`] that it does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AddressClaim {
+    /// The instance.
+    pub instance: InstanceId,
+    /// The address.
+    pub address: IpAddr,
 }
 
 /// Identifies the policy of the ports whose instances have the same set of security groups.

@@ -50,6 +50,7 @@ fn write(key: EntryKey) -> Option<Entry> {
         EntryKey::Port(vni, address) => Entry::Port(endpoint_key(vni, address)),
         EntryKey::Group(id) => Entry::Group(id),
         EntryKey::Policy(vni, identity) => Entry::Policy(PolicyKey { vni, identity }.into()),
+        EntryKey::Delegated(vni, prefix) => Entry::Delegated(RouteKey { vni, prefix }.into()),
         EntryKey::Interface(_) => return None,
     })
 }
@@ -68,6 +69,9 @@ fn read(entry: Option<Entry>) -> Result<EntryKey, Malformed> {
         Entry::Vtep(address) => EntryKey::Vtep(address.read("VTEP")?),
         Entry::Vip(address) => EntryKey::Vip(address.read("vIP")?),
         Entry::Group(id) => EntryKey::Group(id),
+        Entry::Delegated(key) => {
+            RouteKey::try_from(key).map(|key| EntryKey::Delegated(key.vni, key.prefix))?
+        }
         Entry::Policy(key) => PolicyKey::try_from(key).map(|key| EntryKey::Policy(key.vni, key.identity))?,
     })
 }
@@ -116,6 +120,7 @@ mod tests {
             EntryKey::Port(vni, "10.0.0.3".parse().unwrap()),
             EntryKey::Group(3),
             EntryKey::Policy(vni, 4),
+            EntryKey::Delegated(vni, "10.0.0.0/28".parse().unwrap()),
         ];
         for key in keys {
             missing.add(key, format!("no memory for {key}"));
@@ -126,7 +131,7 @@ mod tests {
     #[test]
     fn every_kind_of_entry_survives_the_message() {
         let message = proto::MissingEntries::from(all());
-        assert_eq!(message.entries.len(), 10);
+        assert_eq!(message.entries.len(), 11);
         assert_eq!(Missing::from(message), all());
     }
 
@@ -136,13 +141,13 @@ mod tests {
         let mut missing = all();
         missing.add(EntryKey::Interface(5), String::new());
         let message = proto::MissingEntries::from(missing);
-        assert!(message.others && message.entries.len() == 10);
+        assert!(message.others && message.entries.len() == 11);
 
         let mut message = proto::MissingEntries::from(all());
         message.entries[4].entry = Some(Entry::Vni(1 << 24));
         message.entries[5].entry = None;
         let missing = Missing::from(message);
-        assert!(missing.others && missing.entries.len() == 8);
+        assert!(missing.others && missing.entries.len() == 9);
 
         let mut many = Missing::default();
         for id in 0..MAX_MISSING as u32 + 1 {

@@ -2,9 +2,11 @@
 //! rest of an update is applied, and the omitted entries are reported.
 
 use crate::entries::{
-    Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Unconfirmed, Update, Vip, Vrf,
+    Endpoint, EndpointKey, Group, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed, Update, Vip,
+    Vrf,
 };
 use crate::proto::{self, address::Family};
+use options::prefix;
 use sluice_types::{
     InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, VniError, ipv6_from_halves, ipv6_halves, is_unicast,
 };
@@ -62,12 +64,16 @@ pub enum Malformed {
     /// A security rule names a group whose identities the policy does not have.
     #[error("security rule {0} names a group that its policy does not have")]
     RemoteGroup(u64),
+    /// A DSCP is not in 0..=63.
+    #[error("DSCP {0} is not between 0 and 63")]
+    Dscp(u32),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
 }
 
 mod cluster;
+mod options;
 mod paths;
 mod policies;
 
@@ -312,8 +318,10 @@ impl From<Route> for proto::Route {
             Scope::Local => (proto::Scope::Local, 0),
             Scope::Peer(vni) => (proto::Scope::Peer, vni.get()),
             Scope::Drop => (proto::Scope::Drop, 0),
+            Scope::NextHop(_) => (proto::Scope::NextHop, 0),
         };
-        Self { key: Some(route.key.into()), scope: scope.into(), peer_vni }
+        let next_hop = if let Scope::NextHop(address) = route.scope { Some(address.into()) } else { None };
+        Self { key: Some(route.key.into()), scope: scope.into(), peer_vni, next_hop }
     }
 }
 
@@ -324,6 +332,9 @@ impl TryFrom<proto::Route> for Route {
             Ok(proto::Scope::Local) => Scope::Local,
             Ok(proto::Scope::Peer) => Scope::Peer(Vni::new(route.peer_vni)?),
             Ok(proto::Scope::Drop) => Scope::Drop,
+            Ok(proto::Scope::NextHop) => {
+                Scope::NextHop(unicast("next hop", address(route.next_hop, "next hop")?)?)
+            }
             Ok(proto::Scope::Unspecified) | Err(_) => return Err(Malformed::Scope(route.scope)),
         };
         Ok(Self { key: route.key.ok_or(Malformed::NoAddress("route"))?.try_into()?, scope })
@@ -346,6 +357,10 @@ impl From<Port> for proto::Port {
             mtu: port.mtu.into(),
             dns4: port.dns4.into_iter().map(Into::into).collect(),
             identity: port.identity.into(),
+            additional: port.options.additional.into_iter().map(Into::into).collect(),
+            pairs: port.options.pairs.into_iter().map(Into::into).collect(),
+            unprotected: port.options.unprotected,
+            qos: (port.options.qos != Qos::default()).then(|| port.options.qos.into()),
         }
     }
 }
@@ -378,6 +393,12 @@ impl TryFrom<proto::Port> for Port {
             dns4: port.dns4.into_iter().map(Into::into).collect(),
             name: port.name,
             identity: u16::try_from(port.identity).map_err(|_| Malformed::Identity(port.identity))?,
+            options: PortOptions {
+                additional: port.additional.into_iter().map(prefix).collect::<Result<_>>()?,
+                pairs: port.pairs.into_iter().map(TryInto::try_into).collect::<Result<_>>()?,
+                unprotected: port.unprotected,
+                qos: port.qos.map(TryInto::try_into).transpose()?.unwrap_or_default(),
+            },
         })
     }
 }

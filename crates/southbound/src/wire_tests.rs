@@ -1,6 +1,8 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
-use crate::entries::{ELEPHANT_NEVER, Path, PathKey, Policy, PolicyKey, SecurityRule, Vtep, VtepRole};
+use crate::entries::{
+    AddressPair, ELEPHANT_NEVER, Path, PathKey, Policy, PolicyKey, SecurityRule, Vtep, VtepRole,
+};
 use sluice_types::{
     AddressFamily, ClusterId, Direction, GatewayId, PortRange, Protocol, Remote, RuleMatch, Secret,
     SecurityGroupId, SecurityRuleId,
@@ -135,6 +137,7 @@ fn full_update() -> Update {
             Route { key: key("10.0.0.0/24"), scope: Scope::Local },
             Route { key: key("2001:db8:1::/48"), scope: Scope::Peer(vni(6)) },
             Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
+            Route { key: key("10.9.0.0/16"), scope: Scope::NextHop("2001:db8::2".parse().unwrap()) },
         ],
         policies: policies(),
         ports: vec![Port {
@@ -149,6 +152,23 @@ fn full_update() -> Update {
             mtu: 1430,
             dns4: vec!["192.0.2.53".parse().unwrap()],
             identity: u16::MAX,
+            options: PortOptions {
+                additional: vec![
+                    "10.0.0.3/32".parse().unwrap(),
+                    "2001:db8:9::/64".parse().unwrap(),
+                    "0.0.0.0/0".parse().unwrap(),
+                ],
+                pairs: vec![
+                    AddressPair {
+                        address: "10.0.0.4".parse().unwrap(),
+                        mac: Some(MacAddr::local(4)),
+                        held: true,
+                    },
+                    AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
+                ],
+                unprotected: true,
+                qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
+            },
         }],
         keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
         cluster: Some(plan()),
@@ -192,7 +212,7 @@ fn malformed_entry_does_not_affect_others() {
         bad,
         [Malformed::NoAddress("VTEP"), Malformed::Mac("endpoint", 1 << 48), Malformed::Scope(77)]
     );
-    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 2));
+    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 3));
     assert_eq!(read.revision, 9);
 }
 
@@ -212,6 +232,13 @@ fn reports_each(damage: Vec<fn(&mut proto::NodeUpdate)>) {
 fn every_kind_of_malformed_entry_is_reported() {
     let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
         |m| m.vteps[0].address = Some(proto::Address { family: None }),
+        |m| m.routes[3].next_hop = None,
+        |m| m.ports[0].additional[0].length = 31,
+        |m| m.ports[0].additional[0].length = 33,
+        |m| m.ports[0].additional[0].address = Some(IpAddr::from([224, 0, 0, 1]).into()),
+        |m| m.ports[0].pairs[0].address = None,
+        |m| m.ports[0].pairs[0].mac = 0x0100_0000_0000,
+        |m| m.ports[0].qos.as_mut().unwrap().dscp = Some(64),
         |m| m.vteps[0].address = Some(IpAddr::from([224, 0, 0, 1]).into()),
         |m| m.vteps[1].cluster = 0,
         |m| m.vips[0].mac = 0x0100_0000_0000,
@@ -268,7 +295,8 @@ fn every_kind_of_malformed_entry_is_reported() {
 
 #[test]
 fn every_kind_of_malformed_policy_is_reported() {
-    use proto::security_rule::{PortRange, Prefix, Remote, Service};
+    use proto::Prefix;
+    use proto::security_rule::{PortRange, Remote, Service};
     fn ports(first: u32, last: u32) -> Service {
         Service::Ports(PortRange { first, last })
     }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 2;
+pub const DIGEST_VERSION: u32 = 3;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -44,6 +44,8 @@ pub enum EntryKey {
     Group(u32),
     /// What the ports of a VNI whose instances have the security groups of an identity may send and receive.
     Policy(Vni, u16),
+    /// A prefix that is delegated to an instance of a host.
+    Delegated(Vni, IpNet),
     /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
     /// no interfaces.
     Interface(u32),
@@ -65,6 +67,20 @@ enum Kind {
     Group = 7,
     Interface = 8,
     Policy = 9,
+    Delegated = 10,
+}
+
+/// Where a route sends packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DigestTarget {
+    /// To instances of the same VNI, by their addresses.
+    Local,
+    /// To the routes of this VNI.
+    Peer(Vni),
+    /// Nowhere: they are dropped.
+    Drop,
+    /// To the instance of the same VNI that has this address.
+    NextHop(IpAddr),
 }
 
 const KEYS: [u64; 4] =
@@ -121,11 +137,23 @@ impl EntryHash {
         Self::new(Kind::Endpoint, vni.get(), address, 0, [mac.to_u64(), host])
     }
 
-    /// A route. Its packets go to instances of the same VNI, if `peer` is set to that VNI, or are dropped.
+    /// A route: its packets go to `target`.
     #[must_use]
-    pub fn route(vni: Vni, prefix: IpNet, peer: Option<Vni>, is_drop: bool) -> Self {
-        let target = u64::from(is_drop) << 32 | u64::from(peer.map_or(0, Vni::get));
-        Self::new(Kind::Route, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), [target, 0])
+    pub fn route(vni: Vni, prefix: IpNet, target: DigestTarget) -> Self {
+        let value = match target {
+            DigestTarget::Local => [0, 0],
+            DigestTarget::Peer(peer) => [peer.get().into(), 0],
+            DigestTarget::Drop => [1 << 32, 0],
+            DigestTarget::NextHop(address) => [2 << 32, address_hash(address)],
+        };
+        Self::new(Kind::Route, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
+    }
+
+    /// A prefix that is delegated to an instance of a host.
+    #[must_use]
+    pub fn delegated(vni: Vni, prefix: IpNet, mac: MacAddr, instance: u64) -> Self {
+        let value = [mac.to_u64(), instance];
+        Self::new(Kind::Delegated, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
     }
 
     /// A VRF without its routes: MTU and router addresses.
@@ -149,7 +177,8 @@ impl EntryHash {
         Self::new(Kind::Vip, 0, address, 0, [mac.to_u64(), 0])
     }
 
-    /// An address of a port of a host, and the identity of its security groups. What else a port contains follows from its
+    /// An address of a port of a host, with the MAC address by which neighbors reach it, and the identity of the port's
+    /// security groups. What else a port contains follows from its
     /// instance and subnet; the host compares it itself.
     #[must_use]
     pub fn port(vni: Vni, address: IpAddr, mac: MacAddr, instance: u64, identity: u16) -> Self {
@@ -183,7 +212,7 @@ impl EntryHash {
     pub fn unreadable(key: EntryKey) -> Self {
         let (vni, address) = match key {
             EntryKey::Endpoint(vni, address) | EntryKey::Port(vni, address) => (vni.get(), address),
-            EntryKey::Route(vni, prefix) => (vni.get(), prefix.addr()),
+            EntryKey::Route(vni, prefix) | EntryKey::Delegated(vni, prefix) => (vni.get(), prefix.addr()),
             EntryKey::Vrf(vni) | EntryKey::Policy(vni, _) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
             EntryKey::Group(number) | EntryKey::Interface(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
@@ -198,6 +227,7 @@ impl EntryHash {
             EntryKey::Group(_) => Kind::Group,
             EntryKey::Interface(_) => Kind::Interface,
             EntryKey::Policy(..) => Kind::Policy,
+            EntryKey::Delegated(..) => Kind::Delegated,
         };
         let identity = if let EntryKey::Policy(_, identity) = key { identity.into() } else { u64::MAX };
         Self::new(kind, vni, address, 0, [identity, u64::MAX])
@@ -215,6 +245,7 @@ impl fmt::Display for EntryKey {
         match self {
             Self::Endpoint(vni, address) => write!(f, "endpoint {address} of VNI {vni}"),
             Self::Route(vni, prefix) => write!(f, "route {prefix} of VNI {vni}"),
+            Self::Delegated(vni, prefix) => write!(f, "delegated prefix {prefix} of VNI {vni}"),
             Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
             Self::Vtep(address) => write!(f, "VTEP {address}"),
             Self::Vip(address) => write!(f, "vIP {address}"),
@@ -296,10 +327,15 @@ mod tests {
             endpoint(1, 2, "::c000:201"),
             EntryHash::endpoint(vni(8), at("0.0.0.1"), MacAddr::from_u64(2), address_hash(at("192.0.2.1"))),
             EntryHash::endpoint(vni(7), at("::1"), MacAddr::from_u64(2), address_hash(at("192.0.2.1"))),
-            EntryHash::route(vni(7), prefix("10.0.0.0/8"), None, false),
-            EntryHash::route(vni(7), prefix("10.0.0.0/9"), None, false),
-            EntryHash::route(vni(7), prefix("10.0.0.0/8"), None, true),
-            EntryHash::route(vni(7), prefix("10.0.0.0/8"), Some(vni(8)), false),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::Local),
+            EntryHash::route(vni(7), prefix("10.0.0.0/9"), DigestTarget::Local),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::Drop),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::Peer(vni(8))),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::NextHop(at("0.0.0.8"))),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::NextHop(at("::8"))),
+            EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),
+            EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 2),
+            EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(3), 1),
             EntryHash::unreadable(EntryKey::Endpoint(vni(7), at("0.0.0.1"))),
             EntryHash::unreadable(EntryKey::Vrf(vni(7))),
             EntryHash::unreadable(EntryKey::Vtep(at("192.0.2.1"))),

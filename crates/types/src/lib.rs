@@ -19,7 +19,9 @@ pub use addr::{
     AddressError, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_unicast, overlap,
     parse_prefix, solicited_node,
 };
-pub use digest::{DIGEST_SHARDS, DIGEST_VERSION, Digests, EntryHash, EntryKey, address_hash, bytes_hash};
+pub use digest::{
+    DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
+};
 pub use id::{
     ClusterId, GatewayId, HostId, IdError, InstanceId, PeeringId, RouteId, RouteTableId, SecurityGroupId,
     SecurityRuleId, SubnetId, TenantId, VpcId,

@@ -68,6 +68,7 @@ fn cloud() -> Update {
             mtu: 1430,
             dns4: Vec::new(),
             identity: 0,
+            options: sluice_southbound::PortOptions::default(),
         }],
         ..Update::default()
     }

@@ -9,9 +9,9 @@ use sluice_agent::rsp::{KeyKind, KeyStore};
 use sluice_agent::{Applier, Role, UpdateContext};
 use sluice_southbound::proto::{EnrollRequest, EnrollResponse, NodeReport, NodeUpdate, node_report};
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, Node, Path, PathKey, PlannedVip,
-    Policy, PolicyKey, Port, PreferredOwner, Route, RouteKey, Scope, SecurityRule, Update, Vip, Vrf, Vtep,
-    VtepRole, decode_update,
+    AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, Node, Path, PathKey,
+    PlannedVip, Policy, PolicyKey, Port, PortOptions, PreferredOwner, Qos, Route, RouteKey, Scope,
+    SecurityRule, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{
@@ -183,6 +183,23 @@ fn full_update() -> Update {
             mtu: 1430,
             dns4: vec![v4],
             identity: 4,
+            options: PortOptions {
+                additional: vec![
+                    "10.0.0.3/32".parse().unwrap(),
+                    "2001:db8:9::/64".parse().unwrap(),
+                    "0.0.0.0/0".parse().unwrap(),
+                ],
+                pairs: vec![
+                    AddressPair {
+                        address: "10.0.0.4".parse().unwrap(),
+                        mac: Some(MacAddr::local(4)),
+                        held: true,
+                    },
+                    AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
+                ],
+                unprotected: true,
+                qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
+            },
         }],
         keys: vec![ClusterKeys {
             cluster: 1,

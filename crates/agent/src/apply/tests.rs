@@ -148,6 +148,7 @@ fn port(number: u64) -> Port {
         mtu: 1430,
         dns4: Vec::new(),
         identity: 0,
+        options: sluice_southbound::PortOptions::default(),
     }
 }
 

@@ -315,6 +315,7 @@ mod tests {
             mtu: 1430,
             dns4: Vec::new(),
             identity: 0,
+            options: sluice_southbound::PortOptions::default(),
         }
     }
 

@@ -55,6 +55,7 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         mtu: vpc.mtu,
         dns4: subnet.dns.clone(),
         identity: instance.identity,
+        options: sluice_southbound::PortOptions::default(),
     }
 }
 

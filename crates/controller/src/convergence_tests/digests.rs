@@ -21,10 +21,8 @@ impl NodeTables {
             .vrfs
             .values()
             .map(|vrf| EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6).with_group(vrf.group));
-        let routes = self.routes.iter().map(|(key, scope)| {
-            let peer = if let Scope::Peer(peer) = scope { Some(*peer) } else { None };
-            EntryHash::route(key.vni, key.prefix, peer, *scope == Scope::Drop)
-        });
+        let routes =
+            self.routes.iter().map(|(key, scope)| EntryHash::route(key.vni, key.prefix, (*scope).into()));
         let endpoints = self.endpoints.iter().map(|((vni, address), (mac, host))| {
             EntryHash::endpoint(*vni, *address, *mac, address_hash(*host))
         });

@@ -278,7 +278,7 @@ impl Listener {
                     return (Some(Status::invalid_argument(text)), false);
                 }
                 // A kind of report that a newer agent sends.
-                None => {}
+                Some(Report::Claims(_)) | None => {}
             }
         }
     }

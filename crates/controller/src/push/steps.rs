@@ -305,6 +305,7 @@ mod tests {
             dns4: Vec::new(),
             ipv6_dhcp: false,
             identity: identity as u16,
+            options: sluice_southbound::PortOptions::default(),
         }
     }
 

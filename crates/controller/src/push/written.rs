@@ -60,7 +60,8 @@ impl Entries {
             EntryKey::Policy(vni, identity) => {
                 is_first(*vni) && self.identity.is_none_or(|own| own == *identity)
             }
-            EntryKey::Interface(_) => false,
+            // Named with the port, of which it is a part.
+            EntryKey::Delegated(..) | EntryKey::Interface(_) => false,
         }
     }
 

@@ -92,7 +92,7 @@ fn group_id(id: u64) -> Result<SecurityGroupId> {
 
 impl From<SecurityRule> for proto::SecurityRule {
     fn from(rule: SecurityRule) -> Self {
-        use security_rule::{IcmpType, PortRange, Prefix, Remote as To, Service};
+        use security_rule::{IcmpType, PortRange, Remote as To, Service};
         let RuleMatch { direction, family, protocol, ports, icmp_type, icmp_code, remote } = rule.matches;
         let icmp = |kind: u8| IcmpType { r#type: kind.into(), code: icmp_code.map(Into::into) };
         let ports = ports.map(|ports| PortRange { first: ports.min().into(), last: ports.max().into() });
@@ -104,7 +104,7 @@ impl From<SecurityRule> for proto::SecurityRule {
             service: ports.map(Service::Ports).or(icmp_type.map(icmp).map(Service::Icmp)),
             remote: match remote {
                 Remote::Any => None,
-                Remote::Prefix(prefix) => Some(To::Prefix(Prefix {
+                Remote::Prefix(prefix) => Some(To::Prefix(proto::Prefix {
                     address: Some(prefix.network().into()),
                     length: prefix.prefix_len().into(),
                 })),

@@ -14,7 +14,7 @@ use crate::exact::{Entry, Key};
 use crate::layout::{self, next_hop, port, vrf};
 use crate::lpm::{self, Damaged};
 use crate::memory::Memory;
-use sluice_types::{Digests, EntryHash, EntryKey, MacAddr, Vni, address_hash};
+use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, MacAddr, Vni, address_hash};
 use std::net::IpAddr;
 
 /// VTEPs whose hashes are kept during a pass.
@@ -69,10 +69,8 @@ fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKe
         for (prefix, leaf) in routes {
             let prefix = prefix.to_net(root.family).trunc();
             let key = EntryKey::Route(vni, prefix);
-            let hash = Target::from_leaf(leaf).map_or(EntryHash::unreadable(key), |target| {
-                let peer = if let Target::Peer(peer) = target { Some(peer) } else { None };
-                EntryHash::route(vni, prefix, peer, target == Target::Drop)
-            });
+            let hash = Target::from_leaf(leaf)
+                .map_or(EntryHash::unreadable(key), |target| EntryHash::route(vni, prefix, digested(target)));
             call(key, hash);
         }
     }
@@ -232,5 +230,14 @@ impl NodeTables {
     /// Whether lookups of a VRF find its cell.
     pub(super) fn is_vrf_linked(&self, vni: Vni, cell: u32) -> bool {
         self.exact.get(self.memory(), vrf_key(vni.get())).is_some_and(|entry| entry.next == cell)
+    }
+}
+
+/// A target as digests count it.
+fn digested(target: Target) -> DigestTarget {
+    match target {
+        Target::Local => DigestTarget::Local,
+        Target::Peer(peer) => DigestTarget::Peer(peer),
+        Target::Drop => DigestTarget::Drop,
     }
 }

@@ -138,6 +138,7 @@ pub(super) fn port(number: u64) -> Port {
         mtu: 1430,
         dns4: Vec::new(),
         identity: 0,
+        options: sluice_southbound::PortOptions::default(),
     }
 }
 

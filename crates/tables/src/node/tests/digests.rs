@@ -2,7 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use sluice_types::{Digests, EntryHash, EntryKey, IpNet, address_hash};
+use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, IpNet, address_hash};
 
 const CELLS: u32 = 4_096;
 const HOSTS: [&str; 3] = ["192.0.2.1", "192.0.2.2", "2001:db8::1"];
@@ -86,8 +86,12 @@ impl Cloud {
             sums.add(EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6));
         }
         for Route { vni, prefix, target } in &self.routes {
-            let peer = if let Target::Peer(peer) = target { Some(*peer) } else { None };
-            sums.add(EntryHash::route(*vni, *prefix, peer, *target == Target::Drop));
+            let target = match *target {
+                Target::Local => DigestTarget::Local,
+                Target::Peer(peer) => DigestTarget::Peer(peer),
+                Target::Drop => DigestTarget::Drop,
+            };
+            sums.add(EntryHash::route(*vni, *prefix, target));
         }
         for Endpoint { vni, address, mac, host } in &self.endpoints {
             sums.add(EntryHash::endpoint(*vni, *address, *mac, address_hash(*host)));

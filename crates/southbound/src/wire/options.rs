@@ -1,0 +1,72 @@
+//! Messages of what a port may have besides its addresses.
+
+use super::{Malformed, Result, address, instance_id, mac, unicast};
+use crate::entries::{AddressClaim, AddressPair, Qos};
+use crate::proto;
+use sluice_types::IpNet;
+use std::num::NonZeroU32;
+
+impl From<IpNet> for proto::Prefix {
+    fn from(prefix: IpNet) -> Self {
+        Self { address: Some(prefix.addr().into()), length: prefix.prefix_len().into() }
+    }
+}
+
+/// Reads a prefix of unicast addresses without bits beyond its length.
+pub(super) fn prefix(message: proto::Prefix) -> Result<IpNet> {
+    let address = address(message.address, "prefix of a port")?;
+    let bad = || Malformed::Prefix(address, message.length);
+    let length = u8::try_from(message.length).map_err(|_| bad())?;
+    let prefix = IpNet::new(address, length).map_err(|_| bad())?;
+    if prefix.trunc() != prefix {
+        return Err(bad());
+    }
+    if length > 0 {
+        unicast("prefix of a port", address)?;
+    }
+    Ok(prefix)
+}
+
+impl From<AddressPair> for proto::AddressPair {
+    fn from(pair: AddressPair) -> Self {
+        let mac = pair.mac.map_or(0, |mac| mac.to_u64());
+        Self { address: Some(pair.address.into()), mac, held: pair.held }
+    }
+}
+
+impl TryFrom<proto::AddressPair> for AddressPair {
+    type Error = Malformed;
+    fn try_from(message: proto::AddressPair) -> Result<Self> {
+        let address = unicast("address pair", address(message.address, "address pair")?)?;
+        let mac = if message.mac == 0 { None } else { Some(mac("address pair", message.mac)?) };
+        Ok(Self { address, mac, held: message.held })
+    }
+}
+
+impl From<Qos> for proto::Qos {
+    fn from(qos: Qos) -> Self {
+        Self { dscp: qos.dscp.map(Into::into), rate_mbps: qos.rate_mbps.map_or(0, Into::into) }
+    }
+}
+
+impl TryFrom<proto::Qos> for Qos {
+    type Error = Malformed;
+    fn try_from(message: proto::Qos) -> Result<Self> {
+        let read = |dscp: u32| u8::try_from(dscp).ok().filter(|dscp| *dscp < 64).ok_or(Malformed::Dscp(dscp));
+        Ok(Self { dscp: message.dscp.map(read).transpose()?, rate_mbps: NonZeroU32::new(message.rate_mbps) })
+    }
+}
+
+impl From<AddressClaim> for proto::AddressClaim {
+    fn from(claim: AddressClaim) -> Self {
+        Self { instance: claim.instance.get(), address: Some(claim.address.into()) }
+    }
+}
+
+impl TryFrom<proto::AddressClaim> for AddressClaim {
+    type Error = Malformed;
+    fn try_from(message: proto::AddressClaim) -> Result<Self> {
+        let address = unicast("claim", address(message.address, "claim")?)?;
+        Ok(Self { instance: instance_id(message.instance)?, address })
+    }
+}
