@@ -73,6 +73,7 @@ struct session_hit {
 	__u32 bucket;
 	__u32 slot;
 	__u32 direction; /* of this packet: SESSION_ORIGINAL or SESSION_REPLY */
+	__u32 state;	 /* session_data.state, when it was read */
 	__u32 published; /* by session_create(): 1 if it has published a record, which the agent will free */
 };
 
@@ -133,10 +134,7 @@ static __always_inline __u64 session_who(__u32 scope, __u8 protocol, __u16 port0
 	       (__u64)port0 << SESSION_PORT0_SHIFT | (__u64)port1 << SESSION_PORT1_SHIFT;
 }
 
-/*
- * Prepares the search. Addresses and ports are the packet's, in host order. ICMP echo: both ports are the
- * identifier.
- */
+/* Prepares the search. Addresses and ports are the packet's, in host order (ICMP: session_layout.h). */
 static __always_inline void session_query4(const struct session_config *config, __u32 scope, __u8 protocol,
 					   __u32 source, __u32 destination, __u16 source_port,
 					   __u16 destination_port, struct session_query *query)
@@ -314,6 +312,7 @@ static __always_inline void session_found(int family, __u64 *bucket, __u32 index
 	hit->word = word;
 	hit->bucket = index;
 	hit->slot = slot;
+	hit->state = state;
 	/* Compares the endpoint that sent this packet with the one that sent the first packet. */
 	hit->direction = (state ^ query->source) & SESSION_ORIGINATOR ? SESSION_REPLY : SESSION_ORIGINAL;
 }
@@ -618,6 +617,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	hit->word = published;
 	hit->bucket = second ? query->two : query->one;
 	hit->slot = slot;
+	hit->state = state;
 	hit->direction = SESSION_ORIGINAL;
 	return SESSION_CREATED;
 }

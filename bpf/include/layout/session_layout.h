@@ -82,8 +82,9 @@
 
 /*
  * Both directions have the same key: endpoint 0 is the lower pair of address and port. All numbers are in
- * host order. In ICMP and ICMPv6 echo messages, both ports are the identifier; other ICMP messages have no
- * session (errors belong to the flow that they quote). In protocols without ports, both are 0.
+ * host order. ICMP and ICMPv6: the port of the endpoint that asks is the identifier, and that of the endpoint that
+ * answers is the type of the query, so that two endpoints can ask each other with the same identifier. Messages other than
+ * queries and answers have no session (errors belong to the flow that they quote). In protocols without ports, both are 0.
  *
  * The scope separates flows that may have the same addresses: on a host it is the number of the port (struct port in
  * cells.h) whose session it is, on a gateway the VNI.
@@ -110,7 +111,10 @@ struct session_key6 {
 #define SESSION_CONFIRMED 0x4u	/* then the originator has sent again; TCP: with ACK */
 #define SESSION_FIN 0x10u /* TCP: FIN from the originator; shifted left by one: from the other endpoint */
 #define SESSION_RST 0x40u /* TCP: RST from either endpoint */
-/* Bits 16..31: on a host, the identity of the remote by which the session was permitted; never changes. */
+/*
+ * Bits 16..31: on a host, the identity of the remote by which the session was permitted. A packet of the originator with
+ * another identity replaces it, if the policy permits that as well.
+ */
 #define SESSION_IDENTITY_SHIFT 16
 
 #define SESSION_ORIGINAL 0 /* direction: from the originator */
@@ -130,10 +134,9 @@ struct session_data {
 	__u32 action[2];
 };
 
-/* On a host, action[1]. How the session began, for judging it again: a session's key has no direction and no type. */
-#define SESSION_RULE_MASK 0xffffffu   /* the rule that permitted it */
-#define SESSION_TIMESTAMP 0x40000000u /* by an ICMP timestamp, not by an echo request */
-#define SESSION_EGRESS 0x80000000u    /* by the VM, not by the other end */
+/* On a host, action[1]. How the session began, for judging it again: a session's key has no direction. */
+#define SESSION_RULE_MASK 0xffffffu /* the rule that permitted it */
+#define SESSION_EGRESS 0x80000000u  /* by the VM, not by the other end */
 
 struct session4 {
 	struct session_key4 key;

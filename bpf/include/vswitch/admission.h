@@ -10,7 +10,8 @@
  *
  *   later fragment    passes if its first fragment has
  *   ICMP error        passes if the session of the packet that it quotes exists
- *   of a session      passes, and refreshes the session
+ *   of a session      passes, and refreshes the session. If its sender began the session and has another identity than
+ *                     then, the policy must permit it, or the session ends
  *   otherwise         TCP: must be a SYN (RFC 9293), ICMP: not an answer. If the policy permits it, it begins a session
  */
 #ifndef SLUICE_ADMISSION_H
@@ -31,6 +32,10 @@
 #define ADMIT_JUDGE 256u /* no session has the packet: the policy is asked */
 #define ADMIT_BEGIN 257u /* the policy permits the packet: it begins a session */
 #define ADMIT_ERROR 258u /* an ICMP error: the packet that it quotes decides */
+#define ADMIT_AGAIN 259u /* the originator of the session has another identity: the policy is asked */
+
+/* `identity` of a query for a packet from the VM: whether its receiver has another identity is not asked. */
+#define IDENTITY_NOT_COMPARED 0x10000u
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -56,7 +61,7 @@ struct admission {
 	struct quoted quoted;
 	__u32 now;	  /* in ticks of the session table */
 	__u32 generation; /* of the policy that permits the packet */
-	__u32 rule;	  /* of that policy; with SESSION_EGRESS and so on when the session begins */
+	__u32 rule;	  /* of that policy; with SESSION_EGRESS when the session begins */
 	__u32 reserved;
 };
 
@@ -76,26 +81,23 @@ enum icmp_kind {
 	ICMP_OTHER,  /* has no session: each one is judged by the policy */
 };
 
-static __always_inline enum icmp_kind icmp_kind(const struct frame *frame)
+static __always_inline enum icmp_kind icmp_kind_of(__u8 protocol, int ipv6, __u8 type, __u8 code)
 {
-	__u8 type = frame->transport >> 24;
-	int has_code = frame->transport >> 16 & 0xff;
-
-	if (frame->flags & FRAME_IPV6) {
-		if (frame->protocol != IPPROTO_ICMPV6)
+	if (ipv6) {
+		if (protocol != IPPROTO_ICMPV6)
 			return ICMP_NONE;
 		if (type < ICMP6_INFORMATION)
 			return ICMP_ERROR;
 		if (type == ICMP6_ECHO)
-			return has_code ? ICMP_OTHER : ICMP_QUERY;
+			return code ? ICMP_OTHER : ICMP_QUERY;
 		return type == ICMP6_ECHO_REPLY ? ICMP_ANSWER : ICMP_OTHER;
 	}
-	if (frame->protocol != IPPROTO_ICMP)
+	if (protocol != IPPROTO_ICMP)
 		return ICMP_NONE;
 	switch (type) {
 	case ICMP4_ECHO:
 	case ICMP4_TIMESTAMP:
-		return has_code ? ICMP_OTHER : ICMP_QUERY;
+		return code ? ICMP_OTHER : ICMP_QUERY;
 	case ICMP4_ECHO_REPLY:
 	case ICMP4_TIMESTAMP_REPLY:
 		return ICMP_ANSWER;
@@ -108,11 +110,19 @@ static __always_inline enum icmp_kind icmp_kind(const struct frame *frame)
 	}
 }
 
-/* An ICMP timestamp request. Only for messages that begin a session. */
-static __always_inline int is_timestamp(const struct frame *frame)
+static __always_inline enum icmp_kind icmp_kind(const struct frame *frame)
 {
-	return !(frame->flags & FRAME_IPV6) && frame->protocol == IPPROTO_ICMP &&
-	       frame->transport >> 24 == ICMP4_TIMESTAMP;
+	return icmp_kind_of(frame->protocol, frame->flags & FRAME_IPV6, frame->transport >> 24,
+			    frame->transport >> 16);
+}
+
+/* The ports of the session of a query or an answer (session_layout.h), source port in the upper half. */
+static __always_inline __u32 icmp_ports(enum icmp_kind kind, __u8 type, __u16 id)
+{
+	if (kind == ICMP_QUERY)
+		return (__u32)id << 16 | type;
+	/* The type of an answer is one more than that of its query, except for an echo of IPv4. */
+	return (__u32)(type == ICMP4_ECHO_REPLY ? ICMP4_ECHO : type - 1) << 16 | id;
 }
 
 /* Sets the key of the query: addresses as in struct frame, source port in the upper half of `ports`. */
@@ -132,7 +142,7 @@ static __always_inline enum session_answer find_session(const struct session_que
 	return ipv6 ? find_session6(query, now, hit) : find_session4(query, now, hit);
 }
 
-/* The words of a transport header that make a session: its ports, or the identifier of an ICMP query twice. */
+/* The ports of the session that a packet would be of. */
 static __always_inline __u32 session_ports(struct __sk_buff *skb, const struct frame *frame,
 					   enum icmp_kind kind)
 {
@@ -142,7 +152,7 @@ static __always_inline __u32 session_ports(struct __sk_buff *skb, const struct f
 		return has_ports(frame->protocol) ? frame->transport : 0;
 	if (kind == ICMP_OTHER || bpf_skb_load_bytes(skb, frame->transport_at + 4, &id, sizeof(id)))
 		return 0;
-	return (__u32)bpf_ntohs(id) << 16 | bpf_ntohs(id);
+	return icmp_ports(kind, frame->transport >> 24, bpf_ntohs(id));
 }
 
 /* Reads the transport header of the quoted packet, at this offset. */
@@ -150,17 +160,17 @@ static __always_inline long read_quoted_ports(struct __sk_buff *skb, __u32 at, i
 					      struct quoted *quoted)
 {
 	__be32 words[2] = {};
-	__u8 icmp = ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+	enum icmp_kind kind;
+	__u32 first;
 
 	if (bpf_skb_load_bytes(skb, at, words, sizeof(words)))
 		return -1;
-	if (has_ports(quoted->protocol)) {
-		quoted->ports = bpf_ntohl(words[0]);
-	} else if (quoted->protocol == icmp) {
-		__u32 id = bpf_ntohl(words[1]) >> 16;
-
-		quoted->ports = id << 16 | id;
-	}
+	first = bpf_ntohl(words[0]);
+	kind = icmp_kind_of(quoted->protocol, ipv6, first >> 24, first >> 16);
+	if (has_ports(quoted->protocol))
+		quoted->ports = first;
+	else if (kind == ICMP_QUERY || kind == ICMP_ANSWER)
+		quoted->ports = icmp_ports(kind, first >> 24, bpf_ntohl(words[1]) >> 16);
 	return 0;
 }
 
@@ -222,16 +232,34 @@ static __always_inline __u8 read_tcp_flags(struct __sk_buff *skb, const struct f
 	return flags;
 }
 
-/* Counts the packet in its session, if that exists. Otherwise the policy is asked. */
+/* Counts the packet in the session that was found. */
 static __always_inline __u32 touch_session(struct session_config *config, struct admission *memory, int ipv6)
 {
-	enum session_answer answer;
+	enum session_answer answer =
+		ipv6 ? session_touch(6, config, &memory->query, &memory->hit, memory->now)
+		     : session_touch(4, config, &memory->query, &memory->hit, memory->now);
 
+	return answer == SESSION_GONE ? ADMIT_JUDGE : ADMIT_PASS;
+}
+
+/* Whether the sender of the packet began the session that was found, with another identity than it has now. */
+static __always_inline int has_other_identity(const struct admission *memory)
+{
+	__u32 identity = memory->query.identity;
+
+	return memory->hit.direction == SESSION_ORIGINAL && identity != IDENTITY_NOT_COMPARED &&
+	       identity != memory->hit.state >> SESSION_IDENTITY_SHIFT;
+}
+
+/* Counts the packet in its session, if that exists. Otherwise the policy is asked. */
+static __always_inline __u32 pass_by_session(struct session_config *config, struct admission *memory,
+					     int ipv6)
+{
 	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
 		return ADMIT_JUDGE;
-	answer = ipv6 ? session_touch(6, config, &memory->query, &memory->hit, memory->now)
-		      : session_touch(4, config, &memory->query, &memory->hit, memory->now);
-	return answer == SESSION_GONE ? ADMIT_JUDGE : ADMIT_PASS;
+	if (has_other_identity(memory))
+		return ADMIT_AGAIN;
+	return touch_session(config, memory, ipv6);
 }
 
 /* First step: packets that pass by a session or by their first fragment. ADMIT_*, or a reason. */
@@ -255,7 +283,7 @@ __attribute__((noinline)) __u32 admit_known(struct __sk_buff *skb, struct frame 
 		   session_ports(skb, frame, kind));
 	memory->query.tcp_flags = frame->protocol == IPPROTO_TCP ? read_tcp_flags(skb, frame) : 0;
 	memory->query.bytes = skb->len;
-	return kind == ICMP_OTHER ? ADMIT_JUDGE : touch_session(config, memory, ipv6);
+	return kind == ICMP_OTHER ? ADMIT_JUDGE : pass_by_session(config, memory, ipv6);
 }
 
 /* Whether a TCP segment may begin a session: the SYN of a client. Others may while the port adopts connections. */
@@ -335,11 +363,46 @@ __attribute__((noinline)) __u32 admit_by_policy(struct frame *frame, struct admi
 		return from & ADMIT_EGRESS ? DROP_egress_denied : DROP_ingress_denied;
 	if (from & ADMIT_EGRESS)
 		memory->rule |= SESSION_EGRESS;
-	if (is_timestamp(frame))
-		memory->rule |= SESSION_TIMESTAMP;
 	memory->generation = policy_generation(policy);
 	memory->query.identity = from >> ADMIT_IDENTITY_SHIFT;
 	return kind == ICMP_OTHER ? ADMIT_PASS : ADMIT_BEGIN;
+}
+
+/*
+ * Instead of the second step: a packet of a session whose originator has another identity now. If the policy permits the
+ * packet, the session goes on with that identity; otherwise it ends. ADMIT_PASS, ADMIT_JUDGE, or a reason.
+ *
+ * The identity is stored by itself, because other packets set bits of the same word. The rule and its generation are stored
+ * together, as the agent replaces them: what the agent has judged by a newer policy is not overwritten, because it waits for
+ * the end of programs that know only the older one.
+ */
+__attribute__((noinline)) __u32 admit_again(struct frame *frame, struct admission *memory, __u32 port_cell)
+{
+	const struct port *service = vm_port_service_at(port_cell);
+	struct session_config *config = session_config_at();
+	struct session_data *data;
+	__u32 policy, from;
+	int ipv6;
+
+	if (!frame || !memory || !service || !config)
+		return DROP_stale_index;
+	ipv6 = frame->flags & FRAME_IPV6;
+	policy = READ_ONCE(service->policy);
+	from = memory->query.identity << ADMIT_IDENTITY_SHIFT;
+	memory->rule = ask_policy(frame, memory, policy, from, icmp_kind(frame));
+	if (memory->rule == POLICY_DENIED) {
+		if (ipv6)
+			session_end(6, config, &memory->hit);
+		else
+			session_end(4, config, &memory->hit);
+		return DROP_ingress_denied;
+	}
+	data = ipv6 ? session_data_at(6, &memory->hit) : session_data_at(4, &memory->hit);
+	if (!data)
+		return DROP_stale_index;
+	WRITE_ONCE(((__u16 *)&data->state)[1], memory->query.identity);
+	WRITE_ONCE(*(__u64 *)data->action, policy_generation(policy) | (__u64)memory->rule << 32);
+	return touch_session(config, memory, ipv6);
 }
 
 /* Third step: begins the session of a packet that the policy permits. ADMIT_PASS, or a reason. */
@@ -381,7 +444,10 @@ static __always_inline enum drop_reason admit(struct __sk_buff *skb, struct fram
 
 	if (!memory)
 		return DROP_stale_index;
+	memory->query.identity = from & ADMIT_EGRESS ? IDENTITY_NOT_COMPARED : from >> ADMIT_IDENTITY_SHIFT;
 	answer = admit_known(skb, frame, memory, scope);
+	if (answer == ADMIT_AGAIN)
+		answer = admit_again(frame, memory, port_cell);
 	if (answer == ADMIT_ERROR)
 		answer = admit_error(skb, frame, memory, scope);
 	if (answer == ADMIT_JUDGE && from & ADMIT_EGRESS)

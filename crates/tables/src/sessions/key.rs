@@ -14,8 +14,8 @@ pub struct Flow {
     pub scope: u32,
     /// IP protocol number.
     pub protocol: u8,
-    /// Address and port of the sender. For ICMP and ICMPv6 echo both ports are the identifier; for protocols
-    /// without ports they are 0.
+    /// Address and port of the sender. For ICMP and ICMPv6 the port of the endpoint that asks is the identifier, and that of
+    /// the other one the type of the query; for protocols without ports they are 0.
     pub source: SocketAddr,
     /// Address and port of the receiver, of the same family.
     pub destination: SocketAddr,

@@ -10,10 +10,6 @@ use std::ops::Range;
 
 /// Protocols of which packets name a service by ICMP type and code.
 const ICMP: [u8; 2] = [1, 58];
-/// Types of the messages that begin a session: echo request and timestamp (RFC 792), echo request (RFC 4443). Their code is 0.
-const ECHO: u8 = 8;
-const TIMESTAMP: u8 = 13;
-const ECHO6: u8 = 128;
 
 /// What becomes of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,17 +68,9 @@ impl Session {
             Direction::Egress => self.flow.destination,
             Direction::Ingress => self.flow.source,
         };
-        let port = if ICMP.contains(&self.flow.protocol) {
-            let is_timestamp = self.action[1] & layout::SESSION_TIMESTAMP != 0;
-            let kind = match remote.is_ipv6() {
-                true => ECHO6,
-                false if is_timestamp => TIMESTAMP,
-                false => ECHO,
-            };
-            u16::from_be_bytes([kind, 0])
-        } else {
-            self.flow.destination.port()
-        };
+        // Of a query, the port is the type. Its code is 0.
+        let is_icmp = ICMP.contains(&self.flow.protocol);
+        let port = self.flow.destination.port() << if is_icmp { 8 } else { 0 };
         PolicyPacket {
             direction,
             remote: remote.ip(),

@@ -49,7 +49,8 @@ pub struct SessionView {
     pub protocol: String,
     /// Address of the instance.
     pub local_address: IpAddr,
-    /// Its port; of ICMP the identifier; 0 for protocols without ports.
+    /// Its port; of ICMP the identifier where the query comes from, and its type where it goes to; 0 for protocols without
+    /// ports.
     pub local_port: u16,
     /// Address of the other end.
     pub remote_address: IpAddr,

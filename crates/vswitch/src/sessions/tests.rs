@@ -58,18 +58,15 @@ fn session(packet: &PolicyPacket, generation: u32) -> Session {
     let vm = VM[usize::from(packet.remote.is_ipv6())];
     let port = packet.port.unwrap_or(0);
     let is_icmp = [1, 58].contains(&packet.protocol);
-    // Some identifier, which is the port of both ends.
-    let (near, far) = if is_icmp { (77, 77) } else { (4000, port) };
+    // Of a query, the port of the end that answers is the type.
+    let (near, far) = if is_icmp { (77, port >> 8) } else { (4000, port) };
     let is_egress = packet.direction == Direction::Egress;
     let (source, destination) = if is_egress {
         (SocketAddr::new(vm, near), SocketAddr::new(packet.remote, far))
     } else {
         (SocketAddr::new(packet.remote, near), SocketAddr::new(vm, far))
     };
-    let mut rule = 99 | if is_egress { layout::SESSION_EGRESS } else { 0 };
-    if packet.protocol == 1 && port >> 8 == 13 {
-        rule |= layout::SESSION_TIMESTAMP;
-    }
+    let rule = 99 | if is_egress { layout::SESSION_EGRESS } else { 0 };
     Session {
         flow: Flow { scope: SCOPE.into(), protocol: packet.protocol, source, destination },
         created_at: 0,

@@ -22,17 +22,16 @@ fn only(sessions: &Sessions) -> Session {
 #[test]
 fn a_session_is_judged_by_the_packet_that_began_it() {
     const EGRESS: u32 = layout::SESSION_EGRESS;
-    const TIMESTAMP: u32 = layout::SESSION_TIMESTAMP;
     let end = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port);
     // The VM has the lower address in one family and the higher one in the other.
     for (vm, other) in [("10.0.0.1", "192.0.2.9"), ("fd00::9", "2001::1"), ("192.0.2.9", "10.0.0.1")] {
-        let (ping, code) = if vm.contains(':') { (58, 128 << 8) } else { (1, 8 << 8) };
-        for (protocol, from_vm, from_other, bits, port) in [
-            (6, (4000, 443), (4001, 22), 0, [443, 22]),
-            (17, (4000, 53), (53, 4000), 0, [53, 4000]),
-            (ping, (7, 7), (7, 7), 0, [code, code]),
-            (ping, (7, 7), (7, 7), TIMESTAMP, if ping == 1 { [13 << 8, 13 << 8] } else { [code, code] }),
-            (47, (0, 0), (0, 0), 0, [0, 0]),
+        let (icmp, ask) = if vm.contains(':') { (58, 128) } else { (1, 8) };
+        for (protocol, from_vm, from_other, port) in [
+            (6, (4000, 443), (4001, 22), [443, 22]),
+            (17, (4000, 53), (53, 4000), [53, 4000]),
+            (icmp, (7, ask), (9, ask), [ask << 8, ask << 8]),
+            (icmp, (ask, 13), (13, ask), [13 << 8, ask << 8]),
+            (47, (0, 0), (0, 0), [0, 0]),
         ] {
             for (is_egress, (source, destination), port) in
                 [(true, from_vm, port[0]), (false, from_other, port[1])]
@@ -42,7 +41,7 @@ fn a_session_is_judged_by_the_packet_that_began_it() {
                 let (from, to) = if is_egress { (vm, other) } else { (other, vm) };
                 let flow =
                     Flow { scope: 3, protocol, source: end(from, source), destination: end(to, destination) };
-                begin(&host(&regions), &flow, 77 | bits | if is_egress { EGRESS } else { 0 });
+                begin(&host(&regions), &flow, 77 | if is_egress { EGRESS } else { 0 });
                 let direction = if is_egress { PolicyDirection::Egress } else { PolicyDirection::Ingress };
                 let remote = other.parse().unwrap();
                 let expected = PolicyPacket { direction, remote, identity: 0, protocol, port: Some(port) };
