@@ -149,6 +149,13 @@ async fn rules_end_with_their_sessions(lab: &Lab, server: SecurityGroupId) -> Ou
     tokio::time::sleep(Duration::from_secs(1)).await;
     let vni = lab.vm("web-3")?.vni;
     let before = drops(lab, vni, "ingress_denied").await?;
+    let mut foretold = 0;
+    for rule in &revoked {
+        let ending = lab.api().ending_sessions(*rule).await?;
+        ensure!(ending.unanswered.is_empty(), "{ending}");
+        foretold += ending.sessions;
+    }
+    ensure!(foretold == STREAMS.len() as u64, "{foretold} sessions would end");
     for rule in revoked {
         lab.api().delete::<SecurityRule>(rule, None).await?;
     }

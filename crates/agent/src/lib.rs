@@ -36,6 +36,6 @@ pub use args::CommonArgs;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;
 pub use node::{Node, Opened, Started, adoption_error, flush, flush_closed, open};
-pub use role::{Role, UpdateContext};
+pub use role::{EndingSessionsJob, Role, UpdateContext};
 pub use stream_client::{DIGEST_REPEAT, SharedStreamStatus, StreamStatus};
 pub use table_writer::TableWriter;

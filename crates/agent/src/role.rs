@@ -1,6 +1,7 @@
 //! The interface between the agent and the role of its node, gateway or host: what a role does with the entries
 //! of an update that only it has. This file changes when a new kind of entry is particular to a role.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::IpAddr;
 
@@ -13,6 +14,9 @@ use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 use crate::NodeLoad;
 use crate::failures::Failures;
 use crate::rsp::KeyKind;
+
+/// Numbers of sessions by instance, or why they cannot be found.
+pub type EndingSessionsJob = Box<dyn FnOnce() -> Result<BTreeMap<InstanceId, u64>, String> + Send>;
 
 /// What a role does with the entries of an update, and the state that it keeps besides the tables.
 ///
@@ -151,6 +155,12 @@ pub trait Role: Send + 'static {
     /// A snapshot of another database is complete: forgets what refers to the old database, where the same
     /// VNI is another tenant's. Entries that the snapshot did not mention are removed next.
     fn database_changed(&mut self) {}
+
+    /// A job that finds the sessions that would end if these rules of security groups did not exist. It reads tables that
+    /// packets use, and may take long: it runs beside the writer of the tables.
+    fn find_ending_sessions(&self, _tables: &NodeTables, _rules: &[u64]) -> EndingSessionsJob {
+        Box::new(|| Err("a node of this role has no sessions".to_owned()))
+    }
 
     /// A step has ended. Makes its changes survive a crash.
     ///

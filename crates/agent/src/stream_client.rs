@@ -17,14 +17,16 @@
 //! A controller that refuses this node because it was deleted sets [`StreamClient::deleted`]; the client goes
 //! on retrying.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use sluice_datapath::Datapath;
-use sluice_southbound::proto::{Heartbeat, NodeUpdate};
+use sluice_southbound::proto::ending_sessions::OfPort;
+use sluice_southbound::proto::{EndingSessions, EndingSessionsRequest, Heartbeat, NodeUpdate};
 use sluice_southbound::{Connection, Identity, ReportSender, connect};
-use sluice_types::Digests;
+use sluice_types::{Digests, InstanceId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -195,6 +197,10 @@ impl<R: Role> StreamClient<R> {
         reports: &ReportSender,
     ) -> Result<(), Error> {
         while let Some(update) = decoded.recv().await {
+            if let Some(request) = update.ending_sessions {
+                self.answer(request, reports.clone());
+                continue;
+            }
             let started = Instant::now();
             let job = move |applier: &mut Applier<R>| {
                 let applied = applier.apply(update);
@@ -223,6 +229,31 @@ impl<R: Role> StreamClient<R> {
             }
         }
         Ok(())
+    }
+
+    /// Answers a question about sessions, beside the stream.
+    fn answer(&self, request: EndingSessionsRequest, reports: ReportSender) {
+        let EndingSessionsRequest { id, rules } = request;
+        let writer = self.writer.clone();
+        tokio::spawn(async move {
+            let prepare =
+                move |applier: &mut Applier<R>| applier.role.find_ending_sessions(&applier.tables, &rules);
+            let found = match writer.run(prepare).await {
+                Ok(job) => {
+                    tokio::task::spawn_blocking(job).await.unwrap_or_else(|error| Err(error.to_string()))
+                }
+                Err(error) => Err(error_chain(&error)),
+            };
+            let (found, problem) =
+                found.map_or_else(|problem| (BTreeMap::new(), problem), |it| (it, String::new()));
+            let of_port = |(instance, sessions): (&InstanceId, &u64)| OfPort {
+                instance: instance.get(),
+                sessions: *sessions,
+            };
+            let (sessions, ports) = (found.values().sum(), found.iter().map(of_port).collect());
+            // It fails if the stream has ended, and then nobody waits.
+            let _ = reports.ending_sessions(EndingSessions { id, sessions, ports, problem }).await;
+        });
     }
 
     fn note_topology(&self, changes: u64) {

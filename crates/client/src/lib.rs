@@ -41,7 +41,10 @@ pub use placement::{
     PlanSummary,
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
-pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
+pub use security::{
+    DEFAULT_GROUP, EndingSessions, HostEndingSessions, InstanceEndingSessions, NewSecurityGroup,
+    NewSecurityRule, Remote, SecurityGroup, SecurityRule, UnansweredHost,
+};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
 pub use wait::Deadline;

@@ -6,6 +6,8 @@ use common::{Basics, Cloud, basics};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sluice_southbound::Missing;
+use sluice_southbound::proto::EndingSessions;
+use sluice_southbound::proto::ending_sessions::OfPort;
 use sluice_types::EntryKey;
 
 fn groups_path(vpc: &str) -> String {
@@ -473,4 +475,64 @@ async fn snapshot_of_a_host_has_its_policies() {
     patch(&cloud, &format!("/v1/instances/{vm}"), json!({"security_groups": []})).await;
     let (policies, ports) = snapshot().await;
     assert_eq!((policies.len(), ports[0].identity), (0, 0));
+}
+
+/// What the deletion of a rule would end is what the hosts of the VPC answer, and no other host is asked.
+#[tokio::test]
+async fn hosts_say_which_sessions_would_end() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let default = default_group(&cloud, &basics.vpc).await;
+    let rule = cloud.make(&rules_path(&default), https()).await;
+    let path = format!("/v1/security-rules/{rule}/ending-sessions");
+    assert_eq!(cloud.get("/v1/security-rules/sgr-99999/ending-sessions").await.status, 404);
+    let nothing = json!({"rule": rule, "sessions": 0, "hosts": [], "unanswered": []});
+    let other = cloud.enroll(&basics.host_path()).await;
+    let mut host = common::join(&cloud, &other, 0, 0).await;
+    host.acked_step().await;
+    assert_eq!(cloud.get(&path).await.body, nothing, "no host has an instance of the VPC");
+
+    let one = cloud.make(&basics.instances_path(), basics.instance("one")).await;
+    host.acked_step().await;
+    let number = |id: &str| id.rsplit('-').next().unwrap().parse::<u64>().unwrap();
+    let answers = async {
+        for problem in ["", "there is no memory"] {
+            let request = loop {
+                let update = host.connection.updates.next().await.unwrap().unwrap();
+                if let Some(request) = update.ending_sessions {
+                    break request;
+                }
+            };
+            assert_eq!(request.rules, [number(&rule)]);
+            let answer = |id: u64, sessions: u64, problem: &str| EndingSessions {
+                id,
+                sessions,
+                ports: vec![OfPort { instance: number(&one), sessions }],
+                problem: problem.to_owned(),
+            };
+            let reports = &host.connection.reports;
+            // An answer to another question, and a second answer, do not count.
+            reports.ending_sessions(answer(request.id + 1, 70, "")).await.unwrap();
+            reports.ending_sessions(answer(request.id, 7, problem)).await.unwrap();
+            reports.ending_sessions(answer(request.id, 700, "")).await.unwrap();
+        }
+        host
+    };
+    let asked = async { [cloud.get(&path).await, cloud.get(&path).await] };
+    let (mut host, [first, second]) = tokio::join!(answers, asked);
+    let of_host =
+        json!({"host": basics.host, "sessions": 7, "instances": [{"instance": one, "sessions": 7}]});
+    assert_eq!(first.body, json!({"rule": rule, "sessions": 7, "hosts": [of_host], "unanswered": []}));
+    let unanswered = json!([{"host": basics.host, "reason": "there is no memory"}]);
+    assert_eq!(second.body, json!({"rule": rule, "sessions": 0, "hosts": [], "unanswered": unanswered}));
+    assert_eq!(cloud.get(&format!("/v1/security-rules/{rule}")).await.status, 200, "nothing was deleted");
+
+    // A host that does not know the question does not answer.
+    let silent = cloud.get(&path).await;
+    let reason = "it did not answer in time";
+    assert_eq!(silent.body["unanswered"], json!([{"host": basics.host, "reason": reason}]));
+    assert!(host.connection.updates.next().await.unwrap().unwrap().ending_sessions.is_some());
+    drop(host);
+    let gone = |body: &Value| body["unanswered"][0]["reason"] == "it has no stream to this controller";
+    cloud.wait_until("the stream ended", &path, gone).await;
 }

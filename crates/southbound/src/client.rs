@@ -3,9 +3,12 @@
 use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
-use crate::proto::{Ack, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests, TableRepair};
+use crate::proto::{
+    Ack, EndingSessions, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests, TableRepair,
+};
 use crate::{
-    EnrollmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
+    EnrollmentBundle, Error, Identity, MAX_ENDING_PORTS, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES,
+    Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};
@@ -121,6 +124,16 @@ impl ReportSender {
     pub async fn repair(&self, revision: u64, differences: u64, mut named: Vec<String>) -> Result<(), Error> {
         named.truncate(MAX_FAILURES);
         self.send(Report::Repair(TableRepair { revision, differences, named })).await
+    }
+
+    /// Answers an [`EndingSessionsRequest`](crate::proto::EndingSessionsRequest). The first [`MAX_ENDING_PORTS`] ports are
+    /// named.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn ending_sessions(&self, mut answer: EndingSessions) -> Result<(), Error> {
+        answer.ports.truncate(MAX_ENDING_PORTS);
+        self.send(Report::EndingSessions(answer)).await
     }
 
     async fn send(&self, report: Report) -> Result<(), Error> {

@@ -57,6 +57,9 @@ pub const MAX_REPORT_BYTES: usize = 1 << 20;
 /// has at most about 350 bytes). Policies are larger: the controller counts each as several entries.
 pub const MAX_ENTRIES: usize = 16_384;
 
+/// Most ports in an answer about sessions that would end.
+pub const MAX_ENDING_PORTS: usize = 1024;
+
 /// Most failures in one acknowledgment; the agent ends a longer list with the number of the others.
 pub const MAX_FAILURES: usize = 64;
 /// Most entries that one report of missing entries names.

@@ -526,6 +526,7 @@ impl From<Update> for proto::NodeUpdate {
             removed_routes: all(update.removed_routes),
             removed_ports: update.removed_ports.into_iter().map(InstanceId::get).collect(),
             removed_paths: all(update.removed_paths),
+            ending_sessions: None,
         }
     }
 }

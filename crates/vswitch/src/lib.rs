@@ -95,7 +95,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
     registry.adopt(&mut opened.tables);
     let changes = registry.subscribe();
-    let role = HostRole::new(registry, REMOVAL_DELAY);
+    let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
     let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes)?;
     let started = opened.start(common, ROLE, role, complete).await?;

@@ -205,6 +205,32 @@ impl Policies {
         });
         ids.collect()
     }
+
+    /// What the policies that have one of these rules would be without them, by generation. Policies that differ from what
+    /// was received are left out.
+    pub fn without(&self, tables: &NodeTables, rules: &[SecurityRuleId]) -> HashMap<u32, Without> {
+        let right = self.known.values().filter(|known| known.is_right(tables));
+        let changed = right.filter_map(|known| {
+            let id = known.id?;
+            let mut policy = known.sent.as_ref()?.policy.clone();
+            let numbered = policy.rules.iter().zip(1..);
+            let removed: BTreeSet<u32> =
+                numbered.filter(|(rule, _)| rules.contains(&rule.id)).map(|(_, number)| number).collect();
+            policy.rules.retain(|rule| !rules.contains(&rule.id));
+            let without = Without { removed, left: convert::table_policy(&policy, id) };
+            (!without.removed.is_empty()).then_some((tables.policy_generation(id)?, without))
+        });
+        changed.collect()
+    }
+}
+
+/// A policy without some of its rules.
+#[derive(Debug)]
+pub struct Without {
+    /// The numbers of these rules in the policy.
+    pub removed: BTreeSet<u32>,
+    /// What is left, with other numbers.
+    pub left: sluice_tables::Policy,
 }
 
 impl Sent {

@@ -32,14 +32,16 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{Role, UpdateContext, error_chain};
+use sluice_agent::{EndingSessionsJob, Role, UpdateContext, error_chain};
 use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
-use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
+use sluice_tables::sessions::SessionReader;
+use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
 use tokio::sync::watch;
 
 use crate::policies;
 use crate::port_registry::PortRegistry;
+use crate::sessions::ending::Ending;
 use delayed_removal::DelayedRemovals;
 use fixed_paths::PendingPaths;
 
@@ -55,6 +57,8 @@ pub struct HostRole {
     absent_policies: BTreeSet<PolicyKey>,
     /// The groups for which this host detects elephant flows itself.
     detection: watch::Sender<BTreeSet<u32>>,
+    /// The sessions of the ports.
+    sessions: Option<SessionReader>,
 }
 
 impl HostRole {
@@ -67,7 +71,13 @@ impl HostRole {
             paths: PendingPaths::default(),
             absent_policies: BTreeSet::new(),
             detection: watch::Sender::default(),
+            sessions: None,
         }
+    }
+
+    /// With what reads the sessions of the ports.
+    pub fn with_sessions(self, sessions: SessionReader) -> Self {
+        Self { sessions: Some(sessions), ..self }
     }
 
     /// The groups for which this host detects elephant flows, as received since the agent started. If the
@@ -300,6 +310,16 @@ impl Role for HostRole {
         }
         self.absent_policies = absent;
         self.ports.remove_unused_policies(context.tables)
+    }
+
+    fn find_ending_sessions(&self, tables: &NodeTables, rules: &[u64]) -> EndingSessionsJob {
+        let Some(sessions) = self.sessions.clone() else {
+            return Box::new(|| Err("the sessions are not open yet".to_owned()));
+        };
+        let rules: Vec<_> = rules.iter().map(|id| SecurityRuleId::new(*id)).collect();
+        let ports = self.ports.attachments().values().map(|it| (it.scope.into(), it.instance)).collect();
+        let ending = Ending { sessions, ports, policies: self.ports.policies().without(tables, &rules) };
+        Box::new(move || ending.find())
     }
 
     fn database_changed(&mut self) {

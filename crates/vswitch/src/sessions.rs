@@ -12,6 +12,7 @@
 //! was killed in between does the same. A port of which the tables have lost the policy keeps its sessions until that is
 //! written again.
 
+pub mod ending;
 mod judge;
 pub mod list;
 mod metrics;
@@ -121,6 +122,11 @@ impl OpenSessions {
     /// The shares of ports.
     pub fn shares(&self) -> SessionShares {
         self.shares.clone()
+    }
+
+    /// Reads the sessions.
+    pub fn reader(&self) -> SessionReader {
+        self.sessions.reader().clone()
     }
 
     /// Number of sessions of a family for which the tables have room.

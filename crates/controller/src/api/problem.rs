@@ -163,7 +163,8 @@ impl From<EnrollError> for Problem {
 }
 
 impl Problem {
-    fn unavailable(kind: &str, detail: &str) -> Self {
+    /// The request can be repeated a second later.
+    pub fn unavailable(kind: &str, detail: &str) -> Self {
         let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, kind, detail);
         Self { retry_after_s: Some(1), ..problem }
     }

@@ -5,14 +5,14 @@ use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{Id, Json};
 use super::resource::{self, Deletable, Listable, Resource};
-use crate::push::{Entries, Needs};
+use crate::push::{Ending, Entries, HostEnding, Needs};
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{Json as Answer, Response};
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, Page, RuleMatch, Store, StoreError};
 use sluice_types::{
-    AddressFamily, Direction, IpNet, PortRange, Protocol, SecurityGroupId, SecurityRuleId, VpcId,
-    parse_prefix,
+    AddressFamily, Direction, HostId, InstanceId, IpNet, PortRange, Protocol, SecurityGroupId,
+    SecurityRuleId, VpcId, parse_prefix,
 };
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -179,6 +179,75 @@ async fn create_security_rule(
     Ok(reply::created::<SecurityRule>(&api, Created::New(rule)))
 }
 
+/// The sessions that would end if a rule did not exist: those that no other rule permits.
+#[derive(Serialize, ToSchema)]
+struct EndingSessions {
+    #[schema(value_type = String, example = "sgr-1")]
+    rule: SecurityRuleId,
+    /// Sessions of all hosts that answered.
+    sessions: u64,
+    /// The hosts that answered.
+    hosts: Vec<HostEndingSessions>,
+    /// The hosts with instances of the VPC that did not answer.
+    unanswered: Vec<UnansweredHost>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct HostEndingSessions {
+    #[schema(value_type = String, example = "host-1")]
+    host: HostId,
+    sessions: u64,
+    /// The instances of the host with such sessions; at most 1,024.
+    instances: Vec<InstanceEndingSessions>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct InstanceEndingSessions {
+    #[schema(value_type = String, example = "i-1")]
+    instance: InstanceId,
+    sessions: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct UnansweredHost {
+    #[schema(value_type = String, example = "host-1")]
+    host: HostId,
+    reason: String,
+}
+
+impl EndingSessions {
+    fn new(rule: SecurityRuleId, ending: Ending) -> Self {
+        let sessions = ending.hosts.values().map(|host| host.sessions).sum();
+        let of_instance =
+            |(instance, sessions): (InstanceId, u64)| InstanceEndingSessions { instance, sessions };
+        let of_host = |(host, HostEnding { sessions, instances }): (HostId, HostEnding)| HostEndingSessions {
+            host,
+            sessions,
+            instances: instances.into_iter().map(of_instance).collect(),
+        };
+        let unanswered = ending.unanswered.into_iter().map(|(host, reason)| UnansweredHost { host, reason });
+        Self {
+            rule,
+            sessions,
+            hosts: ending.hosts.into_iter().map(of_host).collect(),
+            unanswered: unanswered.collect(),
+        }
+    }
+}
+
+/// Asks the hosts which of their sessions would end if the rule were deleted. Nothing changes.
+#[utoipa::path(get, path = "/v1/security-rules/{rule}/ending-sessions", tag = "security",
+    params(("rule" = String, Path)), responses((status = 200, body = EndingSessions)))]
+async fn get_ending_sessions(
+    State(api): State<App>,
+    Id(id): Id<SecurityRuleId>,
+) -> Result<Answer<EndingSessions>, Problem> {
+    let rule = api.db.store.security_rule(id).await?;
+    let ending = api.push.ending_sessions(rule.vpc, &[id]).await;
+    let ending = ending.map_err(|error| Problem::unavailable("too-many-questions", &error.to_string()))?;
+    Ok(Answer(EndingSessions::new(id, ending)))
+}
+
 impl Listable for SecurityRule {
     type Filter = SecurityRuleFilter;
     async fn list(
@@ -198,4 +267,5 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(resource::get::<SecurityRule>())
         .routes(resource::delete::<SecurityRule>())
         .routes(routes!(create_security_rule))
+        .routes(routes!(get_ending_sessions))
 }

@@ -3,19 +3,21 @@
 //! replicas and for the next start.
 
 use crate::clock::now_ms;
-use sluice_southbound::Missing;
 use sluice_southbound::proto::Heartbeat;
+use sluice_southbound::{EncodedUpdate, Missing};
 use sluice_store::{NodeId, NodeState};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// A connected node's `last_seen_ms` is saved at this interval if nothing else of it changes.
 const SEEN_INTERVAL_MS: u64 = 10_000;
 /// A node's state is saved when it has not changed for this time. Each save is a commit; saving every
 /// acknowledgment would slow down a series of changes.
 const QUIET: Duration = Duration::from_millis(40);
+/// Questions that may wait for a node.
+const QUESTIONS: usize = 16;
 /// A state that keeps changing is saved at this interval.
 const BUSY: Duration = Duration::from_secs(1);
 
@@ -39,6 +41,8 @@ pub struct Session {
     pub id: u64,
     /// Resolves when the stream must end.
     pub closing: oneshot::Receiver<Closing>,
+    /// Questions to send to the node, between any two messages.
+    pub questions: mpsc::Receiver<EncodedUpdate>,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +66,8 @@ struct Node {
     /// It did not acknowledge the last snapshot of an earlier stream, or its last stream stalled.
     slow: bool,
     session: Option<(u64, oneshot::Sender<Closing>)>,
+    /// To its newest stream.
+    questions: Option<mpsc::Sender<EncodedUpdate>>,
     version: String,
     heartbeat: Heartbeat,
     /// When the unsaved state changed first, and when it changed last.
@@ -155,18 +161,20 @@ impl Hub {
     /// which may be lower than one that it acknowledged earlier.
     pub fn open(&self, id: NodeId, applied: u64, version: String) -> Session {
         let (sender, closing) = oneshot::channel();
+        let (asking, questions) = mpsc::channel(QUESTIONS);
         let mut inner = self.lock();
         inner.next_session += 1;
         let session = inner.next_session;
         if inner.closed {
             // It cannot fail: the receiver is returned below.
             let _ = sender.send(Closing::Shutdown);
-            return Session { id: session, closing };
+            return Session { id: session, closing, questions };
         }
         let node = inner.nodes.entry(id).or_default();
         if let Some((_, old)) = node.session.replace((session, sender)) {
             let _ = old.send(Closing::Replaced);
         }
+        node.questions = Some(asking);
         node.mark();
         node.unanswered = false;
         node.acked = applied;
@@ -182,7 +190,7 @@ impl Hub {
         node.heartbeat = Heartbeat::default();
         node.last_seen_ms = now_ms();
         node.saved_seen_ms = node.last_seen_ms;
-        Session { id: session, closing }
+        Session { id: session, closing, questions }
     }
 
     fn with(&self, id: NodeId, session: u64, change: impl FnOnce(&mut Node)) {
@@ -201,6 +209,13 @@ impl Hub {
             node.mark();
         });
         self.lock().nodes.get(&id).is_none_or(|node| node.session.is_none())
+    }
+
+    /// Sends a question to a node. False if the node has no stream here, or takes no messages.
+    pub fn ask(&self, id: NodeId, question: EncodedUpdate) -> bool {
+        let inner = self.lock();
+        let questions = inner.nodes.get(&id).and_then(|node| node.questions.as_ref());
+        questions.is_some_and(|questions| questions.try_send(question).is_ok())
     }
 
     /// Whether a stream is the node's newest.

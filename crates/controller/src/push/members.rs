@@ -232,6 +232,12 @@ impl Members {
         self.vpcs.get(&vpc).map(|location| location.vni)
     }
 
+    /// The hosts with an agent that have instances of a VPC.
+    pub fn hosts_of(&self, vpc: VpcId) -> Vec<HostId> {
+        let hosts = self.instances.get(&vpc).into_iter().flat_map(BTreeMap::keys);
+        hosts.copied().filter(|host| self.agents.contains(host)).collect()
+    }
+
     /// Whether an object with these needs has entries on a node.
     pub fn needs(&self, needs: Needs, node: NodeId) -> bool {
         let is_in = |cluster: ClusterId, id| self.gateways.get(&cluster).is_some_and(|all| all.contains(&id));

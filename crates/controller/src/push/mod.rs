@@ -13,6 +13,7 @@
 
 mod connection;
 mod digests;
+mod ending;
 mod enrollment;
 mod follow;
 mod history;
@@ -31,6 +32,7 @@ mod unconfirmed;
 mod written;
 
 pub use connection::NodeConnection;
+pub use ending::{Ending, HostEnding};
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
 pub use history::{hold_writes, release_writes};
@@ -53,6 +55,7 @@ use self::topology::SharedTopology;
 use crate::compile::CompiledClusters;
 use crate::database::Database;
 use digests::{DigestReports, Verifications};
+use ending::EndingQuestions;
 use history::Histories;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{AddressCounts, Change, NodeId, Topology};
@@ -132,6 +135,7 @@ pub struct Push {
     pub unconfirmed: UnconfirmedLists,
     /// Deletions that nodes have not acknowledged, as of the last look.
     pub removals: PendingRemovals,
+    ending: EndingQuestions,
     histories: Histories,
     members: RwLock<Members>,
     digests: DigestReports,
@@ -152,6 +156,7 @@ impl Push {
             counters: Counters::default(),
             unconfirmed: UnconfirmedLists::default(),
             removals: PendingRemovals::default(),
+            ending: EndingQuestions::default(),
             histories: Histories::default(),
             members: RwLock::default(),
             digests: DigestReports::default(),

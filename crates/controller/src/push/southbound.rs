@@ -146,7 +146,7 @@ async fn serve(
     out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     connection: ConnectionHandle,
 ) {
-    let Session { id, closing } = session;
+    let Session { id, closing, mut questions } = session;
     let sent = stream.sent();
     let had = sent.load(Ordering::Acquire);
     let mut stalled = false;
@@ -168,6 +168,7 @@ async fn serve(
             Ended::NoSnapshot => Some(Status::unavailable(ended.to_string())),
             Ended::Failed(_) => Some(Status::internal(ended.to_string())),
         },
+        () = send_questions(&mut questions, &out) => None,
         (status, silent) = listener.listen(reports, had, &sent) => {
             stalled = silent;
             status
@@ -194,6 +195,18 @@ async fn serve(
     if tokio::time::timeout(LINGER, end).await.is_err() {
         connection.end();
     }
+}
+
+/// Sends questions to the node. Does not end: the stream ends for another reason.
+async fn send_questions(
+    questions: &mut mpsc::Receiver<EncodedUpdate>,
+    out: &mpsc::Sender<Result<EncodedUpdate, Status>>,
+) {
+    while let Some(question) = questions.recv().await {
+        // It fails if the node has closed its stream.
+        let _ = out.send(Ok(question)).await;
+    }
+    std::future::pending().await
 }
 
 /// Counts and logs that a node's stream stalled. The event log gets one entry until the node takes a snapshot again.
@@ -278,6 +291,7 @@ impl Listener {
                     return (Some(Status::invalid_argument(text)), false);
                 }
                 // A kind of report that a newer agent sends.
+                Some(Report::EndingSessions(answer)) => self.push.ending.answered(self.node, answer),
                 Some(Report::Claims(_)) | None => {}
             }
         }

@@ -45,6 +45,24 @@ pub trait Creatable: Kind {
     type New: Args + Create<Object = Self>;
     /// Verbs that only this kind has; [`NoVerb`] for a kind that has only the common verbs.
     type Verbs: Subcommand + Run;
+    /// Options of `delete` that show what it would do; [`NoPreview`] for most kinds.
+    type Preview: Args + Preview<Self>;
+}
+
+/// Options of `delete` that show what it would do.
+pub trait Preview<K> {
+    /// Shows it if an option asks for that. Then the answer is true, and nothing is deleted.
+    async fn show(&self, api: &ApiArgs, client: &Client, object: &K) -> Result<bool, Failure>;
+}
+
+/// The options of a kind that has none.
+#[derive(Args)]
+pub struct NoPreview {}
+
+impl<K> Preview<K> for NoPreview {
+    async fn show(&self, _: &ApiArgs, _: &Client, _: &K) -> Result<bool, Failure> {
+        Ok(false)
+    }
 }
 
 /// Arguments that select one object.
@@ -183,19 +201,24 @@ impl<K: Creatable> CreateArgs<K> {
 }
 
 #[derive(Args)]
-pub struct DeleteArgs<K: Kind> {
+pub struct DeleteArgs<K: Creatable> {
     #[command(flatten)]
     selector: K::Selector,
     #[command(flatten)]
     expect: Expect,
+    #[command(flatten)]
+    preview: K::Preview,
     /// Wait until no node has entries of the object, for at most SECONDS [30 if left out]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "30")]
     wait: Option<u64>,
 }
 
-impl<K: Kind> DeleteArgs<K> {
-    async fn run(self, _: &ApiArgs, client: &Client) -> Result<(), Failure> {
+impl<K: Creatable> DeleteArgs<K> {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         let object = self.selector.find(client).await?;
+        if self.preview.show(api, client, &object).await? {
+            return Ok(());
+        }
         let removal = client.delete::<K>(object.id(), self.expect.if_revision).await?;
         eprintln!("deleted {} `{}` ({})", K::NOUN, object.name(), object.id());
         if let Some(seconds) = self.wait {

@@ -1,6 +1,8 @@
 //! Arguments of route tables, routes and peerings.
 
-use super::resource::{ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NoVerb, Parent, Select};
+use super::resource::{
+    ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NoPreview, NoVerb, Parent, Select,
+};
 use crate::api;
 use crate::failure::Failure;
 use clap::{ArgGroup, Args};
@@ -27,6 +29,7 @@ impl Creatable for Route {
     const DELETE_HELP: &'static str = "Delete a route";
     type New = NewRouteArgs;
     type Verbs = NoVerb;
+    type Preview = NoPreview;
 }
 
 /// Selects a route: it has no name.
@@ -118,6 +121,7 @@ impl Creatable for Peering {
     const DELETE_HELP: &'static str = "Delete a peering that no route uses";
     type New = NewPeeringArgs;
     type Verbs = NoVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]

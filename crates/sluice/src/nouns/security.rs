@@ -1,7 +1,8 @@
 //! Arguments of security groups and their rules, and of the groups of instances.
 
 use super::resource::{
-    ByVpc, Creatable, Create, Filter, Help, InVpc, Kind, NameInVpc, NoVerb, Parent, Run, Select, Target,
+    ByVpc, Creatable, Create, Filter, Help, InVpc, Kind, NameInVpc, NoPreview, NoVerb, Parent, Preview, Run,
+    Select, Target,
 };
 use crate::api::{self, ApiArgs};
 use crate::failure::Failure;
@@ -27,6 +28,7 @@ impl Creatable for SecurityGroup {
         "Delete a security group that no instance has and no rule of another group names";
     type New = NewSecurityGroupArgs;
     type Verbs = SecurityGroupVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]
@@ -106,6 +108,32 @@ impl Creatable for SecurityRule {
     const DELETE_HELP: &'static str = "Delete a rule";
     type New = NewSecurityRuleArgs;
     type Verbs = NoVerb;
+    type Preview = RulePreview;
+}
+
+/// Shows which sessions the deletion of a rule would end.
+#[derive(Args)]
+pub struct RulePreview {
+    /// Delete nothing: show the sessions that would end, which are those that no other rule permits
+    #[arg(long, conflicts_with_all = ["if_revision", "wait"])]
+    dry_run: bool,
+}
+
+impl Preview<SecurityRule> for RulePreview {
+    async fn show(&self, api: &ApiArgs, client: &Client, rule: &SecurityRule) -> Result<bool, Failure> {
+        if !self.dry_run {
+            return Ok(false);
+        }
+        let ending = client.ending_sessions(rule.id).await?;
+        if api.output == output::Format::Table {
+            let rows: Vec<_> = ending.instances().collect();
+            output::list(api.output, &["host", "instance", "sessions"], &rows)?;
+            eprintln!("{ending}");
+        } else {
+            output::one(api.output, &ending)?;
+        }
+        Ok(true)
+    }
 }
 
 /// Selects a rule: it has no name.

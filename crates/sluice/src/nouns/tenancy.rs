@@ -1,8 +1,8 @@
 //! Arguments and verbs of what tenants own: tenants themselves, VPCs, subnets, instances.
 
 use super::resource::{
-    ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, Parent, Run, Target, VpcName,
-    Wait, optional_id,
+    ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, NoPreview, Parent, Run,
+    Target, VpcName, Wait, optional_id,
 };
 use super::security::Groups;
 use crate::api::{self, ApiArgs};
@@ -28,6 +28,7 @@ impl Creatable for Tenant {
     const DELETE_HELP: &'static str = "Delete a tenant that has no VPCs";
     type New = NewTenantArgs;
     type Verbs = TenantVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]
@@ -77,6 +78,7 @@ impl Creatable for Vpc {
         "Delete a VPC that has no subnets, routes, peerings or security groups but `default`";
     type New = NewVpcArgs;
     type Verbs = VpcVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]
@@ -215,6 +217,7 @@ impl Creatable for Subnet {
     const DELETE_HELP: &'static str = "Delete a subnet that has no instances";
     type New = NewSubnetArgs;
     type Verbs = super::resource::NoVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]
@@ -263,6 +266,7 @@ impl Creatable for Instance {
     const DELETE_HELP: &'static str = "Delete an instance";
     type New = NewInstanceArgs;
     type Verbs = InstanceVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]

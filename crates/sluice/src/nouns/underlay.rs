@@ -1,8 +1,8 @@
 //! Arguments and verbs of what the operator owns: hosts, gateways, clusters of gateways.
 
 use super::resource::{
-    ByName, Creatable, Create, Enroll, Filter, Help, Kind, NameOrId, Parent, Run, Select, Target, Wait,
-    optional_id,
+    ByName, Creatable, Create, Enroll, Filter, Help, Kind, NameOrId, NoPreview, Parent, Run, Select, Target,
+    Wait, optional_id,
 };
 use crate::api::ApiArgs;
 use crate::failure::Failure;
@@ -24,6 +24,7 @@ impl Creatable for Host {
     const DELETE_HELP: &'static str = "Delete a host that has no instances";
     type New = NewHostArgs;
     type Verbs = HostVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]
@@ -72,6 +73,7 @@ impl Creatable for Gateway {
     const DELETE_HELP: &'static str = "Delete a gateway";
     type New = NewGatewayArgs;
     type Verbs = GatewayOwnVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]
@@ -246,6 +248,7 @@ impl Creatable for Cluster {
     const DELETE_HELP: &'static str = "Delete a cluster that has neither gateways nor VPCs";
     type New = NewClusterArgs;
     type Verbs = ClusterVerb;
+    type Preview = NoPreview;
 }
 
 #[derive(Args)]

@@ -124,6 +124,27 @@ fn a_port_has_the_policy_of_its_identity() {
     assert_eq!(host.sums(), compiled(&now));
 }
 
+/// Catches rules that are taken for others: their numbers are not their ids.
+#[test]
+fn policies_without_a_rule_are_known_by_generation() {
+    let mut host = host();
+    let others = vec![policy(6, &[443, 8080, 9000]), policy(7, &[80])];
+    let mut ports: Vec<Port> = [6, 7].map(|identity| Port { identity, ..port(identity.into()) }).into();
+    for port in &mut ports {
+        (port.mac, port.ipv4) =
+            (sluice_types::MacAddr::local(port.instance.get()), "10.0.0.77/24".parse().ok());
+    }
+    let applied = host.apply(Update { policies: others, ports, ..delta(11) }).unwrap();
+    assert_eq!(applied.failures, Vec::<String>::new());
+    let without = host.applier.role.ports.policies().without(host.tables(), &[SecurityRuleId::new(1443)]);
+    let mut found: Vec<_> = without.values().map(|it| (it.removed.clone(), it.left.rules.len())).collect();
+    found.sort_unstable();
+    assert_eq!(found, [([1].into(), 2), ([2].into(), 1)]);
+    assert!(without[&host.generation()].removed.contains(&2));
+    let all: Vec<u64> = vec![1443];
+    assert!(host.applier.role.find_ending_sessions(host.tables(), &all)().is_err(), "no sessions are open");
+}
+
 /// Catches a policy of an instance that a snapshot has removed.
 #[test]
 fn a_snapshot_removes_the_policies_of_the_instances_that_it_removes() {

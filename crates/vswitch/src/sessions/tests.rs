@@ -11,7 +11,9 @@ use sluice_tables::{
 use sluice_types::{MacAddr, Vni};
 
 use super::*;
+use crate::policies::Without;
 use crate::scopes::{Owner, ScopeMap};
+use ending::Left;
 
 const SCOPE: u16 = 7;
 const IFINDEX: u32 = 50;
@@ -164,6 +166,31 @@ proptest! {
                 fate => prop_assert!(fate == Fate::Ends && permitting.is_empty(), "{:?} {:?}", packet, fate),
             }
             prop_assert_eq!(judge.decide(&session(&packet, generation)), Fate::Stays, "judged before");
+        }
+    }
+}
+
+proptest! {
+    /// Catches a session that would end though another rule permits it, one that is overlooked, and one that the removed rule
+    /// has not permitted.
+    #[test]
+    fn sessions_would_end_that_no_other_rule_permits(
+        policy in any_policy(),
+        packets in prop::collection::vec(any_packet(), 1..30),
+        index in any::<prop::sample::Index>(),
+    ) {
+        prop_assume!(!policy.rules.is_empty());
+        let mut left = policy.clone();
+        let removed = left.rules.remove(index.index(policy.rules.len())).id;
+        let without = Without { removed: [removed].into(), left };
+        let compiled = Left::compile(&without).unwrap();
+        for packet in packets {
+            for rule in policy.permitting(&packet) {
+                let mut session = session(&packet, 5);
+                session.action[1] = session.action[1] & !layout::SESSION_RULE_MASK | rule;
+                let is_other = without.left.permitting(&packet).next().is_some();
+                prop_assert_eq!(compiled.ends(&session), rule == removed && !is_other, "{:?}", packet);
+            }
         }
     }
 }
