@@ -75,6 +75,7 @@ pub fn instance(name: &str, subnet: &Subnet, host: &Host) -> NewInstance {
         ipv4: None,
         ipv6: None,
         security_groups: None,
+        settings: Default::default(),
     }
 }
 
