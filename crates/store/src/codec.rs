@@ -72,7 +72,9 @@ fn compact(instance: &Instance) -> CompactInstance<'_> {
         ipv4: instance.ipv4.map(|a| a.octets()),
         ipv6: instance.ipv6.map(|a| a.octets()),
         identity: instance.identity,
-        options: Some(&instance.options).filter(|options| **options != InstanceOptions::default()).map(Cow::Borrowed),
+        options: Some(&instance.options)
+            .filter(|options| **options != InstanceOptions::default())
+            .map(Cow::Borrowed),
         revision: instance.revision,
     }
 }

@@ -17,7 +17,9 @@ pub enum Conflict {
     AddressIsPair { address: String, instance: String },
     #[error("{address} is inside {prefix}, which is delegated to instance `{instance}`")]
     AddressDelegated { address: String, prefix: String, instance: String },
-    #[error("{given} differs from {theirs} of instance `{instance}`: an address has the same MAC address in all its pairs")]
+    #[error(
+        "{given} differs from {theirs} of instance `{instance}`: an address has the same MAC address in all its pairs"
+    )]
     PairDiffers { given: String, theirs: String, instance: String },
     #[error("{prefix} overlaps {existing}, which is delegated to instance `{instance}`")]
     PrefixTaken { prefix: String, existing: String, instance: String },

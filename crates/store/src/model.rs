@@ -6,8 +6,8 @@
 use crate::{GroupSet, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos, RouteId,
-    RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos,
+    RouteId, RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

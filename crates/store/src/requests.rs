@@ -6,8 +6,8 @@ use crate::{
     SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, RouteTableId,
-    PortSettings, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings,
+    RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

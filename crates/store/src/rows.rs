@@ -3,9 +3,9 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, InstanceOptions, Move, Page, Peering, Remote,
-    Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet,
-    Tenant, Vpc,
+    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, InstanceOptions, Move, Page,
+    Peering, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule,
+    StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, Protocol, RouteId, RouteTableId, Secret,

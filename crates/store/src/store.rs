@@ -10,8 +10,8 @@ use crate::rows::{get, page};
 use crate::write::{NewestCommit, Write, now_ms};
 use crate::*;
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, PeeringId, PortSettings, RouteId, RouteTableId, SubnetId, TenantId,
-    VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, PeeringId, PortSettings, RouteId, RouteTableId, SubnetId,
+    TenantId, VpcId,
 };
 use std::net::IpAddr;
 use std::ops::RangeInclusive;

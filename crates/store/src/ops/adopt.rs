@@ -50,7 +50,8 @@ pub(crate) async fn instance(w: &mut Write, lost: &LostInstance, max_identity: u
     let secondary = lost.settings.secondary_addresses.iter().flatten().copied();
     let pairs = lost.settings.address_pairs.iter().flatten().map(|pair| pair.address);
     let addresses = own.chain(secondary).chain(pairs).map(IpNet::from);
-    let nets: Vec<IpNet> = addresses.chain(lost.settings.delegated_prefixes.iter().flatten().copied()).collect();
+    let nets: Vec<IpNet> =
+        addresses.chain(lost.settings.delegated_prefixes.iter().flatten().copied()).collect();
     removals::give_back(w.q(), vpc.id, &nets).await?;
     let next = w.set_next_id(lost.id.get());
     let created = bulk::create(w, vpc.id, std::slice::from_ref(&new), max_identity).await;

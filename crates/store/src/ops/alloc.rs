@@ -133,8 +133,7 @@ impl Used {
             Family::V4 => row.number(0).map(u128::from),
             Family::V6 => ipv6(row.blob(0)?).map(u128::from),
         };
-        let own: Vec<_> =
-            rows.iter().map(|row| number(row).map(|n| (n, n))).collect::<Result<_>>()?;
+        let own: Vec<_> = rows.iter().map(|row| number(row).map(|n| (n, n))).collect::<Result<_>>()?;
         let further = self.further(q, from, last, limit).await?;
         // What a query that reached its limit did not return begins behind the last that it did.
         let known_until = |ranges: &[(u128, u128)]| match ranges.last() {
@@ -172,13 +171,8 @@ impl Used {
             // Ranges inside a subnet are disjoint: only the last one that begins before may reach beyond `from`.
             let sql = "SELECT first, last FROM further_addresses WHERE vpc = $1 AND family = $2 \
                        AND first BETWEEN $3 AND $4 AND last <= $5 ORDER BY first DESC LIMIT 1";
-            let values = args![
-                self.vpc.get(),
-                self.family.number(),
-                bytes(lowest),
-                bytes(from - 1),
-                bytes(highest)
-            ];
+            let values =
+                args![self.vpc.get(), self.family.number(), bytes(lowest), bytes(from - 1), bytes(highest)];
             let before = q.rows(sql, values).await?;
             rows.splice(0..0, before);
         }

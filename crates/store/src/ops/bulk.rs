@@ -88,7 +88,12 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
         match further::range(net) {
             (first, last) if first == last => drop(avoided.addresses.insert(first)),
             // A prefix that contains the subnet takes none of its addresses.
-            range if plan.subnets.iter().any(|state| check::prefixes(&state.subnet).any(|of| of.contains(&net))) => {
+            range
+                if plan
+                    .subnets
+                    .iter()
+                    .any(|state| check::prefixes(&state.subnet).any(|of| of.contains(&net))) =>
+            {
                 avoided.ranges.push(range);
             }
             _ => {}
@@ -145,7 +150,8 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
     let prefixes: BTreeSet<Ipv6Net> = prefixes.copied().collect();
     let given6: HashSet<u128> = plan.given.ipv6.keys().copied().collect();
     let mut avoided6: HashSet<u128> = given6.iter().chain(plan.held.ipv6.keys()).copied().collect();
-    avoided6.extend(further_of(plan).filter(|net| !net.addr().is_ipv4()).map(|net| check::number(net.network())));
+    avoided6
+        .extend(further_of(plan).filter(|net| !net.addr().is_ipv4()).map(|net| check::number(net.network())));
     let mut ids =
         Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), &plan.given.macs, &avoided6);
     let mut made = Vec::with_capacity(plan.to_create.len());

@@ -4,8 +4,8 @@
 use super::alloc::{self, Cursor};
 use super::bulk_groups::{self, BulkGroups};
 use super::further::FurtherUsers;
-use super::{families, further};
 use super::removals::{self, HeldAddresses};
+use super::{families, further};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, get, ipv6};
@@ -223,7 +223,8 @@ impl<'a> BulkPlan<'a> {
     /// request.
     fn wanted(&self) -> Vec<(IpAddr, usize)> {
         let v4 = self.given.ipv4.iter().map(|(number, index)| (IpAddr::V4((*number as u32).into()), *index));
-        v4.chain(self.wanted_ipv6().into_iter().map(|(number, index)| (IpAddr::V6(number.into()), index))).collect()
+        v4.chain(self.wanted_ipv6().into_iter().map(|(number, index)| (IpAddr::V6(number.into()), index)))
+            .collect()
     }
 
     /// Checks that no wanted address is held.

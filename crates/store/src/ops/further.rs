@@ -6,17 +6,17 @@
 //! subnet but those that it contains completely. So the ranges of the table inside a subnet are the same or disjoint.
 
 use super::alloc::{self, Family};
-use super::removals::{self, HeldAddresses, Hold};
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::peerings;
+use super::removals::{self, HeldAddresses, Hold};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args, list};
 use crate::write::Write;
 use crate::{
-    Change, Claim, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError, StoredPair, Subnet,
-    Vpc,
+    Change, Claim, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError, StoredPair,
+    Subnet, Vpc,
 };
 use sluice_types::{
     HostId, InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
@@ -75,7 +75,10 @@ pub(super) fn with_settings(now: &InstanceOptions, settings: &PortSettings) -> R
 /// There are too many, or one is listed twice.
 fn sorted<T: Ord + Copy + Display>(field: &str, values: &[T], max: usize) -> Result<Vec<T>> {
     if values.len() > max {
-        return Err(invalid(field, format!("{} values in {field}; at most {max} are possible", values.len())));
+        return Err(invalid(
+            field,
+            format!("{} values in {field}; at most {max} are possible", values.len()),
+        ));
     }
     let mut sorted = values.to_vec();
     sorted.sort();
@@ -156,12 +159,14 @@ async fn users(q: &mut dyn Query, after: &Instance, net: IpNet, range: IpNet) ->
          WHERE f.vpc = $1 AND f.family = $2 AND f.instance <> $3"
     );
     let of = || args![after.vpc.get(), family.number(), after.id.get()];
-    let inside = format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first, f.kind LIMIT 1");
+    let inside =
+        format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first, f.kind LIMIT 1");
     let mut values = of();
     values.extend(args![bytes(first), bytes(last), bytes(highest)]);
     let mut rows = q.rows(&inside, values).await?;
     if first > lowest {
-        let before = format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first DESC LIMIT 1");
+        let before =
+            format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first DESC LIMIT 1");
         let mut values = of();
         values.extend(args![bytes(lowest), bytes(first - 1), bytes(highest)]);
         rows.extend(q.rows(&before, values).await?);
@@ -178,7 +183,9 @@ async fn primary_user(q: &mut dyn Query, after: &Instance, range: IpNet) -> Resu
         let sql = "SELECT ipv4, name FROM instances WHERE vpc = $1 AND ipv4 IS NOT NULL AND ipv4 BETWEEN $2 AND $3 \
                    AND id <> $4 ORDER BY ipv4 LIMIT 1";
         let row = q.row(sql, args![vpc, first as u64, last as u64, id]).await?;
-        return row.map(|row| Ok((crate::rows::ipv4(row.int(0)?)?.into(), row.text(1)?.to_owned()))).transpose();
+        return row
+            .map(|row| Ok((crate::rows::ipv4(row.int(0)?)?.into(), row.text(1)?.to_owned())))
+            .transpose();
     }
     // The index has requested addresses only. Of derived ones, those of requested MACs are searched in the index of MACs;
     // a prefix cannot contain those that are derived from ids.
@@ -193,7 +200,8 @@ async fn primary_user(q: &mut dyn Query, after: &Instance, range: IpNet) -> Resu
     }
     let Some(mac) = alloc::eui64_mac(first).filter(|_| first == last) else { return Ok(None) };
     let owners = alloc::mac_owners(q, after.vpc, &[mac]).await?;
-    let owner = owners.into_iter().find(|owner| owner.derived_ipv6 == Some(first) && owner.name != after.name);
+    let owner =
+        owners.into_iter().find(|owner| owner.derived_ipv6 == Some(first) && owner.name != after.name);
     Ok(owner.map(|owner| (range.addr(), owner.name)))
 }
 
@@ -291,7 +299,11 @@ async fn check_prefix_inside(
     prefix: IpNet,
 ) -> Result<()> {
     let contains = |address: IpAddr, owner: String| {
-        StoreError::from(Conflict::PrefixContains { prefix: prefix.to_string(), address: address.to_string(), owner })
+        StoreError::from(Conflict::PrefixContains {
+            prefix: prefix.to_string(),
+            address: address.to_string(),
+            owner,
+        })
     };
     if let Some(router) = first_host(&net).filter(|router| prefix.contains(router)) {
         return Err(contains(router, format!("the router of subnet `{}`", subnet.name)));
@@ -315,8 +327,7 @@ async fn check_prefix_inside(
 
 /// Checks that the VPC has no route with this destination, neither of its route table nor to a subnet of a peer.
 async fn check_routes(q: &mut dyn Query, vpc: &Vpc, prefix: IpNet) -> Result<()> {
-    let is_route =
-        |owner| StoreError::from(Conflict::PrefixIsRoute { prefix: prefix.to_string(), owner });
+    let is_route = |owner| StoreError::from(Conflict::PrefixIsRoute { prefix: prefix.to_string(), owner });
     let sql = "SELECT id FROM routes WHERE prefix = $2 AND route_table IN \
                (SELECT id FROM route_tables WHERE vpc = $1)";
     if let Some(row) = q.row(sql, args![vpc.id.get(), prefix.to_string()]).await? {
@@ -352,7 +363,11 @@ pub(super) async fn check_not_delegated(
 }
 
 /// A delegated prefix inside this prefix, or the same one, and its instance.
-pub(super) async fn delegated_in(q: &mut dyn Query, vpc: VpcId, net: IpNet) -> Result<Option<(IpNet, String)>> {
+pub(super) async fn delegated_in(
+    q: &mut dyn Query,
+    vpc: VpcId,
+    net: IpNet,
+) -> Result<Option<(IpNet, String)>> {
     let (family, (first, last)) = (Family::of(net), range(net));
     let sql = format!(
         "SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance WHERE f.vpc = $1 \
@@ -366,9 +381,8 @@ pub(super) async fn delegated_in(q: &mut dyn Query, vpc: VpcId, net: IpNet) -> R
 /// Checks that the addresses and prefixes of an instance do not conflict with each other.
 fn check_own(subnets: &[Subnet], subnet: &Subnet, after: &Instance) -> Result<()> {
     let InstanceOptions { secondary, delegated, pairs, .. } = &after.options;
-    let is_inside = |prefix: &&IpNet| {
-        subnets.iter().flat_map(check::prefixes).any(|net| net.contains(*prefix))
-    };
+    let is_inside =
+        |prefix: &&IpNet| subnets.iter().flat_map(check::prefixes).any(|net| net.contains(*prefix));
     let inside: Vec<&IpNet> = delegated.iter().filter(is_inside).collect();
     let singles = secondary.iter().copied().chain(pairs.iter().map(|pair| pair.address));
     for (index, address) in singles.enumerate() {
@@ -378,7 +392,11 @@ fn check_own(subnets: &[Subnet], subnet: &Subnet, after: &Instance) -> Result<()
         check::address(subnet, address)?;
         let is_pair = index >= secondary.len();
         if after.addresses().any(|own| own == address) || is_pair && secondary.contains(&address) {
-            return Err(Conflict::AddressTaken { address: address.to_string(), instance: after.name.clone() }.into());
+            return Err(Conflict::AddressTaken {
+                address: address.to_string(),
+                instance: after.name.clone(),
+            }
+            .into());
         }
         if let Some(prefix) = inside.iter().find(|prefix| prefix.contains(&address)) {
             let (address, prefix, instance) = (address.to_string(), prefix.to_string(), after.name.clone());
@@ -410,7 +428,8 @@ impl FurtherUsers {
         {
             return Ok(None);
         }
-        let from = format!("SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance");
+        let from =
+            format!("SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance");
         let subnets: Vec<Subnet> = find(q, vec![("vpc", vpc.get().into())]).await?;
         let subnets = subnets.iter().flat_map(check::prefixes).collect();
         let mut found = Self { addresses: HashMap::new(), prefixes: BTreeMap::new(), subnets };
@@ -421,9 +440,12 @@ impl FurtherUsers {
                 let user = User::read(family, &row)?;
                 found.prefixes.insert((user.net.network(), user.net.prefix_len()), (user.net, user.name));
             }
-            let sql = format!("{from} WHERE f.vpc = $1 AND f.family = $2 AND f.kind <> 'prefix' AND f.first = ANY($3)");
+            let sql = format!(
+                "{from} WHERE f.vpc = $1 AND f.family = $2 AND f.kind <> 'prefix' AND f.first = ANY($3)"
+            );
             let of_family = wanted.iter().filter(|(address, _)| Family::of((*address).into()) == family);
-            let numbers: Vec<Vec<u8>> = of_family.map(|(address, _)| bytes(check::number(*address))).collect();
+            let numbers: Vec<Vec<u8>> =
+                of_family.map(|(address, _)| bytes(check::number(*address))).collect();
             for numbers in numbers.chunks(VALUES_PER_QUERY) {
                 let mut values = of();
                 values.push(numbers.to_vec().into());
@@ -464,7 +486,8 @@ pub(super) async fn establish(
     for address in after.options.secondary.iter().filter(|address| !before.secondary.contains(address)) {
         check_address(w.q(), subnet, after, *address, None, held).await?;
     }
-    let listed = |pair: &StoredPair| before.pairs.iter().any(|old| (old.address, old.mac) == (pair.address, pair.mac));
+    let listed =
+        |pair: &StoredPair| before.pairs.iter().any(|old| (old.address, old.mac) == (pair.address, pair.mac));
     for pair in after.options.pairs.iter().filter(|pair| !listed(pair)) {
         check_address(w.q(), subnet, after, pair.address, Some(pair), held).await?;
     }
@@ -510,8 +533,12 @@ pub(super) async fn release(
     before: &InstanceOptions,
     after: &InstanceOptions,
 ) -> Result<Vec<Hold>> {
-    let mut gone: Vec<IpNet> =
-        before.secondary.iter().filter(|address| !after.secondary.contains(address)).map(|a| (*a).into()).collect();
+    let mut gone: Vec<IpNet> = before
+        .secondary
+        .iter()
+        .filter(|address| !after.secondary.contains(address))
+        .map(|a| (*a).into())
+        .collect();
     gone.extend(before.delegated.iter().filter(|prefix| !after.delegated.contains(prefix)));
     for pair in &before.pairs {
         if after.pairs.iter().any(|other| other.address == pair.address) {
@@ -530,7 +557,8 @@ pub(super) async fn release(
     }
     let subnets: Vec<Subnet> = find(q, vec![("vpc", vpc.get().into())]).await?;
     for net in &gone {
-        if let Some(subnet) = subnets.iter().find(|subnet| check::prefixes(subnet).any(|of| of.contains(net))) {
+        if let Some(subnet) = subnets.iter().find(|subnet| check::prefixes(subnet).any(|of| of.contains(net)))
+        {
             alloc::free(q, subnet.id.get(), net.network()).await?;
         }
     }
@@ -586,7 +614,8 @@ pub(crate) async fn claim(w: &mut Write, host: HostId, id: InstanceId, address: 
     }
     let vpc: Vpc = get(w.q(), new.vpc).await?;
     let (family, (first, _)) = (Family::of(address.into()), range(address.into()));
-    let sql = "SELECT instance FROM further_addresses WHERE vpc = $1 AND family = $2 AND first = $3 AND held = 1";
+    let sql =
+        "SELECT instance FROM further_addresses WHERE vpc = $1 AND family = $2 AND first = $3 AND held = 1";
     let row = w.q().row(sql, args![vpc.id.get(), family.number(), bytes(first)]).await?;
     let (mut changes, mut hosts) = (Vec::new(), Vec::<Host>::new());
     let old = match row {
@@ -596,7 +625,12 @@ pub(crate) async fn claim(w: &mut Write, host: HostId, id: InstanceId, address: 
     // The old holder first: the index permits one holder.
     for (instance, held) in old.into_iter().map(|old| (old, false)).chain([(new, true)]) {
         let mut after = Instance { revision: w.revision, ..instance.clone() };
-        after.options.pairs.iter_mut().filter(|pair| pair.address == address).for_each(|pair| pair.held = held);
+        after
+            .options
+            .pairs
+            .iter_mut()
+            .filter(|pair| pair.address == address)
+            .for_each(|pair| pair.held = held);
         save(w.q(), &after).await?;
         if hosts.iter().all(|host| host.id != after.host) {
             hosts.push(get(w.q(), after.host).await?);

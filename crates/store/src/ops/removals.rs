@@ -185,7 +185,8 @@ pub(crate) struct HeldAddresses {
 
 impl HeldAddresses {
     pub async fn read(q: &mut dyn Query, vpc: VpcId) -> Result<Self> {
-        let sql = "SELECT kind, value, revision FROM held WHERE scope = $1 AND kind IN ('ipv4', 'ipv6', 'prefix')";
+        let sql =
+            "SELECT kind, value, revision FROM held WHERE scope = $1 AND kind IN ('ipv4', 'ipv6', 'prefix')";
         let mut held = Self::default();
         for row in q.rows(sql, args![vpc.get()]).await? {
             let (net, revision) = (held_net(&row, 0)?, row.number(2)?);
@@ -208,9 +209,8 @@ impl HeldAddresses {
     /// prefix.
     pub fn conflicting(&self, net: IpNet, subnet: Option<IpNet>) -> Option<(String, u64)> {
         let is_inside = |of: IpNet| subnet.is_some_and(|subnet| subnet.contains(&of));
-        let conflicts = |(held, _): &&(IpNet, u64)| {
-            *held == net || is_inside(*held) && sluice_types::overlap(held, &net)
-        };
+        let conflicts =
+            |(held, _): &&(IpNet, u64)| *held == net || is_inside(*held) && sluice_types::overlap(held, &net);
         if let Some((held, revision)) = self.prefixes.iter().find(conflicts) {
             return Some((held.to_string(), *revision));
         }
@@ -318,7 +318,8 @@ pub(crate) async fn release(q: &mut dyn Query, of: &ReleaseOf) -> Result<u64> {
     if revisions.is_empty() {
         return Ok(0);
     }
-    let sql = "SELECT kind, value, scope FROM held WHERE kind IN ('ipv4', 'ipv6', 'prefix') AND revision = ANY($1)";
+    let sql =
+        "SELECT kind, value, scope FROM held WHERE kind IN ('ipv4', 'ipv6', 'prefix') AND revision = ANY($1)";
     let held = q.rows(sql, args![revisions.clone()]).await?;
     let mut subnets: HashMap<u64, Vec<Subnet>> = HashMap::new();
     for row in &held {
