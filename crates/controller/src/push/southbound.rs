@@ -16,7 +16,8 @@ use sluice_southbound::proto::{
     TableRepair,
 };
 use sluice_southbound::{
-    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_FAILURES, Missing, Node, server::Southbound,
+    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_CLAIMS, MAX_FAILURES, Missing, Node,
+    server::Southbound,
 };
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
@@ -32,8 +33,6 @@ use tonic::{Request, Response, Status, Streaming};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest text, in bytes, that a node may send as a failure or version. Longer ones are cut.
 const MAX_TEXT: usize = 256;
-/// Most claims in a report.
-const MAX_CLAIMS: usize = 1024;
 /// Longest certificate request that is accepted.
 const MAX_CSR_BYTES: usize = 16 << 10;
 /// Longest wait until the node takes the status with which its stream ends. Then its connection is ended.
