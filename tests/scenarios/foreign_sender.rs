@@ -41,6 +41,7 @@ async fn check(lab: &Lab, foreign: &Foreign) -> Outcome {
         ipv4: Some(OWN.parse()?),
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     };
     for vtep in [VTEP, OTHER_VTEP] {
         send_as(lab, vtep, db.vni, &target.mac.to_string(), address).await?;

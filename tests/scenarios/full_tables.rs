@@ -80,6 +80,7 @@ impl<'a> Filler<'a> {
             ipv4: None,
             ipv6: None,
             security_groups: Some(Vec::new()),
+            settings: Default::default(),
         });
         self.lab.api().create_instances(self.vpc, &new.collect::<Vec<_>>()).await?;
         self.created += count;

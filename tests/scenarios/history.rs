@@ -120,6 +120,7 @@ async fn make_newer(lab: &Lab) -> Result<Newer, Failure> {
         ipv4: None,
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     };
     let alone = api.create(vpc.id, &alone).await?.object;
     let alone = api.wait_programmed::<Instance>(alone.id, BACK).await?;
@@ -217,6 +218,7 @@ async fn address_in_use_is_named(lab: &Lab, newer: &Newer) -> Outcome {
         ipv4: newer.doomed.ipv4,
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     };
     let second = api.create(vpc, &new).await?.object;
     let named = || async {

@@ -272,6 +272,7 @@ async fn create_instances(lab: &Lab, vpc: VpcId, subnet: SubnetId) -> Outcome {
         ipv4: None,
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     });
     lab.api().create_instances(vpc, &new.collect::<Vec<_>>()).await?;
     Ok(())

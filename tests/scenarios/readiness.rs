@@ -194,6 +194,7 @@ async fn fill_tables(lab: &Lab) -> Result<NewInstance, Failure> {
         ipv4: None,
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     };
     let instances: Vec<NewInstance> = (0..INSTANCES).map(instance).collect();
     for bulk in instances.chunks(BULK) {

@@ -78,6 +78,7 @@ fn wanted(lab: &Lab, old: &VmState) -> Result<NewInstance, crate::support::Failu
         ipv4: old.ipv4,
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     })
 }
 

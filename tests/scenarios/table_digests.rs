@@ -217,6 +217,7 @@ async fn fill_tables(lab: &Lab) -> Result<Vec<Victim>, Failure> {
             ipv4: None,
             ipv6: None,
             security_groups: Some(Vec::new()),
+            settings: Default::default(),
         }
     };
     let new: Vec<NewInstance> = (0..INSTANCES).map(instance).collect();

@@ -44,6 +44,7 @@ pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr
         ipv4: None,
         ipv6: None,
         security_groups: Some(Vec::new()),
+        settings: Default::default(),
     };
     let new: Vec<NewInstance> = (0..count).map(one).collect();
     for batch in new.chunks(BATCH) {

@@ -86,6 +86,7 @@ impl Vpc {
             ipv4: None,
             ipv6: None,
             security_groups: Some(Vec::new()),
+            settings: Default::default(),
         }
     }
 }

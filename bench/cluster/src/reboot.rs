@@ -78,6 +78,7 @@ async fn prepare(lab: &Lab, count: usize) -> Result<Ipv4Addr, Failure> {
             ipv4: None,
             ipv6: None,
             security_groups: Some(Vec::new()),
+            settings: Default::default(),
         }
     };
     for batch in (0..count).map(new).collect::<Vec<_>>().chunks(BATCH) {

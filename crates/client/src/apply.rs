@@ -358,7 +358,7 @@ impl Applier<'_> {
         let (mac, ipv4, ipv6) = (spec.mac, spec.ipv4, spec.ipv6);
         Ok(subnet.zip(host).zip(groups).map(|((subnet, host), security_groups)| {
             let name = spec.name.clone();
-            NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups }
+            NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups, settings: spec.settings() }
         }))
     }
 

@@ -4,7 +4,9 @@ pub(crate) mod security;
 
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
-use sluice_types::{IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni, overlap};
+use sluice_types::{
+    AddressPair, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, Qos, Vni, overlap,
+};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, stdin};
@@ -219,6 +221,35 @@ pub struct InstanceSpec {
     /// filtered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
+    /// Addresses besides `ipv4` and `ipv6` in prefixes of the subnet, at most 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secondary_addresses: Option<Vec<IpAddr>>,
+    /// Prefixes of which the instance has every address, at most 32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegated_prefixes: Option<Vec<IpNet>>,
+    /// Addresses of the subnet that it may have in turn with others, at most 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_pairs: Option<Vec<AddressPair>>,
+    /// Whether the source addresses of what it sends are checked; they are if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spoofing_protection: Option<bool>,
+    /// Marking and rate limit; packets keep their DSCP and are not limited if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<Qos>,
+}
+
+impl InstanceSpec {
+    /// What the file says of the instance besides its addresses and security groups.
+    #[must_use]
+    pub fn settings(&self) -> PortSettings {
+        PortSettings {
+            secondary_addresses: self.secondary_addresses.clone(),
+            delegated_prefixes: self.delegated_prefixes.clone(),
+            address_pairs: self.address_pairs.clone(),
+            spoofing_protection: self.spoofing_protection,
+            qos: self.qos,
+        }
+    }
 }
 
 /// A route in a cloud file: `target: drop` or `target: {peering: NAME}`.

@@ -29,8 +29,8 @@ pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
-    Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource, Route,
-    RouteTable, RouteTarget, Subnet, Tenant, Vpc,
+    HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,
+    Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
 };
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,

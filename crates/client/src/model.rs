@@ -4,8 +4,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId,
-    RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    AddressPair, ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net,
+    MacAddr, PeeringId, Qos, RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt::{Debug, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -310,6 +310,21 @@ pub struct Instance {
     /// Security groups in order of creation. Empty: the port is not filtered.
     #[serde(default)]
     pub security_groups: Vec<SecurityGroupId>,
+    /// Addresses besides `ipv4` and `ipv6`, in ascending order.
+    #[serde(default)]
+    pub secondary_addresses: Vec<IpAddr>,
+    /// Prefixes of which the instance has every address, in ascending order.
+    #[serde(default)]
+    pub delegated_prefixes: Vec<IpNet>,
+    /// Addresses that it may have in turn with others, in order of address.
+    #[serde(default)]
+    pub address_pairs: Vec<HeldPair>,
+    /// Whether the source addresses of what it sends are checked.
+    #[serde(default = "protected")]
+    pub spoofing_protection: bool,
+    /// Marking and rate limit.
+    #[serde(default)]
+    pub qos: Qos,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
@@ -317,6 +332,30 @@ pub struct Instance {
     /// Entries of the object that nodes could not write.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<EntryFailure>,
+}
+
+fn protected() -> bool {
+    true
+}
+
+/// An address that an instance may have in turn with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPair {
+    /// The address.
+    pub address: IpAddr,
+    /// The MAC address that belongs to it, if it has one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddr>,
+    /// The instance announced the address last, and gets the packets to it.
+    pub held: bool,
+}
+
+impl HeldPair {
+    /// The pair as a request has it.
+    #[must_use]
+    pub fn pair(&self) -> AddressPair {
+        AddressPair { address: self.address, mac: self.mac }
+    }
 }
 
 /// A route table: the routes of a VPC in addition to those of its subnets and peerings.

@@ -1,10 +1,12 @@
 //! Request bodies of creations, and how an existing object is compared with one.
 
-use crate::{Cluster, Gateway, Host, Instance, Peering, Resource, Route, RouteTarget, Subnet, Tenant, Vpc};
+use crate::{
+    Cluster, Gateway, HeldPair, Host, Instance, Peering, Resource, Route, RouteTarget, Subnet, Tenant, Vpc,
+};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, RouteTableId, SecurityGroupId, SubnetId,
-    TenantId, Vni, VpcId,
+    AddressPair, ClusterId, HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, RouteTableId,
+    SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -142,7 +144,32 @@ impl NewObject for NewInstance {
                 requested.sort();
                 difference("security_groups", &requested, &found.security_groups)
             })
+            .or_else(|| settings_difference(&self.settings, found))
     }
+}
+
+/// The first requested setting that an instance does not have.
+fn settings_difference(requested: &PortSettings, found: &Instance) -> Option<String> {
+    fn sorted<T: Clone + Ord>(list: &Option<Vec<T>>) -> Option<Vec<T>> {
+        let mut list = list.clone()?;
+        list.sort();
+        Some(list)
+    }
+    let pairs: Vec<AddressPair> = found.address_pairs.iter().map(HeldPair::pair).collect();
+    let secondary = sorted(&requested.secondary_addresses);
+    let delegated = sorted(&requested.delegated_prefixes);
+    difference_if_given("secondary_addresses", secondary.as_ref(), Some(&found.secondary_addresses))
+        .or_else(|| {
+            difference_if_given("delegated_prefixes", delegated.as_ref(), Some(&found.delegated_prefixes))
+        })
+        .or_else(|| {
+            difference_if_given("address_pairs", sorted(&requested.address_pairs).as_ref(), Some(&pairs))
+        })
+        .or_else(|| {
+            let protection = requested.spoofing_protection.as_ref();
+            difference_if_given("spoofing_protection", protection, Some(&found.spoofing_protection))
+        })
+        .or_else(|| difference_if_given("qos", requested.qos.as_ref(), Some(&found.qos)))
 }
 
 impl NewObject for NewRoute {
@@ -268,6 +295,9 @@ pub struct NewInstance {
     /// filtered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<SecurityGroupId>>,
+    /// What it has besides its addresses and security groups.
+    #[serde(flatten)]
+    pub settings: PortSettings,
 }
 
 /// Request to create a route.

@@ -313,7 +313,7 @@ async fn instances_have_security_groups() {
     for body in [json!({}), json!({"host": basics.host, "security_groups": []})] {
         let refused = patch(&cloud, &vm, body).await;
         assert_eq!(refused.problem(), (422, "invalid", "body"));
-        assert_eq!(refused.body["detail"], "expected either host or security_groups");
+        assert_eq!(refused.body["detail"], "expected either host, or security_groups, or other fields");
     }
 
     // A group with members is not deleted.

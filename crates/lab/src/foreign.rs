@@ -47,6 +47,7 @@ impl Lab {
             ipv4: None,
             ipv6: None,
             security_groups: Some(Vec::new()),
+            settings: Default::default(),
         };
         let instance = self.api.create(state.id, &instance).await?.object;
         let mtu = self.api.get::<sluice_client::Vpc>(state.id).await?.mtu;

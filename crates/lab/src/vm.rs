@@ -56,6 +56,11 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         ipv4: it.ipv4,
         ipv6: None,
         security_groups: Some(it.security_groups.clone()),
+        secondary_addresses: None,
+        delegated_prefixes: None,
+        address_pairs: None,
+        spoofing_protection: None,
+        qos: None,
     };
     VpcSpec {
         name: vpc.name.clone(),
@@ -159,6 +164,7 @@ impl Lab {
             ipv4: None,
             ipv6: None,
             security_groups: Some(Vec::new()),
+            settings: Default::default(),
         };
         let made = self.api.create(at.id, &new).await?.object;
         // Interface names have at most 15 characters.

@@ -12,10 +12,12 @@ use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
 use sluice_southbound::proto::{
-    Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests, TableRepair,
+    Ack, AddressClaims, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests,
+    TableRepair,
 };
 use sluice_southbound::{
-    CertificateAuthority, EncodedUpdate, MAX_FAILURES, Missing, Node, server::Southbound,
+    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_CLAIMS, MAX_FAILURES, Missing, Node,
+    server::Southbound,
 };
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
@@ -290,10 +292,24 @@ impl Listener {
                     let text = "only the first report may be a Hello";
                     return (Some(Status::invalid_argument(text)), false);
                 }
-                // A kind of report that a newer agent sends.
+                Some(Report::Claims(claims)) => self.handle_claims(claims),
                 Some(Report::EndingSessions(answer)) => self.push.ending.answered(self.node, answer),
-                Some(Report::Claims(_)) | None => {}
+                // A kind of report that a newer agent sends.
+                None => {}
             }
+        }
+    }
+
+    /// Claims that cannot be read, and those beyond the limit of a report, are refused.
+    fn handle_claims(&self, report: AddressClaims) {
+        let NodeId::Host(host) = self.node else { return };
+        let count = report.claims.len();
+        let claims = report.claims.into_iter().take(MAX_CLAIMS).filter_map(|claim| claim.try_into().ok());
+        let claims: Vec<AddressClaim> = claims.collect();
+        let refused = count - claims.len() + self.push.claims.add(host, claims);
+        if refused > 0 {
+            tracing::warn!(%host, refused, "claims of addresses refused: they are malformed, or too many wait");
+            self.push.counters.claims_refused.fetch_add(refused as u64, Ordering::Relaxed);
         }
     }
 

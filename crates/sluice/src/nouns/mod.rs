@@ -1,6 +1,7 @@
 //! `sluice NOUN VERB`: the list of nouns. [`resource`] has the verbs that all kinds of objects share; the
 //! other modules describe the kinds and have the verbs of one noun alone.
 
+mod addresses;
 mod placement;
 mod resource;
 mod routing;

@@ -1,5 +1,6 @@
 //! Arguments and verbs of what tenants own: tenants themselves, VPCs, subnets, instances.
 
+use super::addresses::{AddressPairs, Addresses, Protection, QosArgs};
 use super::resource::{
     ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, NoPreview, Parent, Run,
     Target, VpcName, Wait, optional_id,
@@ -9,11 +10,11 @@ use crate::api::{self, ApiArgs};
 use crate::failure::Failure;
 use crate::output;
 use clap::{ArgGroup, Args, Subcommand};
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 use sluice_client::{
-    Client, Cluster, Host, Instance, NewInstance, NewSubnet, NewTenant, NewVpc, Subnet, Tenant, Vpc,
+    Client, Cluster, HeldPair, Host, Instance, NewInstance, NewSubnet, NewTenant, NewVpc, Subnet, Tenant, Vpc,
 };
-use sluice_types::{Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni};
+use sluice_types::{Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, Qos, Vni};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 impl Kind for Tenant {
@@ -255,10 +256,30 @@ impl Create for NewSubnetArgs {
 
 impl Kind for Instance {
     const HELP: Help = Help { list: "List instances", show: "Show one instance" };
-    const COLUMNS: &'static [&'static str] =
-        &["id", "name", "vpc", "subnet", "host", "mac", "ipv4", "ipv6", "security_groups", "programmed"];
+    const COLUMNS: &'static [&'static str] = &[
+        "id",
+        "name",
+        "vpc",
+        "subnet",
+        "host",
+        "mac",
+        "ipv4",
+        "ipv6",
+        "secondary_addresses",
+        "delegated_prefixes",
+        "address_pairs",
+        "security_groups",
+        "programmed",
+    ];
     type Selector = NameInVpc;
     type Filters = ByVpcAndHost;
+
+    fn table_row(&self) -> Value {
+        let mut row = serde_json::to_value(self).unwrap_or_default();
+        let pair = |pair: &HeldPair| format!("{}{}", pair.pair(), if pair.held { " (held)" } else { "" });
+        row["address_pairs"] = json!(self.address_pairs.iter().map(pair).collect::<Vec<_>>());
+        row
+    }
 }
 
 impl Creatable for Instance {
@@ -311,6 +332,15 @@ pub struct NewInstanceArgs {
     ipv6: Option<Ipv6Addr>,
     #[command(flatten)]
     groups: Groups,
+    #[command(flatten)]
+    addresses: Addresses,
+    #[command(flatten)]
+    pairs: AddressPairs,
+    /// The source addresses of what the instance sends, MAC and IP, are not checked
+    #[arg(long)]
+    no_spoofing_protection: bool,
+    #[command(flatten)]
+    qos: QosArgs,
 }
 
 impl Create for NewInstanceArgs {
@@ -321,8 +351,15 @@ impl Create for NewInstanceArgs {
         let subnet = client.id_of::<Subnet>(&self.subnet, &[("vpc", &vpc.to_string())]).await?;
         let host = client.id_of::<Host>(&self.host, &[]).await?;
         let security_groups = self.groups.ids(client, vpc).await?;
-        let Self { name, mac, ipv4, ipv6, .. } = self;
-        Ok((vpc, NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups }))
+        let Self { name, mac, ipv4, ipv6, addresses, pairs, no_spoofing_protection, qos, .. } = self;
+        let mut settings = PortSettings {
+            spoofing_protection: no_spoofing_protection.then_some(false),
+            qos: qos.after(Qos::default()),
+            ..PortSettings::default()
+        };
+        addresses.set(&mut settings);
+        pairs.set(&mut settings);
+        Ok((vpc, NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups, settings }))
     }
 }
 
@@ -347,6 +384,57 @@ pub enum InstanceVerb {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Replace the secondary addresses or the delegated prefixes of an instance
+    SetAddresses {
+        #[command(flatten)]
+        target: Target<Instance>,
+        #[command(flatten)]
+        addresses: Addresses,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Replace the addresses that an instance may have in turn with others
+    SetAddressPairs {
+        #[command(flatten)]
+        target: Target<Instance>,
+        #[command(flatten)]
+        pairs: AddressPairs,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Check the source addresses of what an instance sends, MAC and IP, or stop checking them
+    SetSpoofingProtection {
+        #[command(flatten)]
+        target: Target<Instance>,
+        /// Whether they are checked
+        protection: Protection,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Change the DSCP or the rate limit of an instance
+    SetQos {
+        #[command(flatten)]
+        target: Target<Instance>,
+        #[command(flatten)]
+        qos: QosArgs,
+        #[command(flatten)]
+        wait: Wait,
+    },
+}
+
+/// Changes settings of an instance and prints it.
+async fn set(
+    api: &ApiArgs,
+    client: &Client,
+    (target, wait): (Target<Instance>, Wait),
+    settings: &PortSettings,
+    options: &str,
+) -> Result<(), Failure> {
+    if settings.is_empty() {
+        return Err(Failure::Usage(format!("give {options}")));
+    }
+    let instance = target.update(client, settings).await?;
+    wait.print_when(api, client, instance, |_| true).await
 }
 
 impl Run for InstanceVerb {
@@ -365,6 +453,27 @@ impl Run for InstanceVerb {
                 let patch = json!({"security_groups": groups});
                 let instance = client.update::<Instance>(instance.id, &patch, target.expected()).await?;
                 wait.print_when(api, client, instance, |_| true).await
+            }
+            Self::SetAddresses { target, addresses, wait } => {
+                let mut settings = PortSettings::default();
+                addresses.set(&mut settings);
+                let options = "--secondary-address, --no-secondary-addresses, --delegated-prefix or --no-delegated-prefixes";
+                set(api, client, (target, wait), &settings, options).await
+            }
+            Self::SetAddressPairs { target, pairs, wait } => {
+                let mut settings = PortSettings::default();
+                pairs.set(&mut settings);
+                set(api, client, (target, wait), &settings, "--address-pair or --no-address-pairs").await
+            }
+            Self::SetSpoofingProtection { target, protection, wait } => {
+                let spoofing_protection = Some(protection == Protection::On);
+                let settings = PortSettings { spoofing_protection, ..PortSettings::default() };
+                set(api, client, (target, wait), &settings, "on or off").await
+            }
+            Self::SetQos { target, qos, wait } => {
+                let before = target.find(client).await?.qos;
+                let settings = PortSettings { qos: qos.after(before), ..PortSettings::default() };
+                set(api, client, (target, wait), &settings, "--dscp or --rate-mbps").await
             }
         }
     }
