@@ -328,9 +328,15 @@ static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __
 	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
 }
 
+/* Whether the packet is what a DHCP server sends to a client. Only this host answers its VMs. */
+static __always_inline int is_dhcp_answer(const struct frame *frame)
+{
+	return is_udp_to(frame, frame->flags & FRAME_IPV6 ? DHCP6_CLIENT_PORT : DHCP_CLIENT_PORT);
+}
+
 /*
  * Whether the frame is a control message that only this host sends to its VMs: anything about the
- * router, and all requests. ARP and ND messages of a gateway are answers about other VMs.
+ * router, answers of DHCP, and all requests. ARP and ND messages of a gateway are answers about other VMs.
  */
 static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *frame,
 				     const struct port *port)
@@ -344,7 +350,7 @@ static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *
 				    sizeof(sender)) ||
 		       sender == port->router4;
 	if (!is_control_icmp6(frame))
-		return 0;
+		return is_dhcp_answer(frame);
 	if (type != ICMP6_ADVERT ||
 	    context_load(skb, ND_AT + __builtin_offsetof(struct nd_header, target), target, sizeof(target)))
 		return 1;
@@ -413,7 +419,8 @@ static __always_inline const struct port *plain_receiver(const struct frame *fra
 	const struct port *port;
 	enum exact_answer found;
 
-	if (frame->destination_mac & MAC_GROUP_BIT || is_control_icmp6(frame) || !source_valid(frame))
+	if (frame->destination_mac & MAC_GROUP_BIT || is_control_icmp6(frame) || is_dhcp_answer(frame) ||
+	    !source_valid(frame))
 		return NULL;
 	if (frame->flags & FRAME_IPV6)
 		found = find_ipv6(vni, frame->destination[0], frame->destination[1], &hit);
