@@ -37,7 +37,7 @@ pub mod meters;
 pub mod sessions;
 
 pub use entries::{
-    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes, Target,
+    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, PortQos, Role, Route, Sizes, Target,
     UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};

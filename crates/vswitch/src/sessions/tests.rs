@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use proptest::prelude::*;
 use sluice_tables::sessions::{Fate, Flow, Region, SessionRegions};
 use sluice_tables::{
-    AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4,
+    AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4, PortQos,
     ReaderGate, Remote, Rule, Service, Sizes, Vrf,
 };
 use sluice_types::{MacAddr, Vni};
@@ -45,6 +45,7 @@ fn port(policy: Option<u32>) -> Port {
         scope: SCOPE,
         identity: 0,
         adopt_until_s: 0,
+        qos: PortQos::default(),
     }
 }
 
