@@ -1,7 +1,7 @@
 //! The port registry over anonymous memory and a temporary state directory.
 
 use sluice_tables::sessions::SessionShares;
-use sluice_tables::{Immediate, Memory, Sizes, Vrf};
+use sluice_tables::{Immediate, Memory, PortMeters, Sizes, Vrf};
 use sluice_types::{MacAddr, Vni};
 
 use super::files::{ATTACHMENTS_FILE, INSTANCES_FILE};
@@ -51,7 +51,7 @@ fn attachment(ifindex: u32, instance: u64) -> Attachment {
 const ADOPT_S: u32 = 60;
 
 fn scopes() -> Scopes {
-    Scopes::new(SessionShares::anonymous().unwrap(), 100)
+    Scopes::new(SessionShares::anonymous().unwrap(), PortMeters::anonymous().unwrap(), 100)
 }
 
 fn load(dir: &Path) -> (PortRegistry, bool) {
