@@ -29,9 +29,11 @@
 
 /*
  * What a VM may send at once after a pause: what its rate sends in QOS_BURST_NS, and at least QOS_BURST_BYTES, in which
- * two packets fit that the VM leaves to its device to segment. A quarter of it is for packets of high priority only.
+ * two packets fit that the VM leaves to its device to segment. A quarter of it is for packets of high priority only. TCP
+ * that has lost its last segments pauses for 200 ms or more. If the other three quarters were full before, TCP could not
+ * reach the rate.
  */
-#define QOS_BURST_NS 200000000ull
+#define QOS_BURST_NS 400000000ull
 #define QOS_BURST_BYTES 196608u
 
 /* What a port with a rate has sent. In an array map, by the port's `scope`. A cache line: each port is another VM's. */
