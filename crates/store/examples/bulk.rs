@@ -2,7 +2,7 @@
 //! `cargo run --release -p sluice-store --example bulk -- URL COUNT...`.
 //! The figures of `docs/decisions/store.md` were made with it.
 
-use sluice_store::{InstancesOf, NewHost, NewInstance, NewSubnet, NewVpc, Store, open};
+use sluice_store::{InstancesOf, NewHost, NewInstance, NewSubnet, NewVpc, PortSettings, Store, open};
 use sluice_types::{HostId, SubnetId};
 use std::time::Instant;
 
@@ -80,6 +80,7 @@ async fn measure(
         ipv4: None,
         ipv6: None,
         security_groups: None,
+        settings: PortSettings::default(),
     };
     let before = store.revision().await?;
     let started = Instant::now();

@@ -3,7 +3,7 @@
 //! The outbox can carry millions of instances, so they have a compact encoding: ids and addresses are numbers
 //! instead of the texts that they are elsewhere.
 
-use crate::{Change, Host, Instance, Result, StoreError, Subnet, Vpc};
+use crate::{Change, Host, Instance, InstanceOptions, Result, StoreError, Subnet, Vpc};
 use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, HostId, InstanceId, MacAddr, SubnetId, VpcId};
 use std::borrow::Cow;
@@ -12,8 +12,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// First byte of a payload. Variants are encoded by position, here and in [`Change`]: new ones are added at
 /// the end, and any other change of the format needs a new version.
 ///
-/// Version 1: instances without an identity. The migration to schema version 9 deletes its rows.
-const VERSION: u8 = 2;
+/// Version 1: instances without an identity. Version 2: without options. The migrations to schema versions 9 and 11 delete
+/// their rows.
+const VERSION: u8 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {
@@ -26,6 +27,8 @@ struct CompactInstance<'a> {
     ipv4: Option<[u8; 4]>,
     ipv6: Option<[u8; 16]>,
     identity: u16,
+    /// Most instances have none.
+    options: Option<Cow<'a, InstanceOptions>>,
     revision: u64,
 }
 
@@ -69,6 +72,9 @@ fn compact(instance: &Instance) -> CompactInstance<'_> {
         ipv4: instance.ipv4.map(|a| a.octets()),
         ipv6: instance.ipv6.map(|a| a.octets()),
         identity: instance.identity,
+        options: Some(&instance.options)
+            .filter(|options| **options != InstanceOptions::default())
+            .map(Cow::Borrowed),
         revision: instance.revision,
     }
 }
@@ -84,6 +90,7 @@ fn expand(vpc: VpcId, compact: CompactInstance<'_>) -> Instance {
         ipv4: compact.ipv4.map(Ipv4Addr::from),
         ipv6: compact.ipv6.map(Ipv6Addr::from),
         identity: compact.identity,
+        options: compact.options.map(Cow::into_owned).unwrap_or_default(),
         revision: compact.revision,
     }
 }

@@ -13,6 +13,26 @@ pub enum Conflict {
     ReservedAddress { address: String, prefix: String, role: &'static str },
     #[error("{address} is already used by instance `{instance}`")]
     AddressTaken { address: String, instance: String },
+    #[error("{address} is in the address pairs of instance `{instance}`")]
+    AddressIsPair { address: String, instance: String },
+    #[error("{address} is inside {prefix}, which is delegated to instance `{instance}`")]
+    AddressDelegated { address: String, prefix: String, instance: String },
+    #[error(
+        "{given} differs from {theirs} of instance `{instance}`: an address has the same MAC address in all its pairs"
+    )]
+    PairDiffers { given: String, theirs: String, instance: String },
+    #[error("{prefix} overlaps {existing}, which is delegated to instance `{instance}`")]
+    PrefixTaken { prefix: String, existing: String, instance: String },
+    #[error("{prefix} contains {address} of {owner}")]
+    PrefixContains { prefix: String, address: String, owner: String },
+    #[error("{prefix} cannot be delegated: {owner} has the same prefix")]
+    PrefixIsRoute { prefix: String, owner: String },
+    #[error("{prefix} of {owner} is delegated to instance `{instance}`")]
+    RouteIsDelegated { prefix: String, owner: String, instance: String },
+    #[error("{given} contains {existing}, which is delegated to instance `{instance}`")]
+    SubnetIsDelegated { given: String, existing: String, instance: String },
+    #[error("{address} was announced, but instance `{instance}` {reason}")]
+    ClaimRefused { address: String, instance: String, reason: String },
     #[error("{address} is already used by {owner}")]
     UnderlayAddressTaken { address: String, owner: String },
     #[error("MAC {mac} is already used by instance `{instance}` in this VPC")]

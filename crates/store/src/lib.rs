@@ -36,7 +36,7 @@ pub use security::{
     DEFAULT_GROUP, GroupSet, MAX_GROUPS, MAX_GROUPS_OF_INSTANCE, MAX_RULES, MAX_RULES_OF_INSTANCE, MAX_SETS,
     NewSecurityGroup, NewSecurityRule, SecurityGroup, SecurityGroupUpdate, SecurityRule,
 };
-pub use sluice_types::{Remote, RuleMatch};
+pub use sluice_types::{PortSettings, Qos, Remote, RuleMatch};
 pub use store::{SNAPSHOTS_MAX, Store};
 pub use url::Options;
 

@@ -6,8 +6,8 @@
 use crate::{GroupSet, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, RouteId,
-    RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos,
+    RouteId, RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -245,7 +245,50 @@ pub struct Instance {
     pub ipv6: Option<Ipv6Addr>,
     /// Identity of its set of security groups in the VPC ([`GroupSet`]). 0: none, the port is not filtered.
     pub identity: u16,
+    pub options: InstanceOptions,
     pub revision: u64,
+}
+
+/// What an instance has besides its addresses and security groups. The column `instances.options` has it as JSON; the
+/// default is NULL.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceOptions {
+    /// Further addresses in its subnet, in ascending order.
+    pub secondary: Vec<IpAddr>,
+    /// Prefixes of which it has every address, in ascending order.
+    pub delegated: Vec<IpNet>,
+    /// Addresses that it may have in turn with others of its subnet, in order of address.
+    pub pairs: Vec<StoredPair>,
+    /// The source addresses of what it sends are not checked.
+    pub unprotected: bool,
+    pub qos: Qos,
+}
+
+/// An address that an instance may have in turn with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredPair {
+    pub address: IpAddr,
+    /// The MAC address that belongs to the address, the same in all instances that list it.
+    pub mac: Option<MacAddr>,
+    /// The instance announced the address last. At most one instance of a VPC holds an address.
+    pub held: bool,
+}
+
+impl Instance {
+    /// The two addresses of the instance.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
+    }
+
+    /// The addresses that only this instance has: its two addresses, and its secondary addresses.
+    pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses().chain(self.options.secondary.iter().copied())
+    }
+
+    /// The pairs whose addresses it holds.
+    pub fn held_pairs(&self) -> impl Iterator<Item = &StoredPair> {
+        self.options.pairs.iter().filter(|pair| pair.held)
+    }
 }
 
 /// A route table: the routes of a VPC in addition to those of its subnets and peerings. Each VPC is created
@@ -509,13 +552,46 @@ pub enum Change {
         instance: Instance,
         from: u16,
     },
+    /// Instances of a VPC have other options: one that was changed, or the one that holds an address now, and the one that
+    /// held it before. `hosts` are their hosts.
+    InstancesChanged {
+        vpc: Vpc,
+        hosts: Vec<Host>,
+        changes: Vec<InstanceChange>,
+    },
 }
 
-/// Numbers of addresses of instances.
+/// An instance before and after a change of its options; nothing else differs but its revision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceChange {
+    pub before: InstanceOptions,
+    pub after: Instance,
+}
+
+impl InstanceChange {
+    /// The instance before the change.
+    pub fn old(&self) -> Instance {
+        Instance { options: self.before.clone(), ..self.after.clone() }
+    }
+}
+
+/// What became of a claim of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The instance holds the address now.
+    Taken(Instance),
+    /// It held the address already.
+    Held,
+}
+
+/// Numbers of what gateways have of instances. Each address that instances may have in turn counts once for each of them,
+/// whether it is held or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
     pub ipv4: u64,
     pub ipv6: u64,
+    /// Delegated prefixes.
+    pub prefixes: u64,
 }
 
 /// A point in the history of the database.

@@ -6,8 +6,8 @@ use crate::{
     SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, RouteTableId,
-    SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings,
+    RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -99,6 +99,7 @@ pub struct NewInstance {
     /// At most [`MAX_GROUPS_OF_INSTANCE`](crate::MAX_GROUPS_OF_INSTANCE) groups of the VPC, in any order. With an empty
     /// list, the port is not filtered. `None` is the group `default` for a new instance, and any for an existing one.
     pub security_groups: Option<Vec<SecurityGroupId>>,
+    pub settings: PortSettings,
 }
 
 #[derive(Clone, Debug)]
@@ -128,6 +129,7 @@ pub struct LostInstance {
     pub ipv6: Option<Ipv6Addr>,
     /// As of a new instance: nodes do not know the groups.
     pub security_groups: Option<Vec<SecurityGroupId>>,
+    pub settings: PortSettings,
 }
 
 /// All objects except instances.

@@ -3,9 +3,9 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, Move, Page, Peering, Remote,
-    Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet,
-    Tenant, Vpc,
+    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, InstanceOptions, Move, Page,
+    Peering, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule,
+    StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, Protocol, RouteId, RouteTableId, Secret,
@@ -139,7 +139,7 @@ record!(
     InstanceId,
     "instance",
     "instances",
-    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, revision",
+    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision",
     row => Instance {
         id: InstanceId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -150,7 +150,8 @@ record!(
         ipv4: row.opt_int(6)?.map(ipv4).transpose()?,
         ipv6: row.opt_blob(7)?.map(ipv6).transpose()?,
         identity: identity(row.int(8)?)?,
-        revision: row.number(9)?,
+        options: row.opt_text(9)?.map_or_else(|| Ok(Default::default()), options)?,
+        revision: row.number(10)?,
     }
 );
 
@@ -236,6 +237,11 @@ fn opt_byte(row: &Row, column: usize) -> Result<Option<u8>> {
 /// Decodes the identity of a set of security groups.
 pub(crate) fn identity(number: i64) -> Result<u16> {
     u16::try_from(number).map_err(|_| StoreError::Corrupt(format!("identity {number}")))
+}
+
+/// Decodes the column `instances.options`.
+fn options(text: &str) -> Result<InstanceOptions> {
+    serde_json::from_str(text).map_err(|e| StoreError::Corrupt(format!("options of an instance: {e}")))
 }
 
 fn kbps(number: i64) -> Result<u32> {

@@ -311,6 +311,7 @@ mod tests {
             ipv4: None,
             ipv6: None,
             identity: 0,
+            options: crate::InstanceOptions::default(),
             revision: 1,
         };
         for count in [0, 1, 17, 255, 2048, 5000] {

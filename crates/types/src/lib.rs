@@ -10,6 +10,7 @@ mod id;
 mod ipv6_mode;
 mod mac;
 mod placement;
+mod port;
 mod scheduler;
 mod secret;
 mod security;
@@ -32,6 +33,10 @@ pub use mac::{MacAddr, MacError};
 pub use placement::{
     GATEWAY_CAPACITY_PPS_DEFAULT, GATEWAY_CAPACITY_PPS_MAX, PlacementSettings, PlacementSettingsError,
     PlacementSettingsPatch,
+};
+pub use port::{
+    AddressPair, AddressPairError, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
+    MAX_SECONDARY_ADDRESSES, PortSettings, Qos, given,
 };
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::Secret;

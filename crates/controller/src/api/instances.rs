@@ -7,7 +7,7 @@ use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, 
 use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
 use super::{Api, App, FIRST, blocking, settle};
 use crate::place::admission::Admission;
-use crate::place::admission::demand::NewObjects;
+use crate::place::admission::demand::{Demand, NewObjects, of_settings};
 use crate::push::{ApiStages, Entries, MIN_INSTANCES, Needs};
 use axum::Extension;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
@@ -15,8 +15,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
-use sluice_store::{Created, Page, Store, StoreError};
-use sluice_types::{HostId, InstanceId, MacAddr, SecurityGroupId, SubnetId, VpcId, is_unicast};
+use sluice_store::{Created, Page, Store, StoreError, StoredPair};
+use sluice_types::{
+    AddressPair, HostId, InstanceId, IpNet, MacAddr, PortSettings, Qos, SecurityGroupId, SubnetId, VpcId,
+    given, is_unicast,
+};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -27,6 +30,43 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 const MAX_BULK: usize = 1_000_000;
 /// Longest time in which the body of a bulk creation must arrive: others wait meanwhile.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An address that several instances of a subnet may have in turn.
+#[derive(Serialize, ToSchema)]
+struct HeldPair {
+    #[schema(value_type = String, example = "10.0.0.100")]
+    address: IpAddr,
+    /// The MAC address that belongs to the address; if absent, neighbors are given that of the router.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "00:00:5e:00:01:05")]
+    mac: Option<MacAddr>,
+    /// The instance announced the address last, and gets the packets to it.
+    held: bool,
+}
+
+/// The same in a request.
+#[derive(ToSchema)]
+#[allow(dead_code)]
+struct AddressPairFields {
+    #[schema(value_type = String, example = "10.0.0.100")]
+    address: IpAddr,
+    /// The MAC address that belongs to the address, the same in all instances; if absent, neighbors are given that of the
+    /// router.
+    #[schema(value_type = Option<String>, example = "00:00:5e:00:01:05")]
+    mac: Option<MacAddr>,
+}
+
+/// Marking and rate limit of an instance.
+#[derive(ToSchema)]
+#[allow(dead_code)]
+struct QosFields {
+    /// DSCP that packets of the instance get, 0 to 63; null: they keep theirs.
+    #[schema(maximum = 63)]
+    dscp: Option<u8>,
+    /// Limit of each direction in Mbit/s of IP packets, 1 to 400000; null: not limited.
+    #[schema(minimum = 1, maximum = 400000)]
+    rate_mbps: Option<u32>,
+}
 
 #[derive(Serialize, ToSchema)]
 pub(super) struct Instance {
@@ -50,6 +90,18 @@ pub(super) struct Instance {
     /// Its security groups in order of creation. Empty: its port is not filtered.
     #[schema(value_type = Vec<String>, example = json!(["sg-1"]))]
     security_groups: Vec<SecurityGroupId>,
+    /// Addresses that the instance has besides `ipv4` and `ipv6`, in ascending order.
+    #[schema(value_type = Vec<String>, example = json!(["10.0.0.9"]))]
+    secondary_addresses: Vec<IpAddr>,
+    /// Prefixes of which the instance has every address, in ascending order.
+    #[schema(value_type = Vec<String>, example = json!(["10.244.1.0/24"]))]
+    delegated_prefixes: Vec<IpNet>,
+    /// Addresses that the instance may have in turn with others, in order of address.
+    address_pairs: Vec<HeldPair>,
+    /// The source addresses of what the instance sends, MAC and IP, are checked.
+    spoofing_protection: bool,
+    #[schema(value_type = QosFields)]
+    qos: Qos,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -65,14 +117,34 @@ impl Resource for Instance {
         Needs::Instance(stored.vpc, stored.host)
     }
     fn entries((stored, _): &Self::Stored) -> Entries {
-        let addresses = stored.ipv4.map(IpAddr::V4).into_iter().chain(stored.ipv6.map(IpAddr::V6));
+        let addresses = stored.all_addresses().chain(stored.held_pairs().map(|pair| pair.address)).collect();
         let (vpcs, identity) = (vec![stored.vpc], Some(stored.identity));
-        Entries { vpcs, addresses: addresses.collect(), identity, ..Entries::default() }
+        let routes = stored.options.delegated.clone();
+        Entries { vpcs, addresses, routes, identity, ..Entries::default() }
     }
     fn new((stored, security_groups): Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::Instance { id, name, vpc, subnet, host, mac, ipv4, ipv6, identity: _, revision } =
-            stored;
-        Self { id, name, vpc, subnet, host, mac, ipv4, ipv6, security_groups, revision, programmed }
+        let sluice_store::Instance {
+            id, name, vpc, subnet, host, mac, ipv4, ipv6, options, revision, ..
+        } = stored;
+        let pair = |pair: StoredPair| HeldPair { address: pair.address, mac: pair.mac, held: pair.held };
+        Self {
+            id,
+            name,
+            vpc,
+            subnet,
+            host,
+            mac,
+            ipv4,
+            ipv6,
+            security_groups,
+            secondary_addresses: options.secondary,
+            delegated_prefixes: options.delegated,
+            address_pairs: options.pairs.into_iter().map(pair).collect(),
+            spoofing_protection: !options.unprotected,
+            qos: options.qos,
+            revision,
+            programmed,
+        }
     }
 }
 
@@ -128,6 +200,27 @@ pub(super) struct NewInstance {
     #[serde(default, deserialize_with = "groups")]
     #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["sg-1"]))]
     security_groups: Option<Vec<SecurityGroupId>>,
+    /// Addresses besides `ipv4` and `ipv6`, at most 16, in prefixes of the subnet.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["10.0.0.9"]))]
+    secondary_addresses: Option<Vec<IpAddr>>,
+    /// Prefixes of which the instance has every address, at most 32: each inside a subnet of the VPC, where nothing else
+    /// has an address of it, or overlapping no subnet except those that it contains.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["10.244.1.0/24"]))]
+    delegated_prefixes: Option<Vec<IpNet>>,
+    /// Addresses of the subnet that the instance may have in turn with others that list them, at most 16.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Vec<AddressPairFields>>, nullable = false)]
+    address_pairs: Option<Vec<AddressPair>>,
+    /// Whether the source addresses of what the instance sends, MAC and IP, are checked; they are by default.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    spoofing_protection: Option<bool>,
+    /// Marking and rate limit; by default packets keep their DSCP and are not limited.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<QosFields>, nullable = false)]
+    qos: Option<Qos>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -182,8 +275,15 @@ impl NewInstance {
                 return Err(Problem::invalid(field, format!("{address} is not a unicast address")));
             }
         }
-        let Self { name, subnet, host, mac, ipv4, ipv6, security_groups } = self;
-        Ok(sluice_store::NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups })
+        let Self { name, subnet, host, mac, ipv4, ipv6, security_groups, .. } = self;
+        let settings = PortSettings {
+            secondary_addresses: self.secondary_addresses,
+            delegated_prefixes: self.delegated_prefixes,
+            address_pairs: self.address_pairs,
+            spoofing_protection: self.spoofing_protection,
+            qos: self.qos,
+        };
+        Ok(sluice_store::NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups, settings })
     }
 }
 
@@ -293,7 +393,8 @@ async fn create_instances(
     Ok((StatusCode::OK, axum::Json(answer)).into_response())
 }
 
-/// A change of an instance: either of its host, or of its security groups.
+/// A change of an instance: either of its host, or of its security groups, or of any of the other fields. A list replaces the
+/// whole list.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct InstancePatch {
@@ -305,6 +406,27 @@ pub(super) struct InstancePatch {
     #[serde(default, deserialize_with = "groups")]
     #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["sg-1"]))]
     security_groups: Option<Vec<SecurityGroupId>>,
+    /// Addresses besides `ipv4` and `ipv6`, at most 16, in prefixes of the subnet.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["10.0.0.9"]))]
+    secondary_addresses: Option<Vec<IpAddr>>,
+    /// Prefixes of which the instance has every address, at most 32: each inside a subnet of the VPC, where nothing else
+    /// has an address of it, or overlapping no subnet except those that it contains.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Vec<String>>, nullable = false, example = json!(["10.244.1.0/24"]))]
+    delegated_prefixes: Option<Vec<IpNet>>,
+    /// Addresses of the subnet that the instance may have in turn with others that list them, at most 16.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Vec<AddressPairFields>>, nullable = false)]
+    address_pairs: Option<Vec<AddressPair>>,
+    /// Whether the source addresses of what the instance sends, MAC and IP, are checked; they are by default.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    spoofing_protection: Option<bool>,
+    /// Marking and rate limit; by default packets keep their DSCP and are not limited.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<QosFields>, nullable = false)]
+    qos: Option<Qos>,
 }
 
 #[utoipa::path(patch, path = "/v1/instances/{instance}", tag = "instances",
@@ -317,13 +439,33 @@ async fn update_instance(
     Json(body): Json<InstancePatch>,
 ) -> Result<Response, Problem> {
     let store = &api.db.store;
-    let changed = match (body.host, body.security_groups) {
-        (Some(host), None) => store.move_instance(id, host, expected).await,
-        (None, Some(groups)) => store.set_security_groups(id, &groups, expected).await,
-        // Both together need two revisions, and only one of them might succeed.
-        _ => return Err(Problem::invalid("body", "expected either host or security_groups")),
-    };
     let path = id.to_string();
+    let InstancePatch {
+        host, security_groups, secondary_addresses, delegated_prefixes, address_pairs, ..
+    } = body;
+    let InstancePatch { spoofing_protection, qos, .. } = body;
+    let settings =
+        PortSettings { secondary_addresses, delegated_prefixes, address_pairs, spoofing_protection, qos };
+    let changed = match (host, security_groups, settings.is_empty()) {
+        (Some(host), None, true) => store.move_instance(id, host, expected).await,
+        (None, Some(groups), true) => store.set_security_groups(id, &groups, expected).await,
+        (None, None, false) => {
+            let before = store.instance(id).await?;
+            let demand = of_settings(&settings, &before.options);
+            let admission = if demand == Demand::default() {
+                Admission::default()
+            } else {
+                api.admit(NewObjects::Further(before.vpc, demand), async { Ok(false) }).await?
+            };
+            let changed = store.update_instance(id, &settings, expected).await;
+            changed.inspect(|changed| admission.commit(changed.revision))
+        }
+        // Two of them need two revisions, and only one of them might succeed.
+        _ => {
+            let text = "expected either host, or security_groups, or other fields";
+            return Err(Problem::invalid("body", text));
+        }
+    };
     let changed = changed.map_err(|error| Problem::of_store(error, Some(&path)))?;
     Ok(reply::updated::<Instance>(&api, store.instance_with_groups(changed.id).await?))
 }

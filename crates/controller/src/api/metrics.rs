@@ -59,6 +59,9 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
     let help = "Entries that connected nodes have and the database lost";
     gauge(registry, "unconfirmed_entries", help, unconfirmed);
     removals(registry, api);
+    let (waiting, limit) = api.push.claims.waiting();
+    gauge(registry, "address_claims_waiting", "Claims of addresses that wait", waiting as u64);
+    gauge(registry, "address_claims_waiting_limit", "Most of address_claims_waiting", limit as u64);
     let refused = Family::<Labels, Counter>::default();
     for (reason, count) in api.ownership.refused() {
         refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
@@ -77,7 +80,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 11] = [
+    let all: [(&str, &str, &AtomicU64); 13] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
@@ -89,6 +92,8 @@ fn streams(registry: &mut Registry, api: &Api) {
         ("repaired_entries", "Entries that nodes repaired after their digests differed", &c.repaired),
         ("stalled_streams", "Streams ended because the node took or acknowledged nothing", &c.stalled),
         ("acknowledgment_saves", "Transactions that saved what nodes acknowledged", &c.saves),
+        ("address_claims", "Addresses of pairs that got another holder", &c.claims),
+        ("address_claims_refused", "Claims of addresses that were refused", &c.claims_refused),
     ];
     for (name, help, value) in all {
         counter(registry, name, help, value.load(Ordering::Relaxed));

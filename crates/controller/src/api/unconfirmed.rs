@@ -6,14 +6,16 @@ use super::problem::Problem;
 use super::reply;
 use super::request::{Json, check_name};
 use super::{Api, App};
-use crate::push::{has_address, is_of};
+use crate::push::{addresses, has_address, is_of, is_route_to};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{Json as Answer, Response};
 use serde::{Deserialize, Serialize};
-use sluice_southbound::{Port, Unconfirmed};
+use sluice_southbound::{Port, PortOptions, Unconfirmed};
 use sluice_store::{Created, LostInstance, NodeId};
-use sluice_types::{HostId, InstanceId, IpNet, MacAddr, SecurityGroupId, Vni};
+use sluice_types::{
+    AddressPair, HostId, InstanceId, IpNet, MacAddr, PortSettings, Qos, SecurityGroupId, Vni,
+};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use utoipa::ToSchema;
@@ -96,6 +98,9 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
     match entry {
         Unconfirmed::Network(vni) => (Key::Network(*vni), UnconfirmedEntry { vni: Some(*vni), ..bare }),
         Unconfirmed::Route(key) => {
+            if let Some((_, port)) = ports.iter().find(|(_, port)| is_route_to(key, port)) {
+                return entry_of(&Unconfirmed::Port((*port).clone()), &[]);
+            }
             let (vni, prefix) = (Some(key.vni), Some(key.prefix));
             (Key::Route(key.vni, key.prefix), UnconfirmedEntry { kind: "route", vni, prefix, ..bare })
         }
@@ -103,8 +108,7 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
             (Key::Host(*address), UnconfirmedEntry { kind: "host", addresses: vec![*address], ..bare })
         }
         Unconfirmed::Port(port) => {
-            let v4 = port.ipv4.map(|net| IpAddr::V4(net.addr()));
-            let addresses = v4.into_iter().chain(port.ipv6.map(|net| IpAddr::V6(net.addr()))).collect();
+            let addresses = addresses(port).collect();
             let (vni, instance, name) = (Some(port.vni), Some(port.instance), Some(port.name.clone()));
             let (kind, mac) = ("instance", Some(port.mac));
             let entry = UnconfirmedEntry { kind, vni, instance, name, addresses, mac, ..bare };
@@ -192,6 +196,7 @@ impl RemoveUnconfirmed {
                 Box::new(move |entry| match entry {
                     Unconfirmed::Port(other) => other.instance == port.instance,
                     Unconfirmed::Endpoint(endpoint) => is_of(&endpoint.key(), &port),
+                    Unconfirmed::Route(route) => is_route_to(route, &port),
                     _ => false,
                 })
             }
@@ -282,11 +287,28 @@ async fn adopt_unconfirmed(
         ipv4: port.ipv4.map(|net| net.addr()),
         ipv6: port.ipv6.map(|net| net.addr()),
         security_groups: body.security_groups,
+        settings: settings_of(port),
     };
     let store = &api.db.store;
     let made = store.adopt_instance(lost).await.map_err(|error| Problem::of_store(error, None))?;
     let made = store.instance_with_groups(made.id).await?;
     Ok(reply::created::<Instance>(&api, Created::New(made)))
+}
+
+/// What the instance had besides its addresses, as its host knows it. Who holds the addresses of its pairs is found out
+/// again, when an instance announces them.
+fn settings_of(port: &Port) -> PortSettings {
+    let PortOptions { additional, pairs, unprotected, qos } = &port.options;
+    let (secondary, delegated): (Vec<IpNet>, Vec<IpNet>) =
+        additional.iter().partition(|net| net.prefix_len() == net.max_prefix_len());
+    let pair = |pair: &sluice_southbound::AddressPair| AddressPair { address: pair.address, mac: pair.mac };
+    PortSettings {
+        secondary_addresses: Some(secondary.iter().map(IpNet::addr).collect()),
+        delegated_prefixes: Some(delegated),
+        address_pairs: Some(pairs.iter().map(pair).collect()),
+        spoofing_protection: Some(!unprotected),
+        qos: Some(Qos { dscp: qos.dscp, rate_mbps: qos.rate_mbps.map(Into::into) }),
+    }
 }
 
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {

@@ -1,11 +1,14 @@
 //! Entries of instances and VPCs: endpoints for gateways, ports and VRFs for hosts.
 
 use super::{Compiled, Gate, NodeGroup, Target, group_id};
-use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Vrf};
-use sluice_store::{Host, Instance, Subnet, Vpc};
-use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, Vni, first_host};
+use sluice_southbound::{
+    AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, PortOptions, Qos, Route, RouteKey, Scope, Vrf,
+};
+use sluice_store::{Host, Instance, InstanceChange, InstanceOptions, StoredPair, Subnet, Vpc};
+use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni, first_host};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU32;
 
 fn router4(prefix: &Ipv4Net) -> Option<Ipv4Addr> {
     match first_host(&IpNet::V4(*prefix)) {
@@ -34,8 +37,47 @@ pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clo
     }
 }
 
-pub(super) fn endpoint(vni: Vni, instance: &Instance, host: IpAddr) -> Endpoint {
-    Endpoint { vni, ipv4: instance.ipv4, ipv6: instance.ipv6, mac: instance.mac, host }
+/// Endpoint entries of an instance: one for its two addresses, and one for each secondary address and each address of a
+/// pair that it holds.
+pub(super) fn endpoints_of(vni: Vni, instance: &Instance, host: IpAddr) -> impl Iterator<Item = Endpoint> {
+    let own = Endpoint { vni, ipv4: instance.ipv4, ipv6: instance.ipv6, mac: instance.mac, host };
+    let single = move |address: IpAddr, mac: MacAddr| {
+        let (ipv4, ipv6) = match address {
+            IpAddr::V4(v4) => (Some(v4), None),
+            IpAddr::V6(v6) => (None, Some(v6)),
+        };
+        Endpoint { vni, ipv4, ipv6, mac, host }
+    };
+    let secondary = instance.options.secondary.iter().map(move |address| single(*address, instance.mac));
+    let held = instance.held_pairs().map(move |pair| single(pair.address, address_pair(pair).neighbor_mac()));
+    std::iter::once(own).chain(secondary).chain(held)
+}
+
+/// The prefixes that are delegated to an instance, each with the scope of its route: the next hop is the IPv4 address of
+/// the instance, or its IPv6 address if it has no other.
+pub(super) fn delegated(instance: &Instance) -> impl Iterator<Item = (IpNet, Scope)> {
+    let next_hop = instance.addresses().next();
+    instance.options.delegated.iter().filter_map(move |prefix| Some((*prefix, Scope::NextHop(next_hop?))))
+}
+
+/// Routes to the prefixes that are delegated to an instance.
+pub(super) fn routes_of(vni: Vni, instance: &Instance) -> impl Iterator<Item = Route> {
+    delegated(instance).map(move |(prefix, scope)| Route { key: RouteKey { vni, prefix }, scope })
+}
+
+fn address_pair(pair: &StoredPair) -> AddressPair {
+    AddressPair { address: pair.address, mac: pair.mac, held: pair.held }
+}
+
+pub(super) fn port_options(instance: &Instance) -> PortOptions {
+    let InstanceOptions { secondary, delegated, pairs, unprotected, qos } = &instance.options;
+    let additional = secondary.iter().copied().map(IpNet::from).chain(delegated.iter().copied());
+    PortOptions {
+        additional: additional.collect(),
+        pairs: pairs.iter().map(address_pair).collect(),
+        unprotected: *unprotected,
+        qos: Qos { dscp: qos.dscp, rate_mbps: qos.rate_mbps.and_then(NonZeroU32::new) },
+    }
 }
 
 pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
@@ -55,19 +97,26 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         mtu: vpc.mtu,
         dns4: subnet.dns.clone(),
         identity: instance.identity,
-        options: sluice_southbound::PortOptions::default(),
+        options: port_options(instance),
     }
 }
 
 /// Endpoint entries of instances, for gateways. `hosts` contains every host of these instances.
 pub(super) fn endpoints(vpc: &Vpc, hosts: &[Host], instances: &[Instance]) -> Vec<Endpoint> {
     let vteps: HashMap<_, _> = hosts.iter().map(|host| (host.id, host.vtep)).collect();
-    let one = |instance: &Instance| Some(endpoint(vpc.vni, instance, *vteps.get(&instance.host)?));
-    instances.iter().filter_map(one).collect()
+    let hosted = instances.iter().filter_map(|instance| Some((instance, *vteps.get(&instance.host)?)));
+    hosted.flat_map(|(instance, host)| endpoints_of(vpc.vni, instance, host)).collect()
+}
+
+/// Routes to the prefixes that are delegated to instances, for gateways.
+pub(super) fn routes(vpc: &Vpc, instances: &[Instance]) -> Vec<Route> {
+    instances.iter().flat_map(|instance| routes_of(vpc.vni, instance)).collect()
 }
 
 pub(super) fn endpoint_keys(vpc: &Vpc, instances: &[Instance]) -> impl Iterator<Item = EndpointKey> {
-    instances.iter().map(|i| endpoint(vpc.vni, i, Ipv4Addr::UNSPECIFIED.into()).key())
+    let vni = vpc.vni;
+    let all = instances.iter().flat_map(move |one| endpoints_of(vni, one, Ipv4Addr::UNSPECIFIED.into()));
+    all.map(|endpoint| endpoint.key())
 }
 
 pub(super) fn create_instances(
@@ -78,6 +127,10 @@ pub(super) fn create_instances(
     out: &mut Compiled,
 ) {
     out.created += instances.len();
+    let routes = routes(vpc, instances);
+    for cluster in vpc.clusters().filter(|_| !routes.is_empty()) {
+        out.of(Target::Cluster(cluster)).routes.extend_from_slice(&routes);
+    }
     let mut all = endpoints(vpc, hosts, instances);
     if let Some(moving) = vpc.moving {
         out.of(Target::Cluster(moving.to)).endpoints.extend_from_slice(&all);
@@ -123,6 +176,43 @@ fn add_ports<'a>(
     }
 }
 
+/// Sends what changed of instances: to gateways the difference, to their hosts the ports. `subnets` are all subnets of the
+/// VPC.
+pub(super) fn change_instances<'a>(
+    vpc: &Vpc,
+    subnets: impl IntoIterator<Item = &'a Subnet>,
+    hosts: &[Host],
+    changes: &'a [InstanceChange],
+    out: &mut Compiled,
+) {
+    let old: Vec<Instance> = changes.iter().map(InstanceChange::old).collect();
+    let new: Vec<Instance> = changes.iter().map(|change| change.after.clone()).collect();
+    let (had, has) = (endpoints(vpc, hosts, &old), endpoints(vpc, hosts, &new));
+    let keys: HashSet<EndpointKey> = has.iter().map(Endpoint::key).collect();
+    let (old_routes, new_routes) = (routes(vpc, &old), routes(vpc, &new));
+    for cluster in vpc.clusters() {
+        let update = out.of(Target::Cluster(cluster));
+        update.endpoints.extend(has.iter().filter(|endpoint| !had.contains(endpoint)));
+        update.removed_endpoints.extend(had.iter().map(Endpoint::key).filter(|key| !keys.contains(key)));
+        update.routes.extend(new_routes.iter().filter(|route| !old_routes.contains(route)));
+        let gone = old_routes.iter().filter(|old| new_routes.iter().all(|new| new.key != old.key));
+        update.removed_routes.extend(gone.map(|route| route.key));
+    }
+    let agents: HashSet<_> = hosts.iter().filter(|host| host.agent).map(|host| host.id).collect();
+    let on_agents =
+        || changes.iter().map(|change| &change.after).filter(|after| agents.contains(&after.host));
+    add_ports(vpc, subnets, on_agents(), out);
+    for instance in on_agents() {
+        count_removed(vpc, instance.identity, instance.host, out);
+    }
+    // The host of the one that loses an address would send its packets back to gateways that do not know the new holder.
+    let [first, second] = changes else { return };
+    if first.after.host != second.after.host && agents.contains(&first.after.host) {
+        let held = NodeGroup::Host(first.after.host);
+        out.gates.extend(vpc.clusters().map(|cluster| Gate { held, awaited: NodeGroup::Gateways(cluster) }));
+    }
+}
+
 /// Sends the port of an instance again, whose identity was `from`. The host runs an agent; `subnets` are all subnets of
 /// the VPC.
 pub(super) fn change_groups<'a>(
@@ -153,7 +243,9 @@ pub(super) fn remove_instances(
     out: &mut Compiled,
 ) {
     for cluster in vpc.clusters() {
-        out.of(Target::Cluster(cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
+        let update = out.of(Target::Cluster(cluster));
+        update.removed_endpoints.extend(endpoint_keys(vpc, instances));
+        update.removed_routes.extend(routes(vpc, instances).iter().map(|route| route.key));
     }
     for instance in instances.iter().filter(|i| has_agent(&i.host)) {
         remove_port(vpc, instance, instance.host, out);

@@ -1,20 +1,22 @@
 //! Digests of what was compiled for nodes, to be compared with what lookups in their tables find. It changes with what
 //! nodes' tables contain.
 //!
-//! Endpoints, and the ports of each host, are summed with each change, because the compiler holds no instances. The other entries of a cluster are
+//! Endpoints and routes to delegated prefixes, and the ports of each host, are summed with each change, because the compiler holds no instances. The other entries of a cluster are
 //! summed when they are compared after a change, and policies are hashed when they are first compared after a change of
 //! the VPC's security groups.
 
-use super::entries::{endpoint, endpoints};
+use super::entries::{endpoints_of, port_options, routes_of};
 use super::security::{HASHED_BYTES_MAX, SecurityGroups};
 use super::{Family, State};
-use sluice_southbound::{Endpoint, Update};
+use sluice_southbound::{Port, Update};
 use sluice_store::{Change, Host, Instance, NodeId, Vpc};
-use sluice_types::{ClusterId, DIGEST_SHARDS, Digests, EntryHash, GatewayId, HostId, Vni, VpcId};
+use sluice_types::{
+    ClusterId, DIGEST_SHARDS, Digests, EntryHash, GatewayId, HostId, Ipv4Net, Ipv6Net, Vni, VpcId,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-/// The endpoints of a cluster.
+/// The endpoints of a cluster, and its routes to delegated prefixes.
 #[derive(Debug)]
 struct Endpoints {
     sums: Digests,
@@ -111,17 +113,25 @@ impl Intent {
                 continue;
             };
             self.change_port(0, &vpc.vpc, instance, instance.host, true);
-            let entry = endpoint(vpc.vpc.vni, instance, host.vtep);
             for cluster in vpc.vpc.clusters() {
-                self.add(cluster, 0, entry);
+                self.change(cluster, 0, &vpc.vpc, (instance, host.vtep), true);
             }
         }
     }
 
-    fn change(&mut self, cluster: ClusterId, revision: u64, entry: Endpoint, is_added: bool) {
+    /// A cluster gets or loses the entries of an instance on the host with this VTEP.
+    fn change(
+        &mut self,
+        cluster: ClusterId,
+        revision: u64,
+        vpc: &Vpc,
+        (instance, host): (&Instance, IpAddr),
+        is_added: bool,
+    ) {
         let all = self.clusters.entry(cluster).or_default();
-        let of_vpc = self.vpcs.entry((cluster, entry.vni)).or_default();
-        let update = Update { endpoints: vec![entry], ..Update::default() };
+        let of_vpc = self.vpcs.entry((cluster, vpc.vni)).or_default();
+        let (endpoints, routes) = (endpoints_of(vpc.vni, instance, host), routes_of(vpc.vni, instance));
+        let update = Update { endpoints: endpoints.collect(), routes: routes.collect(), ..Update::default() };
         for (_, hash) in update.entry_hashes() {
             for sums in [&mut all.sums, &mut *of_vpc] {
                 if is_added { sums.add(hash) } else { sums.remove(hash) }
@@ -134,9 +144,7 @@ impl Intent {
     fn change_port(&mut self, revision: u64, vpc: &Vpc, instance: &Instance, host: HostId, is_added: bool) {
         let ports = self.hosts.entry(host).or_default();
         ports.changed = revision;
-        let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
-        for address in addresses {
-            let hash = EntryHash::port(vpc.vni, address, instance.mac, instance.id.get(), instance.identity);
+        for (_, hash) in bare_port(vpc, instance).entry_hashes() {
             if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
         }
         let key = (vpc.id, instance.identity);
@@ -147,10 +155,6 @@ impl Intent {
         }
     }
 
-    fn add(&mut self, cluster: ClusterId, revision: u64, entry: Endpoint) {
-        self.change(cluster, revision, entry, true);
-    }
-
     fn add_all(
         &mut self,
         cluster: ClusterId,
@@ -159,8 +163,11 @@ impl Intent {
         hosts: &[Host],
         instances: &[Instance],
     ) {
-        for entry in endpoints(vpc, hosts, instances) {
-            self.add(cluster, revision, entry);
+        let vteps: HashMap<_, _> = hosts.iter().map(|host| (host.id, host.vtep)).collect();
+        for instance in instances {
+            if let Some(host) = vteps.get(&instance.host) {
+                self.change(cluster, revision, vpc, (instance, *host), true);
+            }
         }
     }
 
@@ -174,7 +181,7 @@ impl Intent {
     ) {
         for instance in instances {
             if let Some(host) = before.vtep(instance.host) {
-                self.change(cluster, revision, endpoint(vpc.vni, instance, host), false);
+                self.change(cluster, revision, vpc, (instance, host), false);
             }
         }
     }
@@ -246,6 +253,17 @@ impl Intent {
                     let old = Instance { identity: *from, ..instance.clone() };
                     self.change_port(revision, vpc, &old, instance.host, false);
                     self.change_port(revision, vpc, instance, instance.host, true);
+                }
+                Change::InstancesChanged { vpc, hosts, changes } => {
+                    for change in changes {
+                        let (old, new) = (change.old(), &change.after);
+                        self.change_port(revision, vpc, &old, old.host, false);
+                        self.change_port(revision, vpc, new, new.host, true);
+                        for cluster in vpc.clusters() {
+                            self.remove_all(before, cluster, revision, vpc, std::slice::from_ref(&old));
+                            self.add_all(cluster, revision, vpc, hosts, std::slice::from_ref(new));
+                        }
+                    }
                 }
                 Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
                 // The state has the revision of the last of these changes of each VPC.
@@ -334,6 +352,24 @@ impl Intent {
             0 => Comparison::Equal,
             shards => Comparison::Different(shards),
         }
+    }
+}
+
+/// The port of an instance with what its hashes depend on.
+fn bare_port(vpc: &Vpc, instance: &Instance) -> Port {
+    Port {
+        instance: instance.id,
+        name: String::new(),
+        vni: vpc.vni,
+        mac: instance.mac,
+        ipv4: instance.ipv4.map(Ipv4Net::from),
+        router4: None,
+        ipv6: instance.ipv6.map(Ipv6Net::from),
+        ipv6_dhcp: false,
+        mtu: vpc.mtu,
+        dns4: Vec::new(),
+        identity: instance.identity,
+        options: port_options(instance),
     }
 }
 

@@ -2,14 +2,15 @@
 //! before a packet is sent (Zeta section VIII-A, after VMware NSX).
 //!
 //! A host has the paths of a VPC as long as it has an instance of that VPC. They lead to the
-//! instances of the VPC, and to those of its peers if the longest matching route of the VPC leads to the peer
+//! instances of the VPC, with their secondary addresses, and to those of its peers if the longest matching route of the VPC leads to the peer
 //! and that of the peer is local. Changes of routes are rare and cause a snapshot.
 
+use super::entries::delegated;
 use super::state::{Touched, VpcState};
 use super::{Compiled, State, Target};
-use sluice_southbound::{Path, PathKey, Route, Scope};
+use sluice_southbound::{Path, PathKey, Route, RouteKey, Scope};
 use sluice_store::{Change, Instance};
-use sluice_types::{HostId, MacAddr, VpcId};
+use sluice_types::{HostId, IpNet, MacAddr, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -17,6 +18,8 @@ use std::net::IpAddr;
 #[derive(Clone, Debug, Default)]
 pub(super) struct InstanceLocations {
     addresses: BTreeMap<VpcId, BTreeMap<IpAddr, (MacAddr, HostId)>>,
+    /// The prefixes that are delegated to instances, with their next hops.
+    delegated: BTreeMap<VpcId, BTreeMap<IpNet, Scope>>,
     /// Number of instances of each VPC on each host.
     hosts: BTreeMap<VpcId, BTreeMap<HostId, u64>>,
 }
@@ -25,12 +28,10 @@ pub(super) struct InstanceLocations {
 #[derive(Debug, Default)]
 pub(super) struct LocationChanges {
     addresses: BTreeMap<VpcId, BTreeSet<IpAddr>>,
+    /// VPCs in which a delegated prefix was added or removed.
+    rerouted: BTreeSet<VpcId>,
     /// For each VPC and host of a changed instance: whether the host had no instance of the VPC before.
     without: BTreeMap<(VpcId, HostId), bool>,
-}
-
-fn addresses(instance: &Instance) -> impl Iterator<Item = IpAddr> {
-    instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6))
 }
 
 impl InstanceLocations {
@@ -40,14 +41,23 @@ impl InstanceLocations {
 
     pub(super) fn insert(&mut self, instance: &Instance) {
         let known = self.addresses.entry(instance.vpc).or_default();
-        known.extend(addresses(instance).map(|address| (address, (instance.mac, instance.host))));
+        known.extend(instance.all_addresses().map(|address| (address, (instance.mac, instance.host))));
+        if !instance.options.delegated.is_empty() {
+            let known = self.delegated.entry(instance.vpc).or_default();
+            known.extend(delegated(instance));
+        }
         *self.hosts.entry(instance.vpc).or_default().entry(instance.host).or_default() += 1;
     }
 
     fn remove(&mut self, instance: &Instance, host: HostId) {
         if let Some(known) = self.addresses.get_mut(&instance.vpc) {
-            addresses(instance).for_each(|address| {
+            instance.all_addresses().for_each(|address| {
                 known.remove(&address);
+            });
+        }
+        if let Some(known) = self.delegated.get_mut(&instance.vpc) {
+            instance.options.delegated.iter().for_each(|prefix| {
+                known.remove(prefix);
             });
         }
         if let Some(hosts) = self.hosts.get_mut(&instance.vpc)
@@ -62,21 +72,24 @@ impl InstanceLocations {
 
     /// Advances by a change.
     pub(super) fn apply(&mut self, change: &Change, moved: &mut LocationChanges) {
+        let rerouted = &mut moved.rerouted;
         let mut record = |placed: &Self, instance: &Instance| {
             let (vpc, host) = (instance.vpc, instance.host);
-            moved.addresses.entry(vpc).or_default().extend(addresses(instance));
+            moved.addresses.entry(vpc).or_default().extend(instance.all_addresses());
             moved.without.entry((vpc, host)).or_insert_with(|| !placed.has(vpc, host));
         };
         match change {
             Change::InstancesCreated { instances, .. } => {
                 for instance in instances {
                     record(self, instance);
+                    rerouted.extend((!instance.options.delegated.is_empty()).then_some(instance.vpc));
                     self.insert(instance);
                 }
             }
             Change::InstancesRemoved { instances, .. } => {
                 for instance in instances {
                     record(self, instance);
+                    rerouted.extend((!instance.options.delegated.is_empty()).then_some(instance.vpc));
                     self.remove(instance, instance.host);
                 }
             }
@@ -85,7 +98,20 @@ impl InstanceLocations {
                 self.remove(instance, *from);
                 self.insert(instance);
             }
+            Change::InstancesChanged { changes, .. } => {
+                for change in changes {
+                    let (old, new) = (change.old(), &change.after);
+                    record(self, &old);
+                    record(self, new);
+                    if old.options.delegated != new.options.delegated {
+                        rerouted.insert(new.vpc);
+                    }
+                    self.remove(&old, old.host);
+                    self.insert(new);
+                }
+            }
             Change::VpcRemoved(vpc) => {
+                self.delegated.remove(&vpc.id);
                 self.addresses.remove(&vpc.id);
                 self.hosts.remove(&vpc.id);
             }
@@ -103,6 +129,11 @@ struct Table<'a> {
 impl<'a> Table<'a> {
     fn new(state: &State, vpc: &'a VpcState) -> Self {
         let mut routes: Vec<Route> = state.routes(vpc).collect();
+        let vni = vpc.vpc.vni;
+        let delegated = state.instances.delegated.get(&vpc.vpc.id).into_iter().flatten();
+        routes.extend(
+            delegated.map(|(prefix, scope)| Route { key: RouteKey { vni, prefix: *prefix }, scope: *scope }),
+        );
         routes.sort_by_key(|route| std::cmp::Reverse(route.key.prefix.prefix_len()));
         Self { vpc, routes }
     }
@@ -205,7 +236,8 @@ impl State {
                 out.of(Target::Host(*host)).paths.append(&mut self.paths_of(vpc, moved));
             }
         }
-        let rerouted = touched.routes.iter().filter_map(|(id, _)| self.vpcs.get(id));
+        let routes = touched.routes.iter().map(|(id, _)| id);
+        let rerouted = routes.chain(&moved.rerouted).filter_map(|id| self.vpcs.get(id));
         let resized = self.vpcs.values().filter(|vpc| out.hosts.resync.contains(&vpc.vpc.vni));
         let changed: BTreeSet<_> = rerouted
             .chain(resized)

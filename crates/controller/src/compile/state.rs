@@ -4,14 +4,14 @@ use super::clusters::{
     ClusterState, for_host, group_of, key, keys_of, no_keys, vip_plan, vips_of, vtep_of, vteps_of,
 };
 use super::entries::{
-    change_groups, create_instances, endpoint, endpoint_keys, endpoints, move_instance, port,
-    remove_instances, vrf,
+    change_groups, change_instances, create_instances, endpoint_keys, endpoints, endpoints_of, move_instance,
+    port, remove_instances, routes, routes_of, vrf,
 };
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
 use super::security::{self, SecurityGroups};
 use super::{ALL_NODES, Compiled, Family, Membership, Target};
-use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vrf};
+use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
     Change, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
 };
@@ -286,8 +286,11 @@ impl State {
                 remove_instances(vpc, instances, agents, out);
             }
             Change::EndpointsAdded { vpc, cluster, hosts, instances } => {
-                out.of(Target::Cluster(*cluster)).endpoints.append(&mut endpoints(vpc, hosts, instances));
+                let update = out.of(Target::Cluster(*cluster));
+                update.endpoints.append(&mut endpoints(vpc, hosts, instances));
+                update.routes.append(&mut routes(vpc, instances));
             }
+            // The routes are removed with the network.
             Change::EndpointsRemoved { vpc, cluster, instances } => {
                 out.of(Target::Cluster(*cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
             }
@@ -315,6 +318,11 @@ impl State {
             Change::InstanceGroupsChanged { vpc, host, instance, from } => {
                 if let Some(state) = self.vpcs.get(&vpc.id).filter(|_| host.agent) {
                     change_groups(vpc, state.subnets.values(), instance, *from, out);
+                }
+            }
+            Change::InstancesChanged { vpc, hosts, changes } => {
+                if let Some(state) = self.vpcs.get(&vpc.id) {
+                    change_instances(vpc, state.subnets.values(), hosts, changes, out);
                 }
             }
             Change::SecurityGroupCreated { vpc, .. }
@@ -385,13 +393,17 @@ impl State {
         self.clusters.values().find_map(found)
     }
 
-    /// Endpoint entries of instances, for gateways.
-    pub fn endpoints(&self, instances: &[Instance]) -> Vec<Endpoint> {
-        let one = |instance: &Instance| {
-            let vpc = self.vpcs.get(&instance.vpc)?;
-            Some(endpoint(vpc.vpc.vni, instance, self.hosts.get(&instance.host)?.vtep))
-        };
-        instances.iter().filter_map(one).collect()
+    /// Entries of instances, for gateways: endpoints, and routes to delegated prefixes.
+    pub fn instance_entries(&self, instances: &[Instance]) -> Update {
+        let mut update = Update::default();
+        for instance in instances {
+            let Some((vpc, host)) = self.vpcs.get(&instance.vpc).zip(self.hosts.get(&instance.host)) else {
+                continue;
+            };
+            update.endpoints.extend(endpoints_of(vpc.vpc.vni, instance, host.vtep));
+            update.routes.extend(routes_of(vpc.vpc.vni, instance));
+        }
+        update
     }
 
     /// A host's tables without ports, policies, VRFs and keys, and in a model with zones without groups. `None` if

@@ -2,6 +2,7 @@
 //! entries; then, for random histories on the real store, that a node which applied deltas has the same
 //! tables as one that got a snapshot.
 
+mod addresses;
 mod digests;
 mod gateway_moves;
 mod moves;
@@ -151,8 +152,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             let (state, instances) = read_snapshot(store, InstancesOf::Gateway(id), model).await;
             let (gateway, base) = state.gateway_base(id).unwrap();
             tables.receive(&encode(base));
-            let endpoints = state.endpoints(&instances);
-            tables.receive(&encode(Update { endpoints, ..Update::default() }));
+            tables.receive(&encode(state.instance_entries(&instances)));
             Follower { membership: Some(Membership::of(&gateway)), view: None, tables, policies: 0 }
         }
         NodeId::Host(id) => {
@@ -291,6 +291,7 @@ impl World {
     }
 
     async fn check(&self) {
+        addresses::check_owners(&self.store).await;
         for (node, follower) in &self.nodes {
             let fresh = from_snapshot(self.store.as_ref(), *node, self.model).await;
             assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
@@ -336,7 +337,8 @@ fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
 
 fn new_instance(name: &str, subnet: SubnetId, host: HostId) -> NewInstance {
     let name = name.into();
-    NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None, security_groups: None }
+    let settings = PortSettings::default();
+    NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None, security_groups: None, settings }
 }
 
 fn new_gateway(name: &str, cluster: ClusterId, vtep4: &str) -> NewGateway {

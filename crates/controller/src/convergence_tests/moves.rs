@@ -203,12 +203,13 @@ impl Cloud {
         // A gateway whose revision is older than the VPC is not affected by moves.
         let Some(routes) = state.routes_of(vni) else { return };
         assert!(tables.vrfs.contains_key(&vni), "{what}: no VRF");
-        for Route { key, scope } in routes {
-            assert_eq!(tables.routes.get(&key), Some(&scope), "{what}: {}", key.prefix);
-        }
         let instances: Vec<Instance> =
             self.instances_at[&at].get(&vni).into_iter().flat_map(|all| all.values().cloned()).collect();
-        for endpoint in state.endpoints(&instances) {
+        let entries = state.instance_entries(&instances);
+        for Route { key, scope } in routes.into_iter().chain(entries.routes) {
+            assert_eq!(tables.routes.get(&key), Some(&scope), "{what}: {}", key.prefix);
+        }
+        for endpoint in entries.endpoints {
             for address in keys(endpoint.ipv4, endpoint.ipv6) {
                 let found = tables.endpoints.get(&(vni, address));
                 assert_eq!(found, Some(&(endpoint.mac, endpoint.host)), "{what}: {address}");
@@ -226,6 +227,10 @@ fn advance(mut known: InstancesByVni, changes: &[Change]) -> InstancesByVni {
             }
             Change::InstanceMoved { vpc, instance, .. } => {
                 known.entry(vpc.vni).or_default().insert(instance.id, instance.clone());
+            }
+            Change::InstancesChanged { vpc, changes, .. } => {
+                let all = known.entry(vpc.vni).or_default();
+                all.extend(changes.iter().map(|change| (change.after.id, change.after.clone())));
             }
             Change::InstancesRemoved { vpc, instances } => {
                 let all = known.entry(vpc.vni).or_default();

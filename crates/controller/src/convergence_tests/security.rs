@@ -338,6 +338,7 @@ fn hosts_with_very_many_policies_are_not_compared() {
         ipv4: Some(Ipv4Addr::from(0x0a00_0000 + u32::from(identity))),
         ipv6: None,
         identity,
+        options: Default::default(),
         revision: 1,
     };
     for count in [1_000, 2_000] {

@@ -2,7 +2,9 @@
 //! updates it with each change, so that placing a VPC does not read the database. This file changes when
 //! placement needs to know more about objects.
 
-use sluice_store::{AddressCounts, Change, Cluster, Gateway, Instance, Subnet, Topology, Vpc};
+use sluice_store::{
+    AddressCounts, Change, Cluster, Gateway, Instance, InstanceChange, Subnet, Topology, Vpc,
+};
 use sluice_types::{ClusterId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -51,10 +53,10 @@ impl LedgerVpc {
         self.cluster = vpc.moving.map_or(vpc.cluster, |moving| moving.to);
     }
 
-    /// Entries in its cluster's tables: one for the VRF, and one for each address, subnet and route.
+    /// Entries in its cluster's tables: one for the VRF, and one for each address, delegated prefix, subnet and route.
     pub fn entries(&self) -> u64 {
-        let AddressCounts { ipv4, ipv6 } = self.addresses;
-        1 + ipv4 + ipv6 + (self.subnets.len() + self.routes.len()) as u64
+        let AddressCounts { ipv4, ipv6, prefixes } = self.addresses;
+        1 + ipv4 + ipv6 + prefixes + (self.subnets.len() + self.routes.len()) as u64
     }
 
     /// Number of prefixes of its subnets, to which it and its peers have routes.
@@ -88,9 +90,16 @@ impl Prefixes {
     }
 }
 
-fn count_addresses(instances: &[Instance]) -> AddressCounts {
-    let count = |has: fn(&Instance) -> bool| instances.iter().filter(|instance| has(instance)).count() as u64;
-    AddressCounts { ipv4: count(|one| one.ipv4.is_some()), ipv6: count(|one| one.ipv6.is_some()) }
+fn count_addresses<'a>(instances: impl IntoIterator<Item = &'a Instance>) -> AddressCounts {
+    let mut counts = AddressCounts::default();
+    for instance in instances {
+        let pairs = instance.options.pairs.iter().map(|pair| pair.address);
+        for address in instance.all_addresses().chain(pairs) {
+            *(if address.is_ipv4() { &mut counts.ipv4 } else { &mut counts.ipv6 }) += 1;
+        }
+        counts.prefixes += instance.options.delegated.len() as u64;
+    }
+    counts
 }
 
 /// A cluster in the ledger.
@@ -168,6 +177,17 @@ impl Ledger {
         }
     }
 
+    fn change_addresses(&mut self, id: VpcId, removed: AddressCounts, added: AddressCounts) {
+        let change =
+            |count: &mut u64, removed: u64, added: u64| *count = (*count + added).saturating_sub(removed);
+        self.change_vpc(id, |vpc| {
+            let AddressCounts { ipv4, ipv6, prefixes } = &mut vpc.addresses;
+            change(ipv4, removed.ipv4, added.ipv4);
+            change(ipv6, removed.ipv6, added.ipv6);
+            change(prefixes, removed.prefixes, added.prefixes);
+        });
+    }
+
     fn upsert(&mut self, vpc: &Vpc, now_ms: u64) {
         let new = || {
             // Changes of instances up to the revision of the counts are not applied to it.
@@ -202,18 +222,15 @@ impl Ledger {
                     self.clusters.remove(&cluster.id);
                 }
                 Change::InstancesCreated { vpc, instances, .. } if revision > self.counted => {
-                    let created = count_addresses(instances);
-                    self.change_vpc(vpc.id, |vpc| {
-                        vpc.addresses.ipv4 += created.ipv4;
-                        vpc.addresses.ipv6 += created.ipv6;
-                    });
+                    self.change_addresses(vpc.id, AddressCounts::default(), count_addresses(instances));
                 }
                 Change::InstancesRemoved { vpc, instances } if revision > self.counted => {
-                    let removed = count_addresses(instances);
-                    self.change_vpc(vpc.id, |vpc| {
-                        vpc.addresses.ipv4 = vpc.addresses.ipv4.saturating_sub(removed.ipv4);
-                        vpc.addresses.ipv6 = vpc.addresses.ipv6.saturating_sub(removed.ipv6);
-                    });
+                    self.change_addresses(vpc.id, count_addresses(instances), AddressCounts::default());
+                }
+                Change::InstancesChanged { vpc, changes, .. } if revision > self.counted => {
+                    let old: Vec<Instance> = changes.iter().map(InstanceChange::old).collect();
+                    let new = count_addresses(changes.iter().map(|change| &change.after));
+                    self.change_addresses(vpc.id, count_addresses(&old), new);
                 }
                 Change::SubnetUpserted { vpc, subnet, .. } => {
                     self.change_vpc(vpc.id, |vpc| vpc.subnets.insert(subnet.id, Prefixes::of(subnet)));
@@ -315,7 +332,7 @@ pub mod tests {
 
     /// Counts of IPv4 addresses.
     pub fn ipv4(count: u64) -> AddressCounts {
-        AddressCounts { ipv4: count, ipv6: 0 }
+        AddressCounts { ipv4: count, ..AddressCounts::default() }
     }
 
     /// Instances with an IPv4 address, of which the first has an IPv6 address, too.
@@ -330,6 +347,7 @@ pub mod tests {
             ipv4: Some(std::net::Ipv4Addr::from(id as u32)),
             ipv6: (id == 1).then_some(std::net::Ipv6Addr::LOCALHOST),
             identity: 0,
+            options: Default::default(),
             revision: 1,
         };
         (1..=count).map(instance).collect()

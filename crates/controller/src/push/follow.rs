@@ -181,6 +181,7 @@ impl Follower {
                     Change::InstancesCreated { .. }
                         | Change::InstancesRemoved { .. }
                         | Change::InstanceGroupsChanged { .. }
+                        | Change::InstancesChanged { .. }
                         | Change::SecurityGroupUpdated { .. }
                         | Change::TenantUpserted(_)
                         | Change::TenantRemoved(_)

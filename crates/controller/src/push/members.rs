@@ -436,6 +436,7 @@ mod tests {
             ipv4: None,
             ipv6: None,
             identity: 1,
+            options: Default::default(),
             revision: 11,
         };
         let is_programmed = |members: &Members| members.programmed(&hub, &[(Needs::HostsOf(vpc.id), 9)])[0];

@@ -11,6 +11,7 @@
 //! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
 //! This module does not depend on these layers.
 
+mod claims;
 mod connection;
 mod digests;
 mod enrollment;
@@ -30,6 +31,7 @@ mod topology;
 mod unconfirmed;
 mod written;
 
+pub use claims::{Claims, process_claims};
 pub use connection::NodeConnection;
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
@@ -45,7 +47,7 @@ pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
 #[cfg(test)]
 pub use steps::{Step, encode};
 pub use timeline::{ApiStages, Finished, MIN_INSTANCES, Timeline};
-pub use unconfirmed::{UnconfirmedLists, has_address, is_of};
+pub use unconfirmed::{UnconfirmedLists, addresses, has_address, is_of, is_route_to};
 pub use written::{Entries, EntryFailure, Written};
 
 use self::snapshots::Snapshots;
@@ -106,6 +108,10 @@ pub struct Counters {
     pub stalled: AtomicU64,
     /// Transactions that saved what nodes acknowledged.
     pub saves: AtomicU64,
+    /// Addresses that got another holder.
+    pub claims: AtomicU64,
+    /// Claims of addresses that were refused.
+    pub claims_refused: AtomicU64,
 }
 
 /// Adds one to a counter.
@@ -128,6 +134,8 @@ pub struct Push {
     pub timeline: Timeline,
     /// Counters for the metrics.
     pub counters: Counters,
+    /// Claims of addresses that instances have in turn.
+    pub claims: Claims,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
     /// Deletions that nodes have not acknowledged, as of the last look.
@@ -150,6 +158,7 @@ impl Push {
             topology: SharedTopology::default(),
             timeline: Timeline::default(),
             counters: Counters::default(),
+            claims: Claims::default(),
             unconfirmed: UnconfirmedLists::default(),
             removals: PendingRemovals::default(),
             histories: Histories::default(),

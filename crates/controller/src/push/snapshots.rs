@@ -10,7 +10,6 @@ use super::steps::encode;
 use super::stream::Ended;
 use crate::compile::{Membership, State};
 use bytes::Bytes;
-use sluice_southbound::Update;
 use sluice_store::{InstancesOf, NodeId, Position, SNAPSHOTS_MAX, SnapshotPart, StoreError};
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
@@ -321,7 +320,7 @@ async fn encode_parts(
         }
         let state = state.clone();
         let encoded = tokio::task::spawn_blocking(move || {
-            let update = Update { endpoints: state.endpoints(&instances), ..Update::default() };
+            let update = state.instance_entries(&instances);
             (update.entry_count(), encode(update))
         });
         let Ok((entries, encoded)) = encoded.await else { return (Some(tables), false) };

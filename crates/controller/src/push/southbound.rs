@@ -12,10 +12,11 @@ use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
 use sluice_southbound::proto::{
-    Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests, TableRepair,
+    Ack, AddressClaims, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests,
+    TableRepair,
 };
 use sluice_southbound::{
-    CertificateAuthority, EncodedUpdate, MAX_FAILURES, Missing, Node, server::Southbound,
+    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_FAILURES, Missing, Node, server::Southbound,
 };
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
@@ -31,6 +32,8 @@ use tonic::{Request, Response, Status, Streaming};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest text, in bytes, that a node may send as a failure or version. Longer ones are cut.
 const MAX_TEXT: usize = 256;
+/// Most claims in a report.
+const MAX_CLAIMS: usize = 1024;
 /// Longest certificate request that is accepted.
 const MAX_CSR_BYTES: usize = 16 << 10;
 /// Longest wait until the node takes the status with which its stream ends. Then its connection is ended.
@@ -277,9 +280,23 @@ impl Listener {
                     let text = "only the first report may be a Hello";
                     return (Some(Status::invalid_argument(text)), false);
                 }
+                Some(Report::Claims(claims)) => self.handle_claims(claims),
                 // A kind of report that a newer agent sends.
-                Some(Report::Claims(_)) | None => {}
+                None => {}
             }
+        }
+    }
+
+    /// Claims that cannot be read, and those beyond the limit of a report, are refused.
+    fn handle_claims(&self, report: AddressClaims) {
+        let NodeId::Host(host) = self.node else { return };
+        let count = report.claims.len();
+        let claims = report.claims.into_iter().take(MAX_CLAIMS).filter_map(|claim| claim.try_into().ok());
+        let claims: Vec<AddressClaim> = claims.collect();
+        let refused = count - claims.len() + self.push.claims.add(host, claims);
+        if refused > 0 {
+            tracing::warn!(%host, refused, "claims of addresses refused: they are malformed, or too many wait");
+            self.push.counters.claims_refused.fetch_add(refused as u64, Ordering::Relaxed);
         }
     }
 

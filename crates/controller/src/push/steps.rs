@@ -7,16 +7,16 @@
 use crate::compile::{Compiled, Gate, HostChanges, Membership, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Policy, Update};
+use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Policy, Port, PortOptions, Update};
 use sluice_store::NodeId;
 use sluice_types::GatewayId;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 
-/// A policy counts as one entry for each of these bytes. No other entry has more than 350 bytes, so a message is below
+/// A policy, and a port with options, counts as one entry for each of these bytes. No other entry has more than 350 bytes, so a message is below
 /// [`MAX_UPDATE_BYTES`](sluice_southbound::MAX_UPDATE_BYTES) in any case.
-const POLICY_ENTRY_BYTES: usize = 256;
+const ENTRY_BYTES: usize = 256;
 /// Most steps in the log.
 pub const MAX_STEPS: usize = 65_536;
 /// Most bytes of encoded entries in the log.
@@ -73,7 +73,7 @@ impl Step {
     }
 }
 
-/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy counts as more than one.
+/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy or a port may count as more than one.
 pub fn encode(update: Update) -> Vec<Bytes> {
     let parts = split(update).into_iter();
     parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
@@ -81,14 +81,21 @@ pub fn encode(update: Update) -> Vec<Bytes> {
 
 /// The number of entries as which a policy counts. One policy has fewer than a message.
 fn policy_entries(policy: &Policy) -> usize {
-    policy.message_bytes() / POLICY_ENTRY_BYTES + 1
+    policy.message_bytes() / ENTRY_BYTES + 1
+}
+
+/// The same for a port.
+fn port_entries(port: &Port) -> usize {
+    if port.options == PortOptions::default() { 1 } else { port.message_bytes() / ENTRY_BYTES + 1 }
 }
 
 /// Splits an update into updates of at most [`MAX_ENTRIES`] entries which, applied in order, have the same
 /// effect.
 fn split(mut update: Update) -> Vec<Update> {
     let policies: Vec<usize> = update.policies.iter().map(policy_entries).collect();
-    let entries = update.entry_count() - policies.len() + policies.iter().sum::<usize>();
+    let ports: Vec<usize> = update.ports.iter().map(port_entries).collect();
+    let weighed = policies.iter().sum::<usize>() + ports.iter().sum::<usize>();
+    let entries = update.entry_count() - policies.len() - ports.len() + weighed;
     if entries <= MAX_ENTRIES {
         return if update.is_empty() { Vec::new() } else { vec![update] };
     }
@@ -111,18 +118,24 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         )*};
     }
-    cut!(vteps vips groups vrfs endpoints routes);
-    for (policy, entries) in std::mem::take(&mut update.policies).into_iter().zip(policies) {
-        if room < entries && room < MAX_ENTRIES {
-            parts.push(empty());
-            room = MAX_ENTRIES;
-        }
-        if let Some(part) = parts.last_mut() {
-            part.policies.push(policy);
-            room = room.saturating_sub(entries);
-        }
+    macro_rules! cut_by_size {
+        ($field:ident, $sizes:ident) => {
+            for (entry, size) in std::mem::take(&mut update.$field).into_iter().zip($sizes) {
+                if room < size && room < MAX_ENTRIES {
+                    parts.push(empty());
+                    room = MAX_ENTRIES;
+                }
+                if let Some(part) = parts.last_mut() {
+                    part.$field.push(entry);
+                    room = room.saturating_sub(size);
+                }
+            }
+        };
     }
-    cut!(ports keys paths);
+    cut!(vteps vips groups vrfs endpoints routes);
+    cut_by_size!(policies, policies);
+    cut_by_size!(ports, ports);
+    cut!(keys paths);
     if let Some(part) = parts.last_mut() {
         part.cluster = update.cluster;
     }
@@ -216,7 +229,7 @@ impl StepLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_southbound::{EndpointKey, MAX_UPDATE_BYTES, PolicyKey, Port, SecurityRule, Vrf};
+    use sluice_southbound::{AddressPair, EndpointKey, MAX_UPDATE_BYTES, PolicyKey, Qos, SecurityRule, Vrf};
     use sluice_types::{
         AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, Remote, RuleMatch,
         SecurityGroupId, SecurityRuleId, Vni,
@@ -290,6 +303,33 @@ mod tests {
             read.removed_vnis.extend(part.removed_vnis);
         }
         assert!(read == update);
+    }
+
+    /// Catches messages with too many ports that have everything that a port can have.
+    #[test]
+    fn large_ports_are_divided_by_their_bytes() {
+        let prefix =
+            |number: u128| sluice_types::IpNet::from(std::net::IpAddr::V6((0xfd << 120 | number).into()));
+        let mac = Some(MacAddr::local(u64::MAX));
+        let pair = |number| AddressPair { address: prefix(number).addr(), mac, held: true };
+        let options = PortOptions {
+            additional: (1..=48).map(prefix).collect(),
+            pairs: (1..=16).map(pair).collect(),
+            unprotected: true,
+            qos: Qos { dscp: Some(63), rate_mbps: std::num::NonZeroU32::new(400_000) },
+        };
+        let large = |id: u64| Port { name: "n".repeat(127), options: options.clone(), ..port(id) };
+        let update = Update { ports: (1..=20_000).map(large).collect(), ..Update::default() };
+        let parts = encode(update.clone());
+        assert!(parts.iter().map(Bytes::len).sum::<usize>() > 2 * MAX_UPDATE_BYTES, "no reason to divide");
+        let mut read = Vec::new();
+        for part in parts {
+            assert!(part.len() < MAX_UPDATE_BYTES - 1024, "{} bytes, and the head", part.len());
+            let (part, bad) = Update::read(sluice_southbound::decode_update(part).unwrap());
+            assert_eq!(bad, []);
+            read.extend(part.ports);
+        }
+        assert!(read == update.ports);
     }
 
     fn port(identity: u64) -> Port {

@@ -42,6 +42,7 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::EndpointsAdded { .. }
             | Change::EndpointsRemoved { .. }
             | Change::InstanceGroupsChanged { .. }
+            | Change::InstancesChanged { .. }
             | Change::SecurityGroupUpdated { .. }
             | Change::TenantUpserted(_)
             | Change::TenantRemoved(_)

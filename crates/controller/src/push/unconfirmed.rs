@@ -2,7 +2,7 @@
 //! has them removed.
 
 use sluice_southbound::proto::UnconfirmedEntries;
-use sluice_southbound::{EndpointKey, Unconfirmed, Update};
+use sluice_southbound::{EndpointKey, Port, RouteKey, Unconfirmed, Update};
 use sluice_store::NodeId;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,10 +29,7 @@ pub fn has_address(entry: &Unconfirmed, address: IpAddr) -> bool {
         Unconfirmed::Endpoint(endpoint) => {
             endpoint.ipv4.map(IpAddr::V4) == Some(address) || endpoint.ipv6.map(IpAddr::V6) == Some(address)
         }
-        Unconfirmed::Port(port) => {
-            let v4 = port.ipv4.map(|net| IpAddr::V4(net.addr()));
-            v4 == Some(address) || port.ipv6.map(|net| IpAddr::V6(net.addr())) == Some(address)
-        }
+        Unconfirmed::Port(port) => addresses(port).any(|of_port| of_port == address),
         Unconfirmed::Vtep(vtep) => *vtep == address,
         Unconfirmed::Network(_) | Unconfirmed::Route(_) => false,
     }
@@ -95,9 +92,22 @@ impl UnconfirmedLists {
     }
 }
 
+/// The addresses of an instance, with secondary addresses and those of its pairs.
+pub fn addresses(port: &Port) -> impl Iterator<Item = IpAddr> {
+    let own = [port.ipv4.map(|net| net.addr().into()), port.ipv6.map(|net| net.addr().into())];
+    let additional = port.options.additional.iter().filter(|net| net.prefix_len() == net.max_prefix_len());
+    let pairs = port.options.pairs.iter().map(|pair| pair.address);
+    own.into_iter().flatten().chain(additional.map(|net| net.addr())).chain(pairs)
+}
+
 /// Whether an endpoint key is part of an instance's addresses.
-pub fn is_of(key: &EndpointKey, port: &sluice_southbound::Port) -> bool {
-    key.vni == port.vni
-        && (key.ipv4.is_some() && key.ipv4 == port.ipv4.map(|net| net.addr())
-            || key.ipv6.is_some() && key.ipv6 == port.ipv6.map(|net| net.addr()))
+pub fn is_of(key: &EndpointKey, port: &Port) -> bool {
+    let v4 = key.ipv4.map(IpAddr::V4);
+    let mut keys = v4.into_iter().chain(key.ipv6.map(IpAddr::V6));
+    key.vni == port.vni && keys.any(|key| addresses(port).any(|address| address == key))
+}
+
+/// Whether a route leads to a prefix that is delegated to an instance.
+pub fn is_route_to(route: &RouteKey, port: &Port) -> bool {
+    route.vni == port.vni && port.options.additional.contains(&route.prefix)
 }

@@ -20,7 +20,7 @@ pub struct Entries {
     pub vpcs: Vec<VpcId>,
     /// Addresses of an instance in the first VPC.
     pub addresses: Vec<IpAddr>,
-    /// Routes in the first VPC.
+    /// Routes in the first VPC, and prefixes in it that are delegated to an instance.
     pub routes: Vec<IpNet>,
     /// All routes of the VPCs.
     pub all_routes: bool,
@@ -60,8 +60,8 @@ impl Entries {
             EntryKey::Policy(vni, identity) => {
                 is_first(*vni) && self.identity.is_none_or(|own| own == *identity)
             }
-            // Named with the port, of which it is a part.
-            EntryKey::Delegated(..) | EntryKey::Interface(_) => false,
+            EntryKey::Delegated(vni, prefix) => self.routes.contains(prefix) && is_first(*vni),
+            EntryKey::Interface(_) => false,
         }
     }
 

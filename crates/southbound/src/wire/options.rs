@@ -1,14 +1,22 @@
 //! Messages of what a port may have besides its addresses.
 
 use super::{Malformed, Result, address, instance_id, mac, unicast};
-use crate::entries::{AddressClaim, AddressPair, Qos};
+use crate::entries::{AddressClaim, AddressPair, Port, Qos};
 use crate::proto;
+use prost::Message;
 use sluice_types::IpNet;
 use std::num::NonZeroU32;
 
 impl From<IpNet> for proto::Prefix {
     fn from(prefix: IpNet) -> Self {
         Self { address: Some(prefix.addr().into()), length: prefix.prefix_len().into() }
+    }
+}
+
+impl Port {
+    /// Size of its message in bytes: below 4 KiB with everything that a port may have.
+    pub fn message_bytes(&self) -> usize {
+        proto::Port::from(self.clone()).encoded_len()
     }
 }
 
@@ -21,7 +29,8 @@ pub(super) fn prefix(message: proto::Prefix) -> Result<IpNet> {
     if prefix.trunc() != prefix {
         return Err(bad());
     }
-    if length > 0 {
+    // The lower half of a family, and what contains it, begins with the unspecified address.
+    if !address.is_unspecified() {
         unicast("prefix of a port", address)?;
     }
     Ok(prefix)

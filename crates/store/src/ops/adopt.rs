@@ -5,7 +5,7 @@ use super::{alloc, bulk, removals};
 use crate::rows::{find, find_one, get};
 use crate::write::Write;
 use crate::{Conflict, Instance, LostInstance, NewInstance, Result, StoreError, Subnet, Vpc};
-use sluice_types::eui64_address;
+use sluice_types::{IpNet, eui64_address};
 use std::net::IpAddr;
 
 /// Creates an instance with the id, MAC and addresses that it had. If it is an object already, returns that.
@@ -43,10 +43,16 @@ pub(crate) async fn instance(w: &mut Write, lost: &LostInstance, max_identity: u
         ipv4: lost.ipv4,
         ipv6: lost.ipv6.filter(|_| !derives_ipv6),
         security_groups: lost.security_groups.clone(),
+        settings: lost.settings.clone(),
     };
     // Nodes have the addresses already, as those of this instance.
-    let addresses = lost.ipv4.map(IpAddr::V4).into_iter().chain(lost.ipv6.map(IpAddr::V6));
-    removals::give_back(w.q(), vpc.id, &addresses.collect::<Vec<_>>()).await?;
+    let own = lost.ipv4.map(IpAddr::V4).into_iter().chain(lost.ipv6.map(IpAddr::V6));
+    let secondary = lost.settings.secondary_addresses.iter().flatten().copied();
+    let pairs = lost.settings.address_pairs.iter().flatten().map(|pair| pair.address);
+    let addresses = own.chain(secondary).chain(pairs).map(IpNet::from);
+    let nets: Vec<IpNet> =
+        addresses.chain(lost.settings.delegated_prefixes.iter().flatten().copied()).collect();
+    removals::give_back(w.q(), vpc.id, &nets).await?;
     let next = w.set_next_id(lost.id.get());
     let created = bulk::create(w, vpc.id, std::slice::from_ref(&new), max_identity).await;
     w.set_next_id(next);

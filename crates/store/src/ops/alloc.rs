@@ -4,7 +4,7 @@
 use crate::backend::Query;
 use crate::check;
 use crate::rows::{DERIVED_IPV6, DERIVED_MAC, ipv6};
-use crate::value::{Value, args};
+use crate::value::{Row, Value, args};
 use crate::{Result, StoreError, Subnet};
 use sluice_types::{IpNet, Ipv6Net, MacAddr, VpcId, eui64_address};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -21,6 +21,27 @@ pub(crate) enum Family {
 }
 
 impl Family {
+    pub fn of(net: IpNet) -> Self {
+        if net.addr().is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// The number that stands for it in the table of further addresses.
+    pub fn number(self) -> u64 {
+        match self {
+            Self::V4 => 4,
+            Self::V6 => 6,
+        }
+    }
+
+    /// The address in a column of the table of further addresses.
+    pub fn address(self, bytes: &[u8]) -> Result<IpAddr> {
+        let v6 = ipv6(bytes)?;
+        match self {
+            Self::V4 => crate::rows::ipv4(u128::from(v6) as i64).map(IpAddr::V4),
+            Self::V6 => Ok(v6.into()),
+        }
+    }
+
     /// The address as its column holds it.
     fn value(self, number: u128) -> Value {
         match self {
@@ -37,6 +58,8 @@ pub(crate) struct Cursor {
     pub next: u128,
     /// All addresses below this one are in use.
     pub low: u128,
+    /// Lowest and highest address of the subnet.
+    pub subnet: (u128, u128),
     /// Last address of the subnet that instances can have.
     pub last: u128,
 }
@@ -46,25 +69,25 @@ impl Cursor {
     pub fn read(net: Option<IpNet>, next: Option<&[u8]>, low: Option<&[u8]>) -> Result<Option<Self>> {
         let (Some(net), Some(next), Some(low)) = (net, next, low) else { return Ok(None) };
         let number = |bytes: &[u8]| ipv6(bytes).map(u128::from);
-        Ok(Some(Self { next: number(next)?, low: number(low)?, last: check::usable(&net).1 }))
+        let (last, subnet) = (check::usable(&net).1, super::further::range(net));
+        Ok(Some(Self { next: number(next)?, low: number(low)?, subnet, last }))
     }
 }
 
 /// Allocates up to `count` addresses, fewer if the subnet has no more: first the lowest that were never
-/// allocated, then the lowest free ones. Addresses in `given` are assigned by the same request or
-/// held, and are skipped.
+/// allocated, then the lowest free ones. Those in `avoided` are skipped.
 pub(crate) async fn take(
     q: &mut dyn Query,
     used: Used,
     cursor: &mut Cursor,
     count: usize,
-    given: &HashSet<u128>,
+    avoided: &Avoided,
 ) -> Result<VecDeque<u128>> {
     let mut taken = VecDeque::with_capacity(count);
     // If the first sweep finds too few addresses, all from here on are in use.
     let swept = cursor.next;
-    sweep(q, used, &mut cursor.next, cursor.last, count, given, &mut taken).await?;
-    sweep(q, used, &mut cursor.low, swept - 1, count, given, &mut taken).await?;
+    sweep(q, used, &mut cursor.next, cursor.last, count, avoided, &mut taken).await?;
+    sweep(q, used, &mut cursor.low, swept - 1, count, avoided, &mut taken).await?;
     Ok(taken)
 }
 
@@ -73,14 +96,23 @@ pub(crate) async fn take(
 pub(crate) struct Used {
     pub vpc: VpcId,
     pub family: Family,
+    /// Lowest and highest address of the subnet.
+    pub subnet: (u128, u128),
     /// True if the VPC has no instance, so that nothing needs to be read.
     pub is_empty: bool,
 }
 
 impl Used {
-    /// Used addresses in the range, ascending.
-    async fn read(&self, q: &mut dyn Query, from: u128, last: u128, limit: usize) -> Result<VecDeque<u128>> {
-        let sql = match self.family {
+    /// Used ranges that begin from `from` to `last`, ascending, and the number below which all of them are known. Ranges
+    /// of further addresses may begin before `from`.
+    async fn read(
+        &self,
+        q: &mut dyn Query,
+        from: u128,
+        last: u128,
+        limit: usize,
+    ) -> Result<(VecDeque<(u128, u128)>, u128)> {
+        let own = match self.family {
             Family::V4 => {
                 "SELECT ipv4 FROM instances WHERE vpc = $1 AND ipv4 IS NOT NULL \
                  AND ipv4 BETWEEN $2 AND $3 ORDER BY ipv4 LIMIT $4"
@@ -96,13 +128,75 @@ impl Used {
             self.family.value(last),
             Value::Int(Some(limit as i64)),
         ];
-        let rows = q.rows(sql, values).await?;
-        rows.iter()
-            .map(|row| match self.family {
-                Family::V4 => row.number(0).map(u128::from),
-                Family::V6 => ipv6(row.blob(0)?).map(u128::from),
-            })
-            .collect()
+        let rows = q.rows(own, values).await?;
+        let number = |row: &Row| match self.family {
+            Family::V4 => row.number(0).map(u128::from),
+            Family::V6 => ipv6(row.blob(0)?).map(u128::from),
+        };
+        let own: Vec<_> = rows.iter().map(|row| number(row).map(|n| (n, n))).collect::<Result<_>>()?;
+        let further = self.further(q, from, last, limit).await?;
+        // What a query that reached its limit did not return begins behind the last that it did.
+        let known_until = |ranges: &[(u128, u128)]| match ranges.last() {
+            Some((first, _)) if ranges.len() >= limit => first + 1,
+            _ => last + 1,
+        };
+        let until = known_until(&own).min(known_until(&further));
+        let mut all: Vec<_> = own.into_iter().chain(further).filter(|(first, _)| *first < until).collect();
+        all.sort_unstable();
+        Ok((all.into(), until))
+    }
+
+    /// The same of further addresses and delegated prefixes. Prefixes that contain the whole subnet do not count.
+    async fn further(
+        &self,
+        q: &mut dyn Query,
+        from: u128,
+        last: u128,
+        limit: usize,
+    ) -> Result<Vec<(u128, u128)>> {
+        let bytes = |number: u128| number.to_be_bytes().to_vec();
+        let sql = "SELECT DISTINCT first, last FROM further_addresses WHERE vpc = $1 AND family = $2 \
+                   AND first BETWEEN $3 AND $4 AND last <= $5 ORDER BY first LIMIT $6";
+        let (lowest, highest) = self.subnet;
+        let values = args![
+            self.vpc.get(),
+            self.family.number(),
+            bytes(from),
+            bytes(last),
+            bytes(highest),
+            limit as u64
+        ];
+        let mut rows = q.rows(sql, values).await?;
+        if from > lowest {
+            // Ranges inside a subnet are disjoint: only the last one that begins before may reach beyond `from`.
+            let sql = "SELECT first, last FROM further_addresses WHERE vpc = $1 AND family = $2 \
+                       AND first BETWEEN $3 AND $4 AND last <= $5 ORDER BY first DESC LIMIT 1";
+            let values =
+                args![self.vpc.get(), self.family.number(), bytes(lowest), bytes(from - 1), bytes(highest)];
+            let before = q.rows(sql, values).await?;
+            rows.splice(0..0, before);
+        }
+        let range = |row: &Row| Ok((ipv6(row.blob(0)?)?.into(), ipv6(row.blob(1)?)?.into()));
+        rows.iter().map(range).collect()
+    }
+}
+
+/// What allocation skips besides what is in use: what the same request assigns, and what is held.
+#[derive(Default)]
+pub(crate) struct Avoided {
+    pub addresses: HashSet<u128>,
+    /// In any order.
+    pub ranges: Vec<(u128, u128)>,
+}
+
+impl Avoided {
+    /// The last address of what contains this one.
+    fn until(&self, address: u128) -> Option<u128> {
+        if self.addresses.contains(&address) {
+            return Some(address);
+        }
+        let contains = |(first, last): &&(u128, u128)| (*first..=*last).contains(&address);
+        self.ranges.iter().find(contains).map(|(_, last)| *last)
     }
 }
 
@@ -113,24 +207,28 @@ async fn sweep(
     start: &mut u128,
     last: u128,
     count: usize,
-    given: &HashSet<u128>,
+    avoided: &Avoided,
     taken: &mut VecDeque<u128>,
 ) -> Result<()> {
     let limit = count.clamp(READ_AHEAD.0, READ_AHEAD.1);
     let mut known = VecDeque::new();
-    // Used addresses before this one are all in `known`.
+    // Used ranges that begin before this one are all in `known`.
     let mut known_until = if used.is_empty { last + 1 } else { *start };
     while taken.len() < count && *start <= last {
-        if *start == known_until {
-            known = used.read(q, *start, last, limit).await?;
-            known_until = if known.len() < limit { last + 1 } else { known[limit - 1] + 1 };
+        if *start >= known_until {
+            (known, known_until) = used.read(q, *start, last, limit).await?;
         }
         let address = *start;
-        *start += 1;
-        if known.front() == Some(&address) {
+        while known.front().is_some_and(|(_, end)| *end < address) {
             known.pop_front();
-        } else if !given.contains(&address) {
-            taken.push_back(address);
+        }
+        let in_use = known.front().filter(|(first, _)| *first <= address).map(|(_, end)| *end);
+        match in_use.or_else(|| avoided.until(address)) {
+            Some(end) => *start = end + 1,
+            None => {
+                taken.push_back(address);
+                *start += 1;
+            }
         }
     }
     Ok(())
@@ -249,9 +347,14 @@ impl Ids {
             };
             let sql = "SELECT ipv6 FROM instances WHERE vpc = $1 AND ipv6 IS NOT NULL AND derived IN (0, 1) \
                        AND ipv6 BETWEEN $2 AND $3";
-            let values = args![self.vpc.get(), first.octets().to_vec(), last.octets().to_vec()];
-            for row in q.rows(sql, values).await? {
-                self.addresses.insert(ipv6(row.blob(0)?)?.into());
+            // Delegated prefixes contain no derived addresses.
+            let further = "SELECT first FROM further_addresses WHERE vpc = $1 AND family = 6 AND kind <> 'prefix' \
+                           AND first BETWEEN $2 AND $3";
+            for sql in [sql, further] {
+                let values = args![self.vpc.get(), first.octets().to_vec(), last.octets().to_vec()];
+                for row in q.rows(sql, values).await? {
+                    self.addresses.insert(ipv6(row.blob(0)?)?.into());
+                }
             }
         }
         self.known_until = until;

@@ -1,11 +1,13 @@
 //! Creation of instances, from one to a million in one transaction.
 
-use super::alloc::{self, Family, Ids, Used};
+use super::alloc::{self, Avoided, Family, Ids, Used};
 use super::bulk_plan::{BulkPlan, address_taken, in_bulk};
+use super::further;
+use crate::check;
 use crate::codec;
 use crate::value::args;
 use crate::write::Write;
-use crate::{Instance, NewInstance, Result, Subnet};
+use crate::{Instance, InstanceOptions, NewInstance, Result, Subnet};
 use sluice_types::{HostId, InstanceId, IpNet, Ipv6Net, SubnetId, VpcId, eui64_address};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -39,6 +41,13 @@ pub(crate) async fn create(
     let (inserted, parts) =
         futures::join!(w.tx.insert_instances(&made, &derived), async { encode(&plan, &made) });
     inserted?;
+    for (index, instance) in plan.to_create.iter().zip(&made) {
+        if !plan.new[*index].settings.is_empty() {
+            let none = InstanceOptions::default();
+            let established = further::establish(w, &plan.vpc, &none, instance, &plan.held).await;
+            established.map_err(|e| in_bulk(plan.new, *index, e))?;
+        }
+    }
     for part in parts? {
         w.push_encoded(part);
     }
@@ -72,8 +81,24 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
         Family::V4 => (&plan.given.ipv4, &plan.held.ipv4),
         Family::V6 => (&plan.given.ipv6, &plan.held.ipv6),
     };
-    let given: HashSet<u128> = given.keys().chain(held.keys()).copied().collect();
-    let used = Used { vpc: plan.vpc.id, family, is_empty: plan.is_empty };
+    let mut avoided = Avoided::default();
+    avoided.addresses.extend(given.keys().chain(held.keys()));
+    let held = plan.held.prefixes.iter().map(|(net, _)| *net);
+    for net in further_of(plan).chain(held).filter(|net| Family::of(*net) == family) {
+        match further::range(net) {
+            (first, last) if first == last => drop(avoided.addresses.insert(first)),
+            // A prefix that contains the subnet takes none of its addresses.
+            range
+                if plan
+                    .subnets
+                    .iter()
+                    .any(|state| check::prefixes(&state.subnet).any(|of| of.contains(&net))) =>
+            {
+                avoided.ranges.push(range);
+            }
+            _ => {}
+        }
+    }
     let mut allocated = HashMap::new();
     for (id, count) in wanted {
         let state = &mut plan.subnets[plan.subnet_index[&id]];
@@ -82,11 +107,23 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
             Family::V6 => state.cursor6.as_mut(),
         };
         if let Some(cursor) = cursor {
-            allocated.insert(id, alloc::take(w.q(), used, cursor, count, &given).await?);
+            let used = Used { vpc: plan.vpc.id, family, subnet: cursor.subnet, is_empty: plan.is_empty };
+            allocated.insert(id, alloc::take(w.q(), used, cursor, count, &avoided).await?);
             state.moved = true;
         }
     }
     Ok(allocated)
+}
+
+/// The further addresses and delegated prefixes that the requests assign.
+fn further_of(plan: &BulkPlan<'_>) -> impl Iterator<Item = IpNet> {
+    plan.to_create.iter().flat_map(|index| {
+        let settings = &plan.new[*index].settings;
+        let secondary = settings.secondary_addresses.iter().flatten().copied();
+        let pairs = settings.address_pairs.iter().flatten().map(|pair| pair.address);
+        let addresses = secondary.chain(pairs).map(IpNet::from);
+        addresses.chain(settings.delegated_prefixes.iter().flatten().copied())
+    })
 }
 
 /// Returns the next free address of the subnet. If the subnet is full, the error names the request.
@@ -112,7 +149,9 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
         plan.to_create.iter().filter_map(|&i| derives_in(&plan.new[i], plan.subnet(plan.new[i].subnet)));
     let prefixes: BTreeSet<Ipv6Net> = prefixes.copied().collect();
     let given6: HashSet<u128> = plan.given.ipv6.keys().copied().collect();
-    let avoided6: HashSet<u128> = given6.iter().chain(plan.held.ipv6.keys()).copied().collect();
+    let mut avoided6: HashSet<u128> = given6.iter().chain(plan.held.ipv6.keys()).copied().collect();
+    avoided6
+        .extend(further_of(plan).filter(|net| !net.addr().is_ipv4()).map(|net| check::number(net.network())));
     let mut ids =
         Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), &plan.given.macs, &avoided6);
     let mut made = Vec::with_capacity(plan.to_create.len());
@@ -156,6 +195,7 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
             ipv4,
             ipv6,
             identity: plan.groups.identity(one),
+            options: further::with_settings(&InstanceOptions::default(), &one.settings)?,
             revision: w.revision,
         });
     }

@@ -3,13 +3,14 @@
 
 use super::alloc::{self, Cursor};
 use super::bulk_groups::{self, BulkGroups};
-use super::families;
+use super::further::FurtherUsers;
 use super::removals::{self, HeldAddresses};
+use super::{families, further};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, get, ipv6};
 use crate::value::args;
-use crate::{Conflict, Host, Instance, NewInstance, Result, StoreError, Subnet, Vpc};
+use crate::{Conflict, Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Subnet, Vpc};
 use sluice_types::{HostId, IpNet, MacAddr, SubnetId, VpcId};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -100,6 +101,7 @@ impl<'a> BulkPlan<'a> {
         plan.collect_given()?;
         plan.check_held(q).await?;
         if !plan.is_empty {
+            plan.check_further(q).await?;
             plan.check_macs(q).await?;
             plan.check_ipv4(q).await?;
             plan.check_ipv6(q).await?;
@@ -217,19 +219,43 @@ impl<'a> BulkPlan<'a> {
         Ok(())
     }
 
-    /// Checks that no address that the requests assign, or that is derived from a MAC that they assign, is held.
+    /// The addresses that the requests assign, and those derived from MACs that they assign, each with the index of its
+    /// request.
+    fn wanted(&self) -> Vec<(IpAddr, usize)> {
+        let v4 = self.given.ipv4.iter().map(|(number, index)| (IpAddr::V4((*number as u32).into()), *index));
+        v4.chain(self.wanted_ipv6().into_iter().map(|(number, index)| (IpAddr::V6(number.into()), index)))
+            .collect()
+    }
+
+    /// Checks that no wanted address is held.
     async fn check_held(&self, q: &mut dyn Query) -> Result<()> {
-        if self.held.ipv4.is_empty() && self.held.ipv6.is_empty() {
+        if self.held.is_empty() {
             return Ok(());
         }
-        let v4 = self.given.ipv4.iter().map(|(address, index)| (*address, *index, &self.held.ipv4));
-        let v6 = self.wanted_ipv6().into_iter().map(|(address, index)| (address, index, &self.held.ipv6));
-        for (number, index, held) in v4.chain(v6) {
-            if let Some(&revision) = held.get(&number) {
-                let is_v4 = std::ptr::eq(held, &self.held.ipv4);
-                let address =
-                    if is_v4 { IpAddr::V4((number as u32).into()) } else { IpAddr::V6(number.into()) };
-                let error = removals::conflict(q, address.to_string(), revision).await?;
+        for (address, index) in self.wanted() {
+            let subnet = self.subnet(self.new[index].subnet);
+            let net = check::prefixes(subnet).find(|net| net.contains(&address));
+            if let Some((what, revision)) = self.held.conflicting(address.into(), net) {
+                let error = removals::conflict(q, what, revision).await?;
+                return Err(in_bulk(self.new, index, error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no wanted address is a further one of an instance, or in a prefix that is delegated to one.
+    async fn check_further(&self, q: &mut dyn Query) -> Result<()> {
+        let wanted = self.wanted();
+        let Some(further) = FurtherUsers::read(q, self.vpc.id, &wanted).await? else { return Ok(()) };
+        for (address, index) in wanted {
+            if let Some((net, instance)) = further.of(address) {
+                let error = if net.prefix_len() == net.max_prefix_len() {
+                    address_taken(address, instance)
+                } else {
+                    let (address, prefix, instance) =
+                        (address.to_string(), net.to_string(), instance.to_owned());
+                    Conflict::AddressDelegated { address, prefix, instance }.into()
+                };
                 return Err(in_bulk(self.new, index, error));
             }
         }
@@ -315,6 +341,7 @@ pub(crate) fn address_taken(address: IpAddr, instance: &str) -> StoreError {
 /// Checks a request by itself.
 fn check_request(one: &NewInstance) -> Result<()> {
     check::name("instance", &one.name)?;
+    further::with_settings(&InstanceOptions::default(), &one.settings)?;
     one.mac.map_or(Ok(()), check::mac)
 }
 
@@ -326,7 +353,7 @@ fn check_same_content(instance: &Instance, one: &NewInstance) -> Result<()> {
         && one.ipv4.is_none_or(|address| Some(address) == instance.ipv4)
         && one.ipv6.is_none_or(|address| Some(address) == instance.ipv6)
     {
-        return Ok(());
+        return further::difference(&instance.options, &one.settings)?.conflict("instance", &one.name);
     }
     Difference::default()
         .field("subnet", instance.subnet, one.subnet)
@@ -347,7 +374,9 @@ fn check_same_request(first: &NewInstance, second: &NewInstance) -> Result<()> {
         .optional("ipv4", first.ipv4, second.ipv4)
         .optional("ipv6", first.ipv6, second.ipv6)
         .optional("security_groups", groups(first), groups(second))
-        .conflict("instance", &second.name)
+        .conflict("instance", &second.name)?;
+    let options = further::with_settings(&InstanceOptions::default(), &first.settings)?;
+    further::difference(&options, &second.settings)?.conflict("instance", &second.name)
 }
 
 async fn subnets(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<SubnetState>> {

@@ -2,15 +2,17 @@
 
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
-use super::{alloc, bulk, events, families, group_sets};
+use super::{alloc, bulk, events, families, further, group_sets};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
-use crate::value::{Row, Value, args};
+use crate::value::{Value, args};
 use crate::write::Write;
-use crate::{AddressCounts, Change, Created, Host, Instance, NewInstance, Result, StoreError, Vpc};
+use crate::{
+    AddressCounts, Change, Created, Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Vpc,
+};
 use serde_json::json;
 use sluice_types::{HostId, InstanceId, SecurityGroupId, VpcId};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
 pub(crate) async fn create(
     w: &mut Write,
@@ -121,16 +123,17 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     check_revision(id, &instance, expected)?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     w.q().run("DELETE FROM instances WHERE id = $1", args![id.get()]).await?;
+    further::forget(w.q(), id).await?;
     group_sets::count(w.q(), vpc.id, instance.identity, -1).await?;
-    let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
-    for address in addresses {
+    for address in instance.addresses() {
         alloc::free(w.q(), instance.subnet.get(), address).await?;
     }
     let mut nodes = removals::gateways_of(w.q(), &vpc).await?;
     nodes.extend(removals::host(w.q(), instance.host).await?);
     nodes.extend(removals::previous_hosts(w.q(), id).await?);
-    let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
-    let holds: Vec<_> = addresses.map(|address| Hold::Address(vpc.id, address)).collect();
+    let mut holds: Vec<_> = instance.addresses().map(|address| Hold::Address(vpc.id, address)).collect();
+    let none = InstanceOptions::default();
+    holds.extend(further::release(w.q(), vpc.id, &instance.options, &none).await?);
     let name = instance.name.clone();
     w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })?;
     removals::record(w, ("instance", id.get(), &name), nodes, &holds).await
@@ -139,12 +142,22 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
 /// Numbers of addresses of each VPC that has instances.
 pub(crate) async fn address_counts(q: &mut dyn Query) -> Result<Vec<(VpcId, AddressCounts)>> {
     let sql = "SELECT vpc, COUNT(ipv4), COUNT(ipv6) FROM instances GROUP BY vpc ORDER BY vpc";
-    let rows = q.rows(sql, vec![]).await?;
-    let counts = |row: &Row| -> Result<(VpcId, AddressCounts)> {
+    let mut counts = BTreeMap::new();
+    for row in q.rows(sql, vec![]).await? {
         let (ipv4, ipv6) = (row.number(1)?, row.number(2)?);
-        Ok((VpcId::new(row.number(0)?), AddressCounts { ipv4, ipv6 }))
-    };
-    rows.iter().map(counts).collect()
+        counts.insert(VpcId::new(row.number(0)?), AddressCounts { ipv4, ipv6, prefixes: 0 });
+    }
+    let sql = "SELECT vpc, family, kind, COUNT(*) FROM further_addresses GROUP BY vpc, family, kind";
+    for row in q.rows(sql, vec![]).await? {
+        let of_vpc = counts.entry(VpcId::new(row.number(0)?)).or_insert_with(AddressCounts::default);
+        let sum = match (row.text(2)?, row.number(1)?) {
+            ("prefix", _) => &mut of_vpc.prefixes,
+            (_, 4) => &mut of_vpc.ipv4,
+            _ => &mut of_vpc.ipv6,
+        };
+        *sum += row.number(3)?;
+    }
+    Ok(counts.into_iter().collect())
 }
 
 /// Those of the names that instances of the VPC have.

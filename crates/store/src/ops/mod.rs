@@ -10,6 +10,7 @@ pub(crate) mod bulk_plan;
 pub(crate) mod clusters;
 pub(crate) mod events;
 pub(crate) mod families;
+pub(crate) mod further;
 pub(crate) mod gateway_moves;
 pub(crate) mod gateways;
 pub(crate) mod group_sets;

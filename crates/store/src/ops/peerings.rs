@@ -1,6 +1,6 @@
 //! Peerings: creation, lookup, deletion.
 
-use super::{check_unused, removals, vpcs};
+use super::{check_unused, further, removals, vpcs};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
@@ -67,6 +67,13 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     }
     let a_subnets = check_overlaps(w, &a, &b).await?;
     let b_subnets = check_overlaps(w, &b, &a).await?;
+    for (vpc, other, subnets) in [(&a, &b, &b_subnets), (&b, &a, &a_subnets)] {
+        for subnet in subnets {
+            let nets: Vec<IpNet> = check::prefixes(subnet).collect();
+            let owner = || format!("subnet `{}` of VPC `{}`", subnet.name, other.name);
+            further::check_not_delegated(w.q(), vpc.id, &nets, owner).await?;
+        }
+    }
     let peering = Peering {
         id: PeeringId::new(w.id()),
         name: new.name.clone(),

@@ -6,11 +6,12 @@
 
 use super::alloc;
 use crate::backend::Query;
+use crate::check;
 use crate::rows::{find, ipv4, ipv6};
 use crate::value::{Row, Value, args, list};
 use crate::write::Write;
 use crate::{Conflict, NodeId, NodeSet, Page, ReleaseOf, Removal, Result, StoreError, Subnet, Vpc};
-use sluice_types::{ClusterId, GatewayId, HostId, InstanceId, VpcId};
+use sluice_types::{ClusterId, GatewayId, HostId, InstanceId, IpNet, VpcId};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
@@ -22,6 +23,8 @@ const COLUMNS: &str = "revision, deleted_ms, kind, object, name, nodes";
 /// Something that a deleted object had.
 pub(super) enum Hold {
     Address(VpcId, IpAddr),
+    /// Delegated to an instance.
+    Prefix(VpcId, IpNet),
     Vni(u32),
     Underlay(IpAddr),
     /// Of a set of security groups.
@@ -29,10 +32,20 @@ pub(super) enum Hold {
 }
 
 impl Hold {
+    /// An address, as a prefix of full length, or a delegated prefix.
+    pub fn of(vpc: VpcId, net: IpNet) -> Self {
+        if net.prefix_len() == net.max_prefix_len() {
+            Self::Address(vpc, net.addr())
+        } else {
+            Self::Prefix(vpc, net)
+        }
+    }
+
     fn key(&self) -> (&'static str, u64, Vec<u8>) {
         match self {
             Self::Address(vpc, IpAddr::V4(address)) => ("ipv4", vpc.get(), address.octets().to_vec()),
             Self::Address(vpc, IpAddr::V6(address)) => ("ipv6", vpc.get(), address.octets().to_vec()),
+            Self::Prefix(vpc, net) => ("prefix", vpc.get(), net.to_string().into_bytes()),
             Self::Vni(vni) => ("vni", 0, vni.to_be_bytes().to_vec()),
             Self::Underlay(address) => ("underlay", 0, address.to_string().into_bytes()),
             Self::Identity(vpc, identity) => ("identity", vpc.get(), identity.to_be_bytes().to_vec()),
@@ -42,6 +55,7 @@ impl Hold {
     fn text(&self) -> String {
         match self {
             Self::Address(_, address) | Self::Underlay(address) => address.to_string(),
+            Self::Prefix(_, net) => net.to_string(),
             Self::Vni(vni) => format!("VNI {vni}"),
             Self::Identity(_, identity) => format!("identity {identity}"),
         }
@@ -160,40 +174,81 @@ pub(super) async fn conflict(q: &mut dyn Query, what: String, revision: u64) -> 
     Ok(Conflict::Held { what, owner: format!("{} `{}`", removal.kind, removal.name), revision }.into())
 }
 
-/// The addresses of a VPC that are held, each with the revision of the deletion.
+/// The addresses and prefixes of a VPC that are held, each with the revision of the deletion.
 #[derive(Default)]
 pub(crate) struct HeldAddresses {
     pub ipv4: HashMap<u128, u64>,
     pub ipv6: HashMap<u128, u64>,
+    /// Prefixes that were delegated.
+    pub prefixes: Vec<(IpNet, u64)>,
 }
 
 impl HeldAddresses {
     pub async fn read(q: &mut dyn Query, vpc: VpcId) -> Result<Self> {
-        let sql = "SELECT kind, value, revision FROM held WHERE scope = $1 AND kind IN ('ipv4', 'ipv6')";
+        let sql =
+            "SELECT kind, value, revision FROM held WHERE scope = $1 AND kind IN ('ipv4', 'ipv6', 'prefix')";
         let mut held = Self::default();
         for row in q.rows(sql, args![vpc.get()]).await? {
-            match address(&row, 0)? {
-                IpAddr::V4(v4) => held.ipv4.insert(u32::from(v4).into(), row.number(2)?),
-                IpAddr::V6(v6) => held.ipv6.insert(v6.into(), row.number(2)?),
+            let (net, revision) = (held_net(&row, 0)?, row.number(2)?);
+            match net.addr() {
+                _ if net.prefix_len() < net.max_prefix_len() => held.prefixes.push((net, revision)),
+                IpAddr::V4(v4) => drop(held.ipv4.insert(u32::from(v4).into(), revision)),
+                IpAddr::V6(v6) => drop(held.ipv6.insert(v6.into(), revision)),
             };
         }
         Ok(held)
     }
-}
 
-/// The address in the columns `kind` and `value`, which start at `column`.
-fn address(row: &Row, column: usize) -> Result<IpAddr> {
-    let value = row.blob(column + 1)?;
-    match (row.text(column)?, <[u8; 4]>::try_from(value)) {
-        ("ipv4", Ok(bytes)) => ipv4(u32::from_be_bytes(bytes).into()).map(IpAddr::V4),
-        _ => ipv6(value).map(IpAddr::V6),
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.ipv4.is_empty() && self.ipv6.is_empty() && self.prefixes.is_empty()
+    }
+
+    /// What is held and conflicts with an address or prefix, and the revision of the deletion: inside the prefix of a
+    /// subnet what has an address in common with it, and outside of subnets, where prefixes contain others, the same
+    /// prefix.
+    pub fn conflicting(&self, net: IpNet, subnet: Option<IpNet>) -> Option<(String, u64)> {
+        let is_inside = |of: IpNet| subnet.is_some_and(|subnet| subnet.contains(&of));
+        let conflicts =
+            |(held, _): &&(IpNet, u64)| *held == net || is_inside(*held) && sluice_types::overlap(held, &net);
+        if let Some((held, revision)) = self.prefixes.iter().find(conflicts) {
+            return Some((held.to_string(), *revision));
+        }
+        let addresses = if net.addr().is_ipv4() { &self.ipv4 } else { &self.ipv6 };
+        let (first, last) = super::further::range(net);
+        let found = match addresses.get(&first) {
+            Some(revision) => Some((first, *revision)),
+            None if first == last => None,
+            None => {
+                let found = addresses.iter().find(|(number, _)| (first..=last).contains(*number));
+                found.map(|(number, revision)| (*number, *revision))
+            }
+        };
+        let text = |number: u128| match net {
+            IpNet::V4(_) => IpAddr::V4((number as u32).into()).to_string(),
+            IpNet::V6(_) => IpAddr::V6(number.into()).to_string(),
+        };
+        found.filter(|_| subnet.is_some()).map(|(number, revision)| (text(number), revision))
     }
 }
 
-/// Stops holding addresses: an instance that nodes still have gets them back.
-pub(super) async fn give_back(q: &mut dyn Query, vpc: VpcId, addresses: &[IpAddr]) -> Result<()> {
-    for address in addresses {
-        let (kind, scope, value) = Hold::Address(vpc, *address).key();
+/// The address or prefix in the columns `kind` and `value`, which start at `column`.
+fn held_net(row: &Row, column: usize) -> Result<IpNet> {
+    let value = row.blob(column + 1)?;
+    match (row.text(column)?, <[u8; 4]>::try_from(value)) {
+        ("prefix", _) => {
+            let text = std::str::from_utf8(value).unwrap_or_default();
+            text.parse().map_err(|_| StoreError::Corrupt(format!("`{text}` as a held prefix")))
+        }
+        ("ipv4", Ok(bytes)) => ipv4(u32::from_be_bytes(bytes).into()).map(|v4| IpAddr::V4(v4).into()),
+        _ => ipv6(value).map(|v6| IpAddr::V6(v6).into()),
+    }
+}
+
+/// Stops holding addresses and prefixes: an instance that nodes still have gets them back.
+pub(super) async fn give_back(q: &mut dyn Query, vpc: VpcId, nets: &[IpNet]) -> Result<()> {
+    for net in nets {
+        let (kind, scope, value) = Hold::of(vpc, *net).key();
         let sql = "DELETE FROM held WHERE kind = $1 AND scope = $2 AND value = $3";
         q.run(sql, args![kind, scope, value]).await?;
     }
@@ -263,21 +318,19 @@ pub(crate) async fn release(q: &mut dyn Query, of: &ReleaseOf) -> Result<u64> {
     if revisions.is_empty() {
         return Ok(0);
     }
-    let sql = "SELECT kind, value, scope FROM held WHERE kind IN ('ipv4', 'ipv6') AND revision = ANY($1)";
+    let sql =
+        "SELECT kind, value, scope FROM held WHERE kind IN ('ipv4', 'ipv6', 'prefix') AND revision = ANY($1)";
     let held = q.rows(sql, args![revisions.clone()]).await?;
     let mut subnets: HashMap<u64, Vec<Subnet>> = HashMap::new();
     for row in &held {
-        let (address, vpc) = (address(row, 0)?, row.number(2)?);
+        let (net, vpc) = (held_net(row, 0)?, row.number(2)?);
         if let Entry::Vacant(entry) = subnets.entry(vpc) {
             entry.insert(find(q, vec![("vpc", vpc.into())]).await?);
         }
-        let has = |subnet: &&Subnet| match address {
-            IpAddr::V4(v4) => subnet.ipv4.is_some_and(|net| net.contains(&v4)),
-            IpAddr::V6(v6) => subnet.ipv6.is_some_and(|net| net.contains(&v6)),
-        };
+        let has = |subnet: &&Subnet| check::prefixes(subnet).any(|of| of.contains(&net));
         if let Some(subnet) = subnets[&vpc].iter().find(has) {
             // Allocation skipped it, so it may be below the lowest address that can be free.
-            alloc::free(q, subnet.id.get(), address).await?;
+            alloc::free(q, subnet.id.get(), net.network()).await?;
         }
     }
     q.run("DELETE FROM held WHERE revision = ANY($1)", args![revisions.clone()]).await?;

@@ -1,6 +1,6 @@
 //! Routes: creation and deletion.
 
-use super::removals;
+use super::{further, removals};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
@@ -48,6 +48,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewRoute) -> Result<Created<Rout
             return Err(Conflict::RouteInsideSubnet { prefix, subnet: subnet.name, existing }.into());
         }
     }
+    let owner = || format!("the route of route table `{}`", table.name);
+    further::check_not_delegated(w.q(), vpc.id, &[new.prefix], owner).await?;
     let route = Route {
         id: RouteId::new(w.id()),
         table: table.id,

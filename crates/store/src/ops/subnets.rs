@@ -1,6 +1,6 @@
 //! Subnets: creation and deletion.
 
-use super::{peerings, removals};
+use super::{further, peerings, removals};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, get};
 use crate::value::{args, list};
@@ -42,7 +42,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewSubnet) -> Result<Created<Sub
 }
 
 /// Checks that the prefixes overlap neither subnets and routes of the VPC, nor subnets of its peers and of
-/// their peers.
+/// their peers, that none contains a prefix that is delegated to an instance, and that none is delegated in a peer.
 async fn check_overlaps(
     w: &mut Write,
     vpc: &Vpc,
@@ -68,6 +68,16 @@ async fn check_overlaps(
                 b_prefix: existing.to_string(),
             }
             .into());
+        }
+    }
+    let owner = || format!("subnet `{}` of VPC `{}`", new.name, vpc.name);
+    for peer in peerings::peers(w.q(), vpc.id).await? {
+        further::check_not_delegated(w.q(), peer.id, given, owner).await?;
+    }
+    for net in given {
+        if let Some((prefix, instance)) = further::delegated_in(w.q(), vpc.id, *net).await? {
+            let (given, existing) = (net.to_string(), prefix.to_string());
+            return Err(Conflict::SubnetIsDelegated { given, existing, instance }.into());
         }
     }
     let sql = "SELECT id, route_table, prefix, peering, revision FROM routes WHERE route_table IN \
@@ -115,6 +125,12 @@ pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -
     if let Some(user) = any_instance(w, &subnet).await? {
         let user = format!("instance `{user}`");
         return Err(Conflict::InUse { kind: "subnet", name: subnet.name, user }.into());
+    }
+    for net in check::prefixes(&subnet) {
+        if let Some((prefix, instance)) = further::delegated_in(w.q(), subnet.vpc, net).await? {
+            let user = format!("instance `{instance}`, to which {prefix} is delegated");
+            return Err(Conflict::InUse { kind: "subnet", name: subnet.name, user }.into());
+        }
     }
     let vpc: Vpc = get(w.q(), subnet.vpc).await?;
     w.q().run("DELETE FROM subnets WHERE id = $1", args![id.get()]).await?;

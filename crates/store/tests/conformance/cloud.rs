@@ -3,8 +3,8 @@
 use crate::Fixture;
 use sluice_store::{
     Change, Cluster, Conflict, Created, Host, Instance, InstancesOf, NewGateway, NewHost, NewInstance,
-    NewPeering, NewRoute, NewSubnet, NewVpc, Page, Result, RouteTable, RouteTarget, SnapshotPart, Store,
-    StoreError, Subnet, Tenant, Vpc, VpcUpdate,
+    NewPeering, NewRoute, NewSubnet, NewVpc, Page, PortSettings, Result, RouteTable, RouteTarget,
+    SnapshotPart, Store, StoreError, Subnet, Tenant, Vpc, VpcUpdate,
 };
 use sluice_types::{ClusterId, GatewayId, PeeringId, VpcId};
 use std::sync::Arc;
@@ -75,6 +75,7 @@ pub fn instance(name: &str, subnet: &Subnet, host: &Host) -> NewInstance {
         ipv4: None,
         ipv6: None,
         security_groups: None,
+        settings: PortSettings::default(),
     }
 }
 

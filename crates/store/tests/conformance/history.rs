@@ -4,7 +4,9 @@ use crate::Fixture;
 use crate::cloud::{Cloud, new};
 use crate::outbox::snapshot;
 use crate::postgres::Server;
-use sluice_store::{Change, InstancesOf, JumpReason, LostInstance, Position, Seen, Store, StoreError, open};
+use sluice_store::{
+    Change, InstancesOf, JumpReason, LostInstance, PortSettings, Position, Seen, Store, StoreError, open,
+};
 use sluice_types::InstanceId;
 use sqlx::{Connection as _, Executor as _};
 use std::path::Path;
@@ -103,6 +105,7 @@ pub async fn lost_instances_are_adopted(f: Fixture) {
         ipv4: kept.ipv4,
         ipv6: kept.ipv6,
         security_groups: None,
+        settings: PortSettings::default(),
     };
     assert_eq!(s.adopt_instance(lost.clone()).await.unwrap(), kept, "it is an object already");
     s.delete_instance(kept.id, None).await.unwrap();

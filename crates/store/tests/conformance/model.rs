@@ -237,6 +237,7 @@ impl Model {
             ipv4,
             ipv6,
             identity: 1,
+            options: Default::default(),
             revision: 0,
         };
         self.instances.insert(instance.id, instance);

@@ -26,6 +26,9 @@ pub fn cases() -> Vec<(&'static str, Case)> {
             Box::pin(crate::history::postgres_fails_over_and_loses_commits())
         }),
         ("clusters::older_database_is_migrated", || Box::pin(crate::clusters::older_database_is_migrated())),
+        ("addresses::older_instances_have_no_options", || {
+            Box::pin(crate::addresses::older_instances_have_no_options())
+        }),
         ("subnets::older_subnets_keep_deriving_addresses", || {
             Box::pin(crate::subnets::older_subnets_keep_deriving_addresses())
         }),

@@ -5,7 +5,7 @@ use crate::cloud::{ALL, Cloud, new, peering, subnet, vpc};
 use crate::model::{Model, Wanted, verdict};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use sluice_store::{Created, NewInstance, NewRoute, Page, RouteTarget, Store};
+use sluice_store::{Created, NewInstance, NewRoute, Page, PortSettings, RouteTarget, Store};
 use sluice_types::{MacAddr, RouteTableId, SubnetId, VpcId, eui64_address};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -111,6 +111,7 @@ impl Run {
             ipv4: wanted.ipv4,
             ipv6: wanted.ipv6,
             security_groups: None,
+            settings: PortSettings::default(),
         }
     }
 

@@ -3,8 +3,8 @@
 use crate::Fixture;
 use crate::cloud::{ALL, Cloud, conflict, host, instance, new, vpc};
 use sluice_store::{
-    Conflict, LostInstance, NewGateway, NewInstance, NodeId, NodeState, Options, Page, ReleaseOf, Removal,
-    Store, open_with,
+    Conflict, LostInstance, NewGateway, NewInstance, NodeId, NodeState, Options, Page, PortSettings,
+    ReleaseOf, Removal, Store, open_with,
 };
 use sluice_types::{ClusterId, GatewayId};
 
@@ -211,6 +211,7 @@ pub async fn adoption_takes_held_addresses(f: Fixture) {
         ipv4: vm.ipv4,
         ipv6: vm.ipv6,
         security_groups: None,
+        settings: PortSettings::default(),
     };
     let back = s.adopt_instance(lost).await.unwrap();
     assert_eq!((back.id, back.ipv4, back.ipv6), (vm.id, vm.ipv4, vm.ipv6));

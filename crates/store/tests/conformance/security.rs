@@ -5,8 +5,8 @@ use crate::cloud::{ALL, Cloud, conflict, last, new, vpc};
 use sluice_store::{
     Change, Conflict, Created, DEFAULT_GROUP, GroupSet, Instance, InstancesOf, JumpReason, LostInstance,
     MAX_GROUPS, MAX_RULES, NewInstance, NewSecurityGroup, NewSecurityRule, NodeId, NodeState, Options,
-    ReleaseOf, Remote, RuleMatch, SecurityGroup, SecurityGroupUpdate, SecurityRule, Seen, SnapshotPart,
-    StoreError, Topology, Vpc, open_with,
+    PortSettings, ReleaseOf, Remote, RuleMatch, SecurityGroup, SecurityGroupUpdate, SecurityRule, Seen,
+    SnapshotPart, StoreError, Topology, Vpc, open_with,
 };
 use sluice_types::{
     AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, SecurityGroupId, SecurityRuleId,
@@ -568,9 +568,19 @@ pub async fn identities_jump_with_the_history(f: Fixture) {
         let (name, mac) = (format!("lost-{id}"), MacAddr::local(id));
         let (id, ipv4) = (InstanceId::new(id), Some([10, 0, 0, id as u8].into()));
         let (vni, host, ipv6) = (c.vpc.vni, c.host.id, None);
-        s.adopt_instance(LostInstance { id, name, vni, host, mac, ipv4, ipv6, security_groups })
-            .await
-            .unwrap()
+        s.adopt_instance(LostInstance {
+            id,
+            name,
+            vni,
+            host,
+            mac,
+            ipv4,
+            ipv6,
+            security_groups,
+            settings: PortSettings::default(),
+        })
+        .await
+        .unwrap()
     };
     assert_eq!(adopt(100, None).await.identity, 1);
     assert_eq!(adopt(101, Some(vec![])).await.identity, 0);
@@ -733,6 +743,7 @@ pub async fn older_database_gets_default_groups() {
         ipv4: None,
         ipv6: None,
         security_groups: None,
+        settings: PortSettings::default(),
     };
     assert_eq!(new(s.create_instance(old.vpc, request).await).identity, 1);
     let changed = s.set_security_groups(old.id, &[groups[0].id], None).await.unwrap();

@@ -68,7 +68,10 @@ pub async fn addresses_are_counted(f: Fixture) {
     let now = s.revision().await.unwrap();
     let families = |subnet: &Subnet| (subnet.ipv4.map_or(0, |_| 5), subnet.ipv6.map_or(0, |_| 5));
     let (ipv4, ipv6) = families(&c.subnet);
-    assert_eq!(s.address_counts().await.unwrap(), (now, vec![(c.vpc.id, AddressCounts { ipv4, ipv6 })]));
+    assert_eq!(
+        s.address_counts().await.unwrap(),
+        (now, vec![(c.vpc.id, AddressCounts { ipv4, ipv6, prefixes: 0 })])
+    );
     let names = ["i4", "i5", "i0"].map(str::to_owned);
     let mut taken = s.taken_names(c.vpc.id, &names).await.unwrap();
     taken.sort();

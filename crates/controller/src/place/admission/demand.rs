@@ -1,7 +1,7 @@
 //! What new objects need in the tables of which clusters.
 
 use super::super::ledger::{Ledger, LedgerVpc, Prefixes};
-use sluice_store::NewInstance;
+use sluice_store::{InstanceOptions, NewInstance, PortSettings};
 use sluice_types::{ClusterId, HostId, VpcId};
 use std::collections::HashSet;
 use std::ops::AddAssign;
@@ -15,6 +15,8 @@ pub enum NewObjects<'a> {
     Subnet(VpcId, Prefixes),
     /// Instances of a VPC.
     Instances(VpcId, &'a [&'a NewInstance]),
+    /// What an instance of a VPC gets besides what it has.
+    Further(VpcId, Demand),
     /// A route of a VPC.
     Route(VpcId),
     /// A peering of two VPCs.
@@ -57,6 +59,22 @@ fn clusters_of(vpc: &LedgerVpc) -> impl Iterator<Item = ClusterId> + use<> {
     [Some(vpc.cluster), vpc.leaving].into_iter().flatten()
 }
 
+/// What the settings of a request need besides what an instance has: an entry for each address and pair, and a route for
+/// each prefix.
+pub fn of_settings(settings: &PortSettings, has: &InstanceOptions) -> Demand {
+    let PortSettings { secondary_addresses, delegated_prefixes, address_pairs, .. } = settings;
+    let secondary = secondary_addresses.iter().flatten().filter(|address| !has.secondary.contains(address));
+    let pairs = address_pairs.iter().flatten().map(|pair| &pair.address);
+    let pairs = pairs.filter(|address| has.pairs.iter().all(|pair| pair.address != **address));
+    let mut demand = Demand::default();
+    for address in secondary.chain(pairs) {
+        *(if address.is_ipv4() { &mut demand.others } else { &mut demand.ipv6 }) += 1;
+    }
+    let prefixes = delegated_prefixes.iter().flatten().filter(|prefix| !has.delegated.contains(prefix));
+    demand.routes = prefixes.count() as u64;
+    demand
+}
+
 /// The entries of new instances. A host may be new to the VPC, so that it becomes a sender.
 fn of_instances(vpc: &LedgerVpc, new: &[&NewInstance]) -> Demand {
     let mut hosts: HashSet<HostId> = HashSet::new();
@@ -66,6 +84,7 @@ fn of_instances(vpc: &LedgerVpc, new: &[&NewInstance]) -> Demand {
         let families = vpc.subnets.get(&one.subnet).copied().unwrap_or(Prefixes { ipv4: true, ipv6: true });
         demand.others += u64::from(families.ipv4);
         demand.ipv6 += u64::from(families.ipv6);
+        demand += of_settings(&one.settings, &InstanceOptions::default());
         hosts.insert(one.host);
     }
     demand.others += hosts.len() as u64;
@@ -77,7 +96,7 @@ fn of_moved_vpc(ledger: &Ledger, id: VpcId, vpc: &LedgerVpc) -> Demand {
     Demand {
         ipv6: vpc.addresses.ipv6,
         others: 1 + vpc.addresses.ipv4,
-        routes: vpc.prefixes() + vpc.static_routes() + peers,
+        routes: vpc.prefixes() + vpc.static_routes() + vpc.addresses.prefixes + peers,
         vrfs: 1,
     }
 }
@@ -94,6 +113,7 @@ pub fn demands(ledger: &Ledger, new: NewObjects<'_>) -> Option<Vec<(ClusterId, D
             on(vpc(id)?, routes(prefixes.count() * vrfs))
         }
         NewObjects::Instances(id, new) => on(vpc(id)?, of_instances(vpc(id)?, new)),
+        NewObjects::Further(id, demand) => on(vpc(id)?, demand),
         NewObjects::Route(id) => on(vpc(id)?, routes(1)),
         NewObjects::Peering(a, b) => on(vpc(a)?, routes(vpc(a)?.prefixes() + vpc(b)?.prefixes())),
         NewObjects::Move(vpcs, to, senders) => {
@@ -116,7 +136,8 @@ mod tests {
     fn instance(subnet: u64, host: u64) -> NewInstance {
         let (subnet, host) = (SubnetId::new(subnet), HostId::new(host));
         let name = String::new();
-        NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None, security_groups: None }
+        let settings = PortSettings::default();
+        NewInstance { name, subnet, host, mac: None, ipv4: None, ipv6: None, security_groups: None, settings }
     }
 
     /// VPCs 1, 2 and 3, the first peered with the others, with dual-stack subnets 1 and 2 and the IPv4 subnet 3.
@@ -126,7 +147,7 @@ mod tests {
         let subnets = vec![subnet(1, 1, true), subnet(2, 2, true), subnet(3, 3, false), subnet(4, 4, false)];
         let peerings = vec![peering(1, 2), peering(1, 3)];
         let topology = Topology { revision: 5, vpcs, subnets, peerings, ..Topology::default() };
-        let addresses = AddressCounts { ipv4: 30, ipv6: 20 };
+        let addresses = AddressCounts { ipv4: 30, ipv6: 20, prefixes: 3 };
         Ledger::new(&topology, 5, &[(VpcId::new(1), addresses), (VpcId::new(2), ipv4(7))])
     }
 
@@ -150,10 +171,22 @@ mod tests {
         let one = demand(0, 2, 0, 0);
         let new = [&instance(4, 1)];
         assert_eq!(find(NewObjects::Instances(id(4), &new)), [(cluster(2), one), (cluster(1), one)]);
-        // Addresses and a VNI each; 2 + 2 + 1 routes of the first VPC, 2 + 2 of the second.
+        // Addresses and a VNI each; 2 + 2 + 1 routes of the first VPC, 2 + 2 of the second, and 3 delegated prefixes.
         let unit = [id(1), id(2)];
-        let moved = demand(20, 30 + 7 + 2 + 5, 9, 2);
+        let moved = demand(20, 30 + 7 + 2 + 5, 9 + 3, 2);
         assert_eq!(find(NewObjects::Move(&unit, cluster(7), 5)), [(cluster(7), moved)]);
         assert_eq!(demands(&ledger, NewObjects::Route(id(99))), None);
+        // Two addresses and a pair of which it has one, and a prefix.
+        let settings: PortSettings = serde_json::from_str(
+            r#"{"secondary_addresses":["10.0.0.8","fd00::8"],"address_pairs":[{"address":"10.0.0.9"}],
+                "delegated_prefixes":["10.9.0.0/16"]}"#,
+        )
+        .unwrap();
+        let has = InstanceOptions { secondary: vec![[10, 0, 0, 8].into()], ..InstanceOptions::default() };
+        let further = NewObjects::Further(id(4), of_settings(&settings, &has));
+        let one = demand(1, 1, 1, 0);
+        assert_eq!(find(further), [(cluster(2), one), (cluster(1), one)]);
+        let new = [&NewInstance { settings, ..instance(4, 1) }];
+        assert_eq!(find(NewObjects::Instances(id(4), &new))[0].1, demand(1, 2 + 2, 1, 0));
     }
 }

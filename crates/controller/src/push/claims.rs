@@ -1,0 +1,275 @@
+//! Claims of addresses that instances have in turn: hosts report that an instance has announced one, and the store makes
+//! that instance the holder. A queue is between both, so that no stream waits for the database, and an instance that
+//! announces addresses without pause cannot occupy it.
+
+use super::{Push, count};
+use sluice_southbound::AddressClaim;
+use sluice_store::{Claim, StoreError};
+use sluice_types::{HostId, InstanceId, VpcId};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Average interval between two claims of an instance that are processed.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Claims of an instance that are processed without a wait, if it made none for a while.
+const BURST: u32 = 10;
+/// Most claims that wait, of all hosts. One look at the queue reads all of them.
+const PENDING_MAX: usize = 8192;
+/// Most claims of one host that wait: as many as a report has.
+const HOST_PENDING_MAX: usize = 1024;
+/// Pause after a store error that may pass.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// The claims that wait.
+#[derive(Debug, Default)]
+pub struct Claims {
+    inner: Mutex<Inner>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Number of the next claim.
+    next: u64,
+    instances: BTreeMap<InstanceId, Claimant>,
+    /// Claims that wait, by the host that reported them.
+    waiting: BTreeMap<HostId, usize>,
+    /// The number of the last claim of each address that was accepted, while others wait. An older one of another
+    /// instance that had to wait is void.
+    accepted: HashMap<(VpcId, IpAddr), u64>,
+}
+
+/// An instance that makes claims.
+#[derive(Debug)]
+struct Claimant {
+    /// The token bucket (GCRA): when all tokens are there again.
+    full_at: Instant,
+    /// Number and reporting host of the last claim of each address.
+    pending: BTreeMap<IpAddr, (u64, HostId)>,
+}
+
+/// A claim to process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Due {
+    number: u64,
+    host: HostId,
+    claim: AddressClaim,
+}
+
+impl Inner {
+    /// Adds a claim; a later one of the same instance and address takes the place of an earlier one. Returns false if too
+    /// many wait.
+    fn add(&mut self, host: HostId, claim: AddressClaim, now: Instant) -> bool {
+        let (all, of_host) =
+            (self.waiting.values().sum::<usize>(), self.waiting.get(&host).copied().unwrap_or(0));
+        let known =
+            self.instances.get(&claim.instance).and_then(|claimant| claimant.pending.get(&claim.address));
+        let known = known.copied();
+        if known.is_none() && (all >= PENDING_MAX || of_host >= HOST_PENDING_MAX) {
+            return false;
+        }
+        if let Some((_, old)) = known {
+            self.uncount(old);
+        }
+        *self.waiting.entry(host).or_default() += 1;
+        let new = Claimant { full_at: now, pending: BTreeMap::new() };
+        let claimant = self.instances.entry(claim.instance).or_insert(new);
+        claimant.pending.insert(claim.address, (self.next, host));
+        self.next += 1;
+        true
+    }
+
+    fn uncount(&mut self, host: HostId) {
+        if let Some(count) = self.waiting.get_mut(&host) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiting.remove(&host);
+            }
+        }
+    }
+
+    /// Takes the oldest claim whose instance has a token; otherwise says when there will be one, if any waits.
+    fn take(&mut self, now: Instant) -> Result<Due, Option<Instant>> {
+        let ahead = INTERVAL * (BURST - 1);
+        self.instances.retain(|_, claimant| !claimant.pending.is_empty() || claimant.full_at > now);
+        let ready = |claimant: &Claimant| claimant.full_at.checked_sub(ahead).unwrap_or(now);
+        let waiting = || self.instances.iter().filter(|(_, claimant)| !claimant.pending.is_empty());
+        let oldest = |(id, claimant): (&InstanceId, &Claimant)| {
+            let (address, (number, host)) = claimant.pending.iter().min_by_key(|(_, (number, _))| *number)?;
+            Some(Due {
+                number: *number,
+                host: *host,
+                claim: AddressClaim { instance: *id, address: *address },
+            })
+        };
+        let due = waiting().filter(|(_, claimant)| ready(claimant) <= now).filter_map(oldest);
+        let Some(due) = due.min_by_key(|due| due.number) else {
+            return Err(waiting().map(|(_, claimant)| ready(claimant)).min());
+        };
+        if let Some(claimant) = self.instances.get_mut(&due.claim.instance) {
+            claimant.pending.remove(&due.claim.address);
+            claimant.full_at = claimant.full_at.max(now) + INTERVAL;
+        }
+        self.uncount(due.host);
+        if self.waiting.is_empty() {
+            self.accepted.clear();
+        }
+        Ok(due)
+    }
+
+    /// Whether another instance of the VPC has claimed the address later, and holds it.
+    fn is_void(&self, vpc: VpcId, due: &Due) -> bool {
+        self.accepted.get(&(vpc, due.claim.address)).is_some_and(|last| *last > due.number)
+    }
+
+    fn accept(&mut self, vpc: VpcId, due: &Due) {
+        if !self.waiting.is_empty() {
+            self.accepted.insert((vpc, due.claim.address), due.number);
+        }
+    }
+}
+
+impl Claims {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the claims of a host's report. Returns the number of those that were refused because too many wait.
+    pub fn add(&self, host: HostId, claims: impl IntoIterator<Item = AddressClaim>) -> usize {
+        let now = Instant::now();
+        let refused = {
+            let mut inner = self.lock();
+            claims.into_iter().filter(|claim| !inner.add(host, *claim, now)).count()
+        };
+        self.changed.notify_one();
+        refused
+    }
+
+    /// Number of claims that wait, and their limit.
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.lock().waiting.values().sum(), PENDING_MAX)
+    }
+
+    async fn next(&self) -> Due {
+        loop {
+            let wait = match self.lock().take(Instant::now()) {
+                Ok(due) => return due,
+                Err(wait) => wait,
+            };
+            let changed = self.changed.notified();
+            match wait {
+                Some(at) => drop(tokio::time::timeout_at(at.into(), changed).await),
+                None => changed.await,
+            }
+        }
+    }
+}
+
+/// Processes claims until the future is dropped, one after the other.
+pub async fn process_claims(push: Arc<Push>) {
+    loop {
+        let due = push.claims.next().await;
+        while let Err(error) = process(&push, &due).await {
+            push.db.count_error();
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot store the claim of an address");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}
+
+/// Processes a claim.
+///
+/// # Errors
+/// Errors of the store that may pass.
+async fn process(push: &Push, due: &Due) -> Result<(), StoreError> {
+    let Due { host, claim: AddressClaim { instance: id, address }, .. } = *due;
+    let store = &push.db.store;
+    // Read first, so that claims that are refused do not occupy the writer.
+    let claimed = match store.instance(id).await {
+        Ok(instance) if push.claims.lock().is_void(instance.vpc, due) => return Ok(()),
+        Ok(instance) => store
+            .claim_address(host, id, address)
+            .await
+            .inspect(|_| push.claims.lock().accept(instance.vpc, due)),
+        Err(error) => Err(error),
+    };
+    match claimed {
+        Ok(Claim::Taken(instance)) => {
+            push.db.notify_commit();
+            count(&push.counters.claims);
+            tracing::info!(instance = %id, name = instance.name, %address, "an address has another holder");
+        }
+        Ok(Claim::Held) => {}
+        Err(error @ (StoreError::Unavailable { .. } | StoreError::Rewound)) => return Err(error),
+        Err(error) => {
+            count(&push.counters.claims_refused);
+            tracing::warn!(instance = %id, %host, %address, reason = %error, "claim of an address refused");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(instance: u64, last: u8) -> AddressClaim {
+        AddressClaim { instance: InstanceId::new(instance), address: [10, 0, 0, last].into() }
+    }
+
+    fn host(id: u64) -> HostId {
+        HostId::new(id)
+    }
+
+    fn taken(inner: &mut Inner, now: Instant) -> Option<(u64, AddressClaim)> {
+        inner.take(now).ok().map(|due| (due.number, due.claim))
+    }
+
+    /// Catches a bucket that never empties or fills, and a claim that is lost because it came too fast.
+    #[test]
+    fn claims_of_an_instance_are_limited_and_its_last_one_waits() {
+        let (mut inner, start) = (Inner::default(), Instant::now());
+        for _ in 0..BURST {
+            assert!(inner.add(host(1), claim(1, 1), start));
+            assert!(taken(&mut inner, start).is_some());
+        }
+        assert!(inner.add(host(1), claim(1, 1), start) && inner.add(host(1), claim(1, 1), start));
+        assert_eq!(inner.take(start), Err(Some(start + INTERVAL)));
+        // Another instance does not wait.
+        assert!(inner.add(host(1), claim(2, 1), start));
+        assert_eq!(taken(&mut inner, start).map(|(_, claim)| claim), Some(claim(2, 1)));
+        assert_eq!(taken(&mut inner, start + INTERVAL).map(|(_, claim)| claim), Some(claim(1, 1)));
+        assert_eq!(inner.take(start + INTERVAL), Err(None), "of two claims, the last one");
+        let later = start + INTERVAL * 60;
+        assert_eq!(inner.take(later), Err(None));
+        assert!(inner.instances.is_empty() && inner.waiting.is_empty(), "nothing is remembered: {inner:?}");
+    }
+
+    /// Catches an old claim that had to wait and takes the address from the instance that announced it later.
+    #[test]
+    fn an_older_claim_of_another_instance_is_void() {
+        let (mut inner, now, vpc) = (Inner::default(), Instant::now(), VpcId::new(1));
+        assert!(inner.add(host(1), claim(1, 1), now) && inner.add(host(2), claim(2, 1), now));
+        let (old, new) = (inner.take(now).unwrap(), inner.take(now).unwrap());
+        assert!(inner.add(host(1), claim(1, 2), now));
+        inner.accept(vpc, &new);
+        assert!(inner.is_void(vpc, &old) && !inner.is_void(vpc, &new));
+        assert!(!inner.is_void(VpcId::new(2), &old), "another VPC has other addresses");
+    }
+
+    #[test]
+    fn a_host_cannot_fill_the_queue() {
+        let (mut inner, now) = (Inner::default(), Instant::now());
+        for number in 0..HOST_PENDING_MAX as u64 {
+            assert!(inner.add(host(1), claim(number, 1), now));
+        }
+        assert!(!inner.add(host(1), claim(9999, 1), now));
+        assert!(inner.add(host(1), claim(0, 1), now), "it waits already");
+        assert!(inner.add(host(2), claim(9999, 1), now));
+        assert!(taken(&mut inner, now).is_some());
+        assert!(inner.add(host(1), claim(9998, 1), now));
+    }
+}
