@@ -6,6 +6,7 @@
  * (port.h).
  *
  *   VM -> anti-spoofing -> ARP, ND, DHCP, messages to the router: answered here
+ *      -> security groups -> DSCP and rate of the port (qos.h)
  *                       -> (VNI, destination) is a port of this host: delivered
  *                       -> (VNI, destination) has a direct path: through the tunnel to its host
  *                       -> otherwise: through the tunnel to the VPC's gateway group; counted (sent_flows.h)
@@ -24,6 +25,7 @@
 #include "vswitch/dhcp.h"
 #include "vswitch/dhcp6.h"
 #include "vswitch/pending_checksum.h"
+#include "vswitch/qos.h"
 #include "vswitch/router_advertisement.h"
 #include "vswitch/sent_flows.h"
 #include "vswitch/strays.h"
@@ -118,7 +120,7 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 		return port_drop(vrf->vni, DROP_wrong_mac);
 	}
 	count_traffic(vrf->counters, skb->len);
-	return deliver(skb, to);
+	return deliver(skb, frame, to);
 }
 
 /* Sends a VM's packet with a valid source by the direct path that the exact match found. */
@@ -141,6 +143,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 	enum drop_reason reason;
 	enum exact_answer found;
 	const struct port *to;
+	__u32 longest;
 
 	if (frame_multicast(frame))
 		return port_drop(vrf->vni, DROP_multicast);
@@ -154,8 +157,14 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		if (reason)
 			return port_drop(vrf->vni, reason);
 	}
-	if (longest_packet(skb, frame) > port->mtu)
+	longest = longest_packet(skb, frame);
+	if (longest > port->mtu)
 		return send_vm_error(skb, port_cell, frame, DROP_too_big);
+	if (port->flags & PORT_QOS) {
+		reason = qos_send(skb, frame, port_cell, longest);
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
 	if (frame->flags & FRAME_IPV6)
 		found = find_ipv6(vrf->vni, frame->destination[0], frame->destination[1], &hit);
 	else
@@ -285,7 +294,7 @@ int port_ingress(struct __sk_buff *skb)
 	reason = parse_skb(skb, frame);
 	if (reason)
 		return port_drop(vrf->vni, reason);
-	frame->identity = port_identity(port_cell);
+	frame->identity = port_identity(port, port_cell);
 	if (frame->source_mac != load_mac(port->mac))
 		return port_drop(vrf->vni, DROP_spoofed_mac);
 	if (checksum_misplaced(skb, frame))
@@ -328,9 +337,15 @@ static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __
 	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
 }
 
+/* Whether the packet is what a DHCP server sends to a client. Only this host answers its VMs. */
+static __always_inline int is_dhcp_answer(const struct frame *frame)
+{
+	return is_udp_to(frame, frame->flags & FRAME_IPV6 ? DHCP6_CLIENT_PORT : DHCP_CLIENT_PORT);
+}
+
 /*
  * Whether the frame is a control message that only this host sends to its VMs: anything about the
- * router, and all requests. ARP and ND messages of a gateway are answers about other VMs.
+ * router, answers of DHCP, and all requests. ARP and ND messages of a gateway are answers about other VMs.
  */
 static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *frame,
 				     const struct port *port)
@@ -344,7 +359,7 @@ static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *
 				    sizeof(sender)) ||
 		       sender == port->router4;
 	if (!is_control_icmp6(frame))
-		return 0;
+		return is_dhcp_answer(frame);
 	if (type != ICMP6_ADVERT ||
 	    context_load(skb, ND_AT + __builtin_offsetof(struct nd_header, target), target, sizeof(target)))
 		return 1;
@@ -402,7 +417,7 @@ int uplink_ingress(struct __sk_buff *skb)
 			return port_drop(vni, reason);
 	}
 	count_traffic(vrf->counters, skb->len);
-	return deliver(skb, port);
+	return deliver(skb, frame, port);
 }
 
 /* The port that may get the parsed frame from the underlay without further questions but its policy; NULL: none. */
@@ -413,7 +428,8 @@ static __always_inline const struct port *plain_receiver(const struct frame *fra
 	const struct port *port;
 	enum exact_answer found;
 
-	if (frame->destination_mac & MAC_GROUP_BIT || is_control_icmp6(frame) || !source_valid(frame))
+	if (frame->destination_mac & MAC_GROUP_BIT || is_control_icmp6(frame) || is_dhcp_answer(frame) ||
+	    !source_valid(frame))
 		return NULL;
 	if (frame->flags & FRAME_IPV6)
 		found = find_ipv6(vni, frame->destination[0], frame->destination[1], &hit);
@@ -458,7 +474,7 @@ int underlay_ingress(struct __sk_buff *skb)
 			return port_drop(vni, reason);
 	}
 	count_traffic(vrf->counters, skb->len);
-	return deliver(skb, port);
+	return deliver(skb, frame, port);
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 7] = [
+const HEADERS: [&str; 8] = [
     "cells.h",
     "counter_layout.h",
     "drops.h",
     "events.h",
     "flow_layout.h",
     "meter_layout.h",
+    "qos_layout.h",
     "session_layout.h",
 ];
 

@@ -36,6 +36,7 @@ mod overload;
 mod path_mtu;
 mod peered;
 mod preprogrammed;
+mod qos;
 mod readiness;
 mod removals;
 mod rsp_forged;
@@ -144,6 +145,7 @@ fn all() -> Vec<Scenario> {
         crash: SharedLab,
         tcp: OwnLab,
         security_groups: OwnLab,
+        qos: OwnLab,
         moved_instance: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,

@@ -337,6 +337,9 @@ struct vip_slot {
 #define PORT_PEER_REDIRECT 0x2 /* the port is a veth: deliver directly into its peer */
 #define PORT_FILTERED 0x4      /* the port has a policy: its packets need a session (admission.h) */
 #define PORT_DHCP6 0x8	       /* router advertisements tell the VM to take its IPv6 address by DHCPv6 */
+#define PORT_QOS 0x40	       /* the port marks or limits what the VM sends: `qos` and `rate_mbps` (qos.h) */
+#define PORT_IDENTIFIED \
+	0x80 /* `identity` is not 0: packets of other ports do not read the second cell for it */
 
 struct port {
 	__u8 kind; /* NEXT_HOP_PORT */
@@ -346,7 +349,7 @@ struct port {
 	__u32 vni;
 	__u32 vrf; /* cell of the VNI's struct vrf */
 	__u8 mac[6];
-	__u16 scope;	   /* of the port's sessions: another number for each attachment; 0: not filtered */
+	__u16 scope; /* of the port's sessions and its meter: another number for each attachment; 0: it has neither */
 	__u32 address4;	   /* network order; 0: none */
 	__u32 router4;	   /* network order: the subnet's router, which is also the DHCP server; 0: none */
 	__u8 address6[16]; /* zero: none */
@@ -369,9 +372,13 @@ struct port {
 	 */
 	__u32 adopt_until_s;
 	__u16 identity; /* of the VM's groups within its VPC; 0: none */
-	__u16 reserved16;
-	__u32 reserved32[5];
+	__u16 qos;	/* PORT_QOS_MARKS and PORT_QOS_DSCP; 0: packets of the VM keep their DSCP */
+	__u32 rate_mbps; /* of the IP packets that the VM sends, and of those that it receives; 0: not limited */
+	__u32 reserved32[4];
 };
+
+#define PORT_QOS_DSCP 0x3f  /* the DSCP that packets of the VM get */
+#define PORT_QOS_MARKS 0x40 /* they get one */
 
 /*
  * What the security groups of a port permit (docs/decisions/policies.md). Rules only permit: a packet that no

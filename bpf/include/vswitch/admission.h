@@ -333,7 +333,8 @@ __attribute__((noinline)) __u32 receiver_identity(struct frame *frame, __u32 por
 		found = find_ipv6(port->vni, frame->destination[0], frame->destination[1], &hit);
 	else
 		found = find_ipv4(port->vni, frame->destination[1], &hit);
-	return found == EXACT_HIT && vm_port_at(hit.next) ? port_identity(hit.next) : 0;
+	port = found == EXACT_HIT ? vm_port_at(hit.next) : NULL;
+	return port ? port_identity(port, hit.next) : 0;
 }
 
 /* Generation of a policy; 0 if the tables have lost it. */

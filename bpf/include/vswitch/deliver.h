@@ -9,6 +9,7 @@
 #define SLUICE_DELIVER_H
 
 #include "vswitch/port.h"
+#include "vswitch/qos.h"
 
 /* The port that an exact match in a VNI found. NULL: the packet is dropped for `reason`. */
 static __always_inline const struct port *local_port(enum exact_answer found, const struct exact_hit *hit,
@@ -24,12 +25,14 @@ static __always_inline const struct port *local_port(enum exact_answer found, co
 	return port && port->vni == vni ? port : NULL;
 }
 
-static __always_inline int deliver(struct __sk_buff *skb, const struct port *port)
+static __always_inline int deliver(struct __sk_buff *skb, const struct frame *frame, const struct port *port)
 {
 	/* A VM must not choose the queue of another one's interface. */
 	skb->queue_mapping = 0;
-	if (!(port->flags & PORT_PEER_REDIRECT))
+	if (!(port->flags & PORT_PEER_REDIRECT)) {
+		set_priority(skb, frame);
 		return bpf_redirect(port->ifindex, 0);
+	}
 	/*
 	 * The frame enters the VM's stack without passing the driver that sets the packet type, and the VM would
 	 * drop a frame whose type says that it is for another machine.

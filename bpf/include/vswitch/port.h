@@ -104,12 +104,15 @@ static __always_inline const struct port *vm_port_service_at(__u32 cell)
 	return second ? second - CELL_BYTES : NULL;
 }
 
-/* The identity of the VM at a port of this host. */
-static __always_inline __u16 port_identity(__u32 cell)
+/* The identity of the VM at a port of this host, which is in this cell. */
+static __always_inline __u16 port_identity(const struct port *port, __u32 cell)
 {
-	const struct port *port = vm_port_service_at(cell);
+	const struct port *service;
 
-	return port ? port->identity : 0;
+	if (!(port->flags & PORT_IDENTIFIED))
+		return 0;
+	service = vm_port_service_at(cell);
+	return service ? service->identity : 0;
 }
 
 _Static_assert(__builtin_offsetof(struct port, prefix6) + 16 == CELL_BYTES, "first cell of a port");

@@ -14,6 +14,7 @@
 #include "common/ip_write.h"
 #include "common/packet_sum.h"
 #include "vswitch/pending_checksum.h"
+#include "layout/qos_layout.h"
 #include "vswitch/port.h"
 
 #define REPLY_TTL 64
@@ -85,9 +86,10 @@ static __always_inline long reply_checksum_icmp6(struct __sk_buff *skb, __u32 by
 			      message + __builtin_offsetof(struct icmp_header, checksum));
 }
 
-/* Sends the packet to the VM. */
+/* Sends the packet to the VM, in front of what waits for it: a VM needs these answers when its port is full, too. */
 static __always_inline int reply_send(struct __sk_buff *skb)
 {
+	skb->priority = QOS_PRIORITY_HIGH;
 	return bpf_redirect(skb->ifindex, 0);
 }
 

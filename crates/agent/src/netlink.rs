@@ -1,5 +1,5 @@
-//! The kernel's interfaces, addresses, routes and neighbors, by rtnetlink. This file changes when an agent
-//! needs another request.
+//! The kernel's interfaces, addresses, routes and neighbors, by rtnetlink. `shaper` has queueing disciplines. This file
+//! changes when an agent needs another request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -23,6 +23,9 @@ use sluice_types::{MacAddr, VXLAN_PORT};
 use tokio::sync::{Mutex, Notify};
 
 use crate::Error;
+
+mod shaper;
+pub use shaper::Shaper;
 
 /// Marks the neighbor entries that an agent created, so that it removes no others.
 const NEIGHBOR_PROTOCOL: RouteProtocol = RouteProtocol::Other(83);
@@ -297,7 +300,7 @@ pub struct Neighbor {
     pub kept: bool,
 }
 
-/// Notifies the returned handle of every change of interfaces, addresses and routes. Changes in quick
+/// Notifies the returned handle of every change of interfaces, queueing disciplines, addresses and routes. Changes in quick
 /// succession may be notified once.
 ///
 /// # Errors
@@ -305,6 +308,7 @@ pub struct Neighbor {
 pub fn changes() -> Result<Arc<Notify>, Error> {
     let groups = [
         MulticastGroup::Link,
+        MulticastGroup::Tc,
         MulticastGroup::Ipv4Ifaddr,
         MulticastGroup::Ipv6Ifaddr,
         MulticastGroup::Ipv4Route,

@@ -161,6 +161,14 @@ impl Datapath {
         maps::map_region(self.map("session_shares")?)
     }
 
+    /// Maps the meters of ports into memory.
+    ///
+    /// # Errors
+    /// If the programs have no such meters, or the kernel refuses the mapping.
+    pub fn port_meters(&self) -> Result<Region, Error> {
+        maps::map_region(self.map("port_meters")?)
+    }
+
     /// Opens the flow statistics of a gateway or vSwitch. Statistics of an earlier agent are kept; new memory is
     /// initialized.
     ///

@@ -112,8 +112,8 @@ pub enum PathCommand {
 const PATH_COLUMNS: [&str; 8] =
     ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
 
-const PORT_COLUMNS: [&str; 9] =
-    ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter"];
+const PORT_COLUMNS: [&str; 11] =
+    ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter", "dscp", "rate_mbps"];
 
 const SESSION_COLUMNS: [&str; 13] = [
     "ifname",

@@ -5,6 +5,7 @@
 use crate::layout;
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU32;
 
 /// Sizes that tables are created with. The tables grow when they hold more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,11 +215,23 @@ pub struct Port {
     /// Identifier of the [`Policy`](crate::Policy) that says which packets the port sends and receives. It must be in
     /// the tables before. `None`: everything is permitted.
     pub policy: Option<u32>,
-    /// Number under which the sessions of a port with a policy are kept; only without a policy it may be 0. Another attachment
-    /// has another number, so that no VM inherits sessions.
+    /// Number under which the sessions of a port with a policy are kept, and the meter of a port with a rate; only without
+    /// both it may be 0. Another attachment has another number, so that no VM inherits sessions.
     pub scope: u16,
     /// Identity of the instance's groups within its VPC; 0: none.
     pub identity: u16,
     /// Time until which connections are adopted that exist already, in seconds of `CLOCK_MONOTONIC`; 0: none are.
     pub adopt_until_s: u32,
+    /// How the packets of the VM are marked and limited.
+    pub qos: PortQos,
+}
+
+/// How the packets of a port are marked and limited (`bpf/include/vswitch/qos.h`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortQos {
+    /// DSCP that packets of the VM get, 0 to 63; `None`: they keep theirs.
+    pub dscp: Option<u8>,
+    /// What the VM may send, in Mbit/s of IP packets; `None`: any number. The port then needs a number for its meter
+    /// ([`Port::scope`]).
+    pub rate_mbps: Option<NonZeroU32>,
 }

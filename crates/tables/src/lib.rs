@@ -6,7 +6,7 @@
 //! the longest-prefix match (`lpm`), of which policies (`policy`) consist, and reuses unlinked cells after a [`Grace`] period. [`Reader`] reads as
 //! packet programs do.
 //!
-//! [`sessions`], [`flows`] and [`meters`] are tables that packet programs write. Each has memory of its own,
+//! [`sessions`], [`flows`], [`meters`] and [`PortMeters`] are tables that packet programs write. Each has memory of its own,
 //! which this crate lays out, reads, and (sessions) sweeps.
 
 mod encoding;
@@ -23,6 +23,7 @@ mod memory;
 mod node;
 mod policy;
 mod pool;
+mod port_meters;
 mod reader;
 mod region;
 mod seed;
@@ -37,7 +38,7 @@ pub mod meters;
 pub mod sessions;
 
 pub use entries::{
-    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes, Target,
+    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, PortQos, Role, Route, Sizes, Target,
     UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
@@ -47,6 +48,7 @@ pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
+pub use port_meters::PortMeters;
 pub use reader::{Busy, Hit, Lookup, Network, NextHop, PortFilter, Reader};
 pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};
 pub use usage::{BulkResult, TableUsage};

@@ -13,6 +13,7 @@ mod permitted_senders;
 mod policies;
 mod port_manager;
 mod port_registry;
+mod rates;
 mod role;
 mod rsp_client;
 mod scopes;
@@ -34,9 +35,11 @@ use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::{Datapath, ObjectName};
+use sluice_tables::PortMeters;
 
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
+use crate::rates::Rates;
 use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
 use crate::scopes::Scopes;
@@ -89,7 +92,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
         OpenError::Datapath(error) => error.into(),
         OpenError::Tables(error) => adoption_error(error, &common.pin_dir(ROLE)),
     })?;
-    let scopes = Scopes::new(sessions.shares(), args.session_limit(sessions.capacity()));
+    let meters = PortMeters::new(opened.datapath.port_meters()?)
+        .map_err(|error| adoption_error(error, &common.pin_dir(ROLE)))?;
+    let scopes = Scopes::new(sessions.shares(), meters.clone(), args.session_limit(sessions.capacity()));
     let (mut registry, complete) =
         PortRegistry::load(&common.state_dir()?, scopes.clone(), args.adopt_seconds)?;
     registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
@@ -102,7 +107,10 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let node = started.node.clone();
     node.add_metrics(Arc::new(keeper.metrics()));
     let names = args.port_names.clone();
-    let manager = PortManager::new(netlink, node.clone(), underlay, names, changes.clone(), of_interfaces);
+    let rates = Arc::new(Rates::new(meters));
+    node.add_metrics(rates.clone());
+    let registered = (changes.clone(), rates);
+    let manager = PortManager::new(netlink, node.clone(), underlay, names, registered, of_interfaces);
     let manager = Arc::new(manager);
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
@@ -168,6 +176,7 @@ async fn flush_host(args: &Args, netlink: &Netlink) -> Result<(), Error> {
     }
     let closed = flush_closed(&args.common, ROLE, netlink, &[vxlan_device::NAME]).await?;
     vxlan_device::remove(netlink).await?;
+    rates::remove_all(netlink).await?;
     if args.unguard {
         flush(&args.common, ROLE, netlink).await?;
         guard::remove().await?;

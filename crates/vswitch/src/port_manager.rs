@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use crate::guard::{self, GuardedView, PortName, is_vm_interface};
 use crate::guard_metrics::GuardMetrics;
 use crate::port_registry::{Attachment, Filter, PortRegistry, RegistryError};
+use crate::rates::Rates;
 use crate::role::HostRole;
 use crate::vxlan_device;
 
@@ -82,6 +84,10 @@ pub struct PortView {
     pub mtu: Option<u16>,
     /// Identity of the instance's security groups; 0: it is not filtered.
     pub identity: Option<u16>,
+    /// DSCP that packets of the VM get; `None`: they keep theirs.
+    pub dscp: Option<u8>,
+    /// Limit of what the VM sends, and of what it receives, in Mbit/s; `None`: not limited.
+    pub rate_mbps: Option<NonZeroU32>,
     /// How packets are filtered.
     pub filter: Option<Filter>,
     /// Sessions of the port, with those that have ended and are not yet removed.
@@ -101,6 +107,8 @@ impl PortView {
             ipv6: port.ipv6.as_ref().map(Ipv6Net::to_string),
             mtu: Some(port.mtu),
             identity: Some(port.identity),
+            dscp: port.options.qos.dscp,
+            rate_mbps: port.options.qos.rate_mbps,
             filter: None,
             sessions: None,
         }
@@ -119,6 +127,8 @@ impl PortView {
             ipv6: None,
             mtu: None,
             identity: None,
+            dscp: None,
+            rate_mbps: None,
             filter: None,
             sessions: None,
         }
@@ -187,6 +197,7 @@ pub struct PortManager {
     /// Names of interfaces that may be ports.
     names: Vec<PortName>,
     instances: watch::Receiver<u64>,
+    rates: Arc<Rates>,
     metrics: Arc<GuardMetrics>,
     changes: Changes,
     /// Ports are changed one at a time.
@@ -195,17 +206,17 @@ pub struct PortManager {
 
 impl PortManager {
     /// A manager for an open node, with the names of possible ports. `instances` notifies changes of the instances
-    /// of this host.
+    /// of this host, of which `rates` has those that are limited.
     pub fn new(
         netlink: Netlink,
         node: Arc<Node<HostRole>>,
         underlay: Underlay,
         names: Vec<PortName>,
-        instances: watch::Receiver<u64>,
+        (instances, rates): (watch::Receiver<u64>, Arc<Rates>),
         changes: Changes,
     ) -> Self {
         let metrics = Arc::default();
-        Self { netlink, node, underlay, names, instances, metrics, changes, lock: Mutex::new(()) }
+        Self { netlink, node, underlay, names, instances, rates, metrics, changes, lock: Mutex::new(()) }
     }
 
     /// Metrics of guarded interfaces, updated at each review.
@@ -256,6 +267,7 @@ impl PortManager {
             applier.role.ports.attach(&mut applier.tables, &name, attachment)
         };
         self.node.writer.run(write).await??;
+        self.review_rates().await?;
         tracing::info!(ifname, instance = port.name, peer_redirect = link.peer_elsewhere, "port attached");
         Ok(PortView { ifname: Some(link.name), active: true, ..PortView::of_instance(&port) })
     }
@@ -277,6 +289,7 @@ impl PortManager {
             move |applier: &mut Applier<HostRole>| applier.role.ports.detach(&mut applier.tables, &name);
         let detached = self.node.writer.run(detach).await??;
         detached.ok_or_else(|| PortError::NotAttached(ifname.to_owned()))?;
+        self.review_rates().await?;
         tracing::info!(ifname, "port detached; the interface stays closed");
         Ok(())
     }
@@ -360,7 +373,17 @@ impl PortManager {
             }
         }
         self.close_new().await?;
-        self.reconcile().await
+        self.reconcile().await?;
+        self.review_rates().await
+    }
+
+    /// Shapes what the ports with a rate receive. A failure is logged: the next review tries again.
+    async fn review_rates(&self) -> Result<(), Error> {
+        let ports = self.node.writer.run(|applier| applier.role.ports.rated()).await?;
+        if let Err(error) = self.rates.review(&self.netlink, ports).await {
+            tracing::warn!(error = error_chain(&error), "cannot review the rates of ports; retrying later");
+        }
+        Ok(())
     }
 
     /// Closes the interfaces that may become ports and have no program yet.
@@ -441,6 +464,7 @@ impl PortManager {
         let mut ticks = interval(REVIEW_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut advertisements = interval(ADVERTISEMENT_INTERVAL);
+        let mut instances = self.instances.clone();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
@@ -449,6 +473,11 @@ impl PortManager {
                     continue;
                 }
                 () = changes.notified() => sleep(SETTLE_TIME).await,
+                Ok(()) = instances.changed() => {
+                    let _lock = self.lock.lock().await;
+                    self.review_rates().await?;
+                    continue;
+                }
             }
             match self.review().await {
                 Ok(()) => {}
@@ -489,6 +518,7 @@ impl PortManager {
         let _lock = self.lock.lock().await;
         self.close_new().await?;
         self.review_ports().await?;
+        self.review_rates().await?;
         self.node.datapath.remove_stale_pins()?;
         self.changes.forget_removed(&self.netlink.links().await?)?;
         let uplink = self.netlink.require_link(&self.underlay.uplink).await?;

@@ -27,6 +27,7 @@ use sluice_types::{EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
 use crate::policies::Policies;
+use crate::rates::RatedPort;
 use crate::scopes::{NoScope, Scopes};
 pub use filtering::Filter;
 
@@ -40,7 +41,7 @@ pub struct Attachment {
     pub instance: InstanceId,
     /// Whether packets are redirected straight into the other end of the veth.
     pub peer_redirect: bool,
-    /// Number under which the port's sessions are kept, which the registry gives; 0: none, until the port is written.
+    /// Number under which the port's sessions and its meter are kept, which the registry gives; 0: none, until the port is written.
     #[serde(default)]
     pub scope: u16,
 }
@@ -207,6 +208,16 @@ impl PortRegistry {
     /// The attached interfaces, by name.
     pub fn attachments(&self) -> &BTreeMap<String, Attachment> {
         &self.attachments
+    }
+
+    /// The ports that have a rate.
+    pub fn rated(&self) -> Vec<RatedPort> {
+        let rated = |(ifname, attachment): (&String, &Attachment)| {
+            let rate_mbps = self.instances.get(&attachment.instance)?.options.qos.rate_mbps?;
+            let (ifindex, scope) = (attachment.ifindex, attachment.scope);
+            Some(RatedPort { ifname: ifname.clone(), ifindex, scope, rate_mbps })
+        };
+        self.attachments.iter().filter_map(rated).collect()
     }
 
     /// Finds an instance by id, by `VPC/NAME`, or by a name that is unique on this host.

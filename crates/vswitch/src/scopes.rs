@@ -1,4 +1,4 @@
-//! Numbers under which the sessions of ports are kept: each attachment has one that no other has. This file changes
+//! Numbers under which the sessions and the meters of ports are kept: each attachment has one that no other has. This file changes
 //! with the life of such a number.
 //!
 //! Whatever the sessions of a port are about may change only together with its number: when an instance leaves or gets
@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use sluice_tables::PortMeters;
 use sluice_tables::sessions::SessionShares;
 
 /// A retired number stays out of use for at least this time: the programs remember the fragments of a port for 30 s.
@@ -69,6 +70,7 @@ pub struct Scopes(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shares: SessionShares,
+    meters: PortMeters,
     /// How many sessions a port may have.
     limit: u32,
     numbers: Mutex<Numbers>,
@@ -89,7 +91,7 @@ pub struct ScopeMap {
 impl Scopes {
     /// Numbers of an agent that has given none. Numbers of an earlier agent that have sessions are retired until
     /// [`Scopes::claim`] gives them back to their ports. A port may have `limit` sessions.
-    pub fn new(shares: SessionShares, limit: u32) -> Self {
+    pub fn new(shares: SessionShares, meters: PortMeters, limit: u32) -> Self {
         let mut numbers = Numbers::default();
         let retired = Retired { since: Instant::now(), change: 0 };
         for number in 1..=u16::MAX {
@@ -98,7 +100,7 @@ impl Scopes {
                 numbers.retired.insert(number, retired);
             }
         }
-        Self(Arc::new(Inner { shares, limit, numbers: Mutex::new(numbers), changed: Condvar::new() }))
+        Self(Arc::new(Inner { shares, meters, limit, numbers: Mutex::new(numbers), changed: Condvar::new() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
@@ -139,7 +141,7 @@ impl Scopes {
         unclaimed.for_each(|number| self.0.shares.set_limit(number, 0));
     }
 
-    /// Gives a number that has no sessions.
+    /// Gives a number that has no sessions, and whose meter is full.
     ///
     /// # Errors
     /// [`NoScope`] if every number is in use or retired.
@@ -153,6 +155,7 @@ impl Scopes {
         let Some(number) = found else {
             return Err(NoScope { given: numbers.given.len(), retired: numbers.retired.len() });
         };
+        self.0.meters.reset(number);
         numbers.last = number;
         numbers.given.insert(number, Owner::default());
         Ok(number)
@@ -238,7 +241,7 @@ mod tests {
     use super::*;
 
     fn scopes() -> Scopes {
-        Scopes::new(SessionShares::anonymous().unwrap(), 100)
+        Scopes::new(SessionShares::anonymous().unwrap(), PortMeters::anonymous().unwrap(), 100)
     }
 
     /// Catches a number that is given to two ports, or again before it is swept.
@@ -263,6 +266,17 @@ mod tests {
     }
 
     #[test]
+    fn a_new_number_has_a_new_meter_and_a_claimed_one_its_own() {
+        let meters = PortMeters::anonymous().unwrap();
+        for number in [1, 7] {
+            meters.set_dropped(number, [3, 4]);
+        }
+        let scopes = Scopes::new(SessionShares::anonymous().unwrap(), meters.clone(), 100);
+        assert_eq!((scopes.take(), scopes.claim(7)), (Ok(1), true));
+        assert_eq!([1, 7].map(|number| meters.dropped(number)), [[0, 0], [3, 4]]);
+    }
+
+    #[test]
     fn a_number_of_an_earlier_agent_is_claimed_once() {
         let scopes = scopes();
         assert!(scopes.claim(7) && !scopes.claim(7) && !scopes.claim(0));
@@ -273,7 +287,7 @@ mod tests {
     fn only_given_numbers_may_have_sessions() {
         let shares = SessionShares::anonymous().unwrap();
         shares.set_limit(9, 55);
-        let scopes = Scopes::new(shares.clone(), 100);
+        let scopes = Scopes::new(shares.clone(), PortMeters::anonymous().unwrap(), 100);
         scopes.claim(7);
         scopes.close_unclaimed();
         scopes.open(7, 50, "tap0");

@@ -3,11 +3,12 @@
 #[path = "../../agent/tests/support/mod.rs"]
 mod support;
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
-use sluice_southbound::{Group, Policy, PolicyKey, Port, SecurityRule, Update, Vrf};
+use sluice_southbound::{Group, Policy, PolicyKey, Port, Qos, SecurityRule, Update, Vrf};
 use sluice_types::{
     AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, ROUTER_MAC, Remote, RuleMatch,
     SecurityRuleId, Vni,
@@ -195,6 +196,84 @@ fn interfaces_that_cannot_be_ports_are_refused() {
         agent.abort();
         let _ = agent.await;
         run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+    });
+}
+
+/// The queueing disciplines and the classes of tap0, as `tc` shows them.
+fn tc() -> String {
+    let show = |what: &str| {
+        let output = Command::new("tc").args([what, "show", "dev", "tap0"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    show("qdisc") + &show("class")
+}
+
+fn change_tc(line: &str) {
+    assert!(Command::new("tc").args(line.split(' ')).status().unwrap().success(), "{line}");
+}
+
+/// Catches a rate that is not enforced, is lost, or outlives the port, and an agent whose start drops what waits.
+#[test]
+fn a_port_is_shaped_while_it_has_a_rate() {
+    in_namespace(|| async {
+        ip("link add tap0 type veth peer name vm0");
+        let fixture = Fixture::new("rate");
+        let socket = &fixture.socket;
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
+        let agent = tokio::spawn(run(fixture.args(&[])));
+        controller.hello().await;
+        let mut revision = 10;
+        let mut with_qos = |dscp: Option<u8>, rate_mbps: u32| {
+            let mut update = cloud();
+            (update.revision, update.snapshot) = (revision, revision == 10);
+            revision += 1;
+            update.ports[0].options.qos = Qos { dscp, rate_mbps: NonZeroU32::new(rate_mbps) };
+            update
+        };
+        let has = |parts: &'static [&'static str]| {
+            move || parts.iter().all(|part| tc().contains(part)).then_some(())
+        };
+        controller.step(with_qos(Some(46), 8)).await;
+        let (status, port) = attach(socket, "tap0", "vm").await;
+        assert_eq!((status, &port["dscp"], &port["rate_mbps"]), (200, &46.into(), &8.into()), "{port}");
+        let at_8: &[&str] =
+            &["htb 51ce: root", "rate 8Mbit ceil 8Mbit", "51ce:20", "51ce:16", "bfifo 51cf:", "bfifo 51d0:"];
+        assert!(has(at_8)().is_some(), "{}", tc());
+        controller.step(with_qos(None, 20)).await;
+        eventually("the new rate is set", has(&["htb 51ce: root", "rate 20Mbit ceil 20Mbit"])).await;
+        // Another program changes and removes it.
+        let at_20: &[&str] = &["htb 51ce: root", "rate 20Mbit ceil 20Mbit", "bfifo 51cf:"];
+        for change in
+            ["class change dev tap0 parent 51ce: classid 51ce:1 htb rate 1mbit", "qdisc del dev tap0 root"]
+        {
+            change_tc(change);
+            eventually("the shaper is restored", has(at_20)).await;
+        }
+        let mut monitor =
+            Command::new("tc").arg("monitor").stdout(std::process::Stdio::piped()).spawn().unwrap();
+        agent.abort();
+        let _ = agent.await;
+        let agent = tokio::spawn(run(fixture.args(&[])));
+        controller.hello().await;
+        assert!(has(at_20)().is_some(), "{}", tc());
+        monitor.kill().unwrap();
+        let events = monitor.wait_with_output().unwrap().stdout;
+        let events = String::from_utf8(events).unwrap();
+        assert!(!events.contains("htb") && !events.contains("bfifo"), "the shaper is not touched: {events}");
+
+        controller.step(with_qos(Some(1), 0)).await;
+        eventually("the shaper is removed with the rate", || (!tc().contains("htb")).then_some(())).await;
+        controller.step(with_qos(None, 20)).await;
+        eventually("it returns", has(at_20)).await;
+        assert_eq!(local(socket, "POST", "/ports/detach", r#"{"ifname":"tap0"}"#).await.0, 200);
+        assert!(!tc().contains("htb"), "it is removed with the port: {}", tc());
+        assert_eq!(attach(socket, "tap0", "vm").await.0, 200);
+        assert!(has(at_20)().is_some(), "{}", tc());
+        agent.abort();
+        let _ = agent.await;
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+        assert!(!tc().contains("htb"), "it is removed with the agent: {}", tc());
     });
 }
 

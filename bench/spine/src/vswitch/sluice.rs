@@ -11,7 +11,8 @@ use sluice_datapath::{Datapath, FLOW_CELLS_MAP, Interface, ObjectName, SESSION_M
 use sluice_tables::flows::Flows;
 use sluice_tables::sessions::{Family, Fate, SessionShares, Sessions, ticks_now};
 use sluice_tables::{
-    DirectPath, Group, Membarrier, NodeConfig, NodeTables, Port, PortIpv4, Role, Sizes, UnderlayPort, Vrf,
+    DirectPath, Group, Membarrier, NodeConfig, NodeTables, Port, PortIpv4, PortQos, Role, Sizes,
+    UnderlayPort, Vrf,
 };
 use sluice_types::{ROUTER_MAC, Vni};
 use std::net::{IpAddr, Ipv4Addr};
@@ -188,5 +189,6 @@ fn port(vni: Vni, vm: Vm, is_filtered: bool) -> Result<Port, Failure> {
         scope: if is_filtered { SCOPE } else { 0 },
         identity: 0,
         adopt_until_s: 0,
+        qos: PortQos::default(),
     })
 }

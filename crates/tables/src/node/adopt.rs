@@ -335,7 +335,8 @@ impl NodeTables {
         }
     }
 
-    /// Points the ports to their VRFs and policies.
+    /// Points the ports to their VRFs and policies. Sets the flag of those with an identity, which an older agent did not
+    /// know: their packets must not lose it until the ports are written again.
     fn point_all_ports(&mut self) {
         let memory = self.pool.memory();
         for &cell in self.ports.values() {
@@ -345,6 +346,11 @@ impl NodeTables {
                 memory.store32(cell, offset_of!(port, vrf), vrf);
             }
             self.point_port_to_policy(cell);
+            let mut known: port = memory.read(cell);
+            if known.identity != 0 {
+                known.flags |= layout::PORT_IDENTIFIED as u8;
+                memory.update(cell, &known);
+            }
         }
     }
 

@@ -3,13 +3,14 @@
 use super::NodeTables;
 use super::underlay::kind_of;
 use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
-use crate::entries::{Port, PortIpv4, PortIpv6};
+use crate::entries::{Port, PortIpv4, PortIpv6, PortQos};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, port};
 
 use sluice_types::{Ipv6Net, MacAddr, Vni};
 use std::mem::offset_of;
+use std::num::NonZeroU32;
 
 pub(super) const PORT_CELLS: u32 = 2;
 
@@ -46,6 +47,12 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
     if port.policy.is_some() && port.scope == 0 {
         return invalid("a port with a policy needs a number for its sessions".to_owned());
     }
+    if port.qos.rate_mbps.is_some() && port.scope == 0 {
+        return invalid("a port with a rate needs a number for its meter".to_owned());
+    }
+    if let Some(dscp) = port.qos.dscp.filter(|dscp| u32::from(*dscp) > layout::PORT_QOS_DSCP) {
+        return invalid(format!("the DSCP {dscp} is not between 0 and 63"));
+    }
     if port.dns4.len() > 2 {
         return invalid(format!("it has {} resolvers, but DHCP announces at most 2", port.dns4.len()));
     }
@@ -63,7 +70,9 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
         kind: layout::NEXT_HOP_PORT as u8,
         flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 }
             | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 }
-            | if port.ipv6.is_some_and(|v6| v6.dhcp) { layout::PORT_DHCP6 as u8 } else { 0 },
+            | if port.ipv6.is_some_and(|v6| v6.dhcp) { layout::PORT_DHCP6 as u8 } else { 0 }
+            | if port.qos != PortQos::default() { layout::PORT_QOS as u8 } else { 0 }
+            | if port.identity != 0 { layout::PORT_IDENTIFIED as u8 } else { 0 },
         mtu: port.mtu,
         ifindex: port.ifindex,
         vni: port.vni.get(),
@@ -83,6 +92,8 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
         policy_id: port.policy.unwrap_or(0),
         adopt_until_s: port.adopt_until_s,
         identity: port.identity,
+        qos: port.qos.dscp.map_or(0, |dscp| layout::PORT_QOS_MARKS as u16 | u16::from(dscp)),
+        rate_mbps: port.qos.rate_mbps.map_or(0, NonZeroU32::get),
         ..Default::default()
     })
 }
@@ -110,6 +121,11 @@ fn decode_port(cell: &port) -> Option<Port> {
         scope: cell.scope,
         identity: cell.identity,
         adopt_until_s: cell.adopt_until_s,
+        qos: PortQos {
+            dscp: (u32::from(cell.qos) & layout::PORT_QOS_MARKS != 0)
+                .then_some(cell.qos as u8 & layout::PORT_QOS_DSCP as u8),
+            rate_mbps: NonZeroU32::new(cell.rate_mbps),
+        },
     })
 }
 

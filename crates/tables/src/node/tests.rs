@@ -7,7 +7,9 @@ mod senders;
 mod vip_slots;
 
 use super::*;
-use crate::entries::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
+use crate::entries::{
+    DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortQos, Role, Route, Target, Vip, Vrf,
+};
 use crate::exact::Key;
 use crate::grace::{GraceError, Immediate};
 use crate::reader::{Lookup, NextHop};
@@ -347,6 +349,7 @@ fn port(ifindex: u32) -> Port {
         scope: 1,
         identity: 0,
         adopt_until_s: 0,
+        qos: PortQos::default(),
     }
 }
 
@@ -457,6 +460,24 @@ fn port_leads_to_the_present_cell_of_its_vrf() {
     assert_eq!(vrf(&tables), 0);
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     assert_eq!(vrf(&tables), tables.vrfs[&5]);
+}
+
+/// An agent that does not know the flag wrote the port: packets must carry the identity before the port is written again.
+#[test]
+fn adoption_flags_ports_with_an_identity() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let [with, without] = [Port { identity: 9, ..port(7) }, port(8)];
+    for port in [&with, &without] {
+        tables.upsert_port(port).unwrap();
+        let cell = tables.ports[&port.ifindex];
+        let mut old: layout::port = tables.memory().read(cell);
+        old.flags &= !(layout::PORT_IDENTIFIED as u8);
+        tables.memory().update(cell, &old);
+    }
+    assert!(!tables.is_port_right(&with), "the flag is compared");
+    tables = adopt_again(tables);
+    assert!(tables.is_port_right(&with) && tables.is_port_right(&without));
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //! open when it should be filtered.
 
 use sluice_agent::error_chain;
-use sluice_southbound::{PolicyKey, Port};
+use sluice_southbound::{PolicyKey, Port, Qos};
 use sluice_tables::sessions::ticks_now;
-use sluice_tables::{NodeTables, PortIpv4, PortIpv6, layout};
+use sluice_tables::{NodeTables, PortIpv4, PortIpv6, PortQos, layout};
 
 use super::{Attachment, RegistryError};
 use crate::args::ADOPT_SECONDS_MAX;
@@ -51,10 +51,13 @@ impl Writer<'_> {
         attachment: &Attachment,
     ) -> sluice_tables::Port {
         let router = port.router4;
+        let Qos { dscp, rate_mbps } = port.options.qos;
+        let qos = PortQos { dscp, rate_mbps };
         let policy = policy_key(port).map(|key| self.policies.id_for(key));
         sluice_tables::Port {
             ifindex: attachment.ifindex,
-            peer_redirect: attachment.peer_redirect,
+            // What the interface shapes must pass its queueing discipline.
+            peer_redirect: attachment.peer_redirect && qos.rate_mbps.is_none(),
             mtu: port.mtu.min(self.mtu_max),
             vni: port.vni,
             mac: port.mac,
@@ -71,6 +74,7 @@ impl Writer<'_> {
             scope: attachment.scope,
             identity: port.identity,
             adopt_until_s: policy.map_or(0, |_| self.adopt_until_s(known, port)),
+            qos,
         }
     }
 

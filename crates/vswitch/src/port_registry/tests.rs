@@ -1,12 +1,14 @@
 //! The port registry over anonymous memory and a temporary state directory.
 
+use sluice_southbound::Qos;
 use sluice_tables::sessions::SessionShares;
-use sluice_tables::{Immediate, Memory, Sizes, Vrf};
+use sluice_tables::{Immediate, Memory, PortMeters, PortQos, Sizes, Vrf};
 use sluice_types::{MacAddr, Vni};
 
 use super::files::{ATTACHMENTS_FILE, INSTANCES_FILE};
 use super::*;
 use std::fs;
+use std::num::NonZeroU32;
 
 fn tables() -> NodeTables {
     let memory = Memory::anonymous(1 << 14).unwrap();
@@ -51,7 +53,7 @@ fn attachment(ifindex: u32, instance: u64) -> Attachment {
 const ADOPT_S: u32 = 60;
 
 fn scopes() -> Scopes {
-    Scopes::new(SessionShares::anonymous().unwrap(), 100)
+    Scopes::new(SessionShares::anonymous().unwrap(), PortMeters::anonymous().unwrap(), 100)
 }
 
 fn load(dir: &Path) -> (PortRegistry, bool) {
@@ -266,6 +268,25 @@ fn port_without_its_vpc_in_new_tables_does_not_stop_the_others() {
     registry.reconcile(&mut new).unwrap();
     assert!(new.port(50).is_none());
     assert_eq!(new.port(51).unwrap().instance, 3);
+}
+
+/// Catches a shaped port that is delivered to past its queues, and marks and rates that do not reach the tables.
+#[test]
+fn a_port_with_a_rate_is_delivered_to_by_its_interface() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    for (dscp, rate) in [(None, 0), (Some(46), 0), (None, 50), (Some(0), 50), (None, 0)] {
+        let mut port = port(2, "blue/web", 1);
+        let rate_mbps = NonZeroU32::new(rate);
+        port.options.qos = Qos { dscp, rate_mbps };
+        registry.upsert_instance(&mut tables, port).unwrap();
+        let entry = tables.port(50).unwrap();
+        assert_eq!(entry.qos, PortQos { dscp, rate_mbps });
+        assert_eq!(entry.peer_redirect, rate == 0);
+        let rated: Vec<_> = registry.rated().into_iter().map(|port| (port.ifindex, port.scope)).collect();
+        assert_eq!(rated, if rate == 0 { vec![] } else { vec![(50, entry.scope)] });
+    }
 }
 
 #[test]

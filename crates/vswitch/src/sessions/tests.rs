@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluice_tables::sessions::{Fate, Flow, Region, SessionRegions};
 use sluice_tables::{
     AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4,
-    ReaderGate, Remote, Rule, Service, Sizes, Vrf,
+    PortMeters, PortQos, ReaderGate, Remote, Rule, Service, Sizes, Vrf,
 };
 use sluice_types::{MacAddr, Vni};
 
@@ -47,6 +47,7 @@ fn port(policy: Option<u32>) -> Port {
         scope: SCOPE,
         identity: 0,
         adopt_until_s: 0,
+        qos: PortQos::default(),
     }
 }
 
@@ -239,7 +240,7 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
     let regions = SessionRegions::anonymous(2, 2).unwrap();
     let shares = SessionShares::anonymous().unwrap();
     let sessions = Sessions::open(&regions, shares.clone(), ticks_now(), Immediate).unwrap();
-    let scopes = Scopes::new(shares.clone(), 10);
+    let scopes = Scopes::new(shares.clone(), PortMeters::anonymous().unwrap(), 10);
     let tables = tables(None);
     let reader = SharedReader::new(tables.reader(), ReaderGate::default());
     let open = OpenSessions { sessions, shares };

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * vSwitch: quality of service of ports (docs/decisions/qos.md). What a VM sends gets the DSCP of its port, if that has
+ * one, and is dropped over the port's rate. What a VM receives gets a priority, by which the interface's queueing
+ * discipline serves it; the agent installs one that shapes to the port's rate.
+ *
+ * Contract: the frame is parsed and at the start of the packet, and its headers are linear. qos_send() is called once
+ * for a packet that the port may send, after all checks that need no route. Uses the maps `cells` and `port_meters`.
+ */
+#ifndef SLUICE_QOS_H
+#define SLUICE_QOS_H
+
+#include "vswitch/port.h"
+
+#include "common/meters.h"
+#include "common/neighbor_discovery.h"
+#include "layout/qos_layout.h"
+
+#define DSCP_SHIFT 2
+/* Units of a meter that a byte takes at 1 Mbit/s. */
+#define METER_UNITS_PER_BYTE (8000ull << METER_UNIT_SHIFT)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, PORT_METERS);
+	__type(key, __u32);
+	__type(value, struct port_meter);
+} port_meters SEC(".maps");
+
+static __always_inline int has_high_priority(const struct frame *frame)
+{
+	return frame->traffic_class >> DSCP_SHIFT >= QOS_HIGH_DSCP;
+}
+
+/*
+ * Sets skb->priority of a packet to a VM. Without the answers of ARP and neighbor discovery, a VM whose port is full could
+ * not even answer.
+ */
+static __always_inline void set_priority(struct __sk_buff *skb, const struct frame *frame)
+{
+	int high = has_high_priority(frame) || frame->ethertype == ETH_P_ARP || is_nd(frame);
+
+	skb->priority = high ? QOS_PRIORITY_HIGH : 0;
+}
+
+/*
+ * Writes the traffic class, ECN included. The sum of an IPv4 header stays the same. That of an IPv6 packet, which the
+ * kernel may know, changes: no checksum balances the header. 0, or negative if the kernel refused.
+ */
+static __always_inline long write_traffic_class(struct __sk_buff *skb, int ipv6, __u8 traffic_class)
+{
+	struct cursor cursor = cursor_at(skb, ETH_HLEN);
+	struct ipv4_header *ip = take_header(&cursor, struct ipv4_header);
+	__u16 before, after;
+
+	if (!ip)
+		return -1;
+	/* Version, traffic class, and of IPv6 the first bits of the flow label; of IPv4 the length of the header. */
+	before = bpf_ntohs(LOAD16(ip));
+	if (ipv6) {
+		after = bpf_htons((before & 0xf00f) | traffic_class << 4);
+		return bpf_skb_store_bytes(skb, ETH_HLEN, &after, sizeof(after), BPF_F_RECOMPUTE_CSUM);
+	}
+	after = (before & 0xff00) | traffic_class;
+	ip->traffic_class = traffic_class;
+	ip->checksum = checksum_update(ip->checksum, bpf_htons(before), bpf_htons(after));
+	return 0;
+}
+
+/* Marks the packet with the port's DSCP. */
+static __always_inline long mark_dscp(struct __sk_buff *skb, struct frame *frame, __u8 dscp)
+{
+	__u8 traffic_class = dscp << DSCP_SHIFT | (frame->traffic_class & ((1 << DSCP_SHIFT) - 1));
+
+	if (frame->traffic_class == traffic_class)
+		return 0;
+	frame->traffic_class = traffic_class;
+	return write_traffic_class(skb, frame->flags & FRAME_IPV6, traffic_class);
+}
+
+/*
+ * Bytes of all IP packets that a packet is or will be cut into. `longest` is the length of the longest of them
+ * (longest_packet()): the headers of each, and gso_size. 0: it is SCTP, of whose segments only the first IP header counts.
+ */
+static __always_inline __u32 sent_bytes(struct __sk_buff *skb, __u32 longest)
+{
+	__u32 bytes = skb->len - ETH_HLEN, size = skb->gso_size, headers = longest - size;
+
+	if (!size || !longest || bytes <= longest)
+		return bytes;
+	return bytes + (bytes - headers - 1) / size * headers;
+}
+
+/*
+ * Takes what a packet costs from the bucket of the port. A packet that costs more than the bucket holds passes when the
+ * bucket is full, unless the bucket could not tell its debt from a clock that has wrapped (METER_SKEW). One of high priority passes as long as there is anything in the bucket, and normal packets leave a
+ * quarter of it: so they do not displace those of high priority that are sent below the rate.
+ */
+static __always_inline int within_rate(struct port_meter *meter, __u32 rate_mbps, __u32 bytes, int high)
+{
+	__u64 cost = bytes * METER_UNITS_PER_BYTE / rate_mbps;
+	__u64 burst = QOS_BURST_BYTES * METER_UNITS_PER_BYTE / rate_mbps, after;
+	__u64 now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
+
+	if (burst < QOS_BURST_NS << METER_UNIT_SHIFT)
+		burst = QOS_BURST_NS << METER_UNIT_SHIFT;
+	if (cost > burst / 2 + METER_SKEW)
+		return 0;
+	if (high)
+		burst += cost;
+	else
+		burst -= burst / 4;
+	return meter_take_cost(&meter->arrival, now, cost, burst > cost ? burst : cost, &after);
+}
+
+/* Marks and meters a packet that the VM at the port in `port_cell` sends. DROP_none, or why it is dropped. */
+__attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struct frame *frame,
+						    __u32 port_cell, __u32 longest)
+{
+	const struct port *port = vm_port_at(port_cell), *service = vm_port_service_at(port_cell);
+	struct port_meter *meter;
+	__u32 scope, rate_mbps;
+	int high;
+
+	if (!port || !service || !frame)
+		return DROP_stale_index;
+	scope = port->scope;
+	rate_mbps = service->rate_mbps;
+	if (service->qos & PORT_QOS_MARKS && mark_dscp(skb, frame, service->qos & PORT_QOS_DSCP))
+		return DROP_headroom;
+	meter = bpf_map_lookup_elem(&port_meters, &scope);
+	high = has_high_priority(frame);
+	if (!rate_mbps || !meter || within_rate(meter, rate_mbps, sent_bytes(skb, longest), high))
+		return DROP_none;
+	ADD(&meter->dropped[high], 1);
+	return DROP_rate_limit;
+}
+
+#endif
