@@ -19,6 +19,7 @@ mod foreign_sender;
 mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
+mod guests;
 mod gwzone;
 mod history;
 mod history_failover;
@@ -144,6 +145,7 @@ fn all() -> Vec<Scenario> {
         crash: SharedLab,
         tcp: OwnLab,
         security_groups: OwnLab,
+        guests: OwnLab,
         moved_instance: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,

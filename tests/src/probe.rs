@@ -6,6 +6,8 @@
 //!                                             standard input ends it earlier
 //!     sluice-probe send ADDRESS PPS SECONDS   numbered packets, no answer expected
 //!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
+//!     sluice-probe give ADDRESS BYTES         serve pseudo-random bytes to each TCP connection
+//!     sluice-probe take ADDRESS BYTES         receive and compare them
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
 //!                                             say twice, in the same RSP packet, that a destination is at HOST
 //!     sluice-probe host PORT HOST BEYOND IFNAME,MAC,ADDRESS,HOSTMAC...
@@ -53,6 +55,8 @@ fn main() -> Result<()> {
             send(&socket, parse(pps), Duration::from_secs(parse(seconds)), &AtomicBool::new(false)).map(drop)
         }
         ["sink", address, seconds] => sink(parse(address), Duration::from_secs(parse(seconds))),
+        ["give", address, bytes] => give(parse(address), parse(bytes)),
+        ["take", address, bytes] => take(parse(address), parse(bytes)),
         ["rsp", to, key, secret, vni, destination, host] => {
             let path = (parse(destination), parse(host));
             notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)
@@ -215,6 +219,40 @@ fn ask_tcp(address: SocketAddr, patience: Duration) -> Result<String> {
     let mut buffer = [0; 256];
     let length = stream.read(&mut buffer)?;
     Ok(name_in(&buffer[..length]))
+}
+
+/// The bytes of `give`: a xorshift generator with a fixed seed, so that no two parts of a packet are alike.
+fn content(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_be_bytes()
+    };
+    let mut content: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| next()).collect();
+    content.truncate(bytes);
+    content
+}
+
+fn give(address: SocketAddr, bytes: usize) -> Result<()> {
+    let listener = TcpListener::bind(address)?;
+    let content = content(bytes);
+    println!("ready");
+    for mut stream in listener.incoming().flatten() {
+        // A receiver that went away shows in its own result.
+        let _ = stream.write_all(&content);
+    }
+    Ok(())
+}
+
+fn take(address: SocketAddr, bytes: usize) -> Result<()> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received)?;
+    println!("{}", json!({"bytes": received.len(), "equal": received == content(bytes)}));
+    Ok(())
 }
 
 /// At most the packets that were due within this time are sent at once.

@@ -13,7 +13,7 @@ use std::time::Duration;
 const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same for a guest of QEMU, which boots first, on a processor that may be emulated: 5 to 10 s if the machine has
 /// nothing else to do.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// An interface besides the first one has the less preferred default routes.
 const UP: &str = "\

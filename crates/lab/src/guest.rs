@@ -7,9 +7,9 @@
 
 pub(crate) mod channel;
 
-use crate::configure::ROUTE_BY_SOURCE;
+use crate::configure::{BOOT_TIMEOUT, ROUTE_BY_SOURCE};
 use crate::error::{Error, IoContext, Result};
-use crate::exec::{command, feed, words};
+use crate::exec::{command, feed, succeed, tail, words};
 use crate::lab::Lab;
 use crate::paths::Paths;
 use crate::process::Process;
@@ -17,6 +17,7 @@ use sluice_types::Ipv6Mode;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 
@@ -152,19 +153,37 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
 }
 
 impl Lab {
-    /// Resets a guest of QEMU, as a button on a machine does: it boots again. Its interfaces and taps stay.
+    /// Resets a guest of QEMU, as a button on a machine does: it boots again, with the same interfaces and taps. Returns
+    /// when it has its addresses.
     ///
     /// # Errors
-    /// [`Error::Io`] if the guest does not run.
+    /// [`Error::Io`] if the guest does not run, [`Error::Timeout`] if it does not come back.
     pub async fn reset_guest(&self, name: &str) -> Result<()> {
+        // It is in memory, so the next kernel does not find it.
+        const OLD: &str = "/run/old";
+        succeed("marking the guest", self.exec(name, &["touch", OLD]).await?)?;
         let socket = self.paths.guest_monitor(name);
         let reset = async {
             let mut monitor = UnixStream::connect(&socket).await?;
-            monitor.write_all(b"system_reset\n").await?;
-            monitor.shutdown().await?;
-            // QEMU answers, and has then executed the command.
-            tokio::io::copy(&mut monitor, &mut tokio::io::sink()).await.map(drop)
+            monitor.write_all(b"system_reset\n").await.map(|()| monitor)
         };
-        reset.await.context("cannot reset the guest at", &socket)
+        // QEMU forgets commands that it has not read when the connection ends.
+        let _monitor = reset.await.context("cannot reset the guest at", &socket)?;
+        let mut ready = format!("[ ! -e {OLD} ]");
+        for vm in self.state.vms.values().filter(|vm| vm.machine == name) {
+            let _ = write!(ready, " && [ -e /run/{}.ready ]", vm.interface);
+        }
+        let until = Instant::now() + BOOT_TIMEOUT;
+        while Instant::now() < until {
+            // A command that the reset interrupted never ends.
+            let asked =
+                tokio::time::timeout(Duration::from_secs(3), self.exec(name, &["sh", "-c", &ready])).await;
+            if matches!(asked, Ok(Ok(output)) if output.status.success()) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let hint = format!("; the end of its log:\n{}", tail(&self.paths, name));
+        Err(Error::Timeout { what: format!("return of {name}"), seconds: BOOT_TIMEOUT.as_secs(), hint })
     }
 }
