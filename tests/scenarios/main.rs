@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod across_hosts;
+mod attack;
 mod crash;
 mod database_killed;
 mod deletion;
@@ -145,6 +146,7 @@ fn all() -> Vec<Scenario> {
         crash: SharedLab,
         tcp: OwnLab,
         security_groups: OwnLab,
+        attack: OwnLab,
         guests: OwnLab,
         moved_instance: OwnLab,
         vpc_moves: OwnLab,

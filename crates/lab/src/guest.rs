@@ -169,19 +169,20 @@ impl Lab {
         };
         // QEMU forgets commands that it has not read when the connection ends.
         let _monitor = reset.await.context("cannot reset the guest at", &socket)?;
-        let mut ready = format!("[ ! -e {OLD} ]");
+        let mut ready = format!("until [ ! -e {OLD} ]");
         for vm in self.state.vms.values().filter(|vm| vm.machine == name) {
             let _ = write!(ready, " && [ -e /run/{}.ready ]", vm.interface);
         }
+        ready.push_str("; do sleep 0.2; done");
         let until = Instant::now() + BOOT_TIMEOUT;
         while Instant::now() < until {
-            // A command that the reset interrupted never ends.
-            let asked =
-                tokio::time::timeout(Duration::from_secs(3), self.exec(name, &["sh", "-c", &ready])).await;
+            // QEMU resets the guest a moment after it has read the command. What the reset interrupts never ends.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let ask = ["sh", "-c", &ready];
+            let asked = tokio::time::timeout(Duration::from_secs(30), self.exec(name, &ask)).await;
             if matches!(asked, Ok(Ok(output)) if output.status.success()) {
                 return Ok(());
             }
-            tokio::time::sleep(Duration::from_millis(200)).await;
         }
         let hint = format!("; the end of its log:\n{}", tail(&self.paths, name));
         Err(Error::Timeout { what: format!("return of {name}"), seconds: BOOT_TIMEOUT.as_secs(), hint })
