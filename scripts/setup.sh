@@ -13,7 +13,8 @@ PATH="$HOME/.cargo/bin:$PATH"
 packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zlib1g-dev linux-libc-dev
 	clang-format-14|clang-format protobuf-compiler curl ca-certificates"
 packages_run="iproute2 nftables ethtool busybox-static isc-dhcp-client iputils-ping procps kmod util-linux mount"
-packages_test="iperf3 tcpdump conntrack postgresql bpftool|linux-tools-common"
+packages_test="iperf3 tcpdump conntrack postgresql bpftool|linux-tools-common qemu-system-x86
+	debian-archive-keyring"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
 packages_bench="iperf3 conntrack openvswitch-switch libdpdk-dev"
 packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring
@@ -93,6 +94,10 @@ keep_postgresql_quiet() {
 		fi
 		;;
 	esac
+}
+
+install_guest_kernel() {
+	sh scripts/guest-kernel.sh >&2 || problem "no kernel for the guests of the lab"
 }
 
 rust_version() {
@@ -175,7 +180,7 @@ for stage in "$@"; do
 	case $stage in
 	build) install_packages $packages_build && install_rust ;;
 	run) install_packages $packages_run && check_kernel && check_rights ;;
-	test) install_packages $packages_test ;;
+	test) install_packages $packages_test && install_guest_kernel ;;
 	fuzz) install_packages $packages_fuzz ;;
 	bench) install_packages $packages_bench ;;
 	kernels) install_packages $packages_kernels ;;

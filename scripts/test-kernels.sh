@@ -10,8 +10,6 @@ set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 root=$(pwd)
-version=6.1
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/sluice/kernels
 seconds_max=1500
 memory_mib=3072
 # The tests' networks need these modules, loaded in this order.
@@ -23,54 +21,6 @@ on_exit 'rm -rf "$work"'
 fail() {
 	echo "test-kernels: $*" >&2
 	exit 1
-}
-
-# Prints the name of the newest package with this kernel. The variant for virtual machines is the smallest.
-find_package() {
-	for variant in cloud-amd64 amd64; do
-		package=$(apt-cache pkgnames "linux-image-$version." 2>/dev/null |
-			grep -E "^linux-image-$version\.[0-9.+-]+-$variant\$" | sort -V | tail -n 1)
-		if [ -n "$package" ]; then
-			echo "$package"
-			return
-		fi
-	done
-}
-
-# Prints the path of a kernel package: the one that the caller named, or one from the apt sources of this
-# machine.
-fetch_package() {
-	if [ -n "${KERNEL_IMAGE_DEB:-}" ]; then
-		[ -r "$KERNEL_IMAGE_DEB" ] || fail "cannot read KERNEL_IMAGE_DEB=$KERNEL_IMAGE_DEB"
-		realpath "$KERNEL_IMAGE_DEB"
-		return
-	fi
-	package=$(find_package)
-	if [ -z "$package" ] && [ "$(id -u)" -eq 0 ]; then
-		apt-get -q update >&2 || true
-		package=$(find_package)
-	fi
-	[ -n "$package" ] || fail "the apt sources of this machine have no linux-image-$version.*-amd64 package" \
-		"(Debian 12 has it). Download this package from Debian 12 and name the file:" \
-		"KERNEL_IMAGE_DEB=linux-image-$version..._amd64.deb make test-kernels"
-	# apt checks the signature, and downloads nothing if the file is here.
-	mkdir -p "$cache"
-	(cd "$cache" && apt-get -q -o APT::Sandbox::User=root download "$package" >&2) ||
-		fail "cannot download $package"
-	ls -t "$cache/$package"_*.deb | head -n 1
-}
-
-unpack_kernel() {
-	deb=$(fetch_package) || exit 1
-	echo "test-kernels: using $(basename "$deb")" >&2
-	dpkg-deb -x "$deb" "$work/kernel" || fail "$deb is not a Debian package"
-	kernel=$(find "$work/kernel/boot" -name 'vmlinuz-*' 2>/dev/null | head -n 1)
-	[ -n "$kernel" ] || fail "$deb contains no kernel image"
-	for module in $modules; do
-		found=$(find "$work/kernel" -name "$module.ko" | head -n 1)
-		[ -n "$found" ] || fail "$deb does not contain the module $module.ko"
-		cp "$found" "$initial/modules/"
-	done
 }
 
 # Copies a program and the libraries it is linked with to the same paths in the initial file system.
@@ -128,7 +78,9 @@ END
 build_initial() {
 	initial=$work/initial
 	for directory in bin proc sys dev tmp run modules; do mkdir -p "$initial/$directory"; done
-	unpack_kernel
+	deb=$(fetch_kernel_package test-kernels) || exit 1
+	echo "test-kernels: using $(basename "$deb")" >&2
+	unpack_kernel_package "$deb" "$work/kernel" "$initial/modules" $modules
 	cp "$(command -v busybox)" "$initial/bin/busybox"
 	for tool in ip tc ethtool bpftool; do
 		pack_program "$(command -v $tool)"

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod across_hosts;
+mod attack;
 mod crash;
 mod database_killed;
 mod deletion;
@@ -19,6 +20,7 @@ mod foreign_sender;
 mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
+mod guests;
 mod gwzone;
 mod history;
 mod history_failover;
@@ -146,6 +148,8 @@ fn all() -> Vec<Scenario> {
         tcp: OwnLab,
         security_groups: OwnLab,
         qos: OwnLab,
+        attack: OwnLab,
+        guests: OwnLab,
         moved_instance: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,

@@ -187,13 +187,13 @@ async fn agents_restart(lab: &Lab) -> Outcome {
     streams.end().await
 }
 
-async fn group(lab: &Lab, name: &str) -> Result<SecurityGroupId, Failure> {
+pub async fn group(lab: &Lab, name: &str) -> Result<SecurityGroupId, Failure> {
     let new = NewSecurityGroup { name: name.to_owned(), description: None };
     Ok(lab.api().create(lab.vpc("web")?.id, &new).await?.object.id)
 }
 
 /// A rule for ingress from an address, of its family.
-async fn permit(
+pub async fn permit(
     lab: &Lab,
     group: SecurityGroupId,
     protocol: Protocol,
@@ -204,7 +204,7 @@ async fn permit(
     create(lab, group, AddressFamily::of(prefix), protocol, port, remote.clone()).await
 }
 
-async fn create(
+pub async fn create(
     lab: &Lab,
     group: SecurityGroupId,
     family: AddressFamily,
@@ -227,7 +227,7 @@ async fn create(
     Ok(rule.id)
 }
 
-async fn set_groups(lab: &Lab, vm: &str, groups: &[SecurityGroupId]) -> Outcome {
+pub async fn set_groups(lab: &Lab, vm: &str, groups: &[SecurityGroupId]) -> Outcome {
     let id = lab.vm(vm)?.id;
     lab.api().update::<Instance>(id, &json!({ "security_groups": groups }), None).await?;
     lab.api().wait_programmed::<Instance>(id, PROGRAMMED).await?;
@@ -235,7 +235,7 @@ async fn set_groups(lab: &Lab, vm: &str, groups: &[SecurityGroupId]) -> Outcome 
 }
 
 /// Whether a VM gets an answer from another one's port, by TCP and UDP, in both families.
-async fn reaches_at(lab: &Lab, from: &str, to: &str, port: u16, expected: bool) -> Outcome {
+pub async fn reaches_at(lab: &Lab, from: &str, to: &str, port: u16, expected: bool) -> Outcome {
     let ways = lab.vm(to)?.addresses().into_iter().flat_map(|at| [("tcp", at), ("udp", at)]);
     let ask = async |(protocol, at): (&str, IpAddr)| {
         let at = SocketAddr::new(at, port).to_string();

@@ -274,20 +274,26 @@ where
 
 /// A counter of a VM's network stack, such as `TcpInCsumErrors`.
 pub async fn stack_counter(lab: &Lab, vm: &str, name: &str) -> Result<u64, Failure> {
-    let output = lab.exec(vm, &["nstat", "-asz", name]).await?;
+    stack_counters(lab, vm, &[name]).await
+}
+
+/// The sum of counters of a VM's network stack.
+async fn stack_counters(lab: &Lab, vm: &str, names: &[&str]) -> Result<u64, Failure> {
+    let output = lab.exec(vm, &[&["nstat", "-asz"], names].concat()).await?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = text.lines().find(|line| line.starts_with(name));
-    let value = line.and_then(|line| line.split_ascii_whitespace().nth(1)).and_then(|word| word.parse().ok());
-    value.ok_or_else(|| Failure::new(format!("nstat in {vm} says nothing of {name}: {text}")))
+    let mut sum = 0;
+    for name in names {
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        let value = line.and_then(|line| line.split_ascii_whitespace().nth(1));
+        let value = value.and_then(|word| word.parse::<u64>().ok());
+        sum += value.ok_or_else(|| Failure::new(format!("nstat in {vm} says nothing of {name}: {text}")))?;
+    }
+    Ok(sum)
 }
 
 /// Counters that must not change: packets with wrong checksums.
 pub async fn checksum_errors(lab: &Lab, vm: &str) -> Result<u64, Failure> {
-    let mut sum = 0;
-    for name in
-        ["TcpInCsumErrors", "UdpInCsumErrors", "Udp6InCsumErrors", "IcmpInCsumErrors", "Icmp6InCsumErrors"]
-    {
-        sum += stack_counter(lab, vm, name).await?;
-    }
-    Ok(sum)
+    const NAMES: [&str; 5] =
+        ["TcpInCsumErrors", "UdpInCsumErrors", "Udp6InCsumErrors", "IcmpInCsumErrors", "Icmp6InCsumErrors"];
+    stack_counters(lab, vm, &NAMES).await
 }

@@ -6,8 +6,14 @@
 //!                                             standard input ends it earlier
 //!     sluice-probe send ADDRESS PPS SECONDS   numbered packets, no answer expected
 //!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
+//!     sluice-probe give ADDRESS BYTES         serve pseudo-random bytes to each TCP connection
+//!     sluice-probe take ADDRESS BYTES         receive and compare them
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
 //!                                             say twice, in the same RSP packet, that a destination is at HOST
+//!     sluice-probe attack IFNAME,MAC,ADDRESS,ADDRESS6 VICTIM,VICTIM6 ROUTERMAC,ROUTER VTEP FRAMES
+//!                                             malformed and forged frames
+//!     sluice-probe flood IFNAME,MAC,ADDRESS,ADDRESS6 ROUTERMAC,ROUTER TO FLOWS
+//!                                             first packets of new connections, half of them TCP
 //!     sluice-probe host PORT HOST BEYOND IFNAME,MAC,ADDRESS,HOSTMAC...
 //!                                             try to reach the host itself from interfaces, until it is ended
 //!
@@ -18,8 +24,10 @@
 #[allow(dead_code)] // It builds packets of other kinds as well.
 mod build;
 mod host_frames;
+mod hostile_frames;
 
 use host_frames::{Addresses, host_frames};
+use hostile_frames::Hostile;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use serde_json::json;
@@ -28,7 +36,7 @@ use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Sealer};
 use sluice_sys::PacketSocket;
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::io::{Error, Read, Result, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -53,10 +61,16 @@ fn main() -> Result<()> {
             send(&socket, parse(pps), Duration::from_secs(parse(seconds)), &AtomicBool::new(false)).map(drop)
         }
         ["sink", address, seconds] => sink(parse(address), Duration::from_secs(parse(seconds))),
+        ["give", address, bytes] => give(parse(address), parse(bytes)),
+        ["take", address, bytes] => take(parse(address), parse(bytes)),
         ["rsp", to, key, secret, vni, destination, host] => {
             let path = (parse(destination), parse(host));
             notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)
         }
+        ["attack", own, victim, router, vtep, frames] => {
+            attack(own, victim, router, parse(vtep), parse(frames))
+        }
+        ["flood", own, router, to, flows] => flood(own, router, parse(to), parse(flows)),
         ["host", port, host, beyond, interfaces @ ..] => {
             reach_host(parse(port), parse(host), parse(beyond), interfaces)
         }
@@ -98,6 +112,52 @@ fn reach_host(port: u16, host: Ipv4Addr, beyond: Ipv4Addr, interfaces: &[&str]) 
         }
         std::thread::sleep(ROUND);
     }
+}
+
+/// Frames that are sent at once, and the pause after them: together 10,000 a second at most, which leaves the processors time for
+/// the traffic that is watched meanwhile.
+const VOLLEY: u64 = 50;
+const VOLLEY_PAUSE: Duration = Duration::from_millis(5);
+
+fn hostile(own: &str, victim: (Ipv4Addr, Ipv6Addr), router: &str, vtep: Ipv4Addr) -> Result<(u32, Hostile)> {
+    let fields = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+    let (own, router) = (fields(own), fields(router));
+    let ([ifname, mac, four, six], [router_mac, router]) = (&own[..], &router[..]) else {
+        return Err(Error::other("interface or router has not all fields"));
+    };
+    let own = (parse(mac), parse(four), parse(six));
+    let router = (parse(router_mac), parse(router));
+    let ifindex = if_nametoindex(ifname.as_str())?;
+    Ok((ifindex, Hostile { own, victim, router, vtep, seed: 0x5eed }))
+}
+
+fn attack(own: &str, victim: &str, router: &str, vtep: Ipv4Addr, frames: u64) -> Result<()> {
+    let (four, six) =
+        victim.split_once(',').ok_or_else(|| Error::other("the victim has not two addresses"))?;
+    let (ifindex, mut hostile) = hostile(own, (parse(four), parse(six)), router, vtep)?;
+    volleys(ifindex, frames, |_| hostile.malformed())
+}
+
+fn flood(own: &str, router: &str, to: IpAddr, flows: u16) -> Result<()> {
+    let victim = (Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+    let (ifindex, mut hostile) = hostile(own, victim, router, Ipv4Addr::UNSPECIFIED)?;
+    // Ports below 1024 may be of services.
+    volleys(ifindex, flows.into(), |number| hostile.first_packet(1024 + number as u16, to))
+}
+
+/// Sends frames and prints how many the kernel took.
+fn volleys(ifindex: u32, frames: u64, mut frame: impl FnMut(u64) -> Vec<u8>) -> Result<()> {
+    let socket = PacketSocket::open().map_err(Error::other)?;
+    let mut sent = 0;
+    for number in 0..frames {
+        // The kernel itself refuses some, such as those that end within the Ethernet header.
+        sent += u64::from(socket.send(ifindex, &frame(number)).is_ok());
+        if number % VOLLEY == VOLLEY - 1 {
+            std::thread::sleep(VOLLEY_PAUSE);
+        }
+    }
+    println!("{}", json!({"sent": sent}));
+    Ok(())
 }
 
 fn parse_secret(text: &str) -> [u8; 32] {
@@ -215,6 +275,40 @@ fn ask_tcp(address: SocketAddr, patience: Duration) -> Result<String> {
     let mut buffer = [0; 256];
     let length = stream.read(&mut buffer)?;
     Ok(name_in(&buffer[..length]))
+}
+
+/// The bytes of `give`: a xorshift generator with a fixed seed, so that no two parts of a packet are alike.
+fn content(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_be_bytes()
+    };
+    let mut content: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| next()).collect();
+    content.truncate(bytes);
+    content
+}
+
+fn give(address: SocketAddr, bytes: usize) -> Result<()> {
+    let listener = TcpListener::bind(address)?;
+    let content = content(bytes);
+    println!("ready");
+    for mut stream in listener.incoming().flatten() {
+        // A receiver that went away shows in its own result.
+        let _ = stream.write_all(&content);
+    }
+    Ok(())
+}
+
+fn take(address: SocketAddr, bytes: usize) -> Result<()> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received)?;
+    println!("{}", json!({"bytes": received.len(), "equal": received == content(bytes)}));
+    Ok(())
 }
 
 /// At most the packets that were due within this time are sent at once.

@@ -2,6 +2,7 @@
 
 use crate::down::{down, exists};
 use crate::error::{Error, IoContext, Result};
+use crate::guest::channel;
 use crate::lab::Lab;
 use crate::output::{print_text, print_unless_closed};
 use crate::paths::{DEFAULT_NAME, Paths};
@@ -195,6 +196,9 @@ async fn stay(build: Build) -> Result<ExitCode> {
 async fn exec(name: &str, place: &str, argv: &[String]) -> Result<ExitCode> {
     let lab = Lab::open(name)?;
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+    if lab.is_guest(place) {
+        return channel::run(lab.paths(), place, &argv).await.map(ExitCode::from);
+    }
     let mut command = lab.command(place, &argv)?;
     command.stdin(std::process::Stdio::inherit());
     let status = command.status().await.context("cannot run", argv[0])?;

@@ -35,6 +35,9 @@ pub enum Error {
         /// The Debian package that contains it.
         package: &'static str,
     },
+    /// Nothing has prepared the kernel that guests boot.
+    #[error("{0} has no kernel for guests; `make setup-test` (scripts/guest-kernel.sh) prepares it")]
+    NoGuestKernel(PathBuf),
     /// A lab of this name is up already.
     #[error("lab {0} is already up; `sluice lab down --name {0}` ends it")]
     AlreadyUp(String),

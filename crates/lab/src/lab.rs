@@ -6,7 +6,7 @@ use crate::metrics::Metrics;
 use crate::net;
 use crate::paths::Paths;
 use crate::process::{Process, read_json};
-use crate::topology::Topology;
+use crate::topology::{Guest, Topology};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use sluice_client::Client;
@@ -81,6 +81,10 @@ pub struct VmState {
     pub host: String,
     /// The host's end of its interface.
     pub port: String,
+    /// The VM that has the interface, where commands run: another one's name for interfaces besides the first.
+    pub machine: String,
+    /// The interface in the VM.
+    pub interface: String,
     /// Its MAC address.
     pub mac: MacAddr,
     /// Its IPv4 address.
@@ -161,11 +165,22 @@ impl Lab {
         self.state.vpcs.get(name).ok_or_else(|| unknown(name, self.state.vpcs.keys()))
     }
 
-    /// A command to run in a VM, node or switch; the caller sets its pipes.
+    /// Whether a place is a guest of QEMU.
+    pub fn is_guest(&self, place: &str) -> bool {
+        self.state.topology.vms.iter().any(|vm| vm.name == place && vm.guest == Guest::Qemu)
+    }
+
+    /// A command to run in a VM, node or switch; the caller sets its pipes. In a guest of QEMU its input and output are
+    /// lines of text (`guest/channel.rs`), and it can be a program that the guest has.
     ///
     /// # Errors
     /// [`Error::Unknown`] if the lab has no such place.
     pub fn command(&self, place: &str, argv: &[&str]) -> Result<Command> {
+        if self.is_guest(place) {
+            let binary = self.state.binary.display().to_string();
+            let enter = [&binary, "lab", "exec", "--name", &self.state.name, place];
+            return Ok(command(&self.paths, None, &words(&[&enter[..], argv].concat())));
+        }
         if !self.paths.namespace_file(place).exists() {
             let prefix = self.paths.namespace_prefix();
             let mut places = net::namespaces(&self.paths);

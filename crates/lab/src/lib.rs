@@ -5,7 +5,7 @@
 //! `topology` is the file that describes a lab. `up` builds it, with `net` (namespaces, links) and `vm`
 //! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
 //! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
-//! reads a node's metrics, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
+//! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -14,6 +14,7 @@ mod down;
 mod error;
 mod exec;
 mod foreign;
+mod guest;
 mod lab;
 mod metrics;
 mod net;
@@ -33,5 +34,5 @@ pub use lab::{CONTROLLER, Lab, Node, State, VmState, VpcState};
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use process::Process;
-pub use topology::{Host, Topology};
+pub use topology::{Guest, Host, Nic, Topology, Vm};
 pub use up::Options;

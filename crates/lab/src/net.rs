@@ -3,7 +3,7 @@
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, ip_batch, script, words};
 use crate::paths::{MANAGEMENT_NETWORKS, Paths, bridge, management};
-use crate::topology::Topology;
+use crate::topology::{Guest, Topology};
 use futures::future::try_join_all;
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -63,7 +63,7 @@ pub(crate) fn node_management(topology: &Topology, index: u16, node: &str) -> Op
 pub(crate) async fn build(paths: &Paths, topology: &Topology, index: u16) -> Result<()> {
     let mtu = topology.underlay.mtu;
     let mut lines = String::new();
-    let vms = topology.vms.iter().map(|vm| vm.name.as_str());
+    let vms = topology.vms.iter().filter(|vm| vm.guest == Guest::Namespace).map(|vm| vm.name.as_str());
     for place in topology.switches.iter().map(|s| s.name.as_str()).chain(topology.nodes()).chain(vms) {
         let _ = writeln!(lines, "netns add {}", paths.namespace(place));
     }

@@ -91,6 +91,21 @@ impl Paths {
         self.root().join("vms").join(format!("dhclient-{vm}.leases"))
     }
 
+    /// The initial file system of guests of QEMU.
+    pub(crate) fn guest_image(&self) -> PathBuf {
+        self.root().join("guest.img")
+    }
+
+    /// Socket of QEMU's monitor of a guest.
+    pub(crate) fn guest_monitor(&self, guest: &str) -> PathBuf {
+        self.root().join("vms").join(format!("{guest}.monitor"))
+    }
+
+    /// Socket of a channel by which commands run in a guest.
+    pub(crate) fn guest_channel(&self, guest: &str, number: usize) -> PathBuf {
+        self.root().join("vms").join(format!("{guest}.channel{number}.sock"))
+    }
+
     /// The eBPF object of the switches' ports.
     pub fn switch_port(&self) -> PathBuf {
         self.root().join("switch_port.bpf.o")

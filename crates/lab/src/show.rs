@@ -66,7 +66,9 @@ impl Lab {
             well &= alive;
         }
         for (name, vm) in &self.state.vms {
-            let there = self.paths.namespace_file(name).exists();
+            let guest = self.is_guest(&vm.machine);
+            let runs = || self.process(&vm.machine).is_ok_and(|qemu| qemu.is_alive());
+            let there = if guest { runs() } else { self.paths.namespace_file(&vm.machine).exists() };
             let addresses: Vec<String> = vm.addresses().iter().map(IpAddr::to_string).collect();
             let state = if there { "up" } else { "gone" };
             text.push_str(&format!(
@@ -129,8 +131,12 @@ impl Lab {
         for address in to.1.addresses() {
             let before = self.drops(from.1.vni).await?;
             let target = address.to_string();
-            let output =
-                self.exec(from.0, &["ping", "-n", "-c", "3", "-i", "0.2", "-W", "1", &target]).await?;
+            let output = self
+                .exec(
+                    &from.1.machine,
+                    &["ping", "-n", "-I", &from.1.interface, "-c", "3", "-i", "0.2", "-W", "1", &target],
+                )
+                .await?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let summary: Vec<&str> = text
                 .lines()

@@ -13,7 +13,7 @@ use sluice_types::{
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const DEFAULT: &str = include_str!("../default.yaml");
 const NAME_LENGTH_MAX: usize = 20;
@@ -47,6 +47,9 @@ pub struct Topology {
     /// The virtual machines.
     #[serde(default)]
     pub vms: Vec<Vm>,
+    /// Absolute paths of programs that guests of QEMU have besides those that the lab itself needs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guest_programs: Vec<PathBuf>,
 }
 
 /// The network between the nodes: one L2 segment.
@@ -189,7 +192,18 @@ pub struct Peering {
     pub vpcs: [String; 2],
 }
 
-/// A virtual machine: a namespace with one interface.
+/// What a virtual machine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Guest {
+    /// A network namespace.
+    #[default]
+    Namespace,
+    /// A guest of QEMU: a kernel of its own behind taps (`guest.rs`).
+    Qemu,
+}
+
+/// A virtual machine with one interface or several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vm {
@@ -210,6 +224,51 @@ pub struct Vm {
     /// Its security groups: `default`, or groups of its VPC. None if absent: its port is not filtered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub security_groups: Vec<String>,
+    /// What it is.
+    #[serde(default)]
+    pub guest: Guest,
+    /// Its interfaces besides the first one: `eth1` and so on, at most [`NICS_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+}
+
+/// Most interfaces of a VM besides the first one: each of a guest is a PCI device of its own.
+const NICS_MAX: usize = 7;
+
+/// An interface of a VM, which is an instance of the API with a port of its own. The fields are those of [`Vm`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Nic {
+    pub vpc: String,
+    pub subnet: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Addr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddr>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<String>,
+}
+
+impl Vm {
+    /// Its interfaces, with the names of their instances: the VM's own name for `eth0`, `VM-eth1` for `eth1`.
+    pub(crate) fn instances(&self) -> impl Iterator<Item = (String, Nic)> {
+        let first = Nic {
+            vpc: self.vpc.clone(),
+            subnet: self.subnet.clone(),
+            ipv4: self.ipv4,
+            mac: self.mac,
+            security_groups: self.security_groups.clone(),
+        };
+        let further = self.nics.iter().cloned().zip(1..);
+        let further = further.map(|(nic, number)| (format!("{}-{}", self.name, interface(number)), nic));
+        std::iter::once((self.name.clone(), first)).chain(further)
+    }
+}
+
+/// Name of an interface of a VM, by its number from 0.
+pub(crate) fn interface(number: usize) -> String {
+    format!("eth{number}")
 }
 
 impl Topology {
@@ -272,11 +331,12 @@ impl Topology {
             .map(|s| ("switch", &s.name))
             .chain(self.gateways.iter().map(|g| ("gateway", &g.name)))
             .chain(self.hosts.iter().map(|h| ("host", &h.name)))
-            .chain(self.vms.iter().map(|v| ("VM", &v.name)));
-        let mut seen: HashMap<&str, &str> = HashMap::from([("controller", "process")]);
+            .map(|(kind, name)| (kind, name.clone()))
+            .chain(self.vms.iter().flat_map(Vm::instances).map(|(name, _)| ("VM", name)));
+        let mut seen: HashMap<String, &str> = HashMap::from([("controller".to_owned(), "process")]);
         for (kind, name) in places {
-            check_name(kind, name)?;
-            if let Some(other) = seen.insert(name, kind) {
+            check_name(kind, &name)?;
+            if let Some(other) = seen.insert(name.clone(), kind) {
                 return Err(format!("{kind} `{name}` has the same name as a {other}"));
             }
         }
@@ -399,38 +459,50 @@ impl Topology {
     }
 
     fn validate_vms(&self) -> std::result::Result<(), String> {
+        if let Some(program) = self.guest_programs.iter().find(|program| !program.is_absolute()) {
+            return Err(format!("guest program `{}` is no absolute path", program.display()));
+        }
         let mut seen = HashSet::new();
         for vm in &self.vms {
-            let Some(subnet) = self.subnet(&vm.vpc, &vm.subnet) else {
-                return Err(format!(
-                    "VM `{}` names subnet `{}` of VPC `{}`, which does not exist",
-                    vm.name, vm.subnet, vm.vpc
-                ));
-            };
             if !self.hosts.iter().any(|h| h.name == vm.host) {
                 return Err(format!("VM `{}` names host `{}`, which does not exist", vm.name, vm.host));
             }
-            let groups =
-                self.vpcs.iter().filter(|vpc| vpc.name == vm.vpc).flat_map(|vpc| &vpc.security_groups);
-            let groups: HashSet<&str> =
-                groups.map(|group| group.name.as_str()).chain([DEFAULT_GROUP]).collect();
-            if let Some(group) = vm.security_groups.iter().find(|group| !groups.contains(group.as_str())) {
-                return Err(format!(
-                    "VM `{}` names security group `{group}` of VPC `{}`, which does not exist",
-                    vm.name, vm.vpc
-                ));
+            if vm.nics.len() > NICS_MAX {
+                return Err(format!("VM `{}` has more than {NICS_MAX} further interfaces", vm.name));
             }
-            let Some(address) = vm.ipv4 else { continue };
-            let inside = subnet.ipv4.is_some_and(|net| net.contains(&address));
-            if !inside || subnet.ipv4.is_some_and(|net| first_host(&net.into()) == Some(address.into())) {
-                return Err(format!(
-                    "address {address} of VM `{}` is not a free address of subnet `{}`",
-                    vm.name, subnet.name
-                ));
+            for (name, nic) in vm.instances() {
+                self.validate_nic(&name, &nic)?;
+                if nic.ipv4.is_some_and(|address| !seen.insert((nic.vpc.clone(), address))) {
+                    let address = nic.ipv4.unwrap_or(Ipv4Addr::UNSPECIFIED);
+                    return Err(format!("address {address} of VM `{name}` is another VM's in the VPC"));
+                }
             }
-            if !seen.insert((&vm.vpc, address)) {
-                return Err(format!("address {address} of VM `{}` is another VM's in the VPC", vm.name));
-            }
+        }
+        Ok(())
+    }
+
+    fn validate_nic(&self, name: &str, nic: &Nic) -> std::result::Result<(), String> {
+        let Some(subnet) = self.subnet(&nic.vpc, &nic.subnet) else {
+            return Err(format!(
+                "VM `{name}` names subnet `{}` of VPC `{}`, which does not exist",
+                nic.subnet, nic.vpc
+            ));
+        };
+        let groups = self.vpcs.iter().filter(|vpc| vpc.name == nic.vpc).flat_map(|vpc| &vpc.security_groups);
+        let groups: HashSet<&str> = groups.map(|group| group.name.as_str()).chain([DEFAULT_GROUP]).collect();
+        if let Some(group) = nic.security_groups.iter().find(|group| !groups.contains(group.as_str())) {
+            return Err(format!(
+                "VM `{name}` names security group `{group}` of VPC `{}`, which does not exist",
+                nic.vpc
+            ));
+        }
+        let Some(address) = nic.ipv4 else { return Ok(()) };
+        let inside = subnet.ipv4.is_some_and(|net| net.contains(&address));
+        if !inside || subnet.ipv4.is_some_and(|net| first_host(&net.into()) == Some(address.into())) {
+            return Err(format!(
+                "address {address} of VM `{name}` is not a free address of subnet `{}`",
+                subnet.name
+            ));
         }
         Ok(())
     }
@@ -538,5 +610,11 @@ mod tests {
         refused("- name: tor-1", "- { name: tor-1, uplink: tor-0 }", &["tor-1", "uplink"]);
         refused("- name: tor-1", "- name: tor-1\n  - name: tor-2", &["tor-2", "uplink"]);
         refused("vips: [", "vips: [192.0.2.11, ", &["192.0.2.11", "edge", "gw-a"]);
+        let nic = |nic: &str| format!("{vm}, nics: [{nic}]");
+        refused(vm, &nic("{vpc: web, subnet: store}"), &["db-2-eth1", "subnet `store` of VPC `web`"]);
+        refused(vm, &nic("{vpc: db, subnet: store, ipv4: 10.2.0.12}"), &["db-2-eth1", "10.2.0.12"]);
+        refused(vm, &nic(&["{vpc: db, subnet: store}"; 8].join(", ")), &["db-2", "more than 7"]);
+        refused(vm, &format!("{vm}, guest: xen"), &["xen"]);
+        refused("peerings:", "guest_programs: [tcpdump]\npeerings:", &["`tcpdump` is no absolute path"]);
     }
 }

@@ -3,9 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::exec::{command, feed, ip_batch, script, tail, words};
+use crate::guest;
 use crate::lab::{Lab, VmState, VpcState};
 use crate::paths::Paths;
-use crate::topology::{self, Topology};
+use crate::topology::{self, Guest, Topology};
 use futures::future::try_join_all;
 use sluice_client::{
     CloudFile, Instance, InstanceSpec, NewInstance, Options, PeeringSpec, Subnet, SubnetSpec, Vpc, VpcSpec,
@@ -48,20 +49,22 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         ipv6_mode: it.ipv6_mode,
         dns: Vec::new(),
     };
-    let instance = |it: &topology::Vm| InstanceSpec {
-        name: it.name.clone(),
-        subnet: it.subnet.clone(),
-        host: it.host.clone(),
-        mac: it.mac,
-        ipv4: it.ipv4,
+    let instances =
+        topology.vms.iter().flat_map(|vm| vm.instances().map(|(name, nic)| (&vm.host, name, nic)));
+    let instances = instances.filter(|(.., nic)| nic.vpc == vpc.name).map(|(host, name, nic)| InstanceSpec {
+        name,
+        subnet: nic.subnet,
+        host: host.clone(),
+        mac: nic.mac,
+        ipv4: nic.ipv4,
         ipv6: None,
-        security_groups: Some(it.security_groups.clone()),
+        security_groups: Some(nic.security_groups),
         secondary_addresses: None,
         delegated_prefixes: None,
         address_pairs: None,
         spoofing_protection: None,
         qos: None,
-    };
+    });
     VpcSpec {
         name: vpc.name.clone(),
         tenant: vpc.tenant.clone(),
@@ -71,7 +74,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         offload_kbps: None,
         subnets: vpc.subnets.iter().map(subnet).collect(),
         security_groups: vpc.security_groups.clone(),
-        instances: topology.vms.iter().filter(|vm| vm.vpc == vpc.name).map(instance).collect(),
+        instances: instances.collect(),
         routes: Vec::new(),
     }
 }
@@ -93,43 +96,62 @@ async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
     let subnets = lab.api.list::<Subnet>(&[], None).await?;
     let modes: BTreeMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet.ipv6_mode)).collect();
     let mut vms = BTreeMap::new();
-    for (number, vm) in lab.state.topology.vms.iter().enumerate() {
-        let missing =
-            || Error::Form { what: "the API's list".to_owned(), problem: format!("no VM {}", vm.name) };
-        let vpc = vpcs.iter().find(|vpc| vpc.name == vm.vpc).ok_or_else(missing)?;
-        let instance = lab.api.find::<Instance>(&vm.name, &[("vpc", &vpc.id.to_string())]).await?;
+    let instances = lab.state.topology.vms.iter().flat_map(|vm| {
+        vm.instances().enumerate().map(move |(interface, (name, nic))| (vm, interface, name, nic))
+    });
+    for (number, (vm, interface, name, nic)) in instances.enumerate() {
+        let missing = || Error::Form { what: "the API's list".to_owned(), problem: format!("no VM {name}") };
+        let vpc = vpcs.iter().find(|vpc| vpc.name == nic.vpc).ok_or_else(missing)?;
+        let instance = lab.api.find::<Instance>(&name, &[("vpc", &vpc.id.to_string())]).await?;
         let state = VmState {
             id: instance.id,
-            vpc: vm.vpc.clone(),
+            vpc: nic.vpc,
             vni: vpc.vni.get(),
             host: vm.host.clone(),
             port: format!("vm{number}"),
+            machine: vm.name.clone(),
+            interface: topology::interface(interface),
             mac: instance.mac,
             ipv4: instance.ipv4,
             ipv6: instance.ipv6,
             ipv6_mode: modes.get(&instance.subnet).copied().flatten(),
         };
-        vms.insert(vm.name.clone(), state);
+        vms.insert(name, state);
     }
     Ok(vms)
 }
 
-/// Connects all VMs, attaches their ports, and waits until they have configured themselves.
+/// Connects all VMs, attaches their ports, boots guests, and waits until all have configured themselves.
 pub(crate) async fn bring_up(lab: &Lab) -> Result<()> {
-    let lines: String = lab.state.vms.iter().map(|(name, vm)| link(&lab.paths, name, vm)).collect();
+    let namespaces = lab.state.vms.values().filter(|vm| !lab.is_guest(&vm.machine));
+    let lines: String = namespaces.map(|vm| link(&lab.paths, vm)).collect();
     ip_batch(&lab.paths, "plugging VMs in", &lines).await?;
-    let start = async |name, vm| {
-        prepare_port(lab, name, vm).await?;
-        lab.start_vm(name, vm).await
+    if lab.state.topology.vms.iter().any(|vm| vm.guest == Guest::Qemu) {
+        guest::build_image(lab).await?;
+    }
+    let start = async |vm: &topology::Vm| {
+        let vms = vm.instances().filter_map(|(name, _)| lab.state.vms.get(&name).map(|vm| (name, vm)));
+        let vms: Vec<(String, &VmState)> = vms.collect();
+        for (name, vm) in &vms {
+            prepare_port(lab, name, vm).await?;
+            attach_and_wait(lab, vm).await?;
+        }
+        if vm.guest == Guest::Qemu {
+            guest::boot(lab, &vm.name).await?;
+        }
+        for (name, vm) in &vms {
+            lab.configure_vm(name, vm).await?;
+        }
+        Ok(())
     };
-    try_join_all(lab.state.vms.iter().map(|(name, vm)| start(name, vm))).await.map(drop)
+    try_join_all(lab.state.topology.vms.iter().map(start)).await.map(drop)
 }
 
 /// The line of `ip -batch` that connects a VM to its host.
-fn link(paths: &Paths, name: &str, vm: &VmState) -> String {
-    let (guest, host) = (paths.namespace(name), paths.namespace(&vm.host));
-    let (mac, port) = (vm.mac, &vm.port);
-    format!("link add eth0 address {mac} netns {guest} type veth peer name {port} netns {host}\n")
+fn link(paths: &Paths, vm: &VmState) -> String {
+    let (guest, host) = (paths.namespace(&vm.machine), paths.namespace(&vm.host));
+    let VmState { mac, port, interface, .. } = vm;
+    format!("link add {interface} address {mac} netns {guest} type veth peer name {port} netns {host}\n")
 }
 
 impl Lab {
@@ -175,12 +197,14 @@ impl Lab {
             vni: at.vni,
             host: host.to_owned(),
             port,
+            machine: name.to_owned(),
+            interface: topology::interface(0),
             mac: made.mac,
             ipv4: made.ipv4,
             ipv6: made.ipv6,
             ipv6_mode: self.api.get::<Subnet>(made.subnet).await?.ipv6_mode,
         };
-        let lines = format!("netns add {}\n{}", self.paths.namespace(name), link(&self.paths, name, &vm));
+        let lines = format!("netns add {}\n{}", self.paths.namespace(name), link(&self.paths, &vm));
         ip_batch(&self.paths, "plugging a VM in", &lines).await?;
         Ok(vm)
     }
@@ -190,13 +214,12 @@ impl Lab {
     /// # Errors
     /// Errors of the API and of the commands.
     pub async fn start_vm(&self, name: &str, vm: &VmState) -> Result<()> {
-        attach(self, vm).await?;
-        self.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await?;
+        attach_and_wait(self, vm).await?;
         self.configure_vm(name, vm).await
     }
 
     /// Disconnects a VM from its host and connects it to another one, with the same addresses. This is possible
-    /// once for each VM, because its interface is then `eth1`.
+    /// once for each VM with one interface that is no guest of QEMU, because its interface is then `eth1`.
     /// Controller and agents do not learn of it before [`Lab::end_move`].
     ///
     /// # Errors
@@ -204,8 +227,9 @@ impl Lab {
     pub async fn begin_move(&self, name: &str, vm: &VmState, host: &str) -> Result<VmState> {
         self.node(host)?;
         let port: String = format!("y-{name}").chars().take(15).collect();
-        let moved = VmState { host: host.to_owned(), port, ..vm.clone() };
-        let line = link(&self.paths, name, &moved).replace("link add eth0 ", "link add eth1 ");
+        let interface = topology::interface(1);
+        let moved = VmState { host: host.to_owned(), port, interface, ..vm.clone() };
+        let line = link(&self.paths, &moved);
         ip_batch(&self.paths, "plugging a VM in elsewhere", &line).await?;
         script(&self.paths, name, "moving a VM's addresses", MOVE_ADDRESSES_SCRIPT).await?;
         prepare_port(self, name, &moved).await?;
@@ -258,9 +282,18 @@ const MOVE_ADDRESSES_SCRIPT: &str = "\
 
 async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     let port = &vm.port;
-    let text =
-        format!("echo 1 >/proc/sys/net/ipv6/conf/{port}/disable_ipv6\nip link set {port} up alias {name}\n");
+    // The port of a guest is a tap, which QEMU opens.
+    let tap = format!("ip tuntap add dev {port} mode tap vnet_hdr\n");
+    let make = if lab.is_guest(&vm.machine) { tap } else { String::new() };
+    let text = format!(
+        "{make}echo 1 >/proc/sys/net/ipv6/conf/{port}/disable_ipv6\nip link set {port} up alias {name}\n"
+    );
     script(&lab.paths, &vm.host, "preparing a port", &text).await.map(drop)
+}
+
+async fn attach_and_wait(lab: &Lab, vm: &VmState) -> Result<()> {
+    attach(lab, vm).await?;
+    lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await.map(drop).map_err(Error::from)
 }
 
 /// Attaches a VM's port; repeated while the agent starts or does not know the instance yet.

@@ -1,0 +1,190 @@
+//! Guests of QEMU: VMs with a kernel of their own, Debian's, and virtio-net interfaces whose other ends are taps in the
+//! namespace of the host, as on a real one. This file changes with what a guest consists of and how it boots.
+//!
+//! All guests of a lab boot the same initial file system, which has busybox, the programs that [`PROGRAMS`] names and
+//! those of the topology. A guest configures itself (`guest/init.sh`), also after a reset. Commands run in it by
+//! [`channel`]s.
+
+pub(crate) mod channel;
+
+use crate::configure::{BOOT_TIMEOUT, ROUTE_BY_SOURCE};
+use crate::error::{Error, IoContext, Result};
+use crate::exec::{command, feed, succeed, tail, words};
+use crate::lab::Lab;
+use crate::paths::Paths;
+use crate::process::Process;
+use sluice_types::Ipv6Mode;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+
+const QEMU: &str = "qemu-system-x86_64";
+/// Programs of this machine that every guest has, besides busybox.
+const PROGRAMS: [&str; 4] = ["ip", "ethtool", "ping", "dhclient"];
+/// Memory of a guest. Its kernel and file system take half of it.
+const MEMORY_MIB: u32 = 192;
+/// The files of the initial file system that this crate has, and the script that adds the others.
+const FILES: [(&str, &str); 7] = [
+    ("init", include_str!("guest/init.sh")),
+    ("guest/dhcp", include_str!("guest/dhcp.sh")),
+    ("guest/dhcp6", include_str!("guest/dhcp6.sh")),
+    ("guest/route-by-source", ROUTE_BY_SOURCE),
+    ("guest/run", include_str!("guest/run.sh")),
+    ("guest/serve", include_str!("guest/serve.sh")),
+    // `dhclient` keeps its leases elsewhere, but wants its directory.
+    ("var/lib/dhcp/none", ""),
+];
+const BUILD: &str = include_str!("guest/build.sh");
+
+/// The kernel and the modules that `scripts/guest-kernel.sh` prepares.
+fn kernel() -> Result<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
+    let kernel = cache.join("sluice/kernels/guest");
+    if kernel.join("vmlinuz").exists() { Ok(kernel) } else { Err(Error::NoGuestKernel(kernel)) }
+}
+
+/// Path of a program of this machine.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Not every caller's PATH has the programs of the administrator.
+    let directories = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    directories.map(|directory| directory.join(program)).find(|file| file.exists())
+}
+
+/// Builds the initial file system of the lab's guests.
+pub(crate) async fn build_image(lab: &Lab) -> Result<()> {
+    let missing = |tool, package| Error::MissingTool { tool, package };
+    find(QEMU).ok_or_else(|| missing(QEMU, "qemu-system-x86"))?;
+    let directory = lab.paths.root().join("guest");
+    for (name, text) in FILES {
+        let file = directory.join(name);
+        let parent = file.parent().unwrap_or(&directory);
+        fs::create_dir_all(parent).context("cannot make", parent)?;
+        fs::write(&file, text).context("cannot write", file)?;
+    }
+    // `check_tools` has found these.
+    let own = PROGRAMS.into_iter().filter_map(find);
+    let programs = own.chain(lab.state.topology.guest_programs.iter().cloned());
+    let paths = [directory, lab.paths.guest_image(), kernel()?].into_iter().chain(programs);
+    let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+    let argv = [words(&["sh", "-ec", BUILD, "build"]), paths].concat();
+    feed("building the guests' file system", command(&lab.paths, None, &argv), "").await.map(drop)
+}
+
+/// `kvm` if it can run a processor, which takes more than the device: nested virtualization is often incomplete.
+async fn accelerator(paths: &Paths) -> &'static str {
+    let argv = words(&[
+        QEMU,
+        "-accel",
+        "kvm",
+        "-cpu",
+        "max",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-S",
+        "-monitor",
+        "stdio",
+    ]);
+    let probe = feed("trying KVM", command(paths, None, &argv), "quit\n").await;
+    if probe.is_ok() { "kvm" } else { "tcg" }
+}
+
+/// Starts a guest whose taps exist. It then boots by itself.
+pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
+    let vms = lab.state.vms.values().filter(|vm| vm.machine == name);
+    let mut vms: Vec<_> = vms.collect();
+    vms.sort_by(|a, b| a.interface.cmp(&b.interface));
+    let host = vms.first().map(|vm| vm.host.clone());
+    let kernel = kernel()?;
+    let mut line = "console=ttyS0 quiet panic=-1 edd=off no_timer_check".to_owned();
+    let mut devices = words(&["-device", "virtio-serial-pci"]);
+    for (number, vm) in vms.iter().enumerate() {
+        let families = match (vm.ipv4, vm.ipv6) {
+            (Some(_), Some(_)) => "46",
+            (Some(_), None) => "4",
+            _ => "6",
+        };
+        let mode = if vm.ipv6_mode == Some(Ipv6Mode::Dhcp) { "dhcp" } else { "slaac" };
+        let _ = write!(line, " nic{number}={families},{mode}");
+        let (port, mac) = (&vm.port, vm.mac);
+        devices.push("-netdev".to_owned());
+        devices.push(format!("tap,id=net{number},ifname={port},script=no,downscript=no,vhost=off"));
+        devices.push("-device".to_owned());
+        devices.push(format!("virtio-net-pci,netdev=net{number},mac={mac},romfile="));
+    }
+    for number in 0..channel::COUNT {
+        let socket = lab.paths.guest_channel(name, number);
+        devices.push("-chardev".to_owned());
+        devices.push(format!("socket,id=channel{number},server=on,wait=off,path={}", socket.display()));
+        devices.push("-device".to_owned());
+        devices.push(format!("virtserialport,chardev=channel{number},name=channel{number}"));
+    }
+    let monitor = format!("unix:{},server=on,wait=off", lab.paths.guest_monitor(name).display());
+    let (image, memory) = (lab.paths.guest_image().display().to_string(), MEMORY_MIB.to_string());
+    let kernel = kernel.join("vmlinuz").display().to_string();
+    let own = [
+        QEMU,
+        "-accel",
+        accelerator(&lab.paths).await,
+        "-cpu",
+        "max",
+        "-m",
+        &memory,
+        "-nodefaults",
+        "-display",
+        "none",
+        "-serial",
+        "stdio",
+        "-monitor",
+        &monitor,
+        "-kernel",
+        &kernel,
+        "-initrd",
+        &image,
+        "-append",
+        &line,
+    ];
+    Process::start(&lab.paths, name, host.as_deref(), [words(&own), devices].concat())
+}
+
+impl Lab {
+    /// Resets a guest of QEMU, as a button on a machine does: it boots again, with the same interfaces and taps. Returns
+    /// when it has its addresses.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the guest does not run, [`Error::Timeout`] if it does not come back.
+    pub async fn reset_guest(&self, name: &str) -> Result<()> {
+        // It is in memory, so the next kernel does not find it.
+        const OLD: &str = "/run/old";
+        succeed("marking the guest", self.exec(name, &["touch", OLD]).await?)?;
+        let socket = self.paths.guest_monitor(name);
+        let reset = async {
+            let mut monitor = UnixStream::connect(&socket).await?;
+            monitor.write_all(b"system_reset\n").await.map(|()| monitor)
+        };
+        // QEMU forgets commands that it has not read when the connection ends.
+        let _monitor = reset.await.context("cannot reset the guest at", &socket)?;
+        let mut ready = format!("until [ ! -e {OLD} ]");
+        for vm in self.state.vms.values().filter(|vm| vm.machine == name) {
+            let _ = write!(ready, " && [ -e /run/{}.ready ]", vm.interface);
+        }
+        ready.push_str("; do sleep 0.2; done");
+        let until = Instant::now() + BOOT_TIMEOUT;
+        while Instant::now() < until {
+            // QEMU resets the guest a moment after it has read the command. What the reset interrupts never ends.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let ask = ["sh", "-c", &ready];
+            let asked = tokio::time::timeout(Duration::from_secs(30), self.exec(name, &ask)).await;
+            if matches!(asked, Ok(Ok(output)) if output.status.success()) {
+                return Ok(());
+            }
+        }
+        let hint = format!("; the end of its log:\n{}", tail(&self.paths, name));
+        Err(Error::Timeout { what: format!("return of {name}"), seconds: BOOT_TIMEOUT.as_secs(), hint })
+    }
+}
