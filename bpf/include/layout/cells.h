@@ -22,7 +22,9 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 3
+#define TABLES_LAYOUT_VERSION 4
+/* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
+#define TABLES_LAYOUT_OLDEST 3
 
 struct cell {
 	__u64 word[CELL_BYTES / 8];
@@ -250,6 +252,12 @@ struct lpm_skip {
 #define SCOPE_LOCAL 1u /* the VM-NC mapping of this VNI has the destination */
 #define SCOPE_PEER 2u  /* argument: the peer's VNI, where the packet is routed again */
 #define SCOPE_DROP 3u  /* the operator wants such packets to be dropped */
+/*
+ * Gateway: the packet goes to the instance of this VNI that has the address in the argument's cell, a struct next_hop of
+ * kind NEXT_HOP_INSTANCE, which belongs to this route. The prefix is delegated to that instance.
+ */
+#define SCOPE_NEXT_HOP 4u
+#define SCOPE_PORT 5u /* host: the prefix is delegated to the VM at the port whose interface index is the argument */
 #define PEER_HOPS_MAX 8
 
 #define ELEPHANT_NEVER 0xffffffffu
@@ -288,6 +296,7 @@ struct vrf {
  */
 #define NEXT_HOP_DIRECT 4
 #define NEXT_HOP_POLICY 5 /* not a next hop: struct policy */
+#define NEXT_HOP_INSTANCE 6 /* gateway: an instance, by `address`; see SCOPE_NEXT_HOP */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */

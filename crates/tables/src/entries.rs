@@ -153,6 +153,12 @@ pub enum Target {
     Peer(Vni),
     /// They are dropped.
     Drop,
+    /// Gateways: they go to the endpoint of the same VPC with this address, of either family, whose instance has all
+    /// addresses of the prefix.
+    NextHop(IpAddr),
+    /// Hosts: they go to the port with this interface index, below 2^28. Only ports make such routes:
+    /// [`PortSources::additional`].
+    Port(u32),
 }
 
 /// A route of a VPC.

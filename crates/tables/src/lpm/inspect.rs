@@ -26,7 +26,7 @@ struct Inspection<'a, F> {
 /// # Errors
 /// [`Damaged`], possibly after some of the routes.
 pub(crate) fn inspect(memory: &Memory, root: Root, call: impl FnMut(Prefix, u32)) -> Result<(), Damaged> {
-    inspect_leaves(memory, root, is_action, call)
+    inspect_leaves(memory, root, Target::is_leaf, call)
 }
 
 /// As [`inspect`], for a structure whose leaves are those for which `is_leaf` is true.
@@ -61,11 +61,6 @@ pub(crate) fn inspect_leaves(
 
 fn damaged_unless(is_right: bool) -> Result<(), Damaged> {
     if is_right { Ok(()) } else { Err(Damaged) }
-}
-
-/// Whether a leaf says what to do with packets.
-fn is_action(leaf: u32) -> bool {
-    Target::from_leaf(leaf).is_some()
 }
 
 impl<F: FnMut(Prefix, u32)> Inspection<'_, F> {

@@ -11,6 +11,7 @@ use super::direct_paths::direct_path_at;
 use super::groups::{group_cells, members};
 use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, address_keys, port_mac};
+use super::routes::next_hop_cell;
 use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
 use crate::entries::DirectPath;
@@ -50,7 +51,7 @@ fn check_superblock(memory: &Memory) -> Result<superblock, Error> {
         return Err(Error::NotTables);
     }
     let block: superblock = memory.read(0);
-    if block.layout_version != layout::TABLES_LAYOUT_VERSION {
+    if !(layout::TABLES_LAYOUT_OLDEST..=layout::TABLES_LAYOUT_VERSION).contains(&block.layout_version) {
         let known = layout::TABLES_LAYOUT_VERSION;
         return Err(Error::LayoutVersion { found: block.layout_version, known });
     }
@@ -205,6 +206,14 @@ impl Found {
         for root in roots(cell) {
             let routes = lpm::adopt(memory, root, reachable)?;
             set_route_count(memory, cell, root.family, routes);
+            for hop in lpm::iter(memory, root).filter_map(|(_, leaf)| next_hop_cell(leaf)) {
+                if !memory.contains(hop, 1) || kind_of(memory, hop) != layout::NEXT_HOP_INSTANCE {
+                    return Err(Error::Corrupt(format!(
+                        "a route of VNI {vni} has no next hop at cell {hop}"
+                    )));
+                }
+                reachable.claim(hop, 1)?;
+            }
         }
         self.vrfs.insert(vni, cell);
         Ok(())
@@ -308,6 +317,8 @@ impl NodeTables {
         tables.link_all_ports()?;
         // The predecessor may have ended while it changed the role of a host.
         tables.store_flags_of_paths();
+        // From here on there may be entries that an agent of an older version does not know.
+        tables.memory().store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_VERSION);
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);
         Ok(tables)

@@ -69,8 +69,9 @@ fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKe
         for (prefix, leaf) in routes {
             let prefix = prefix.to_net(root.family).trunc();
             let key = EntryKey::Route(vni, prefix);
-            let hash = Target::from_leaf(leaf)
-                .map_or(EntryHash::unreadable(key), |target| EntryHash::route(vni, prefix, digested(target)));
+            let target = Target::from_leaf(memory, leaf).and_then(digested);
+            let hash =
+                target.map_or(EntryHash::unreadable(key), |target| EntryHash::route(vni, prefix, target));
             call(key, hash);
         }
     }
@@ -233,11 +234,13 @@ impl NodeTables {
     }
 }
 
-/// A target as digests count it.
-fn digested(target: Target) -> DigestTarget {
+/// The target of a route of the controller as digests count it.
+fn digested(target: Target) -> Option<DigestTarget> {
     match target {
-        Target::Local => DigestTarget::Local,
-        Target::Peer(peer) => DigestTarget::Peer(peer),
-        Target::Drop => DigestTarget::Drop,
+        Target::Local => Some(DigestTarget::Local),
+        Target::Peer(peer) => Some(DigestTarget::Peer(peer)),
+        Target::Drop => Some(DigestTarget::Drop),
+        Target::NextHop(address) => Some(DigestTarget::NextHop(address)),
+        Target::Port(_) => None,
     }
 }

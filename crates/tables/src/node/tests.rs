@@ -521,7 +521,13 @@ fn memory_without_tables_of_this_layout_is_not_adopted() {
     assert_eq!(adopt(&memory), Ok(()));
     memory.store32(0, offset_of!(superblock, layout_version), 99);
     assert_eq!(adopt(&memory), Err(Error::LayoutVersion { found: 99, known: layout::TABLES_LAYOUT_VERSION }));
-    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_VERSION);
+    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_OLDEST - 1);
+    assert!(matches!(adopt(&memory), Err(Error::LayoutVersion { .. })));
+    // The oldest version becomes the present one, which an earlier agent would not adopt.
+    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_OLDEST);
+    assert_eq!(adopt(&memory), Ok(()));
+    let found = memory.load32(0, offset_of!(superblock, layout_version));
+    assert_eq!(found, layout::TABLES_LAYOUT_VERSION);
     memory.store64(0, offset_of!(superblock, cells), 5000);
     assert_eq!(adopt(&memory), Err(Error::Capacity { laid_out: 5000, found: 4096 }));
     let small = NodeTables::create(Memory::anonymous(20).unwrap(), Immediate, Sizes::default());
@@ -589,6 +595,38 @@ fn bulk_of_routes_equals_single_changes() {
     assert_eq!(at_once.upsert_routes(&routes[..510]).changed, 1, "10.0.7.0/24 only");
     assert_eq!(at_once.reader().route(vni(1), ip("10.0.3.4")), Ok(Some(Target::Peer(vni(4)))));
     assert_eq!(sorted(&adopt_again(at_once)).len(), 510);
+}
+
+/// Catches cells of next hops that a bulk leaks, or frees while a route leads to them.
+#[test]
+fn bulk_keeps_the_next_hops_of_the_routes_that_it_leaves() {
+    let mut tables = tables(1 << 15);
+    tables.upsert_vrf(&plain_vrf(1)).unwrap();
+    let to = |prefix: &str, next_hop: &str| Route {
+        vni: vni(1),
+        prefix: prefix.parse().unwrap(),
+        target: Target::NextHop(ip(next_hop)),
+    };
+    let kept = [to("10.9.0.0/16", "fd00::9"), to("fd00:9::/64", "10.0.0.9")];
+    for route in kept.iter().chain(&[to("10.0.3.0/24", "10.0.0.3")]) {
+        assert!(tables.upsert_route(route).unwrap());
+        assert!(!tables.upsert_route(route).unwrap(), "it is there");
+    }
+    let mut bulk = many_routes(1, 300, false);
+    assert_eq!(tables.upsert_routes(&bulk).changed, 300);
+    // A bulk that has next hops itself.
+    bulk.push(to("10.0.4.0/24", "10.0.0.4"));
+    assert_eq!(tables.upsert_routes(&bulk).changed, 1);
+    for (address, target) in
+        [("10.9.1.1", kept[0].target), ("fd00:9::1", kept[1].target), ("10.0.4.1", bulk[300].target)]
+    {
+        assert_eq!(tables.reader().route(vni(1), ip(address)), Ok(Some(target)), "{address}");
+    }
+    tables.flush().unwrap();
+    let before = tables.usage();
+    let mut successor = adopt_again(tables);
+    successor.flush().unwrap();
+    assert_eq!(successor.usage().cells_used, before.cells_used, "cells that nothing leads to");
 }
 
 /// A grace period that fails while it is told to.

@@ -389,6 +389,16 @@ fn killed_change_of_route_is_complete_or_absent() {
     for prefix in ["10.2.0.0/16", "fd00::7/128"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
     }
+    for (prefix, next_hop) in [("10.3.0.0/16", "fd00::3"), ("fd00::/80", "10.0.0.3")] {
+        let delegated = route_to(prefix, Target::NextHop(ip(next_hop)));
+        let add = |tables: &mut NodeTables| assert!(tables.upsert_route(&delegated).unwrap());
+        die_everywhere(|tables| tables.upsert_route(&delegated));
+        die_everywhere_with(add, |tables| tables.remove_route(vni(5), delegated.prefix));
+        die_everywhere_with(add, |tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
+        let other = route_to(prefix, Target::NextHop(ip("10.0.0.4")));
+        die_everywhere_with(add, |tables| tables.upsert_route(&other));
+        die_everywhere_with(add, |tables| tables.remove_vrf(vni(5)));
+    }
     for prefix in ["10.0.0.0/8", "::/0"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
         die_everywhere(|tables| tables.remove_route(vni(5), prefix.parse().unwrap()));

@@ -37,7 +37,7 @@ impl Cloud {
             let v4 = net(IpAddr::V4(spread.into()), 8 + (number % 25) as u8);
             let high = u128::from(spread) << 96 | 0x77 << 60;
             let v6 = net(IpAddr::V6(high.into()), 20 + (number % 100) as u8);
-            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3))];
+            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3)), Target::NextHop(ip("fd00::3"))];
             for prefix in [v4, v6] {
                 routes.push(Route { vni: vni(2), prefix, target: targets[number as usize % 3] });
                 if number < 3 {
@@ -90,6 +90,8 @@ impl Cloud {
                 Target::Local => DigestTarget::Local,
                 Target::Peer(peer) => DigestTarget::Peer(peer),
                 Target::Drop => DigestTarget::Drop,
+                Target::NextHop(address) => DigestTarget::NextHop(address),
+                Target::Port(_) => unreachable!("there are no ports"),
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
