@@ -346,6 +346,25 @@ struct vip_slot {
 #define PORT_PEER_REDIRECT 0x2 /* the port is a veth: deliver directly into its peer */
 #define PORT_FILTERED 0x4      /* the port has a policy: its packets need a session (admission.h) */
 #define PORT_DHCP6 0x8	       /* router advertisements tell the VM to take its IPv6 address by DHCPv6 */
+#define PORT_SOURCES 0x10      /* the VM may send from what `sources` have */
+#define PORT_UNPROTECTED 0x20  /* the VM may send from any unicast address, MAC and IP */
+
+/*
+ * Leaves of `sources`: the kind in bits 28..31. 0: the VM may not send from the address.
+ *
+ *   SOURCE_OWN   a secondary address, or a prefix that is delegated to the VM
+ *   SOURCE_PAIR  an address that the VM may have in turn with others, and does not hold now
+ *   SOURCE_HELD  such an address, and the VM gets the packets to it
+ *   SOURCE_MAC   the link-local address that follows from a MAC address (RFC 4291 appendix A), from which the VM may
+ *                also send: the own one of a pair
+ *
+ * Bits 0..27 of the leaf of a pair are only for the writer: the number, from 1, of the pair's own MAC address among all
+ * of the port, in ascending order; 0: the pair has none, and is reached by the router's MAC address.
+ */
+#define SOURCE_OWN 1u
+#define SOURCE_PAIR 2u
+#define SOURCE_HELD 3u
+#define SOURCE_MAC 4u
 
 struct port {
 	__u8 kind; /* NEXT_HOP_PORT */
@@ -379,7 +398,8 @@ struct port {
 	__u32 adopt_until_s;
 	__u16 identity; /* of the VM's groups within its VPC; 0: none */
 	__u16 reserved16;
-	__u32 reserved32[5];
+	__u32 reserved32;
+	__u64 sources[2]; /* root words for IPv4 and IPv6 of what the VM has besides address4 and address6 */
 };
 
 /*

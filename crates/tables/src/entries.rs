@@ -227,4 +227,30 @@ pub struct Port {
     pub identity: u16,
     /// Time until which connections are adopted that exist already, in seconds of `CLOCK_MONOTONIC`; 0: none are.
     pub adopt_until_s: u32,
+    /// What the VM has besides `ipv4` and `ipv6`.
+    pub sources: PortSources,
+}
+
+/// What a VM may send from besides the addresses of its port. No prefix and no address occurs twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortSources {
+    /// Secondary addresses, which have the prefix length of their family, and prefixes that are delegated to the VM. It
+    /// gets the packets to them.
+    pub additional: Vec<IpNet>,
+    /// Addresses that the VM may have in turn with other VMs.
+    pub pairs: Vec<AddressPair>,
+    /// It may send from any unicast address, MAC and IP.
+    pub unprotected: bool,
+}
+
+/// An address that a VM may have in turn with other VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressPair {
+    /// The address.
+    pub address: IpAddr,
+    /// The MAC address that belongs to it, from which the VM may send as well; `None`: neighbors are given that of the
+    /// router.
+    pub mac: Option<MacAddr>,
+    /// The VM gets the packets to the address.
+    pub held: bool,
 }

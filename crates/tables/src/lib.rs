@@ -37,8 +37,8 @@ pub mod meters;
 pub mod sessions;
 
 pub use entries::{
-    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes, Target,
-    UnderlayPort, Vip, Vrf, VrfEntry,
+    AddressPair, DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, PortSources, Role, Route,
+    Sizes, Target, UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};

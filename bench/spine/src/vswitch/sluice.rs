@@ -188,5 +188,6 @@ fn port(vni: Vni, vm: Vm, is_filtered: bool) -> Result<Port, Failure> {
         scope: if is_filtered { SCOPE } else { 0 },
         identity: 0,
         adopt_until_s: 0,
+        sources: sluice_tables::PortSources::default(),
     })
 }

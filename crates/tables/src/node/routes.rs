@@ -168,6 +168,14 @@ impl NodeTables {
         Ok(old.is_some())
     }
 
+    /// The target of the route with exactly this prefix.
+    pub(super) fn route_target(&self, vni: Vni, prefix: IpNet) -> Option<Target> {
+        let &cell = self.vrfs.get(&vni.get())?;
+        let (family, prefix) = Prefix::from_net(prefix);
+        let leaf = lpm::leaf_of(self.memory(), root_of(cell, family), prefix)?;
+        Target::from_leaf(self.memory(), leaf)
+    }
+
     /// All routes of all VRFs.
     pub fn routes(&self) -> impl Iterator<Item = Route> + '_ {
         self.vrfs.iter().flat_map(|(&vni, &cell)| self.routes_at(vni, cell))

@@ -7,11 +7,14 @@ mod senders;
 mod vip_slots;
 
 use super::*;
-use crate::entries::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
+use crate::entries::{
+    AddressPair, DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortSources, Role, Route, Target,
+    Vip, Vrf,
+};
 use crate::exact::Key;
 use crate::grace::{GraceError, Immediate};
 use crate::reader::{Lookup, NextHop};
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{IpNet, MacAddr, ROUTER_MAC, Vni};
 use std::sync::{Arc, Mutex};
 
 fn ip(text: &str) -> IpAddr {
@@ -347,6 +350,7 @@ fn port(ifindex: u32) -> Port {
         scope: 1,
         identity: 0,
         adopt_until_s: 0,
+        sources: PortSources::default(),
     }
 }
 
@@ -388,6 +392,53 @@ fn ports_are_found_by_interface_and_addresses() {
     assert!(!tables.remove_port(7).unwrap());
     assert_eq!(tables.reader().find(5, ip("fd00::7")), Lookup::Miss);
     assert_eq!(used_after_flush(&mut tables), before);
+}
+
+#[test]
+fn addresses_and_prefixes_belong_to_one_port() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let full = crash::with_sources(7);
+    tables.upsert_port(&full).unwrap();
+    let used = used_after_flush(&mut tables);
+    let with = |change: &dyn Fn(&mut PortSources)| {
+        let mut other = port(8);
+        change(&mut other.sources);
+        other
+    };
+    for net in ["10.0.0.7/32", "10.0.4.0/24", "fd00::5:7/128", "fd00:0:0:4::/64"] {
+        let taken = with(&|sources| sources.additional.push(net.parse().unwrap()));
+        let error = tables.upsert_port(&taken).unwrap_err().to_string();
+        assert!(error.contains("the port with ifindex 7"), "{error}");
+    }
+    // A pair that is not held is any number of ports'.
+    let pair = AddressPair { address: ip("10.0.5.7"), mac: None, held: false };
+    assert!(tables.upsert_port(&with(&|sources| sources.pairs.push(pair))).unwrap());
+    let held = with(&|sources| sources.pairs.push(AddressPair { held: true, ..pair }));
+    assert!(matches!(tables.upsert_port(&held), Err(Error::AddressTaken { .. })));
+    for twice in ["10.0.0.8/32", "224.0.0.0/4", "::/0"] {
+        let invalid = with(&|sources| sources.additional.push(twice.parse().unwrap()));
+        assert!(matches!(tables.upsert_port(&invalid), Err(Error::Invalid(_))), "{twice}");
+    }
+    let twice = with(&|sources| sources.pairs.extend([pair, pair]));
+    assert!(matches!(tables.upsert_port(&twice), Err(Error::Invalid(_))));
+    let group = AddressPair { mac: Some(MacAddr::new([1, 0, 0x5e, 0, 0, 1])), ..pair };
+    let group = with(&|sources| sources.pairs.push(group));
+    assert!(matches!(tables.upsert_port(&group), Err(Error::Invalid(_))));
+    // More specific prefixes are another port's.
+    let inside = with(&|sources| sources.additional.push("10.0.4.64/26".parse().unwrap()));
+    assert!(tables.upsert_port(&inside).unwrap());
+    assert_eq!(tables.reader().route(vni(5), ip("10.0.4.65")), Ok(Some(Target::Port(8))));
+    assert_eq!(tables.reader().route(vni(5), ip("10.0.4.1")), Ok(Some(Target::Port(7))));
+    tables = adopt_again(tables);
+    let mut expected = full.clone();
+    expected.sources.additional.sort_unstable();
+    let mut found = tables.port(7).unwrap();
+    found.sources.additional.sort_unstable();
+    found.sources.pairs.sort_unstable_by_key(|pair| pair.address);
+    assert_eq!(found, expected);
+    tables.remove_port(8).unwrap();
+    assert_eq!(used_after_flush(&mut tables), used);
 }
 
 /// There are slots for the port's interface and its IPv4 address, which an endpoint has, but not for its IPv6

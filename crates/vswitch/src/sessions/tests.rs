@@ -45,6 +45,7 @@ fn port(policy: Option<u32>) -> Port {
         scope: SCOPE,
         identity: 0,
         adopt_until_s: 0,
+        sources: sluice_tables::PortSources::default(),
     }
 }
 
