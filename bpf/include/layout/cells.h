@@ -257,7 +257,8 @@ struct lpm_skip {
  * kind NEXT_HOP_INSTANCE, which belongs to this route. The prefix is delegated to that instance.
  */
 #define SCOPE_NEXT_HOP 4u
-#define SCOPE_PORT 5u /* host: the prefix is delegated to the VM at the port whose interface index is the argument */
+#define SCOPE_PORT \
+	5u /* host: the prefix is delegated to the VM at the port whose interface index is the argument */
 #define PEER_HOPS_MAX 8
 
 #define ELEPHANT_NEVER 0xffffffffu
@@ -295,7 +296,7 @@ struct vrf {
  * to it, with the destination's MAC address. Each path has its own cell, which contains the host's address.
  */
 #define NEXT_HOP_DIRECT 4
-#define NEXT_HOP_POLICY 5 /* not a next hop: struct policy */
+#define NEXT_HOP_POLICY 5   /* not a next hop: struct policy */
 #define NEXT_HOP_INSTANCE 6 /* gateway: an instance, by `address`; see SCOPE_NEXT_HOP */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
