@@ -3,9 +3,12 @@
 use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
-use crate::proto::{Ack, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests, TableRepair};
+use crate::proto::{
+    Ack, AddressClaims, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests, TableRepair,
+};
 use crate::{
-    EnrollmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
+    AddressClaim, EnrollmentBundle, Error, Identity, MAX_CLAIMS, MAX_FAILURES, MAX_REPORT_BYTES,
+    MAX_UPDATE_BYTES, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};
@@ -95,6 +98,16 @@ impl ReportSender {
     /// [`Error::Ended`].
     pub async fn missing(&self, missing: Missing) -> Result<(), Error> {
         self.send(Report::Missing(missing.into())).await
+    }
+
+    /// Reports addresses that VMs have announced and do not hold. Of these the first [`MAX_CLAIMS`] are sent.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn claims(&self, mut claims: Vec<AddressClaim>) -> Result<(), Error> {
+        claims.truncate(MAX_CLAIMS);
+        let claims = claims.into_iter().map(Into::into).collect();
+        self.send(Report::Claims(AddressClaims { claims })).await
     }
 
     /// Sends a heartbeat.

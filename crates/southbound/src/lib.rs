@@ -61,6 +61,8 @@ pub const MAX_ENTRIES: usize = 16_384;
 pub const MAX_FAILURES: usize = 64;
 /// Most entries that one report of missing entries names.
 pub const MAX_MISSING: usize = 1024;
+/// Most claims in one report.
+pub const MAX_CLAIMS: usize = 1024;
 /// Most unconfirmed entries in one report.
 pub const MAX_UNCONFIRMED: usize = 1024;
 /// The name of a table of nodes in metrics, in the API and in messages; `None` if this version does not know it.

@@ -37,14 +37,6 @@ impl Target {
             _ => None,
         }
     }
-
-    /// Whether a leaf word may say what to do with packets, whatever is in the cell that it leads to.
-    pub(crate) fn is_leaf(leaf: u32) -> bool {
-        match leaf >> layout::LEAF_SCOPE_SHIFT {
-            layout::SCOPE_PEER => Vni::new(leaf & layout::LEAF_ARGUMENT_MASK).is_ok(),
-            scope => (layout::SCOPE_LOCAL..=layout::SCOPE_PORT).contains(&scope),
-        }
-    }
 }
 
 /// An address as the 16 bytes of the tables, and whether it is IPv6. IPv4 is in the first 4 bytes.

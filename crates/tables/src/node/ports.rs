@@ -153,7 +153,7 @@ impl NodeTables {
     ///
     /// # Errors
     /// [`Error::UnknownVni`]; [`Error::UnknownPolicy`]; [`Error::AddressTaken`] if another port has one of the addresses
-    /// or prefixes; [`Error::Full`]; [`Error::Invalid`].
+    /// or prefixes, unless it is a pair's that both hold: the later one gets it; [`Error::Full`]; [`Error::Invalid`].
     pub fn upsert_port(&mut self, port: &Port) -> Result<bool, Error> {
         let &vrf = self.vrfs.get(&port.vni.get()).ok_or(Error::UnknownVni(port.vni))?;
         let policy = self.known_policy(port)?;
@@ -261,7 +261,12 @@ impl NodeTables {
             let Some(known) = self.exact.get(self.memory(), key) else { continue };
             let Key::Ip { vni, address } = key else { continue };
             let is_ours = self.ports.get(&new.ifindex) == Some(&known.next);
+            // The new holder of an address may come before the old one has given it up.
+            let is_pair = |run| sources::is_held(self.memory(), run, address);
             if is_ours || kind_of(self.memory(), known.next) != layout::NEXT_HOP_PORT {
+                continue;
+            }
+            if is_pair(run) && is_pair(known.next) {
                 continue;
             }
             // The address may lead to other cells of this port, if an earlier change of it failed.

@@ -52,7 +52,8 @@ impl Compiled {
         let mut all = Self::default();
         let mut prefixes = BTreeSet::new();
         let mut add = |net: IpNet, leaf: u32| {
-            let is_unicast = !net.addr().is_multicast() && !net.addr().is_unspecified();
+            let is_unicast =
+                net.prefix_len() == 0 || !net.addr().is_multicast() && !net.addr().is_unspecified();
             let is_own = net.prefix_len() == net.max_prefix_len() && own.contains(&net.addr());
             if !is_unicast || is_own || !prefixes.insert(net.trunc()) {
                 let why = "it is not unicast, or the port has it already";
@@ -164,6 +165,14 @@ impl Compiled {
             .filter(|(net, kind, _)| *kind == layout::SOURCE_OWN && net.prefix_len() < net.max_prefix_len());
         nets.map(|(net, ..)| net).collect()
     }
+}
+
+/// Whether an address is one that the VM at the port in these cells holds in turn with others.
+pub(super) fn is_held(memory: &Memory, run: u32, address: IpAddr) -> bool {
+    let (family, prefix) = Prefix::from_net(address.into());
+    let [v4, v6] = roots(run);
+    let leaf = lpm::leaf_of(memory, if family == Family::V4 { v4 } else { v6 }, prefix);
+    leaf.is_some_and(|leaf| kind_and_number(leaf).0 == layout::SOURCE_HELD)
 }
 
 /// Retires the entries of a port whose cells have been unlinked.

@@ -414,9 +414,28 @@ fn addresses_and_prefixes_belong_to_one_port() {
     // A pair that is not held is any number of ports'.
     let pair = AddressPair { address: ip("10.0.5.7"), mac: None, held: false };
     assert!(tables.upsert_port(&with(&|sources| sources.pairs.push(pair))).unwrap());
+    // Of two holders the later one gets the address, also if the other one is written first.
     let held = with(&|sources| sources.pairs.push(AddressPair { held: true, ..pair }));
-    assert!(matches!(tables.upsert_port(&held), Err(Error::AddressTaken { .. })));
-    for twice in ["10.0.0.8/32", "224.0.0.0/4", "::/0"] {
+    let mut lost = full.clone();
+    lost.sources.pairs.iter_mut().for_each(|known| known.held &= known.address != pair.address);
+    for first in [&lost, &held] {
+        tables.upsert_port(&full).unwrap();
+        tables.upsert_port(&port(8)).unwrap();
+        tables.upsert_port(first).unwrap();
+        tables.upsert_port(if first == &lost { &held } else { &lost }).unwrap();
+        assert!(tables.is_port_right(&lost) && tables.is_port_right(&held));
+        let Lookup::Hit(hit) = tables.reader().find(5, pair.address) else { panic!("nobody holds it") };
+        assert_eq!(tables.reader().next_hop(hit.cell), Some(NextHop::Port(8)));
+    }
+    let taken =
+        with(&|sources| sources.pairs.push(AddressPair { address: ip("10.0.3.7"), held: true, ..pair }));
+    assert!(
+        matches!(tables.upsert_port(&taken), Err(Error::AddressTaken { .. })),
+        "it is no pair of the other"
+    );
+    tables.upsert_port(&port(8)).unwrap();
+    tables.upsert_port(&full).unwrap();
+    for twice in ["10.0.0.8/32", "224.0.0.0/4", "0.0.0.0/8"] {
         let invalid = with(&|sources| sources.additional.push(twice.parse().unwrap()));
         assert!(matches!(tables.upsert_port(&invalid), Err(Error::Invalid(_))), "{twice}");
     }
