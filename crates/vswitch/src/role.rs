@@ -23,6 +23,8 @@ mod fixed_paths;
 #[cfg(test)]
 mod fixed_paths_tests;
 #[cfg(test)]
+mod options_tests;
+#[cfg(test)]
 mod policy_tests;
 #[cfg(test)]
 mod tests;
