@@ -28,6 +28,7 @@
 #include "vswitch/qos.h"
 #include "vswitch/router_advertisement.h"
 #include "vswitch/sent_flows.h"
+#include "vswitch/sources.h"
 #include "vswitch/strays.h"
 #include "vswitch/tunnel.h"
 #include "vswitch/unknown_port.h"
@@ -97,7 +98,8 @@ static __always_inline __u32 admit_from(const struct frame *frame)
 
 /* Delivers a VM's packet with a valid source to another port on this host. */
 static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
-					struct frame *frame, const struct port *to, __u32 to_cell)
+					struct frame *frame, const struct port *to,
+					const struct exact_hit *hit)
 {
 	const struct node_config *node = node_at();
 
@@ -106,7 +108,7 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	if (to->ifindex == skb->ifindex)
 		return port_drop(vrf->vni, DROP_hairpin);
 	if (to->flags & PORT_FILTERED) {
-		enum drop_reason reason = admit(skb, frame, to, to_cell, admit_from(frame));
+		enum drop_reason reason = admit(skb, frame, to, hit->next, admit_from(frame));
 
 		if (reason)
 			return port_drop(vrf->vni, reason);
@@ -114,9 +116,9 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	if (frame->destination_mac == load_mac(node->router_mac)) {
 		if (frame->ttl <= 1)
 			return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
-		if (route_headers(skb, frame, node, load_mac(to->mac)))
+		if (route_headers(skb, frame, node, delivered_mac(hit, to, node)))
 			return port_drop(vrf->vni, DROP_headroom);
-	} else if (frame->destination_mac != load_mac(to->mac)) {
+	} else if (frame->destination_mac != hit->mac) {
 		return port_drop(vrf->vni, DROP_wrong_mac);
 	}
 	count_traffic(vrf->counters, skb->len);
@@ -179,7 +181,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 	}
 	to = local_port(found, &hit, vrf->vni, &reason);
 	if (to)
-		return send_to_port(skb, vrf, port_cell, frame, to, hit.next);
+		return send_to_port(skb, vrf, port_cell, frame, to, &hit);
 	if (is_direct(found, &hit))
 		return send_by_direct_path(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
 	return port_drop(vrf->vni, reason);
@@ -214,7 +216,7 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 	/* DHCP clients receive there, and not all of them check the source port. */
 	if (is_udp_to(frame, DHCP_CLIENT_PORT))
 		return port_drop(vrf->vni, DROP_forged_control);
-	if (source && source != own)
+	if (source && source != own && !may_send(port, port_cell, frame))
 		return port_drop(vrf->vni, DROP_spoofed_ip);
 	if (frame->protocol == IPPROTO_IGMP && ipv4_multicast(destination))
 		return igmp_from_vm(skb, vrf, frame);
@@ -257,7 +259,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 	}
 	own = is_port_address6(port, frame->source);
 	to_router = is_router6(port, frame->destination);
-	if (!own && !ipv6_link_local(frame->source[0]))
+	if (!own && !ipv6_link_local(frame->source[0]) && !may_send(port, port_cell, frame))
 		return port_drop(vrf->vni, DROP_spoofed_ip);
 	/* From and to link-local addresses, only the router is reached. */
 	if (ipv6_link_local(frame->source[0]) ? !to_router
@@ -295,7 +297,8 @@ int port_ingress(struct __sk_buff *skb)
 	if (reason)
 		return port_drop(vrf->vni, reason);
 	frame->identity = port_identity(port, port_cell);
-	if (frame->source_mac != load_mac(port->mac))
+	if (frame->source_mac != load_mac(port->mac) &&
+	    !may_send_from_mac(port, port_cell, frame->source_mac))
 		return port_drop(vrf->vni, DROP_spoofed_mac);
 	if (checksum_misplaced(skb, frame))
 		return port_drop(vrf->vni, DROP_pending_checksum);
@@ -313,9 +316,8 @@ int port_ingress(struct __sk_buff *skb)
  * Looks up the destination of a frame from the underlay. `reason` is set to why it must be dropped, or
  * DROP_none.
  */
-static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __u32 vni,
-						       const struct frame *frame, struct exact_hit *hit,
-						       enum drop_reason *reason)
+static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __u32 vni, struct frame *frame,
+						       struct exact_hit *hit, enum drop_reason *reason)
 {
 	struct cursor cursor = cursor_at(skb, ETH_HLEN);
 	struct arp_message arp = {};
@@ -334,6 +336,7 @@ static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __
 	*reason = header ? parse_arp(header, frame, &arp) : DROP_inner_truncated;
 	if (!*reason && arp.operation != ARP_REPLY)
 		*reason = DROP_multicast;
+	frame->destination[1] = arp.target;
 	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
 }
 
@@ -400,12 +403,15 @@ int uplink_ingress(struct __sk_buff *skb)
 	found = find_receiver(skb, vni, frame, &hit, &reason);
 	if (reason)
 		return port_drop(vni, reason);
-	if (is_stray(found, &hit))
-		return forward_stray(skb, frame, &from, vrf_cell, vni);
+	if (is_stray(found, &hit)) {
+		found = find_delegated(vrf_cell, vni, frame, &hit);
+		if (found == EXACT_MISS)
+			return forward_stray(skb, frame, &from, vrf_cell, vni);
+	}
 	port = local_port(found, &hit, vni, &reason);
 	if (!port)
 		return port_drop(vni, reason);
-	if (frame->destination_mac != load_mac(port->mac))
+	if (!accept_mac(skb, frame, port, &hit))
 		return port_drop(vni, DROP_wrong_mac);
 	if (frame->ethertype != ETH_P_ARP && !source_valid(frame))
 		return port_drop(vni, DROP_inner_source);
@@ -420,10 +426,13 @@ int uplink_ingress(struct __sk_buff *skb)
 	return deliver(skb, frame, port);
 }
 
-/* The port that may get the parsed frame from the underlay without further questions but its policy; NULL: none. */
-static __always_inline const struct port *plain_receiver(const struct frame *frame, __u32 vni, __u32 *cell)
+/*
+ * The port that may get the parsed frame from the underlay without further questions but its policy, and how the
+ * destination was found; NULL: none.
+ */
+static __always_inline const struct port *plain_receiver(const struct frame *frame, __u32 vrf_cell, __u32 vni,
+							 struct exact_hit *hit)
 {
-	struct exact_hit hit = {};
 	enum drop_reason reason;
 	const struct port *port;
 	enum exact_answer found;
@@ -432,12 +441,15 @@ static __always_inline const struct port *plain_receiver(const struct frame *fra
 	    !source_valid(frame))
 		return NULL;
 	if (frame->flags & FRAME_IPV6)
-		found = find_ipv6(vni, frame->destination[0], frame->destination[1], &hit);
+		found = find_ipv6(vni, frame->destination[0], frame->destination[1], hit);
 	else
-		found = find_ipv4(vni, frame->destination[1], &hit);
-	port = local_port(found, &hit, vni, &reason);
-	*cell = hit.next;
-	return port && frame->destination_mac == load_mac(port->mac) ? port : NULL;
+		found = find_ipv4(vni, frame->destination[1], hit);
+	if (is_stray(found, hit))
+		found = find_delegated(vrf_cell, vni, frame, hit);
+	port = local_port(found, hit, vni, &reason);
+	return port && (frame->destination_mac == load_mac(port->mac) || frame->destination_mac == hit->mac)
+		     ? port
+		     : NULL;
 }
 
 SEC("tc")
@@ -446,15 +458,17 @@ int underlay_ingress(struct __sk_buff *skb)
 	const struct node_config *node = node_at();
 	struct frame *frame = frame_begin();
 	struct tunnel_sender from = {};
+	struct exact_hit hit = {};
 	const struct port *port;
 	const struct vrf *vrf;
-	__u32 vni = 0, port_cell = 0;
+	__u32 vni = 0, vrf_cell;
 
 	if (!frame || !node || !read_underlay(skb, node, &vni, &from))
 		return VERDICT_PASSED;
 	if (!vni || check_tunnel_sender(&from, vni))
 		return VERDICT_PASSED;
-	vrf = vrf_at(tunnel_vrf(&from, vni), vni);
+	vrf_cell = tunnel_vrf(&from, vni);
+	vrf = vrf_at(vrf_cell, vni);
 	if (!vrf)
 		return VERDICT_PASSED;
 	if (parse_frame(skb, TUNNEL4_BYTES, skb->len - TUNNEL4_BYTES, frame) ||
@@ -462,13 +476,15 @@ int underlay_ingress(struct __sk_buff *skb)
 	    !can_be_marked(&from, frame))
 		return VERDICT_PASSED;
 	frame->identity = from.identity;
-	port = plain_receiver(frame, vni, &port_cell);
+	port = plain_receiver(frame, vrf_cell, vni, &hit);
 	if (!port || remove_outer_headers(skb, frame->flags & FRAME_IPV6))
 		return VERDICT_PASSED;
+	if (!accept_mac(skb, frame, port, &hit))
+		return port_drop(vni, DROP_wrong_mac);
 	if (from.is_congested)
 		bpf_skb_ecn_set_ce(skb);
 	if (port->flags & PORT_FILTERED) {
-		enum drop_reason reason = admit(skb, frame, port, port_cell, admit_from(frame));
+		enum drop_reason reason = admit(skb, frame, port, hit.next, admit_from(frame));
 
 		if (reason)
 			return port_drop(vni, reason);

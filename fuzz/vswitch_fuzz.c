@@ -70,7 +70,7 @@ static uint32_t ports[PORTS_MAX], ports_used;
 static struct next_hop known_nodes[NODES_MAX], nodes[2][2];
 static uint32_t known_nodes_used;
 static struct token_bucket strays_left;
-static uint64_t lost, refused, share, of_unknown_port;
+static uint64_t lost, refused, share, claim_share, of_unknown_port;
 /* Memory of the programs. Its content is not defined when a packet arrives. */
 static struct {
 	struct frame frame;
@@ -137,6 +137,8 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &memory.quote;
 	if (map == &unknown_ports)
 		return &of_unknown_port;
+	if (map == &claim_shares)
+		return index < CLAIM_SHARES ? &claim_share : NULL;
 	if (map == &event_shares)
 		return index < EVENT_SHARES ? &share : NULL;
 	if (map == &events_refused)
@@ -231,20 +233,57 @@ static int is_arp(const uint8_t *frame)
 	return frame[12] == 0x08 && frame[13] == 0x06;
 }
 
+/*
+ * What the port with further sources has, in crates/datapath/tests/fuzz/vswitch.rs: 10.1.70.0/24, 10.1.0.70, and 10.1.0.80
+ * in turn with others; fd00:1:0:9::/64, fd00:1::70, and fd00:1::80, which it does not hold.
+ */
+static int has_ipv4(const struct port *port, const uint8_t *address)
+{
+	if (!memcmp(address, &port->address4, 4))
+		return 1;
+	if (!(port->flags & PORT_SOURCES) || address[0] != 10 || address[1] != 1)
+		return 0;
+	return address[2] == 70 || (!address[2] && (address[3] == 70 || address[3] == 80));
+}
+
+static int has_ipv6(const struct port *port, const uint8_t *address, int holds)
+{
+	static const uint8_t prefix[8] = { 0xfd, 0, 0, 1, 0, 0, 0, 9 };
+	static const uint8_t subnet[15] = { 0xfd, 0, 0, 1 };
+
+	if (!memcmp(address, port->address6, 16))
+		return 1;
+	if (!(port->flags & PORT_SOURCES))
+		return 0;
+	if (!memcmp(address, prefix, sizeof(prefix)))
+		return 1;
+	return !memcmp(address, subnet, sizeof(subnet)) &&
+	       (address[15] == 0x70 || (address[15] == 0x80 && !holds));
+}
+
+/* Whether the VM may send from the MAC address: that of the port, or of its pair. */
+static int has_mac(const struct port *port, const uint8_t *mac)
+{
+	static const uint8_t of_pair[ETH_ALEN] = { 0, 0, 0x5e, 0, 1, 7 };
+
+	return !memcmp(mac, port->mac, ETH_ALEN) ||
+	       (port->flags & PORT_SOURCES && !memcmp(mac, of_pair, ETH_ALEN));
+}
+
 /* Checks that the frame's source is the port's own, at each place where its kind of packet has a source. */
 static void check_source(const struct port *port, const uint8_t *frame, uint32_t length)
 {
-	if (memcmp(frame + ETH_ALEN, port->mac, ETH_ALEN))
+	if (!has_mac(port, frame + ETH_ALEN))
 		fail("a frame with a foreign MAC address left its port");
 	if (is_ipv4(frame)) {
-		if (length < 34 || memcmp(frame + 26, &port->address4, 4))
+		if (length < 34 || !has_ipv4(port, frame + 26))
 			fail("a packet with a foreign IPv4 address left its port");
 	} else if (is_ipv6(frame)) {
-		if (length < 54 || memcmp(frame + 22, port->address6, 16))
+		if (length < 54 || !has_ipv6(port, frame + 22, 0))
 			fail("a packet with a foreign IPv6 address left its port");
 	} else if (is_arp(frame)) {
-		if (length < 42 || memcmp(frame + 22, port->mac, ETH_ALEN) ||
-		    memcmp(frame + 28, &port->address4, 4))
+		if (length < 42 || memcmp(frame + 22, frame + ETH_ALEN, ETH_ALEN) ||
+		    !has_ipv4(port, frame + 28))
 			fail("ARP with a foreign address left its port");
 	} else {
 		fail("a frame that is neither IP nor ARP left its port");
@@ -254,13 +293,16 @@ static void check_source(const struct port *port, const uint8_t *frame, uint32_t
 /* Checks that a frame which is delivered to a port is for its addresses. */
 static void check_destination(const struct port *to, const uint8_t *frame, uint32_t length)
 {
-	if (memcmp(frame, to->mac, ETH_ALEN))
+	/* Answers to ARP and neighbor discovery come to the MAC address that has asked. */
+	int is_control = is_arp(frame) || (is_ipv6(frame) && length >= 54 && frame[20] == IPPROTO_ICMPV6);
+
+	if (memcmp(frame, to->mac, ETH_ALEN) && !(to->flags & PORT_SOURCES && is_control))
 		fail("a frame for another MAC address was delivered");
-	if (is_ipv4(frame) && (length < 34 || memcmp(frame + 30, &to->address4, 4)))
+	if (is_ipv4(frame) && (length < 34 || !has_ipv4(to, frame + 30)))
 		fail("a packet for another IPv4 address was delivered");
-	if (is_ipv6(frame) && (length < 54 || memcmp(frame + 38, to->address6, 16)))
+	if (is_ipv6(frame) && (length < 54 || !has_ipv6(to, frame + 38, 1)))
 		fail("a packet for another IPv6 address was delivered");
-	if (is_arp(frame) && (length < 42 || memcmp(frame + 38, &to->address4, 4)))
+	if (is_arp(frame) && (length < 42 || !has_ipv4(to, frame + 38)))
 		fail("ARP for another address was delivered");
 }
 
@@ -324,8 +366,7 @@ static void check_answer(const struct port *port, const uint8_t *frame, uint32_t
 	uint32_t total;
 
 	/* A VM without an address is answered by multicast (RFC 4861 section 6.2.6). */
-	if ((memcmp(frame, port->mac, ETH_ALEN) && !(frame[0] & 1)) ||
-	    !memcmp(frame + ETH_ALEN, port->mac, ETH_ALEN))
+	if ((!has_mac(port, frame) && !(frame[0] & 1)) || has_mac(port, frame + ETH_ALEN))
 		fail("an answer with the wrong MAC addresses");
 	if (is_ipv4(frame)) {
 		total = frame[16] << 8 | frame[17];
@@ -636,6 +677,7 @@ static void run_outer(const struct setup *setup, const uint8_t *frame, uint32_t 
 	uint32_t total = length + TUNNEL4_BYTES, to, linear = total;
 	uint16_t identity;
 	uint64_t sent = traffic_count.packets;
+	const struct port *receiver;
 	int verdict;
 
 	write_outer(setup, packet, length);
@@ -662,8 +704,14 @@ static void run_outer(const struct setup *setup, const uint8_t *frame, uint32_t 
 	if (setup->patches)
 		return;
 	to = tc.redirected_to;
-	if (tc.skb.len != length || bpf_skb_load_bytes(&tc.skb, 0, delivered, length) ||
-	    memcmp(frame, delivered, length))
+	if (tc.skb.len != length || bpf_skb_load_bytes(&tc.skb, 0, delivered, length))
+		fail("a frame was cut or extended");
+	/* An address that changes its VM is reached by the router's MAC address, which becomes the port's. */
+	receiver = port_with(to);
+	if (receiver && !memcmp(frame, node->router_mac, ETH_ALEN) &&
+	    !memcmp(delivered, receiver->mac, ETH_ALEN))
+		memcpy(delivered, node->router_mac, ETH_ALEN);
+	if (memcmp(frame, delivered, length))
 		fail("a frame was changed");
 	identity = memory.frame.identity;
 	key.tunnel_id = packet[46] << 16 | packet[47] << 8 | packet[48];

@@ -107,8 +107,24 @@ __attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet 
 	return send_back(ctx, packet, ETH_HLEN + added + error.quoted);
 }
 
+/* The instance to which a prefix with the address is delegated. */
+static __always_inline enum drop_reason find_delegate(const struct packet *packet, const struct vrf *vrf,
+						      const __u64 *address, struct exact_hit *hit)
+{
+	__u32 leaf = find_leaf(vrf, &packet->frame, address);
+	enum drop_reason reason;
+	__u64 next_hop[2];
+	__u8 ipv6;
+
+	if (leaf >> LEAF_SCOPE_SHIFT != SCOPE_NEXT_HOP)
+		return DROP_no_endpoint;
+	reason = read_next_hop(leaf, next_hop, &ipv6);
+	return reason ? reason : find_endpoint(packet->vni, ipv6, next_hop, hit);
+}
+
 /*
- * The MAC address at which an address of the VPC is found: the router's or the instance's. `flags` is
+ * The MAC address at which an address of the VPC is found: the router's or the instance's. The router answers for
+ * prefixes of the subnet that are delegated to instances, to which it then routes (proxy ARP, RFC 1027). `flags` is
  * set to ND_ROUTER for the router. DROP_multicast if the address is the asker's own: a probe of its own
  * address must not be answered.
  */
@@ -134,11 +150,19 @@ static __always_inline enum drop_reason find_neighbor(const struct packet *packe
 		*flags = ND_ROUTER;
 		return DROP_none;
 	}
-	reason = find_endpoint(packet->vni, &packet->frame, address, &hit);
+	*mac = 0;
+	reason = find_endpoint(packet->vni, packet->frame.flags & FRAME_IPV6, address, &hit);
+	if (reason == DROP_no_endpoint) {
+		*mac = load_mac(node->router_mac);
+		reason = find_delegate(packet, vrf, address, &hit);
+	}
 	if (reason)
 		return reason;
-	*mac = hit.mac;
-	return hit.mac == packet->frame.source_mac ? DROP_multicast : DROP_none;
+	if (hit.mac == packet->frame.source_mac)
+		return DROP_multicast;
+	if (!*mac)
+		*mac = hit.mac;
+	return DROP_none;
 }
 
 /* Answers a tenant's ARP request. */

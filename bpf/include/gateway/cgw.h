@@ -4,7 +4,7 @@
  * route, the peerings that the route follows, and the endpoint with its host.
  *
  * Contract: classify() expects vni, and fills in vrf, counters and elephant_bytes. route() expects
- * these and the tenant's frame, and fills in routed, final_vni, mtu, endpoint_mac and next_hop. Both
+ * these and the tenant's frame, and fills in routed, final_vni, mtu, endpoint, endpoint_mac and next_hop. Both
  * return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
  * Packet bytes are neither read nor changed. Reads only the map `cells`.
  */
@@ -37,10 +37,41 @@ __attribute__((noinline)) enum drop_reason classify(struct packet *packet)
 	return DROP_none;
 }
 
-/* Follows the routes for the destination, from VPC to peered VPC, to the VNI where it is local. */
+/* Takes the destination for the address of the instance that gets the packet. */
+static __always_inline enum drop_reason deliver_to_destination(struct packet *packet)
+{
+	packet->endpoint[0] = packet->frame.destination[0];
+	packet->endpoint[1] = packet->frame.destination[1];
+	packet->endpoint_ipv6 = !!(packet->frame.flags & FRAME_IPV6);
+	return DROP_none;
+}
+
+/* Reads the address of the instance to which a prefix is delegated, from the argument of SCOPE_NEXT_HOP. */
+static __always_inline enum drop_reason read_next_hop(__u32 cell, __u64 *address, __u8 *ipv6)
+{
+	const struct next_hop *hop = next_hop_at(cell & LEAF_ARGUMENT_MASK, NEXT_HOP_INSTANCE);
+
+	if (!hop)
+		return DROP_stale_index;
+	*ipv6 = !!(hop->flags & NEXT_HOP_IPV6);
+	address[0] = 0;
+	address[1] = bpf_ntohl(LOAD32(hop->address));
+	if (*ipv6)
+		load_halves(address, hop->address);
+	return DROP_none;
+}
+
+/* The route for an address of the frame's family. */
+static __always_inline __u32 find_leaf(const struct vrf *vrf, const struct frame *frame, const __u64 *address)
+{
+	if (frame->flags & FRAME_IPV6)
+		return find_route6(READ_ONCE(vrf->lpm6), address[0], address[1]);
+	return find_route4(READ_ONCE(vrf->lpm4), address[1]);
+}
+
+/* Follows the routes for the destination, from VPC to peered VPC, to the VNI and the address of an instance. */
 static __always_inline enum drop_reason follow_route(struct packet *packet)
 {
-	__u64 high = packet->frame.destination[0], low = packet->frame.destination[1];
 	__u32 vni = packet->vni, cell = packet->vrf;
 
 	for (int hops = 0; hops <= PEER_HOPS_MAX; hops++) {
@@ -49,15 +80,14 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 
 		if (!vrf)
 			return DROP_stale_index;
-		if (packet->frame.flags & FRAME_IPV6)
-			leaf = find_route6(READ_ONCE(vrf->lpm6), high, low);
-		else
-			leaf = find_route4(READ_ONCE(vrf->lpm4), low);
+		leaf = find_leaf(vrf, &packet->frame, packet->frame.destination);
+		packet->final_vni = vni;
+		packet->mtu = READ_ONCE(vrf->mtu);
 		switch (leaf >> LEAF_SCOPE_SHIFT) {
 		case SCOPE_LOCAL:
-			packet->final_vni = vni;
-			packet->mtu = READ_ONCE(vrf->mtu);
-			return DROP_none;
+			return deliver_to_destination(packet);
+		case SCOPE_NEXT_HOP:
+			return read_next_hop(leaf, packet->endpoint, &packet->endpoint_ipv6);
 		case SCOPE_PEER:
 			break;
 		case SCOPE_DROP:
@@ -78,16 +108,13 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 	return DROP_peer_loop;
 }
 
-/*
- * The MAC address and host of the instance with this address, which is of the frame's family (the VM-NC
- * mapping of Sailfish).
- */
-static __always_inline enum drop_reason find_endpoint(__u32 vni, const struct frame *frame,
-						      const __u64 *address, struct exact_hit *hit)
+/* The MAC address and host of the instance with this address (the VM-NC mapping of Sailfish). */
+static __always_inline enum drop_reason find_endpoint(__u32 vni, int ipv6, const __u64 *address,
+						      struct exact_hit *hit)
 {
 	enum exact_answer answer;
 
-	if (frame->flags & FRAME_IPV6)
+	if (ipv6)
 		answer = find_ipv6(vni, address[0], address[1], hit);
 	else
 		answer = find_ipv4(vni, address[1], hit);
@@ -116,7 +143,7 @@ __attribute__((noinline)) enum drop_reason route(struct packet *packet)
 	reason = follow_route(packet);
 	if (reason)
 		return reason;
-	reason = find_endpoint(packet->final_vni, &packet->frame, packet->frame.destination, &hit);
+	reason = find_endpoint(packet->final_vni, packet->endpoint_ipv6, packet->endpoint, &hit);
 	if (reason)
 		return reason;
 	if (!packet->routed && hit.mac != packet->frame.destination_mac)

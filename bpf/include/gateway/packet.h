@@ -21,6 +21,8 @@ struct packet {
 	struct frame frame;    /* the tenant's frame; in answer_underlay.h the underlay's own */
 	__u64 outer_source[2]; /* underlay address of the sender; as in struct frame */
 	__u64 outer_source_mac;
+	__u64 endpoint
+		[2]; /* the instance that gets the packet, by an address of its own; as in struct frame */
 	__u64 endpoint_mac;
 	__u64 now_ns; /* CLOCK_MONOTONIC, coarse: one time for all stages */
 	/* These are kept from packet to packet. */
@@ -42,7 +44,8 @@ struct packet {
 	__u8 ipv6;	      /* the underlay packet is IPv6 */
 	__u8 traffic_class;   /* of the outer header */
 	__u8 routed;	      /* sent to the router's MAC address; otherwise bridged within the VPC */
-	__u8 reserved[5];
+	__u8 endpoint_ipv6;   /* `endpoint` is IPv6 */
+	__u8 reserved[4];
 };
 
 struct {

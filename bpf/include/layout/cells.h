@@ -22,7 +22,9 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 3
+#define TABLES_LAYOUT_VERSION 4
+/* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
+#define TABLES_LAYOUT_OLDEST 3
 
 struct cell {
 	__u64 word[CELL_BYTES / 8];
@@ -250,6 +252,13 @@ struct lpm_skip {
 #define SCOPE_LOCAL 1u /* the VM-NC mapping of this VNI has the destination */
 #define SCOPE_PEER 2u  /* argument: the peer's VNI, where the packet is routed again */
 #define SCOPE_DROP 3u  /* the operator wants such packets to be dropped */
+/*
+ * Gateway: the packet goes to the instance of this VNI that has the address in the argument's cell, a struct next_hop of
+ * kind NEXT_HOP_INSTANCE, which belongs to this route. The prefix is delegated to that instance.
+ */
+#define SCOPE_NEXT_HOP 4u
+#define SCOPE_PORT \
+	5u /* host: the prefix is delegated to the VM at the port whose interface index is the argument */
 #define PEER_HOPS_MAX 8
 
 #define ELEPHANT_NEVER 0xffffffffu
@@ -287,7 +296,8 @@ struct vrf {
  * to it, with the destination's MAC address. Each path has its own cell, which contains the host's address.
  */
 #define NEXT_HOP_DIRECT 4
-#define NEXT_HOP_POLICY 5 /* not a next hop: struct policy */
+#define NEXT_HOP_POLICY 5   /* not a next hop: struct policy */
+#define NEXT_HOP_INSTANCE 6 /* gateway: an instance, by `address`; see SCOPE_NEXT_HOP */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
@@ -337,9 +347,28 @@ struct vip_slot {
 #define PORT_PEER_REDIRECT 0x2 /* the port is a veth: deliver directly into its peer */
 #define PORT_FILTERED 0x4      /* the port has a policy: its packets need a session (admission.h) */
 #define PORT_DHCP6 0x8	       /* router advertisements tell the VM to take its IPv6 address by DHCPv6 */
+#define PORT_SOURCES 0x10      /* the VM may send from what `sources` have */
+#define PORT_UNPROTECTED 0x20  /* the VM may send from any unicast address, MAC and IP */
 #define PORT_QOS 0x40	       /* the port marks or limits what the VM sends: `qos` and `rate_mbps` (qos.h) */
 #define PORT_IDENTIFIED \
 	0x80 /* `identity` is not 0: packets of other ports do not read the second cell for it */
+
+/*
+ * Leaves of `sources`: the kind in bits 28..31. 0: the VM may not send from the address.
+ *
+ *   SOURCE_OWN   a secondary address, or a prefix that is delegated to the VM
+ *   SOURCE_PAIR  an address that the VM may have in turn with others, and does not hold now
+ *   SOURCE_HELD  such an address, and the VM gets the packets to it
+ *   SOURCE_MAC   the link-local address that follows from a MAC address (RFC 4291 appendix A), from which the VM may
+ *                also send: the own one of a pair
+ *
+ * Bits 0..27 of the leaf of a pair are only for the writer: the number, from 1, of the pair's own MAC address among all
+ * of the port, in ascending order; 0: the pair has none, and is reached by the router's MAC address.
+ */
+#define SOURCE_OWN 1u
+#define SOURCE_PAIR 2u
+#define SOURCE_HELD 3u
+#define SOURCE_MAC 4u
 
 struct port {
 	__u8 kind; /* NEXT_HOP_PORT */
@@ -374,7 +403,7 @@ struct port {
 	__u16 identity; /* of the VM's groups within its VPC; 0: none */
 	__u16 qos;	/* PORT_QOS_MARKS and PORT_QOS_DSCP; 0: packets of the VM keep their DSCP */
 	__u32 rate_mbps; /* of the IP packets that the VM sends, and of those that it receives; 0: not limited */
-	__u32 reserved32[4];
+	__u64 sources[2]; /* root words for IPv4 and IPv6 of what the VM has besides address4 and address6 */
 };
 
 #define PORT_QOS_DSCP 0x3f  /* the DSCP that packets of the VM get */

@@ -38,8 +38,8 @@
 	DROP(26, nd_malformed, "neighbor discovery packet fails the checks of RFC 4861") \
 	DROP(27, icmp_rate, "ICMP error not sent: over the rate limit") \
 	DROP(28, headroom, "no room to change the packet's headers") \
-	DROP(29, spoofed_mac, "port sent a source MAC that is not its own") \
-	DROP(30, spoofed_ip, "port sent a source address that is not its own") \
+	DROP(29, spoofed_mac, "port sent a source MAC that it may not have") \
+	DROP(30, spoofed_ip, "port sent a source address that it may not have") \
 	DROP(31, unknown_port, "interface is not an attached port") \
 	DROP(32, no_group, "VPC has no gateway group") \
 	DROP(33, not_local, "packet from the underlay is not for a port of this host") \

@@ -37,4 +37,12 @@ struct stray_event {
 };
 #define STRAYS_BYTES (1 << 16)
 
+/* A VM has announced an address of SOURCE_PAIR (cells.h): ring `claims` of the vSwitch. */
+struct claim_event {
+	__u64 address[2];
+	__u64 instance; /* as in struct port */
+	__u64 ipv6;	/* 1: the address is IPv6; otherwise 0 */
+};
+#define CLAIMS_BYTES (1 << 16)
+
 #endif

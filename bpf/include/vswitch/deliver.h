@@ -3,7 +3,8 @@
  * vSwitch, last stage: into the port of an instance on this host.
  *
  * Contract: the caller has checked that the port may get the frame. route_headers() changes MAC
- * addresses and TTL, deliver() changes no bytes. Reads the map `cells`.
+ * addresses and TTL, accept_mac() may change the destination MAC address, deliver() changes no bytes. Reads the map
+ * `cells`.
  */
 #ifndef SLUICE_DELIVER_H
 #define SLUICE_DELIVER_H
@@ -23,6 +24,81 @@ static __always_inline const struct port *local_port(enum exact_answer found, co
 	port = vm_port_at(hit->next);
 	*reason = DROP_stale_index;
 	return port && port->vni == vni ? port : NULL;
+}
+
+/*
+ * Finds the port at which the VM is to which a prefix with the destination is delegated, after an exact match that found
+ * no port. `hit` is then as for the port's own address.
+ */
+__attribute__((noinline)) enum exact_answer find_delegated(__u32 vrf_cell, __u32 vni,
+							   const struct frame *frame, struct exact_hit *hit)
+{
+	const struct vrf *vrf = vrf_at(vrf_cell, vni);
+	const struct port *port;
+	__u32 leaf, cell;
+
+	if (!vrf || !frame || !hit)
+		return EXACT_MISS;
+	if (frame->flags & FRAME_IPV6)
+		leaf = find_route6(READ_ONCE(vrf->lpm6), frame->destination[0], frame->destination[1]);
+	else
+		leaf = find_route4(READ_ONCE(vrf->lpm4), frame->destination[1]);
+	if (leaf >> LEAF_SCOPE_SHIFT != SCOPE_PORT)
+		return EXACT_MISS;
+	cell = find_index(0, leaf & LEAF_ARGUMENT_MASK);
+	if (cell == INDEX_BUSY)
+		return EXACT_BUSY;
+	port = cell ? vm_port_at(cell) : NULL;
+	if (!port)
+		return EXACT_MISS;
+	hit->mac = load_mac(port->mac);
+	hit->next = cell;
+	return EXACT_HIT;
+}
+
+/*
+ * The MAC address with which the VM gets frames to an address: that by which neighbors reach the address, or, if that is
+ * the router's, the port's own.
+ */
+static __always_inline __u64 delivered_mac(const struct exact_hit *hit, const struct port *port,
+					   const struct node_config *node)
+{
+	return hit->mac == load_mac(node->router_mac) ? load_mac(port->mac) : hit->mac;
+}
+
+__attribute__((noinline)) int accept_further_mac(struct __sk_buff *skb, const struct frame *frame,
+						 const struct exact_hit *hit)
+{
+	struct cursor cursor = cursor_at(skb, 0);
+	const struct node_config *node = node_at();
+	const struct port *port;
+	__u64 mac;
+
+	if (!frame || !hit || !node)
+		return 0;
+	port = vm_port_at(hit->next);
+	if (!port || !(port->flags & (PORT_SOURCES | PORT_UNPROTECTED)))
+		return 0;
+	if (frame->destination_mac != hit->mac)
+		return frame->ethertype == ETH_P_ARP || is_control_icmp6(frame);
+	mac = delivered_mac(hit, port, node);
+	if (mac != hit->mac) {
+		if (!cursor_has(&cursor, ETH_HLEN))
+			return 0;
+		store_mac(next_header(&cursor, struct ethernet_header)->destination, mac);
+	}
+	return 1;
+}
+
+/*
+ * Whether the port may get a frame from the underlay with this destination MAC address. It is the port's own, or that by
+ * which neighbors reach the address, which is changed in the packet if it is the router's. Answers to ARP and neighbor
+ * discovery come to the MAC address that has asked.
+ */
+static __always_inline int accept_mac(struct __sk_buff *skb, const struct frame *frame,
+				      const struct port *port, const struct exact_hit *hit)
+{
+	return frame->destination_mac == load_mac(port->mac) || accept_further_mac(skb, frame, hit);
 }
 
 static __always_inline int deliver(struct __sk_buff *skb, const struct frame *frame, const struct port *port)

@@ -23,6 +23,7 @@
 #include "common/frame.h"
 #include "common/icmp_error.h"
 #include "common/lookup.h"
+#include "common/neighbor_discovery.h"
 #include "common/parse.h"
 
 /*
@@ -41,6 +42,10 @@ enum verdict {
 	VERDICT_ND_ANSWER = 257,	    /* nd_answer() (vm_nd.h) with the decision */
 	VERDICT_ROUTER_ADVERTISEMENT = 258, /* router_advertise() (router_advertisement.h) */
 };
+
+#define MLD_QUERY 130
+#define MLD_DONE 132
+#define MLD2_REPORT 143
 
 /* Bytes that are made linear if the headers are not: more than all headers that are parsed. */
 #define HEADERS_MAX 512
@@ -143,6 +148,16 @@ static __always_inline int is_router6(const struct port *port, const __u64 *addr
 		return 1;
 	return LOAD64(port->prefix6) && address[0] == load_half(port->prefix6) &&
 	       address[1] == load_half(port->prefix6 + 8) + 1;
+}
+
+/* Whether the frame is a message between a VM and its network, which is never forwarded to other VMs. */
+static __always_inline int is_control_icmp6(const struct frame *frame)
+{
+	__u8 type = frame->transport >> 24;
+
+	if (!(frame->flags & FRAME_IPV6) || frame->protocol != IPPROTO_ICMPV6 || frame->flags & FRAME_LATER)
+		return 0;
+	return is_nd(frame) || (type >= MLD_QUERY && type <= MLD_DONE) || type == MLD2_REPORT;
 }
 
 /* Whether it is in fe80::/64. No host has an address in the rest of fe80::/10 (RFC 4291 section 2.5.6). */

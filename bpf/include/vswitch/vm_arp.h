@@ -3,16 +3,18 @@
  * vSwitch: ARP from a VM (RFC 826, 5227). Requests for the router, for instances on this host and for
  * destinations with a direct path are answered here, all others by the gateway.
  *
- * Contract: an ARP frame whose Ethernet source is the port's. Returns the verdict: the frame was turned
+ * Contract: an ARP frame whose Ethernet source the VM may use. Returns the verdict: the frame was turned
  * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for an unchanged
  * request, with the addresses of struct frame set so that the flow hash can be computed. Uses the maps
- * `cells` and those of count.h.
+ * `cells` and those of count.h and claims.h.
  */
 #ifndef SLUICE_VM_ARP_H
 #define SLUICE_VM_ARP_H
 
 #include "common/arp.h"
+#include "vswitch/claims.h"
 #include "vswitch/reply.h"
+#include "vswitch/sources.h"
 
 /* Turns the VM's request into the reply that the target is at `mac`, and sends it. */
 static __always_inline int arp_answer(struct __sk_buff *skb, const struct port *port,
@@ -38,6 +40,7 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 	struct exact_hit hit = {};
 	enum exact_answer found;
 	enum drop_reason reason;
+	__u32 kind;
 
 	if (!port || !node || !frame)
 		return port_drop(0, DROP_stale_index);
@@ -47,13 +50,24 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 	if (reason)
 		return port_drop(port->vni, reason);
 	/* The sender of a probe (RFC 5227) is zero. */
-	if (arp.sender != bpf_ntohl(port->address4) && (arp.sender || arp.operation == ARP_REPLY))
-		return port_drop(port->vni, DROP_spoofed_ip);
-	/* Announcements, probes of its own address, and replies, which the network does not wait for. */
-	if (arp.operation == ARP_REPLY || arp.target == bpf_ntohl(port->address4))
+	if (arp.sender || arp.operation == ARP_REPLY) {
+		kind = source4(port, port_cell, arp.sender);
+		if (!kind && !(port->flags & PORT_UNPROTECTED))
+			return port_drop(port->vni, DROP_spoofed_ip);
+		if (kind == SOURCE_PAIR)
+			return claim_address(port_cell, 0, 0, arp.sender);
+	}
+	/* The network does not wait for replies. */
+	if (arp.operation == ARP_REPLY)
+		return VERDICT_ABSORBED;
+	if (arp.target && arp.target == bpf_ntohl(port->router4))
+		return arp_answer(skb, port, &arp, load_mac(node->router_mac));
+	/* Announcements, and probes of addresses that the VM may use. */
+	kind = source4(port, port_cell, arp.target);
+	if (is_received(kind) || (!arp.sender && (kind || port->flags & PORT_UNPROTECTED)))
 		return VERDICT_ABSORBED;
 	/* A probe of another address finds it in use: this port may use only its own. */
-	if (!arp.sender || (arp.target && arp.target == bpf_ntohl(port->router4)))
+	if (!arp.sender)
 		return arp_answer(skb, port, &arp, load_mac(node->router_mac));
 	found = find_ipv4(port->vni, arp.target, &hit);
 	if (found == EXACT_BUSY)

@@ -5,20 +5,19 @@
  * are answered here, all others by the gateway. A VM may use any link-local address toward its router, because
  * no packet from or to one leaves the port.
  *
- * Contract: an ICMPv6 message of is_control_icmp6() whose Ethernet source is the port's. nd_from_vm()
+ * Contract: an ICMPv6 message of is_control_icmp6() whose Ethernet source the VM may use. nd_from_vm()
  * returns the verdict, or what the caller does next (enum verdict): it does not call nd_answer() itself,
  * because the verifier limits the stack of a call chain. Only VERDICT_FORWARD may have changed the packet,
- * in its source address and checksum. Uses the maps `cells` and those of reply.h and count.h.
+ * in its source address and checksum. Uses the maps `cells` and those of reply.h, claims.h and count.h.
  */
 #ifndef SLUICE_VM_ND_H
 #define SLUICE_VM_ND_H
 
 #include "common/neighbor_discovery.h"
+#include "vswitch/claims.h"
 #include "vswitch/router_advertisement.h"
+#include "vswitch/sources.h"
 
-#define MLD_QUERY 130
-#define MLD_DONE 132
-#define MLD2_REPORT 143
 /* Offset of the message in the packet: there are no extension headers. */
 #define ND_AT (ETH_HLEN + IPV6_BYTES)
 #define ND_ROUTER_SOLICIT_BYTES 8
@@ -30,22 +29,12 @@ struct nd_decision {
 	__u64 flags;	 /* ND_ROUTER or 0 */
 };
 
-/* Whether the frame is a message between a VM and its network, which is never forwarded to other VMs. */
-static __always_inline int is_control_icmp6(const struct frame *frame)
-{
-	__u8 type = frame->transport >> 24;
-
-	if (!(frame->flags & FRAME_IPV6) || frame->protocol != IPPROTO_ICMPV6 || frame->flags & FRAME_LATER)
-		return 0;
-	return is_nd(frame) || (type >= MLD_QUERY && type <= MLD_DONE) || type == MLD2_REPORT;
-}
-
 /*
- * Checks the options from `at` to `end`: lengths are valid, and the only MAC address is the VM's own. A
+ * Checks the options from `at` to `end`: lengths are valid, and the only MAC address is that of the frame. A
  * message from the unspecified address has no source MAC address.
  */
 static __always_inline enum drop_reason nd_check_options(struct __sk_buff *skb, __u32 at, __u32 end,
-							 const struct port *port, int unspecified)
+							 __u64 mac, int unspecified)
 {
 	for (int i = 0; i <= ND_OPTIONS_MAX; i++) {
 		/* A MAC address on the stack is not aligned: it is read as a part of the word. */
@@ -65,7 +54,7 @@ static __always_inline enum drop_reason nd_check_options(struct __sk_buff *skb, 
 		if (!bytes || at + bytes > end || (type == ND_OPTION_SOURCE_MAC && unspecified))
 			return DROP_nd_malformed;
 		if ((type == ND_OPTION_SOURCE_MAC || type == ND_OPTION_TARGET_MAC) &&
-		    (bpf_be64_to_cpu(option.word) & EXACT_MAC_MASK) != load_mac(port->mac))
+		    (bpf_be64_to_cpu(option.word) & EXACT_MAC_MASK) != mac)
 			return DROP_spoofed_mac;
 		at += bytes;
 	}
@@ -73,8 +62,7 @@ static __always_inline enum drop_reason nd_check_options(struct __sk_buff *skb, 
 }
 
 /* The checks that RFC 4861 sections 6.1.1, 7.1.1 and 7.1.2 have in common. */
-static __always_inline enum drop_reason nd_check(struct __sk_buff *skb, const struct port *port,
-						 const struct frame *frame)
+static __always_inline enum drop_reason nd_check(struct __sk_buff *skb, const struct frame *frame)
 {
 	__u32 solicit = frame->transport >> 24 == ICMP6_ROUTER_SOLICIT;
 	__u32 fixed = solicit ? ND_ROUTER_SOLICIT_BYTES : sizeof(struct nd_header);
@@ -91,7 +79,7 @@ static __always_inline enum drop_reason nd_check(struct __sk_buff *skb, const st
 	sum += ipv6_pseudo_sum(frame->source, frame->destination, bytes, IPPROTO_ICMPV6);
 	if (checksum_fold(sum))
 		return DROP_nd_malformed;
-	return nd_check_options(skb, ND_AT + fixed, ND_AT + bytes, port, is_nd_probe(frame));
+	return nd_check_options(skb, ND_AT + fixed, ND_AT + bytes, frame->source_mac, is_nd_probe(frame));
 }
 
 /* Turns the VM's solicitation into the advertisement that was decided, and sends it. */
@@ -118,16 +106,16 @@ __attribute__((noinline)) int nd_answer(struct __sk_buff *skb, __u32 port_cell, 
 }
 
 /*
- * Prepares a solicitation for the gateway: its source becomes the port's own address. The answer could
- * not be sent to a link-local address, from which Linux probes reachability.
+ * Prepares a solicitation for the gateway: its source becomes the port's own address, unless the VM gets the packets to
+ * it. The answer could not be sent to another address, such as the link-local one, from which Linux probes reachability.
  */
-static __always_inline int nd_forward(struct __sk_buff *skb, const struct port *port,
+static __always_inline int nd_forward(struct __sk_buff *skb, const struct port *port, __u32 port_cell,
 				      const struct frame *frame)
 {
 	__be64 before[2], after[2];
 	__s64 difference;
 
-	if (is_port_address6(port, frame->source))
+	if (is_received(source6(port, port_cell, frame->source)))
 		return VERDICT_FORWARD;
 	if (!port_has_ipv6(port))
 		return port_drop(port->vni, DROP_spoofed_ip);
@@ -143,7 +131,7 @@ static __always_inline int nd_forward(struct __sk_buff *skb, const struct port *
 }
 
 /* Decides about a valid solicitation (RFC 4861 section 7.2.3) from a source that the VM may use, or zero. */
-static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct port *port,
+static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct port *port, __u32 port_cell,
 					   const struct frame *frame, struct nd_decision *decision)
 {
 	int probe = is_nd_probe(frame);
@@ -153,8 +141,15 @@ static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct p
 	struct exact_hit hit = {};
 	enum exact_answer found;
 
-	if (!router && (is_port_address6(port, target) || (probe && is_link_local64(target))))
-		return VERDICT_ABSORBED;
+	if (!router) {
+		__u32 kind = source6(port, port_cell, target);
+
+		if (probe && kind == SOURCE_PAIR)
+			return claim_address(port_cell, 1, target[0], target[1]);
+		if (is_received(kind) ||
+		    (probe && (is_link_local64(target) || port->flags & PORT_UNPROTECTED)))
+			return VERDICT_ABSORBED;
+	}
 	/* A probe of another address finds it in use: this port may use only its own. */
 	if (router || probe) {
 		decision->mac = node ? load_mac(node->router_mac) : 0;
@@ -167,17 +162,18 @@ static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct p
 	if (found == EXACT_BUSY)
 		return port_drop(port->vni, DROP_table_busy);
 	if (found != EXACT_HIT)
-		return nd_forward(skb, port, frame);
+		return nd_forward(skb, port, port_cell, frame);
 	decision->mac = hit.mac;
 	decision->flags = 0;
 	return VERDICT_ND_ANSWER;
 }
 
-static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port *port, struct frame *frame,
-				       struct nd_decision *decision)
+static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port *port, __u32 port_cell,
+				       struct frame *frame, struct nd_decision *decision)
 {
 	__u64 target[2] = {};
 	enum drop_reason reason;
+	__u32 kind;
 
 	if (frame->transport >> 24 == ICMP6_ROUTER_SOLICIT) {
 		if (!LOAD64(port->prefix6)) /* a subnet without IPv6 has no router */
@@ -190,15 +186,29 @@ static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port 
 			return port_drop(port->vni, reason);
 		decision->target[0] = target[0];
 		decision->target[1] = target[1];
-		return nd_solicitation(skb, port, frame, decision);
+		return nd_solicitation(skb, port, port_cell, frame, decision);
 	}
 	/* An advertisement: the network answers for the VM, and needs no other. */
 	if (context_load(skb, ND_AT + __builtin_offsetof(struct nd_header, target), target, sizeof(target)))
 		return port_drop(port->vni, DROP_nd_malformed);
 	load_halves(target, target);
-	if (is_port_address6(port, target) || (is_link_local64(target) && !is_router6(port, target)))
+	if (is_router6(port, target))
+		return port_drop(port->vni, DROP_spoofed_ip);
+	kind = source6(port, port_cell, target);
+	if (kind == SOURCE_PAIR)
+		return claim_address(port_cell, 1, target[0], target[1]);
+	if (kind || is_link_local64(target) || port->flags & PORT_UNPROTECTED)
 		return VERDICT_ABSORBED;
 	return port_drop(port->vni, DROP_spoofed_ip);
+}
+
+/* Whether the VM may send control messages from the source, which is not the port's own address. */
+static __always_inline int nd_source_valid(const struct port *port, __u32 port_cell,
+					   const struct frame *frame)
+{
+	if (is_router6(port, frame->source))
+		return 0;
+	return is_link_local64(frame->source) || may_send(port, port_cell, frame);
 }
 
 __attribute__((noinline)) int nd_from_vm(struct __sk_buff *skb, __u32 port_cell, struct frame *frame,
@@ -214,15 +224,15 @@ __attribute__((noinline)) int nd_from_vm(struct __sk_buff *skb, __u32 port_cell,
 	if (type == ICMP6_ROUTER_ADVERT || type == ICMP6_REDIRECT || type == MLD_QUERY)
 		return port_drop(port->vni, DROP_forged_control);
 	if (!is_nd_probe(frame) && !is_port_address6(port, frame->source) &&
-	    (!is_link_local64(frame->source) || is_router6(port, frame->source)))
+	    !nd_source_valid(port, port_cell, frame))
 		return port_drop(port->vni, DROP_spoofed_ip);
 	/* Multicast listener reports: there is no multicast, so they have no effect. */
 	if (!is_nd(frame))
 		return VERDICT_ABSORBED;
-	reason = nd_check(skb, port, frame);
+	reason = nd_check(skb, frame);
 	if (reason)
 		return port_drop(port->vni, reason);
-	return nd_dispatch(skb, port, frame, decision);
+	return nd_dispatch(skb, port, port_cell, frame, decision);
 }
 
 #endif

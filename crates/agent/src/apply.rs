@@ -471,7 +471,7 @@ impl<R: Role> Applier<R> {
             Scope::Local => Target::Local,
             Scope::Peer(vni) => Target::Peer(vni),
             Scope::Drop => Target::Drop,
-            Scope::NextHop(_) => return,
+            Scope::NextHop(address) => Target::NextHop(address),
         };
         let (vni, prefix) = (route.key.vni, route.key.prefix);
         let result = self.tables.upsert_route(&sluice_tables::Route { vni, prefix, target });

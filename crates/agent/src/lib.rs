@@ -9,6 +9,7 @@ mod apply;
 mod args;
 mod backoff;
 pub mod changes;
+mod claims;
 mod enrollment;
 mod error;
 pub mod event_source;
@@ -33,6 +34,7 @@ mod vni_traffic;
 
 pub use apply::{Applied, Applier, RETRIES_MAX, Repaired, UnconfirmedEntries};
 pub use args::CommonArgs;
+pub use claims::Claims;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;
 pub use node::{Node, Opened, Started, adoption_error, flush, flush_closed, open};

@@ -12,6 +12,7 @@ use sluice_tables::NodeTables;
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::NodeLoad;
+use crate::claims::Claims;
 use crate::failures::Failures;
 use crate::rsp::KeyKind;
 
@@ -49,6 +50,11 @@ pub trait Role: Send + 'static {
     /// The load that heartbeats report; 0 if the role does not measure it.
     fn load(&self) -> NodeLoad {
         NodeLoad::default()
+    }
+
+    /// The claims that the stream sends. Roles without ports of VMs have none.
+    fn claims(&self) -> Claims {
+        Claims::default()
     }
 
     /// A new stream begins: forgets what an unfinished step of an earlier stream left behind.

@@ -154,11 +154,11 @@ impl<R: Role> StreamClient<R> {
 
     /// Opens a stream and follows it to its end. Notes in `connected` when it was open.
     async fn stream(&self, connected: &mut Option<Instant>) -> Result<(), Error> {
-        let hello = self
+        let (hello, claims) = self
             .writer
             .run(|applier| {
                 applier.begin_stream();
-                hello(&applier.tables, &applier.role)
+                (hello(&applier.tables, &applier.role), applier.role.claims())
             })
             .await?;
         let revision = hello.applied_revision;
@@ -187,6 +187,7 @@ impl<R: Role> StreamClient<R> {
             result = self.apply_updates(decoded, &reports) => result,
             result = self.send_heartbeats(&reports) => result,
             result = self.send_digests(&reports) => result,
+            result = claims.send(&reports) => result,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Events that the packet programs post to the agent: flows and strays.
+//! Events that the packet programs post to the agent: flows, strays and claims.
 
 use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,6 +24,9 @@ pub type FlowEvents = EventRing<FlowEvent>;
 
 /// Strays of a vSwitch: packets from other hosts for instances that are not on this host.
 pub type Strays = EventRing<Stray>;
+
+/// Claims of a vSwitch: announcements of addresses that VMs have in turn and do not hold.
+pub type Claims = EventRing<Claim>;
 
 /// A flow whose sender should learn a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +55,15 @@ pub struct Stray {
     pub sender: IpAddr,
 }
 
+/// A VM has announced an address of its pairs that its port does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// Identifier of the instance at the controller.
+    pub instance: u64,
+    /// The address.
+    pub address: IpAddr,
+}
+
 /// Converts an address from the two halves that the packet programs write. An IPv4 address is in the low 32
 /// bits of the second half.
 fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
@@ -78,6 +90,9 @@ unsafe trait Record: Copy {
 unsafe impl Record for layout::flow_event {}
 // SAFETY: integers and arrays of them, without padding.
 unsafe impl Record for layout::stray_event {}
+
+// SAFETY: integers and arrays of them, without padding.
+unsafe impl Record for layout::claim_event {}
 
 /// An event that a packet program posts to a ring.
 pub trait Event: Sized {
@@ -121,6 +136,13 @@ impl Event for Stray {
             destination: address(event.destination, event.ipv6),
             sender: address(event.sender, event.sender_ipv6),
         })
+    }
+}
+
+impl Event for Claim {
+    fn read(record: &[u8]) -> Option<Self> {
+        let event = layout::claim_event::read(record)?;
+        Some(Self { instance: event.instance, address: address(event.address, u8::from(event.ipv6 != 0)) })
     }
 }
 

@@ -33,7 +33,7 @@ use attach::Links;
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
-pub use events::{Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
+pub use events::{Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir, pinned_tables};
 pub use object::ObjectName;
 use ring::Ring;
@@ -193,6 +193,14 @@ impl Datapath {
     /// If the programs have no such ring, or the kernel refuses the mapping.
     pub fn strays(&self) -> Result<Strays, Error> {
         Ring::new(self.map("strays")?).map(EventRing::new)
+    }
+
+    /// Opens the ring of claims of a vSwitch.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], or if the ring cannot be mapped.
+    pub fn claims(&self) -> Result<Claims, Error> {
+        Ring::new(self.map("claims")?).map(EventRing::new)
     }
 
     /// Number of events that were not posted: the ring was full, or a CPU had

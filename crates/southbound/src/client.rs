@@ -4,12 +4,12 @@ use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
 use crate::proto::{
-    Ack, AddressClaims, EndingSessions, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests,
-    TableRepair,
+    Ack, AddressClaims, EndingSessions, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate,
+    TableDigests, TableRepair,
 };
 use crate::{
-    AddressClaim, EnrollmentBundle, Error, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES, MAX_REPORT_BYTES,
-    MAX_UPDATE_BYTES, Missing, transport,
+    AddressClaim, EnrollmentBundle, Error, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES,
+    MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};

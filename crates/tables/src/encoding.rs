@@ -1,27 +1,39 @@
 //! Conversions between Rust types and the words and bytes of `cells.h`.
 
 use crate::entries::{Role, Target};
-use crate::layout;
+use crate::layout::{self, next_hop};
+use crate::memory::Memory;
 use sluice_types::{MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 impl Target {
-    /// The leaf word of a route with this target.
-    pub(crate) fn to_leaf(self) -> u32 {
+    /// The leaf word of a route with this target. `cell`: that of [`Target::NextHop`], which has the address.
+    pub(crate) fn to_leaf(self, cell: u32) -> u32 {
         let scope = |scope: u32| scope << layout::LEAF_SCOPE_SHIFT;
         match self {
             Self::Local => scope(layout::SCOPE_LOCAL),
             Self::Peer(vni) => scope(layout::SCOPE_PEER) | vni.get(),
             Self::Drop => scope(layout::SCOPE_DROP),
+            Self::NextHop(_) => scope(layout::SCOPE_NEXT_HOP) | cell,
+            Self::Port(ifindex) => scope(layout::SCOPE_PORT) | ifindex,
         }
     }
 
-    /// The target of a leaf word; `None` for 0 (no route) and for scopes that this version does not know.
-    pub(crate) fn from_leaf(leaf: u32) -> Option<Self> {
+    /// The target of a leaf word; `None` for 0 (no route), for scopes that this version does not know, and if the cell
+    /// that it leads to has no address.
+    pub(crate) fn from_leaf(memory: &Memory, leaf: u32) -> Option<Self> {
+        let argument = leaf & layout::LEAF_ARGUMENT_MASK;
         match leaf >> layout::LEAF_SCOPE_SHIFT {
             layout::SCOPE_LOCAL => Some(Self::Local),
-            layout::SCOPE_PEER => Vni::new(leaf & layout::LEAF_ARGUMENT_MASK).ok().map(Self::Peer),
+            layout::SCOPE_PEER => Vni::new(argument).ok().map(Self::Peer),
             layout::SCOPE_DROP => Some(Self::Drop),
+            layout::SCOPE_NEXT_HOP => {
+                let hop: next_hop = memory.contains(argument, 1).then(|| memory.read(argument))?;
+                let address =
+                    address_from_bytes(hop.address, u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0);
+                (u32::from(hop.kind) == layout::NEXT_HOP_INSTANCE).then_some(Self::NextHop(address))
+            }
+            layout::SCOPE_PORT => Some(Self::Port(argument)),
             _ => None,
         }
     }

@@ -154,6 +154,12 @@ pub enum Target {
     Peer(Vni),
     /// They are dropped.
     Drop,
+    /// Gateways: they go to the endpoint of the same VPC with this address, of either family, whose instance has all
+    /// addresses of the prefix.
+    NextHop(IpAddr),
+    /// Hosts: they go to the port with this interface index, below 2^28. Only ports make such routes:
+    /// [`PortSources::additional`].
+    Port(u32),
 }
 
 /// A route of a VPC.
@@ -224,6 +230,8 @@ pub struct Port {
     pub adopt_until_s: u32,
     /// How the packets of the VM are marked and limited.
     pub qos: PortQos,
+    /// What the VM has besides `ipv4` and `ipv6`.
+    pub sources: PortSources,
 }
 
 /// How the packets of a port are marked and limited (`bpf/include/vswitch/qos.h`).
@@ -234,4 +242,28 @@ pub struct PortQos {
     /// What the VM may send, in Mbit/s of IP packets; `None`: any number. The port then needs a number for its meter
     /// ([`Port::scope`]).
     pub rate_mbps: Option<NonZeroU32>,
+}
+
+/// What a VM may send from besides the addresses of its port. No prefix and no address occurs twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortSources {
+    /// Secondary addresses, which have the prefix length of their family, and prefixes that are delegated to the VM. It
+    /// gets the packets to them.
+    pub additional: Vec<IpNet>,
+    /// Addresses that the VM may have in turn with other VMs.
+    pub pairs: Vec<AddressPair>,
+    /// It may send from any unicast address, MAC and IP.
+    pub unprotected: bool,
+}
+
+/// An address that a VM may have in turn with other VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressPair {
+    /// The address.
+    pub address: IpAddr,
+    /// The MAC address that belongs to it, from which the VM may send as well; `None`: neighbors are given that of the
+    /// router.
+    pub mac: Option<MacAddr>,
+    /// The VM gets the packets to the address.
+    pub held: bool,
 }

@@ -38,8 +38,8 @@ pub mod meters;
 pub mod sessions;
 
 pub use entries::{
-    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, PortQos, Role, Route, Sizes, Target,
-    UnderlayPort, Vip, Vrf, VrfEntry,
+    AddressPair, DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, PortQos, PortSources,
+    Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};

@@ -51,20 +51,23 @@ impl Reader {
             let Some(vrf) = self.vrf_cell(vni)? else { return Ok(None) };
             let own = self.network_of(vrf);
             let network = *requested.get_or_insert(own);
-            match Target::from_leaf(self.leaf_in(vrf, address)) {
-                Some(Target::Local) => {
-                    let endpoint = self.endpoint_at(vni, address)?;
-                    return Ok(endpoint.map(|(mac, host)| InstanceLocation {
-                        vni,
-                        mac,
-                        host,
-                        mtu: own.mtu,
-                        network,
-                    }));
+            let endpoint = match self.target_in(vrf, address) {
+                Some(Target::Local) => address,
+                Some(Target::NextHop(next_hop)) => next_hop,
+                Some(Target::Peer(peer)) => {
+                    vni = peer;
+                    continue;
                 }
-                Some(Target::Peer(peer)) => vni = peer,
-                Some(Target::Drop) | None => return Ok(None),
-            }
+                Some(Target::Drop | Target::Port(_)) | None => return Ok(None),
+            };
+            let endpoint = self.endpoint_at(vni, endpoint)?;
+            return Ok(endpoint.map(|(mac, host)| InstanceLocation {
+                vni,
+                mac,
+                host,
+                mtu: own.mtu,
+                network,
+            }));
         }
         Ok(None)
     }
@@ -147,6 +150,23 @@ mod tests {
             // Network 3 has an endpoint with the same address but no route to it.
             add_endpoint(&mut tables, 3, address, host);
             assert_eq!(tables.reader().locate(vni(3), ip(address)), Location::NotFound);
+        }
+    }
+
+    #[test]
+    fn locate_finds_the_instance_of_a_delegated_prefix() {
+        let mut tables = tables();
+        for (prefix, address, next_hop) in
+            [("10.2.64.0/20", "10.2.65.5", "fd02::5"), ("fd02:0:0:1::/64", "fd02:0:0:1::9", "10.2.0.5")]
+        {
+            route(&mut tables, 1, prefix, Target::Peer(vni(2)));
+            route(&mut tables, 2, prefix, Target::NextHop(ip(next_hop)));
+            assert_eq!(tables.reader().locate(vni(2), ip(address)), Location::NotFound, "no such instance");
+            let expected = add_endpoint(&mut tables, 2, next_hop, "192.0.2.1");
+            assert_eq!(tables.reader().locate(vni(2), ip(address)), Location::Found(expected));
+            let network = Network { mtu: 1401, is_offloaded: true };
+            let from_peer = Location::Found(InstanceLocation { network, ..expected });
+            assert_eq!(tables.reader().locate(vni(1), ip(address)), from_peer);
         }
     }
 

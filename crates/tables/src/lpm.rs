@@ -275,7 +275,6 @@ fn dedup_last(routes: &mut Vec<Entry>) {
 }
 
 /// The leaf of the route with exactly this prefix.
-#[cfg(test)]
 pub(crate) fn leaf_of(memory: &Memory, root: Root, prefix: Prefix) -> Option<u32> {
     match root.load(memory).ok()? {
         RootForm::Empty => None,

@@ -13,6 +13,7 @@ mod policies;
 mod ports;
 mod routes;
 mod senders;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod underlay;

@@ -287,7 +287,7 @@ impl Reader {
     /// # Errors
     /// [`Busy`].
     pub fn route(&self, vni: Vni, address: IpAddr) -> Result<Option<Target>, Busy> {
-        Ok(Target::from_leaf(self.leaf(vni, address)?))
+        Ok(Target::from_leaf(&self.memory, self.leaf(vni, address)?))
     }
 
     /// The leaf word of an address in a VNI's routes; 0 if there is no route.
@@ -306,6 +306,11 @@ impl Reader {
             Family::V6 => offset_of!(layout::vrf, lpm6),
         };
         lpm::find(&self.memory, Root { cell: vrf_cell, offset, family }, bits).unwrap_or(0)
+    }
+
+    /// The target of an address in a VRF's routes.
+    pub(crate) fn target_in(&self, vrf_cell: u32, address: IpAddr) -> Option<Target> {
+        Target::from_leaf(&self.memory, self.leaf_in(vrf_cell, address))
     }
 
     /// Whether packets of a host are accepted in a VNI; on a gateway, because the host has an instance of it.

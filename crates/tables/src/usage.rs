@@ -4,8 +4,8 @@ use crate::error::Error;
 
 /// Cells that a new route takes, at most. Usually it is less than one: a bucket holds three to nine routes. The worst
 /// case is a bucket of long prefixes that overflows because of a route that shares some bits with the others: a
-/// chain of directories or a skip for each of its routes, and new buckets.
-const CELLS_PER_ROUTE: u64 = 8;
+/// chain of directories or a skip for each of its routes, and new buckets; and one cell for its next hop.
+const CELLS_PER_ROUTE: u64 = 9;
 /// Cells that a change of a route can take at once, beside those that it replaces.
 const CELLS_PER_CHANGE: u64 = 64;
 /// Cells that a VRF takes, at most: its own, and a list or root directory for each family.

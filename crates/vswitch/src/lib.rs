@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod claim_reader;
 mod guard;
 mod guard_metrics;
 mod ipsec;
@@ -33,7 +34,7 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
-use sluice_agent::{adoption_error, error_chain, flush, flush_closed, open};
+use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::{Datapath, ObjectName};
 use sluice_tables::PortMeters;
 
@@ -102,9 +103,11 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let changes = registry.subscribe();
     let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
+    let claims = role.claims();
     let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes)?;
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
+    node.add_metrics(Arc::new(claims));
     node.add_metrics(Arc::new(keeper.metrics()));
     let names = args.port_names.clone();
     let rates = Arc::new(Rates::new(meters));
@@ -122,6 +125,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
         flows: node.datapath.flows()?,
         groups: detection_groups,
     };
+    let announced = AsyncEventRing::new(node.datapath.claims()?)?;
+    let claim_reader = claim_reader::run(node.clone(), announced);
     let own = own_address(vteps)?;
     let idle_timeout = Duration::from_secs(args.path_idle);
     let (client, paths) = RspClient::new(node, transport, (strays, detection), own, idle_timeout, changes);
@@ -133,6 +138,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tokio::select! {
             ended = manager.run() => ended,
             ended = client.run() => ended,
+            ended = claim_reader => ended,
         }
     };
     let ended = started.serve(common, routes, work).await;

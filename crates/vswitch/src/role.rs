@@ -23,6 +23,8 @@ mod fixed_paths;
 #[cfg(test)]
 mod fixed_paths_tests;
 #[cfg(test)]
+mod options_tests;
+#[cfg(test)]
 mod policy_tests;
 #[cfg(test)]
 mod tests;
@@ -32,8 +34,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{EndingSessionsJob, Role, UpdateContext, error_chain};
-use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
+use sluice_agent::{Claims, EndingSessionsJob, Role, UpdateContext, error_chain};
+use sluice_southbound::{AddressClaim, Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
 use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
@@ -55,6 +57,8 @@ pub struct HostRole {
     paths: PendingPaths,
     /// Policies that the controller was told not to have come.
     absent_policies: BTreeSet<PolicyKey>,
+    /// Addresses that VMs have announced and do not hold.
+    claims: Claims,
     /// The groups for which this host detects elephant flows itself.
     detection: watch::Sender<BTreeSet<u32>>,
     /// The sessions of the ports.
@@ -70,6 +74,7 @@ impl HostRole {
             delayed: DelayedRemovals::new(removal_delay),
             paths: PendingPaths::default(),
             absent_policies: BTreeSet::new(),
+            claims: Claims::default(),
             detection: watch::Sender::default(),
             sessions: None,
         }
@@ -78,6 +83,18 @@ impl HostRole {
     /// With what reads the sessions of the ports.
     pub fn with_sessions(self, sessions: SessionReader) -> Self {
         Self { sessions: Some(sessions), ..self }
+    }
+
+    /// VMs have announced addresses. Those that they may have and do not hold are claimed.
+    pub fn note_claims(&self, announced: &[sluice_datapath::Claim]) {
+        let claim = |claim: &sluice_datapath::Claim| AddressClaim {
+            instance: InstanceId::new(claim.instance),
+            address: claim.address,
+        };
+        let is_open = |claim: &AddressClaim| {
+            self.ports.instance(claim.instance).is_some_and(|port| is_open(port, claim.address))
+        };
+        self.claims.announce(announced.iter().map(claim).filter(is_open));
     }
 
     /// The groups for which this host detects elephant flows, as received since the agent started. If the
@@ -151,6 +168,11 @@ impl HostRole {
     }
 }
 
+/// Whether an instance may have an address that it does not hold.
+fn is_open(port: &Port, address: IpAddr) -> bool {
+    port.options.pairs.iter().any(|pair| pair.address == address && !pair.held)
+}
+
 fn report_absent_group(context: &mut UpdateContext<'_>, vni: Vni, group: u32) {
     context.wait(|| format!("VNI {vni}: its gateway group {group} has no vIP for this host"));
 }
@@ -174,6 +196,10 @@ impl Role for HostRole {
             port.entry_hashes().for_each(|(key, hash)| call(key, hash));
         }
         self.ports.visit_policies(tables, call);
+    }
+
+    fn claims(&self) -> Claims {
+        self.claims.clone()
     }
 
     fn begin_stream(&mut self) {
@@ -267,12 +293,14 @@ impl Role for HostRole {
     }
 
     fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {
+        self.claims.retain(port.instance, |address| is_open(&port, address));
         if let Err(error) = self.ports.upsert_instance(context.tables, port) {
             context.fail(|| error);
         }
     }
 
     fn remove_port(&mut self, context: &mut UpdateContext<'_>, instance: InstanceId) {
+        self.claims.retain(instance, |_| false);
         if let Err(error) = self.ports.remove_instance(context.tables, instance) {
             context.fail(|| error);
         }

@@ -190,5 +190,6 @@ fn port(vni: Vni, vm: Vm, is_filtered: bool) -> Result<Port, Failure> {
         identity: 0,
         adopt_until_s: 0,
         qos: PortQos::default(),
+        sources: sluice_tables::PortSources::default(),
     })
 }

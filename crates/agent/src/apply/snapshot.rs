@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use sluice_southbound::{ClusterKeys, Update};
-use sluice_tables::NodeTables;
+use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
 
 use crate::Role;
@@ -44,9 +44,10 @@ impl SnapshotEntries {
         self.endpoints.contains(&(endpoint.vni, endpoint.address))
     }
 
-    /// The routes of the tables that the snapshot has not mentioned.
+    /// The routes of the tables that the snapshot has not mentioned. Those of delegated prefixes belong to ports.
     pub(super) fn unmentioned_routes(&self, tables: &NodeTables) -> Vec<(Vni, IpNet)> {
-        without(tables.routes().map(|route| (route.vni, route.prefix)), &self.routes)
+        let routes = tables.routes().filter(|route| !matches!(route.target, Target::Port(_)));
+        without(routes.map(|route| (route.vni, route.prefix)), &self.routes)
     }
 
     /// The removal of what the snapshot has not mentioned, without endpoints and routes, which are too many

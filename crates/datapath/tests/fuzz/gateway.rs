@@ -4,9 +4,10 @@
 #[path = "../fixtures/gateway/world.rs"]
 mod world;
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
+use sluice_tables::Target::NextHop;
 use sluice_types::{MacAddr, ROUTER_MAC};
 
 use crate::Target;
@@ -42,6 +43,10 @@ fn frames() -> Vec<Vec<u8>> {
         arp_query,
         Solicit::new(from, mac(SENDER), to).build(),
         Solicit::new(Ipv6Addr::UNSPECIFIED, mac(SENDER), to).build(),
+        arp_request((mac(SENDER), vm4(1, SENDER)), "10.1.64.5".parse().unwrap()),
+        Solicit::new(from, mac(SENDER), "fd00:1:9::5".parse().unwrap()).build(),
+        delegated(macs, vm4(1, SENDER).into(), "10.1.64.5"),
+        delegated(macs, from.into(), "fd00:1:9::5"),
         ethernet(macs.0, macs.1, ETHERTYPE_IPV6, &echo),
         ethernet(macs.0, macs.1, ETHERTYPE_IPV6, &Ipv6::new(from, to, 0).build(&chain.concat())),
         ethernet(macs.0, macs.1, ETHERTYPE_IPV4, &options.build(&datagram)),
@@ -52,6 +57,10 @@ fn frames() -> Vec<Vec<u8>> {
 
 fn udp_frame(macs: (MacAddr, MacAddr), bytes: usize) -> Vec<u8> {
     world::udp_frame(macs, vm4(1, SENDER).into(), vm4(1, 10).into(), 64, &vec![7; bytes])
+}
+
+fn delegated(macs: (MacAddr, MacAddr), from: IpAddr, to: &str) -> Vec<u8> {
+    world::udp_frame(macs, from, ip(to), 64, b"delegated")
 }
 
 fn expired4(macs: (MacAddr, MacAddr)) -> Vec<u8> {
@@ -116,6 +125,8 @@ fn write_tables(world: &mut world::World, path: &Path) {
 fn in_world(world: &mut world::World) {
     let target = Target::new("gateway");
     world.bench.tables.upsert_vtep(HOST_B4.ip(), sluice_tables::Role::ForeignHost).unwrap();
+    world.route(100, "10.1.64.0/20", NextHop(vm6(1, 12).into()));
+    world.route(100, "fd00:1:9::/64", NextHop(vm4(1, 10).into()));
     write_tables(world, &target.tables());
     target.fuzz(&[(packets(), setups())]);
 }

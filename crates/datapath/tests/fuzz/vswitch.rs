@@ -12,6 +12,7 @@ mod world;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use sluice_tables::{AddressPair, PortSources};
 use sluice_types::{MacAddr, ROUTER_MAC};
 
 use crate::Target;
@@ -180,6 +181,7 @@ fn control_frames() -> Vec<Vec<u8>> {
 fn vm_frames() -> Vec<Vec<u8>> {
     let (vm, macs) = (Place::A, (ROUTER_MAC, Place::A.mac()));
     let mut frames = control_frames();
+    frames.extend(further_frames());
     let targets: [IpAddr; 10] = [
         vm4(1, 11).into(),
         vm6(1, 11).into(),
@@ -211,6 +213,59 @@ fn vm_frames() -> Vec<Vec<u8>> {
     frames
 }
 
+/// The MAC address of a pair of B.
+const PAIR_MAC: MacAddr = MacAddr::new([0, 0, 0x5e, 0, 1, 7]);
+/// A secondary address, one of a delegated prefix, and one of a pair, of each family.
+const FURTHER: [&str; 6] =
+    ["10.1.0.70", "10.1.70.5", "10.1.0.80", "fd00:1::70", "fd00:1:0:9::5", "fd00:1::80"];
+
+/// What B has besides its addresses, which `has_ipv4()` and `has_ipv6()` of `fuzz/vswitch_fuzz.c` know.
+fn sources() -> PortSources {
+    let nets = ["10.1.0.70/32", "10.1.70.0/24", "fd00:1::70/128", "fd00:1:0:9::/64"];
+    let pair = |address, mac, held| AddressPair { address: ip(address), mac, held };
+    PortSources {
+        additional: nets.map(|net| net.parse().unwrap()).to_vec(),
+        pairs: vec![pair(FURTHER[2], None, true), pair(FURTHER[5], Some(PAIR_MAC), false)],
+        unprotected: false,
+    }
+}
+
+/// Frames from B by its further addresses: packets, questions about neighbors, announcements.
+fn further_frames() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for (address, from) in FURTHER.iter().flat_map(|address| [(address, Place::B.mac()), (address, PAIR_MAC)])
+    {
+        match ip(address) {
+            IpAddr::V4(own) => {
+                let ips = (own.into(), vm4(1, REMOTE).into());
+                frames.push(datagram((ROUTER_MAC, from), ips, 64, b"further"));
+                frames.extend([ROUTER4, own, vm4(1, REMOTE)].map(|to| arp_request((from, own), to)));
+                frames.push(arp_request((from, Ipv4Addr::UNSPECIFIED), own));
+            }
+            IpAddr::V6(own) => {
+                let ips = (own.into(), vm6(1, REMOTE).into());
+                frames.push(datagram((ROUTER_MAC, from), ips, 64, b"further"));
+                let solicit = |source, target| Solicit::new(source, from, target).build();
+                frames.extend([ROUTER6, own, vm6(1, REMOTE)].map(|to| solicit(own, to)));
+                frames.push(solicit(Ipv6Addr::UNSPECIFIED, own));
+                frames.push(advert((own, BROADCAST), (own, from), 0x2000_0000));
+            }
+        }
+    }
+    frames
+}
+
+/// Frames from the underlay to B's further addresses, by each MAC address that they may have.
+fn frames_to_further() -> Vec<Vec<u8>> {
+    let macs = [Place::B.mac(), ROUTER_MAC, PAIR_MAC];
+    let all = FURTHER.iter().flat_map(|address| macs.map(|mac| (mac, ip(address))));
+    all.map(|(mac, to)| {
+        let from = if to.is_ipv4() { vm4(1, REMOTE).into() } else { vm6(1, REMOTE).into() };
+        datagram((mac, ROUTER_MAC), (from, to), 64, b"further")
+    })
+    .collect()
+}
+
 /// Frames from the underlay: to a VM, and strays.
 fn uplink_frames() -> Vec<Vec<u8>> {
     let macs: (MacAddr, MacAddr) = (Place::A.mac(), ROUTER_MAC);
@@ -239,6 +294,7 @@ fn uplink_frames() -> Vec<Vec<u8>> {
         frames.push(datagram(macs, (vm4(1, 7).into(), vm4(1, number).into()), 64, b"stray"));
         frames.push(datagram(macs, (vm6(1, 7).into(), vm6(1, number).into()), 64, b"stray"));
     }
+    frames.extend(frames_to_further());
     let reply = arp(2, (mac(REMOTE), vm4(1, REMOTE)), (Place::A.mac(), Place::A.ip4()));
     frames.push(ethernet(Place::A.mac(), mac(REMOTE), ETHERTYPE_ARP, &reply));
     frames
@@ -252,6 +308,7 @@ fn in_world(world: &mut world::World) {
         world.direct(100, vm4(1, number).into(), HOST6, path_vni);
         world.direct(100, vm6(1, number).into(), HOST4, path_vni);
     }
+    world.change_port(Place::B, |port| port.sources = sources());
     crate::write_cells(&world.bench, &target.tables());
     target.fuzz(&[(vm_frames(), vm_setups()), (uplink_frames(), uplink_setups())]);
 }

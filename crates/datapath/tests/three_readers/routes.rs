@@ -71,7 +71,10 @@ fn three_readers_agree_on_thousands_of_routes() {
             let prefix = random.prefix(random.0 & 1 == 1);
             // In even rounds most changes add a route, in odd rounds most remove one.
             if random.below(10) < if round % 2 == 0 { 7 } else { 2 } {
-                let target = Target::Peer(Vni::new(1 + random.below(1000) as u32).unwrap());
+                let target = match 1 + random.below(1000) as u32 {
+                    number @ ..300 => Target::NextHop(Ipv4Addr::from(number).into()),
+                    number => Target::Peer(Vni::new(number).unwrap()),
+                };
                 let changed = tables.upsert_route(&Route { vni, prefix, target }).unwrap();
                 assert_eq!(changed, model.insert(prefix, target) != Some(target), "{prefix}");
             } else {

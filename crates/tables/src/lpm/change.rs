@@ -107,7 +107,6 @@ pub(super) fn insert(pool: &mut Pool, top: Directory, prefix: Prefix, leaf: u32)
 }
 
 /// The leaf of the route with exactly this prefix.
-#[cfg(test)]
 pub(super) fn leaf_of(memory: &Memory, top: Directory, prefix: Prefix) -> Option<u32> {
     let mut path = Vec::with_capacity(8);
     let end = descend(memory, top, prefix, &mut path);

@@ -15,7 +15,7 @@ pub(crate) struct Damaged;
 struct Inspection<'a, F> {
     memory: &'a Memory,
     family: Family,
-    is_leaf: fn(u32) -> bool,
+    is_leaf: fn(&Memory, u32) -> bool,
     call: F,
     /// Words that may still be read, because wrong links could lead to the same cells again and again.
     words_left: u64,
@@ -36,7 +36,7 @@ pub(crate) fn inspect(memory: &Memory, root: Root, call: impl FnMut(Prefix, u32)
 pub(crate) fn inspect_leaves(
     memory: &Memory,
     root: Root,
-    is_leaf: fn(u32) -> bool,
+    is_leaf: fn(&Memory, u32) -> bool,
     mut call: impl FnMut(Prefix, u32),
 ) -> Result<(), Damaged> {
     let family = root.family;
@@ -46,7 +46,7 @@ pub(crate) fn inspect_leaves(
             for (prefix, leaf) in scan::read_checked(memory, family, first).ok_or(Damaged)? {
                 // A prefix with further bits cannot be withdrawn: no prefix is equal to it.
                 let has_no_more_bits = prefix.bits & !mask(prefix.length) == 0;
-                damaged_unless(is_leaf(leaf) && has_no_more_bits)?;
+                damaged_unless(is_leaf(memory, leaf) && has_no_more_bits)?;
                 call(prefix, leaf);
             }
             Ok(())
@@ -64,8 +64,8 @@ fn damaged_unless(is_right: bool) -> Result<(), Damaged> {
 }
 
 /// Whether a leaf says what to do with packets.
-fn is_action(leaf: u32) -> bool {
-    Target::from_leaf(leaf).is_some()
+fn is_action(memory: &Memory, leaf: u32) -> bool {
+    Target::from_leaf(memory, leaf).is_some()
 }
 
 impl<F: FnMut(Prefix, u32)> Inspection<'_, F> {
@@ -79,7 +79,7 @@ impl<F: FnMut(Prefix, u32)> Inspection<'_, F> {
         for number in 1..2 * directory.slots() {
             let leaf = directory.heap(number).load(memory);
             if leaf != 0 {
-                damaged_unless((self.is_leaf)(leaf))?;
+                damaged_unless((self.is_leaf)(self.memory, leaf))?;
                 (self.call)(directory.prefix_of(number, above), leaf);
             }
         }
@@ -104,7 +104,9 @@ impl<F: FnMut(Prefix, u32)> Inspection<'_, F> {
                     // Shorter ones would be in the directory above, where a search for the prefix ends.
                     let is_below = prefix.length > depth && (prefix.bits ^ above) & mask(depth) == 0;
                     damaged_unless(
-                        is_below && prefix.length <= self.family.max_length() && (self.is_leaf)(*leaf),
+                        is_below
+                            && prefix.length <= self.family.max_length()
+                            && (self.is_leaf)(self.memory, *leaf),
                     )?;
                     (self.call)(*prefix, *leaf);
                 }

@@ -10,7 +10,9 @@ use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::groups::{group_cells, members};
 use super::policies::policy_of_index;
-use super::ports::{PORT_CELLS, address_keys, port_mac};
+use super::ports::{PORT_CELLS, address_entries, has_address};
+use super::routes::next_hop_cell;
+use super::sources;
 use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
 use crate::entries::DirectPath;
@@ -50,7 +52,7 @@ fn check_superblock(memory: &Memory) -> Result<superblock, Error> {
         return Err(Error::NotTables);
     }
     let block: superblock = memory.read(0);
-    if block.layout_version != layout::TABLES_LAYOUT_VERSION {
+    if !(layout::TABLES_LAYOUT_OLDEST..=layout::TABLES_LAYOUT_VERSION).contains(&block.layout_version) {
         let known = layout::TABLES_LAYOUT_VERSION;
         return Err(Error::LayoutVersion { found: block.layout_version, known });
     }
@@ -102,7 +104,7 @@ impl Found {
             for (key, entry) in exact.iter(memory) {
                 let is_tenant = matches!(key, Key::Ip { vni: 1.., .. });
                 let is_endpoint = memory.contains(entry.next, 1) && !other_cells.contains(&entry.next);
-                if !is_tenant || is_endpoint || found.is_address_of_port(memory, key, entry.next) {
+                if !is_tenant || is_endpoint || found.is_address_of_port(memory, key, entry) {
                     continue;
                 }
                 match found.direct_path(memory, key, entry).filter(|_| paths.insert(entry.next)) {
@@ -185,6 +187,7 @@ impl Found {
             return Ok(());
         }
         reachable.claim(cell, PORT_CELLS)?;
+        sources::adopt(memory, cell, reachable)?;
         self.ports.insert(id, cell);
         Ok(())
     }
@@ -205,6 +208,14 @@ impl Found {
         for root in roots(cell) {
             let routes = lpm::adopt(memory, root, reachable)?;
             set_route_count(memory, cell, root.family, routes);
+            for hop in lpm::iter(memory, root).filter_map(|(_, leaf)| next_hop_cell(leaf)) {
+                if !memory.contains(hop, 1) || kind_of(memory, hop) != layout::NEXT_HOP_INSTANCE {
+                    return Err(Error::Corrupt(format!(
+                        "a route of VNI {vni} has no next hop at cell {hop}"
+                    )));
+                }
+                reachable.claim(hop, 1)?;
+            }
         }
         self.vrfs.insert(vni, cell);
         Ok(())
@@ -263,13 +274,13 @@ impl Found {
         is_valid.then_some(path)
     }
 
-    /// True if the cell belongs to a port that is found by its interface and has this address.
-    fn is_address_of_port(&self, memory: &Memory, key: Key, cell: u32) -> bool {
-        if kind_of(memory, cell) != layout::NEXT_HOP_PORT {
+    /// True if the entry leads to a port that is found by its interface and has this address.
+    fn is_address_of_port(&self, memory: &Memory, key: Key, entry: Entry) -> bool {
+        if kind_of(memory, entry.next) != layout::NEXT_HOP_PORT {
             return false;
         }
-        let ifindex = memory.load32(cell, offset_of!(port, ifindex));
-        self.ports.get(&ifindex) == Some(&cell) && address_keys(&memory.read(cell)).contains(&key)
+        let ifindex = memory.load32(entry.next, offset_of!(port, ifindex));
+        self.ports.get(&ifindex) == Some(&entry.next) && has_address(memory, key, entry)
     }
 }
 
@@ -308,6 +319,8 @@ impl NodeTables {
         tables.link_all_ports()?;
         // The predecessor may have ended while it changed the role of a host.
         tables.store_flags_of_paths();
+        // From here on there may be entries that an agent of an older version does not know.
+        tables.memory().store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_VERSION);
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);
         Ok(tables)
@@ -358,13 +371,8 @@ impl NodeTables {
     /// port is pointed to the present ones instead, so that no packet for it is lost meanwhile.
     fn unlink_invalid(&mut self, invalid: HashSet<Key>) -> Result<(), Error> {
         let memory = self.pool.memory();
-        let ports = self.ports.values().map(|&cell| (cell, memory.read::<port>(cell)));
-        let owners: HashMap<Key, Entry> = ports
-            .flat_map(|(cell, port)| {
-                let entry = Entry { mac: port_mac(&port), next: cell };
-                address_keys(&port).into_iter().map(move |key| (key, entry))
-            })
-            .collect();
+        let entries = self.ports.values().flat_map(|&cell| address_entries(memory, cell));
+        let owners: HashMap<Key, Entry> = entries.collect();
         for key in invalid {
             match owners.get(&key) {
                 Some(&entry) => self.exact.overwrite(&mut self.pool, key, entry)?,
@@ -374,15 +382,16 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Points all addresses of ports to them. Removes a port if there is no memory for its addresses.
+    /// Points all addresses and prefixes of ports to them. Removes a port if there is no memory for these.
     fn link_all_ports(&mut self) -> Result<(), Error> {
+        self.remove_undelegated()?;
         let cells: Vec<u32> = self.ports.values().copied().collect();
         for cell in cells {
-            let known: port = self.memory().read(cell);
-            match self.link_port(&known, cell) {
+            let ifindex = self.memory().load32(cell, offset_of!(port, ifindex));
+            match self.link_port(cell) {
                 // The predecessor ended while it added the port, for which there was too little memory. The
                 // agent adds its ports again after a start, and reports this error then.
-                Err(Error::Full { .. }) => drop(self.remove_port(known.ifindex)?),
+                Err(Error::Full { .. }) => drop(self.remove_port(ifindex)?),
                 linked => linked?,
             }
         }

@@ -4,17 +4,17 @@
 use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::policies::policy_of_index;
-use super::ports::{PORT_CELLS, address_keys, port_key, port_mac};
+use super::ports::{PORT_CELLS, delegated_routes, has_address, port_key};
 use super::underlay::{kind_of, next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
 use crate::encoding::{mac_from_bytes, role_of};
-use crate::entries::{Role, Target};
+use crate::entries::{Role, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, next_hop, port, vrf};
 use crate::lpm::{self, Damaged};
 use crate::memory::Memory;
-use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, MacAddr, Vni, address_hash};
+use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, IpNet, MacAddr, Vni, address_hash};
 use std::net::IpAddr;
 
 /// VTEPs whose hashes are kept during a pass.
@@ -51,29 +51,6 @@ fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash
         _ => EntryHash::vtep(address, role == Role::Gateway, role == Role::ForeignHost),
     };
     (key, hash)
-}
-
-/// A VRF and its routes, without those of a family that cannot all be read.
-fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKey, EntryHash)) {
-    let known = memory.contains(cell, 1).then(|| decode_vrf(&memory.read::<vrf>(cell))).flatten();
-    let Some(known) = known.map(|entry| entry.vrf).filter(|vrf| vrf.vni == vni) else {
-        return call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
-    };
-    let hash = EntryHash::vrf(vni, known.mtu, known.router4, known.router6);
-    call(EntryKey::Vrf(vni), hash.with_group(known.group));
-    for root in roots(cell) {
-        let mut routes = Vec::new();
-        if lpm::inspect(memory, root, |prefix, leaf| routes.push((prefix, leaf))) == Err(Damaged) {
-            continue;
-        }
-        for (prefix, leaf) in routes {
-            let prefix = prefix.to_net(root.family).trunc();
-            let key = EntryKey::Route(vni, prefix);
-            let hash = Target::from_leaf(leaf)
-                .map_or(EntryHash::unreadable(key), |target| EntryHash::route(vni, prefix, digested(target)));
-            call(key, hash);
-        }
-    }
 }
 
 impl NodeTables {
@@ -114,7 +91,7 @@ impl NodeTables {
             Key::Index { vni, id: 0 } => {
                 let Ok(vni) = Vni::new(vni) else { return };
                 if self.has_group_cell(next) {
-                    visit_vrf(memory, vni, next, &mut call);
+                    self.visit_vrf(vni, next, &mut call);
                 } else {
                     call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
                 }
@@ -135,6 +112,49 @@ impl NodeTables {
         });
     }
 
+    /// A VRF and its routes, without those of a family that cannot all be read.
+    fn visit_vrf(&self, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKey, EntryHash)) {
+        let memory = self.memory();
+        let known = memory.contains(cell, 1).then(|| decode_vrf(&memory.read::<vrf>(cell))).flatten();
+        let Some(known) = known.map(|entry| entry.vrf).filter(|vrf| vrf.vni == vni) else {
+            return call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
+        };
+        let hash = EntryHash::vrf(vni, known.mtu, known.router4, known.router6);
+        call(EntryKey::Vrf(vni), hash.with_group(known.group));
+        for root in roots(cell) {
+            let mut routes = Vec::new();
+            if lpm::inspect(memory, root, |prefix, leaf| routes.push((prefix, leaf))) == Err(Damaged) {
+                continue;
+            }
+            for (prefix, leaf) in routes {
+                let prefix = prefix.to_net(root.family).trunc();
+                let key = EntryKey::Route(vni, prefix);
+                let (key, hash) = match Target::from_leaf(memory, leaf) {
+                    Some(Target::Port(ifindex)) => self.delegated_entry(vni, prefix, ifindex),
+                    target => {
+                        let hash =
+                            target.and_then(digested).map(|target| EntryHash::route(vni, prefix, target));
+                        (key, hash.unwrap_or(EntryHash::unreadable(key)))
+                    }
+                };
+                call(key, hash);
+            }
+        }
+    }
+
+    /// A prefix that is delegated to the VM at a port, which its interface must lead to.
+    fn delegated_entry(&self, vni: Vni, prefix: IpNet, ifindex: u32) -> (EntryKey, EntryHash) {
+        let key = EntryKey::Delegated(vni, prefix);
+        let found = self.exact.get(self.memory(), port_key(ifindex)).map(|entry| entry.next);
+        let found = found.filter(|&run| self.memory().contains(run, PORT_CELLS));
+        let route = Route { vni, prefix, target: Target::Port(ifindex) };
+        let hash = found.filter(|&run| delegated_routes(self.memory(), run).contains(&route)).map(|run| {
+            let port: port = self.memory().read(run);
+            EntryHash::delegated(vni, prefix, MacAddr::new(port.mac), port.instance)
+        });
+        (key, hash.unwrap_or(EntryHash::unreadable(key)))
+    }
+
     /// Whether a VRF leads to the group that it names, or names none.
     fn has_group_cell(&self, cell: u32) -> bool {
         let memory = self.memory();
@@ -152,8 +172,7 @@ impl NodeTables {
         let port: port = self.memory().read(entry.next);
         let interface = self.exact.get(self.memory(), port_key(port.ifindex)).map(|entry| entry.next);
         let is_right = interface == Some(entry.next)
-            && address_keys(&port).contains(&Key::Ip { vni: vni.get(), address })
-            && port_mac(&port) == entry.mac;
+            && has_address(self.memory(), Key::Ip { vni: vni.get(), address }, entry);
         let mac = MacAddr::from_u64(entry.mac);
         let hash = EntryHash::port(vni, address, mac, port.instance, port.identity);
         (key, if is_right { hash } else { EntryHash::unreadable(key) })
@@ -174,7 +193,7 @@ impl NodeTables {
                 }
                 Key::Ip { .. } => match kind_of(self.pool.memory(), entry.next) {
                     layout::NEXT_HOP_VTEP => true,
-                    layout::NEXT_HOP_PORT => self.is_address_of_port(key, entry.next),
+                    layout::NEXT_HOP_PORT => self.is_address_of_port(key, entry),
                     layout::NEXT_HOP_DIRECT => direct_path_at(self.pool.memory(), key, entry).is_some(),
                     _ => false,
                 },
@@ -200,9 +219,8 @@ impl NodeTables {
         cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and)
     }
 
-    fn is_address_of_port(&self, key: Key, cell: u32) -> bool {
-        self.ports.values().any(|known| *known == cell)
-            && address_keys(&self.memory().read::<port>(cell)).contains(&key)
+    fn is_address_of_port(&self, key: Key, entry: Entry) -> bool {
+        self.ports.values().any(|known| *known == entry.next) && has_address(self.memory(), key, entry)
     }
 
     fn rebuild_routes(&mut self, cell: u32) -> Result<(), Error> {
@@ -233,11 +251,13 @@ impl NodeTables {
     }
 }
 
-/// A target as digests count it.
-fn digested(target: Target) -> DigestTarget {
+/// The target of a route of the controller as digests count it.
+fn digested(target: Target) -> Option<DigestTarget> {
     match target {
-        Target::Local => DigestTarget::Local,
-        Target::Peer(peer) => DigestTarget::Peer(peer),
-        Target::Drop => DigestTarget::Drop,
+        Target::Local => Some(DigestTarget::Local),
+        Target::Peer(peer) => Some(DigestTarget::Peer(peer)),
+        Target::Drop => Some(DigestTarget::Drop),
+        Target::NextHop(address) => Some(DigestTarget::NextHop(address)),
+        Target::Port(_) => None,
     }
 }

@@ -1,14 +1,17 @@
 //! Changes to the ports of this host's VMs, which are found by interface and by their addresses.
 
 use super::NodeTables;
+use super::sources::{self, Compiled};
 use super::underlay::kind_of;
 use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
-use crate::entries::{Port, PortIpv4, PortIpv6, PortQos};
+use crate::entries::{Port, PortIpv4, PortIpv6, PortQos, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, port};
+use crate::memory::Memory;
 
-use sluice_types::{Ipv6Net, MacAddr, Vni};
+use sluice_types::{IpNet, Ipv6Net, MacAddr, Vni};
+use std::collections::HashSet;
 use std::mem::offset_of;
 use std::num::NonZeroU32;
 
@@ -21,19 +24,35 @@ pub(super) fn port_key(ifindex: u32) -> Key {
     Key::Index { vni: 0, id: ifindex }
 }
 
-/// The keys of a port's addresses.
-pub(super) fn address_keys(port: &port) -> Vec<Key> {
-    let v4 = ipv4_from_word(port.address4).map(|address| Key::Ip { vni: port.vni, address: address.into() });
-    let v6 = ipv6_from_bytes(port.address6).map(|address| Key::Ip { vni: port.vni, address: address.into() });
-    v4.into_iter().chain(v6).collect()
+/// The keys of the addresses whose packets a port gets, and the entries to which they must lead. The port is in the cells
+/// from `run` on.
+pub(super) fn address_entries(memory: &Memory, run: u32) -> Vec<(Key, Entry)> {
+    let port: port = memory.read(run);
+    let mac = MacAddr::new(port.mac);
+    let v4 = ipv4_from_word(port.address4).map(|address| (address.into(), mac));
+    let v6 = ipv6_from_bytes(port.address6).map(|address| (address.into(), mac));
+    let further = Compiled::read(memory, run).addresses(mac);
+    let entry = |(address, mac): (_, MacAddr)| {
+        (Key::Ip { vni: port.vni, address }, Entry { mac: mac.to_u64(), next: run })
+    };
+    v4.into_iter().chain(v6).chain(further).map(entry).collect()
 }
 
-pub(super) fn port_mac(port: &port) -> u64 {
-    MacAddr::new(port.mac).to_u64()
+/// Whether an address is the port's in these cells, and reached by this MAC address.
+pub(super) fn has_address(memory: &Memory, key: Key, entry: Entry) -> bool {
+    address_entries(memory, entry.next).contains(&(key, entry))
+}
+
+/// The routes of the prefixes that are delegated to the VM at the port in these cells.
+pub(super) fn delegated_routes(memory: &Memory, run: u32) -> Vec<Route> {
+    let port: port = memory.read(run);
+    let Ok(vni) = Vni::new(port.vni) else { return Vec::new() };
+    let route = |prefix: IpNet| Route { vni, prefix, target: Target::Port(port.ifindex) };
+    Compiled::read(memory, run).delegated().into_iter().map(route).collect()
 }
 
 /// The cells of a port, whose policy is at cell `policy`; 0 if it has none.
-fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
+fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), Error> {
     let invalid = |why: String| Err(Error::Invalid(format!("port with ifindex {}: {why}", port.ifindex)));
     if port.ifindex == 0 || !port.mac.is_unicast() {
         return invalid(format!("it needs an ifindex other than 0 and a unicast MAC, not {}", port.mac));
@@ -66,13 +85,19 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
             _ => return invalid("its IPv6 address or prefix length is invalid".to_owned()),
         },
     };
-    Ok(layout::port {
+    let sources = Compiled::of(port)?;
+    if !sources.delegated().is_empty() && port.ifindex > layout::LEAF_ARGUMENT_MASK {
+        return invalid("no prefix can be delegated to an interface with such an index".to_owned());
+    }
+    let cell = layout::port {
         kind: layout::NEXT_HOP_PORT as u8,
         flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 }
             | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 }
             | if port.ipv6.is_some_and(|v6| v6.dhcp) { layout::PORT_DHCP6 as u8 } else { 0 }
             | if port.qos != PortQos::default() { layout::PORT_QOS as u8 } else { 0 }
-            | if port.identity != 0 { layout::PORT_IDENTIFIED as u8 } else { 0 },
+            | if port.identity != 0 { layout::PORT_IDENTIFIED as u8 } else { 0 }
+            | if sources.is_empty() { 0 } else { layout::PORT_SOURCES as u8 }
+            | if port.sources.unprotected { layout::PORT_UNPROTECTED as u8 } else { 0 },
         mtu: port.mtu,
         ifindex: port.ifindex,
         vni: port.vni.get(),
@@ -95,10 +120,18 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<port, Error> {
         qos: port.qos.dscp.map_or(0, |dscp| layout::PORT_QOS_MARKS as u16 | u16::from(dscp)),
         rate_mbps: port.qos.rate_mbps.map_or(0, NonZeroU32::get),
         ..Default::default()
-    })
+    };
+    Ok((cell, sources))
 }
 
-fn decode_port(cell: &port) -> Option<Port> {
+/// The port in the cells from `run` on, and its sources. The root words of these are zero in the port: it is comparable
+/// with what [`encode_port`] returns.
+fn read_port(memory: &Memory, run: u32) -> (port, Compiled) {
+    (port { sources: [0; 2], ..memory.read(run) }, Compiled::read(memory, run))
+}
+
+fn decode_port(memory: &Memory, run: u32) -> Option<Port> {
+    let (cell, sources) = read_port(memory, run);
     let ipv4 = ipv4_from_word(cell.address4).map(|address| PortIpv4 {
         address,
         length: cell.length4,
@@ -126,51 +159,88 @@ fn decode_port(cell: &port) -> Option<Port> {
                 .then_some(cell.qos as u8 & layout::PORT_QOS_DSCP as u8),
             rate_mbps: NonZeroU32::new(cell.rate_mbps),
         },
+        sources: sources.decode(u32::from(cell.flags) & layout::PORT_UNPROTECTED != 0),
     })
 }
 
 impl NodeTables {
-    /// Adds or changes a port and its addresses in its VNI. It replaces an endpoint with one of these
-    /// addresses, or a direct path to one.
+    /// Adds or changes a port, its addresses in its VNI, and the routes of the prefixes that are delegated to its VM. It
+    /// replaces an endpoint with one of these addresses, or a direct path to one.
     ///
     /// # Errors
-    /// [`Error::UnknownVni`]; [`Error::UnknownPolicy`]; [`Error::AddressTaken`] if another port has one of the addresses;
-    /// [`Error::Full`]; [`Error::Invalid`].
+    /// [`Error::UnknownVni`]; [`Error::UnknownPolicy`]; [`Error::AddressTaken`] if another port has one of the addresses
+    /// or prefixes, unless it is a pair's that both hold: the later one gets it; [`Error::Full`]; [`Error::Invalid`].
     pub fn upsert_port(&mut self, port: &Port) -> Result<bool, Error> {
         let &vrf = self.vrfs.get(&port.vni.get()).ok_or(Error::UnknownVni(port.vni))?;
         let policy = self.known_policy(port)?;
-        let new = encode_port(port, vrf, policy)?;
+        let (new, sources) = encode_port(port, vrf, policy)?;
         let old = self.ports.get(&port.ifindex).copied();
-        let known: Option<layout::port> = old.map(|cell| self.memory().read(cell));
-        if known == Some(new) && old.is_some_and(|cell| self.is_port_linked(&new, cell)) {
+        if let Some(cell) = old
+            && read_port(self.memory(), cell) == (new, sources.clone())
+            && self.is_port_linked(cell)
+        {
             return Ok(false);
         }
-        self.check_addresses(&new)?;
-        let run = self.pool.allocate(PORT_CELLS)?;
-        self.memory().write(run, &new);
-        let mut replaced = Vec::new();
-        if let Err(error) = self.put_port_keys(&new, run, &mut replaced) {
-            self.undo_port(run, replaced);
+        let run = self.write_port(&new, &sources)?;
+        if let Err(error) = self.check_addresses(run) {
+            self.retire_port(run);
+            return Err(error);
+        }
+        let (mut replaced, mut routed) = (Vec::new(), Vec::new());
+        let put = self.put_port_keys(run, &mut replaced);
+        if let Err(error) = put.and_then(|()| self.put_delegated(run, &mut routed)) {
+            self.undo_port(run, replaced, routed);
             return Err(error);
         }
         self.release_displaced(&replaced);
-        if let Some((known, old)) = known.zip(old) {
+        if let Some(old) = old {
             // After an error the port is still recorded with its old cells, so that a repetition removes the
             // rest of its old addresses.
-            for key in address_keys(&known) {
-                self.remove_if_leads_to(key, old)?;
-            }
-            self.pool.retire(old, PORT_CELLS);
+            self.remove_addresses(old, Some(run))?;
+            self.retire_port(old);
         }
         self.ports.insert(port.ifindex, run);
         Ok(true)
     }
 
-    /// Whether lookups of a port's interface and addresses find its cells.
-    fn is_port_linked(&self, port: &port, cell: u32) -> bool {
-        let leads = |key, mac| self.exact.get(self.memory(), key) == Some(Entry { mac, next: cell });
-        leads(port_key(port.ifindex), 0)
-            && address_keys(port).into_iter().all(|key| leads(key, port_mac(port)))
+    /// Writes a port to new cells, to which nothing leads yet.
+    fn write_port(&mut self, port: &port, sources: &Compiled) -> Result<u32, Error> {
+        let run = self.pool.allocate(PORT_CELLS)?;
+        self.memory().write(run, port);
+        sources.write(&mut self.pool, run).inspect_err(|_| self.retire_port(run))?;
+        Ok(run)
+    }
+
+    /// Retires the cells of a port that has been unlinked.
+    fn retire_port(&mut self, run: u32) {
+        sources::retire(&mut self.pool, run);
+        self.pool.retire(run, PORT_CELLS);
+    }
+
+    /// Removes what leads to the addresses and prefixes of the port in these cells, as far as the port in the cells `kept`
+    /// does not have them.
+    fn remove_addresses(&mut self, run: u32, kept: Option<u32>) -> Result<(), Error> {
+        for (key, _) in address_entries(self.memory(), run) {
+            self.remove_if_leads_to(key, run)?;
+        }
+        let kept = kept.map(|kept| delegated_routes(self.memory(), kept)).unwrap_or_default();
+        for route in delegated_routes(self.memory(), run) {
+            if !kept.contains(&route) && self.route_target(route.vni, route.prefix) == Some(route.target) {
+                self.remove_route(route.vni, route.prefix)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether lookups of a port's interface, addresses and prefixes find it.
+    fn is_port_linked(&self, cell: u32) -> bool {
+        let port: port = self.memory().read(cell);
+        let interface = (port_key(port.ifindex), Entry { mac: 0, next: cell });
+        let leads = |(key, entry)| self.exact.get(self.memory(), key) == Some(entry);
+        let is_routed = |route: &Route| self.route_target(route.vni, route.prefix) == Some(route.target);
+        leads(interface)
+            && address_entries(self.memory(), cell).into_iter().all(leads)
+            && delegated_routes(self.memory(), cell).iter().all(is_routed)
     }
 
     /// Whether what lookups find of a port is exactly what [`NodeTables::upsert_port`] would write.
@@ -180,7 +250,7 @@ impl NodeTables {
         let found = self.exact.get(self.memory(), port_key(port.ifindex));
         let found = found.filter(|found| self.memory().contains(found.next, PORT_CELLS));
         found.zip(encode_port(port, vrf, policy).ok()).is_some_and(|(found, right)| {
-            self.memory().read::<layout::port>(found.next) == right && self.is_port_linked(&right, found.next)
+            read_port(self.memory(), found.next) == right && self.is_port_linked(found.next)
         })
     }
 
@@ -190,47 +260,80 @@ impl NodeTables {
         self.policies.get(&id).copied().ok_or(Error::UnknownPolicy(id))
     }
 
-    /// Checks that no other port has one of the addresses.
-    fn check_addresses(&self, new: &port) -> Result<(), Error> {
-        for key in address_keys(new) {
+    /// Checks that no other port has one of the addresses and prefixes of the one in these cells.
+    fn check_addresses(&self, run: u32) -> Result<(), Error> {
+        let new: port = self.memory().read(run);
+        let holder = |other: u32| format!("the port with ifindex {other}");
+        for route in delegated_routes(self.memory(), run) {
+            match self.route_target(route.vni, route.prefix) {
+                Some(Target::Port(other)) if other != new.ifindex && self.ports.contains_key(&other) => {
+                    let (vni, address) = (new.vni, route.prefix.addr());
+                    return Err(Error::AddressTaken { vni, address, holder: holder(other) });
+                }
+                _ => {}
+            }
+        }
+        for (key, _) in address_entries(self.memory(), run) {
             let Some(known) = self.exact.get(self.memory(), key) else { continue };
             let Key::Ip { vni, address } = key else { continue };
             let is_ours = self.ports.get(&new.ifindex) == Some(&known.next);
+            // The new holder of an address may come before the old one has given it up.
+            let is_pair = |run| sources::is_held(self.memory(), run, address);
             if is_ours || kind_of(self.memory(), known.next) != layout::NEXT_HOP_PORT {
+                continue;
+            }
+            if is_pair(run) && is_pair(known.next) {
                 continue;
             }
             // The address may lead to other cells of this port, if an earlier change of it failed.
             let other = self.memory().load32(known.next, offset_of!(layout::port, ifindex));
             if other != new.ifindex {
-                let holder = format!("the port with ifindex {other}");
-                return Err(Error::AddressTaken { vni, address, holder });
+                return Err(Error::AddressTaken { vni, address, holder: holder(other) });
             }
         }
         Ok(())
     }
 
-    /// Points the interface and the addresses to a port's cells. Endpoints and direct paths with these
+    /// Points the interface, the addresses and the prefixes to a port's cells. Endpoints and direct paths with these
     /// addresses are replaced.
-    pub(super) fn link_port(&mut self, port: &port, cell: u32) -> Result<(), Error> {
+    pub(super) fn link_port(&mut self, cell: u32) -> Result<(), Error> {
         let mut replaced = Vec::new();
-        let result = self.put_port_keys(port, cell, &mut replaced);
+        let result = self.put_port_keys(cell, &mut replaced);
         self.release_displaced(&replaced);
-        result
+        result.and_then(|()| self.put_delegated(cell, &mut Vec::new()))
+    }
+
+    /// Removes the routes of prefixes that no port has.
+    pub(super) fn remove_undelegated(&mut self) -> Result<(), Error> {
+        let wanted = self.ports.values().flat_map(|&cell| delegated_routes(self.memory(), cell));
+        let wanted: HashSet<Route> = wanted.collect();
+        let is_port = |route: &Route| matches!(route.target, Target::Port(_));
+        let left: Vec<Route> =
+            self.routes().filter(|route| is_port(route) && !wanted.contains(route)).collect();
+        left.into_iter().try_for_each(|route| self.remove_route(route.vni, route.prefix).map(drop))
     }
 
     /// Puts a port's keys, the interface first, so that a successor can complete the rest. Appends each key
     /// that was put to `replaced`.
-    fn put_port_keys(
-        &mut self,
-        port: &port,
-        cell: u32,
-        replaced: &mut Vec<ReplacedEntry>,
-    ) -> Result<(), Error> {
-        let interface = (port_key(port.ifindex), 0);
-        let addresses = address_keys(port).into_iter().map(|key| (key, port_mac(port)));
-        for (key, mac) in std::iter::once(interface).chain(addresses) {
-            let old = self.exact.put(&mut self.pool, key, Entry { mac, next: cell })?;
+    fn put_port_keys(&mut self, cell: u32, replaced: &mut Vec<ReplacedEntry>) -> Result<(), Error> {
+        let port: port = self.memory().read(cell);
+        let interface = (port_key(port.ifindex), Entry { mac: 0, next: cell });
+        let addresses = address_entries(self.memory(), cell);
+        for (key, entry) in std::iter::once(interface).chain(addresses) {
+            let old = self.exact.put(&mut self.pool, key, entry)?;
             replaced.push((key, old));
+        }
+        Ok(())
+    }
+
+    /// Adds the routes of a port's prefixes. Appends those that are new to `added`.
+    fn put_delegated(&mut self, cell: u32, added: &mut Vec<Route>) -> Result<(), Error> {
+        for route in delegated_routes(self.memory(), cell) {
+            let is_new = self.route_target(route.vni, route.prefix).is_none();
+            self.upsert_route(&route)?;
+            if is_new {
+                added.push(route);
+            }
         }
         Ok(())
     }
@@ -250,7 +353,11 @@ impl NodeTables {
     }
 
     /// Undoes the addition of a port for which there was too little memory: each key gets back what it had.
-    fn undo_port(&mut self, run: u32, replaced: Vec<ReplacedEntry>) {
+    fn undo_port(&mut self, run: u32, replaced: Vec<ReplacedEntry>, routed: Vec<Route>) {
+        for route in routed {
+            // If the grace period failed, the route stays, and leads to the port with this interface.
+            let _failed = self.remove_route(route.vni, route.prefix);
+        }
         for (key, old) in replaced.into_iter().rev() {
             let undone = match old {
                 Some(old) => self.exact.overwrite(&mut self.pool, key, old),
@@ -262,7 +369,7 @@ impl NodeTables {
                 return;
             }
         }
-        self.pool.retire(run, PORT_CELLS);
+        self.retire_port(run);
     }
 
     /// Removes a key if it leads to this cell.
@@ -279,13 +386,10 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_port(&mut self, ifindex: u32) -> Result<bool, Error> {
         let Some(&cell) = self.ports.get(&ifindex) else { return Ok(false) };
-        let known: port = self.memory().read(cell);
-        for key in address_keys(&known) {
-            self.remove_if_leads_to(key, cell)?;
-        }
+        self.remove_addresses(cell, None)?;
         self.remove_if_leads_to(port_key(ifindex), cell)?;
         self.ports.remove(&ifindex);
-        self.pool.retire(cell, PORT_CELLS);
+        self.retire_port(cell);
         Ok(true)
     }
 
@@ -301,11 +405,11 @@ impl NodeTables {
 
     /// The port of an interface.
     pub fn port(&self, ifindex: u32) -> Option<Port> {
-        decode_port(&self.memory().read(*self.ports.get(&ifindex)?))
+        decode_port(self.memory(), *self.ports.get(&ifindex)?)
     }
 
     /// All ports, in the order of their interfaces.
     pub fn ports(&self) -> impl Iterator<Item = Port> + '_ {
-        self.ports.values().filter_map(|&cell| decode_port(&self.memory().read(cell)))
+        self.ports.values().filter_map(|&cell| decode_port(self.memory(), cell))
     }
 }

@@ -1,16 +1,27 @@
 //! Changes to the routes of VRFs, one by one and in bulk.
 
 use super::NodeTables;
+use super::underlay::kind_of;
 use super::vrfs::{count_offset, root_of, roots, set_route_count};
+use crate::encoding::address_to_bytes;
 use crate::entries::{Route, Target};
 use crate::error::Error;
+use crate::layout;
 use crate::lpm::{self, Prefix};
 use crate::usage::BulkResult;
 use sluice_types::{IpNet, Vni};
+use std::collections::HashSet;
+use std::net::IpAddr;
 
 /// The routes of a bulk for one VRF and family are built at once if they are at least this many, and at least
 /// half as many as the VRF already has.
 const BUILD_MIN: usize = 64;
+
+/// The cell that the leaf of a route with a next hop leads to.
+pub(super) fn next_hop_cell(leaf: u32) -> Option<u32> {
+    let is_next_hop = leaf >> layout::LEAF_SCOPE_SHIFT == layout::SCOPE_NEXT_HOP;
+    is_next_hop.then_some(leaf & layout::LEAF_ARGUMENT_MASK)
+}
 
 impl NodeTables {
     /// Adds or changes a route.
@@ -22,13 +33,61 @@ impl NodeTables {
         let (family, prefix) = Prefix::from_net(route.prefix);
         let count = self.memory().load32(cell, count_offset(family));
         let root = root_of(cell, family);
-        let leaf = route.target.to_leaf();
-        let old = lpm::insert(&mut self.pool, root, count, prefix, leaf)?;
-        if old.is_none() {
-            set_route_count(self.memory(), cell, family, count + 1);
-            self.routes += 1;
+        let next_hop = match route.target {
+            Target::NextHop(address) => {
+                let old = lpm::leaf_of(self.memory(), root, prefix);
+                if old.and_then(|leaf| Target::from_leaf(self.memory(), leaf)) == Some(route.target) {
+                    return Ok(false);
+                }
+                Some(self.write_next_hop(route.vni, address)?)
+            }
+            _ => None,
+        };
+        let leaf = route.target.to_leaf(next_hop.unwrap_or(0));
+        let old = lpm::insert(&mut self.pool, root, count, prefix, leaf).inspect_err(|_| {
+            if let Some(unused) = next_hop {
+                self.pool.give_back(unused, 1);
+            }
+        })?;
+        match old {
+            Some(old) if old != leaf => self.retire_next_hop(old),
+            Some(_) => {}
+            None => {
+                set_route_count(self.memory(), cell, family, count + 1);
+                self.routes += 1;
+            }
         }
         Ok(old != Some(leaf))
+    }
+
+    /// Writes the address of a next hop to a cell, to which nothing leads yet.
+    fn write_next_hop(&mut self, vni: Vni, address: IpAddr) -> Result<u32, Error> {
+        let cell = self.pool.allocate(1)?;
+        let (address, is_ipv6) = address_to_bytes(address);
+        let hop = layout::next_hop {
+            kind: layout::NEXT_HOP_INSTANCE as u8,
+            flags: if is_ipv6 { layout::NEXT_HOP_IPV6 as u8 } else { 0 },
+            vni: vni.get(),
+            address,
+            ..Default::default()
+        };
+        self.memory().write(cell, &hop);
+        Ok(cell)
+    }
+
+    /// Retires the next hop of a route that was unlinked, if it had one.
+    fn retire_next_hop(&mut self, leaf: u32) {
+        let cell = next_hop_cell(leaf).filter(|&cell| self.memory().contains(cell, 1));
+        // In damaged memory it may be another entry's cell.
+        if let Some(cell) = cell.filter(|&cell| kind_of(self.memory(), cell) == layout::NEXT_HOP_INSTANCE) {
+            self.pool.retire(cell, 1);
+        }
+    }
+
+    /// The next hops of a VRF's routes.
+    pub(super) fn next_hop_cells(&self, vrf_cell: u32) -> Vec<u32> {
+        let leaves = roots(vrf_cell).into_iter().flat_map(|root| lpm::iter(self.memory(), root));
+        leaves.filter_map(|(_, leaf)| next_hop_cell(leaf)).collect()
     }
 
     /// Adds or changes many routes; those that fail are left as they were. Of equal prefixes the last counts.
@@ -76,13 +135,19 @@ impl NodeTables {
         let &cell = self.vrfs.get(&first.vni.get())?;
         let (family, _) = Prefix::from_net(first.prefix);
         let count = self.memory().load32(cell, count_offset(family));
-        if length < BUILD_MIN || length < count as usize / 2 {
+        let has_next_hop = |route: &Route| matches!(route.target, Target::NextHop(_));
+        if length < BUILD_MIN || length < count as usize / 2 || more.clone().any(has_next_hop) {
             return None;
         }
-        let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.to_leaf()));
+        let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.to_leaf(0)));
+        let before = self.next_hop_cells(cell);
         let merged = lpm::merge(&mut self.pool, root_of(cell, family), entries).ok()?;
         set_route_count(self.memory(), cell, family, merged.routes);
         self.routes += u64::from(merged.routes - count);
+        if !before.is_empty() {
+            let kept: HashSet<u32> = self.next_hop_cells(cell).into_iter().collect();
+            before.into_iter().filter(|hop| !kept.contains(hop)).for_each(|hop| self.pool.retire(hop, 1));
+        }
         Some(merged.changed)
     }
 
@@ -95,11 +160,20 @@ impl NodeTables {
         let (family, prefix) = Prefix::from_net(prefix);
         let count = self.memory().load32(cell, count_offset(family));
         let old = lpm::remove(&mut self.pool, root_of(cell, family), count, prefix)?;
-        if old.is_some() {
+        if let Some(leaf) = old {
             set_route_count(self.memory(), cell, family, count - 1);
             self.routes -= 1;
+            self.retire_next_hop(leaf);
         }
         Ok(old.is_some())
+    }
+
+    /// The target of the route with exactly this prefix.
+    pub(super) fn route_target(&self, vni: Vni, prefix: IpNet) -> Option<Target> {
+        let &cell = self.vrfs.get(&vni.get())?;
+        let (family, prefix) = Prefix::from_net(prefix);
+        let leaf = lpm::leaf_of(self.memory(), root_of(cell, family), prefix)?;
+        Target::from_leaf(self.memory(), leaf)
     }
 
     /// All routes of all VRFs.
@@ -118,7 +192,7 @@ impl NodeTables {
                 Some(Route {
                     vni: Vni::new(vni).ok()?,
                     prefix: prefix.to_net(root.family),
-                    target: Target::from_leaf(leaf)?,
+                    target: Target::from_leaf(self.memory(), leaf)?,
                 })
             })
         })

@@ -8,12 +8,13 @@ mod vip_slots;
 
 use super::*;
 use crate::entries::{
-    DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortQos, Role, Route, Target, Vip, Vrf,
+    AddressPair, DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortQos, PortSources, Role, Route,
+    Target, Vip, Vrf,
 };
 use crate::exact::Key;
 use crate::grace::{GraceError, Immediate};
 use crate::reader::{Lookup, NextHop};
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{IpNet, MacAddr, ROUTER_MAC, Vni};
 use std::sync::{Arc, Mutex};
 
 fn ip(text: &str) -> IpAddr {
@@ -350,6 +351,7 @@ fn port(ifindex: u32) -> Port {
         identity: 0,
         adopt_until_s: 0,
         qos: PortQos::default(),
+        sources: PortSources::default(),
     }
 }
 
@@ -391,6 +393,72 @@ fn ports_are_found_by_interface_and_addresses() {
     assert!(!tables.remove_port(7).unwrap());
     assert_eq!(tables.reader().find(5, ip("fd00::7")), Lookup::Miss);
     assert_eq!(used_after_flush(&mut tables), before);
+}
+
+#[test]
+fn addresses_and_prefixes_belong_to_one_port() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let full = crash::with_sources(7);
+    tables.upsert_port(&full).unwrap();
+    let used = used_after_flush(&mut tables);
+    let with = |change: &dyn Fn(&mut PortSources)| {
+        let mut other = port(8);
+        change(&mut other.sources);
+        other
+    };
+    for net in ["10.0.0.7/32", "10.0.4.0/24", "fd00::5:7/128", "fd00:0:0:4::/64"] {
+        let taken = with(&|sources| sources.additional.push(net.parse().unwrap()));
+        let error = tables.upsert_port(&taken).unwrap_err().to_string();
+        assert!(error.contains("the port with ifindex 7"), "{error}");
+    }
+    // A pair that is not held is any number of ports'.
+    let pair = AddressPair { address: ip("10.0.5.7"), mac: None, held: false };
+    assert!(tables.upsert_port(&with(&|sources| sources.pairs.push(pair))).unwrap());
+    // Of two holders the later one gets the address, also if the other one is written first.
+    let held = with(&|sources| sources.pairs.push(AddressPair { held: true, ..pair }));
+    let mut lost = full.clone();
+    lost.sources.pairs.iter_mut().for_each(|known| known.held &= known.address != pair.address);
+    for first in [&lost, &held] {
+        tables.upsert_port(&full).unwrap();
+        tables.upsert_port(&port(8)).unwrap();
+        tables.upsert_port(first).unwrap();
+        tables.upsert_port(if first == &lost { &held } else { &lost }).unwrap();
+        assert!(tables.is_port_right(&lost) && tables.is_port_right(&held));
+        let Lookup::Hit(hit) = tables.reader().find(5, pair.address) else { panic!("nobody holds it") };
+        assert_eq!(tables.reader().next_hop(hit.cell), Some(NextHop::Port(8)));
+    }
+    let taken =
+        with(&|sources| sources.pairs.push(AddressPair { address: ip("10.0.3.7"), held: true, ..pair }));
+    assert!(
+        matches!(tables.upsert_port(&taken), Err(Error::AddressTaken { .. })),
+        "it is no pair of the other"
+    );
+    tables.upsert_port(&port(8)).unwrap();
+    tables.upsert_port(&full).unwrap();
+    for twice in ["10.0.0.8/32", "224.0.0.0/4", "0.0.0.0/8"] {
+        let invalid = with(&|sources| sources.additional.push(twice.parse().unwrap()));
+        assert!(matches!(tables.upsert_port(&invalid), Err(Error::Invalid(_))), "{twice}");
+    }
+    let twice = with(&|sources| sources.pairs.extend([pair, pair]));
+    assert!(matches!(tables.upsert_port(&twice), Err(Error::Invalid(_))));
+    let group = AddressPair { mac: Some(MacAddr::new([1, 0, 0x5e, 0, 0, 1])), ..pair };
+    let group = with(&|sources| sources.pairs.push(group));
+    assert!(matches!(tables.upsert_port(&group), Err(Error::Invalid(_))));
+    // More specific prefixes are another port's.
+    let inside = with(&|sources| sources.additional.push("10.0.4.64/26".parse().unwrap()));
+    assert!(tables.upsert_port(&inside).unwrap());
+    assert_eq!(tables.reader().route(vni(5), ip("10.0.4.65")), Ok(Some(Target::Port(8))));
+    assert_eq!(tables.reader().route(vni(5), ip("10.0.4.1")), Ok(Some(Target::Port(7))));
+    tables = adopt_again(tables);
+    let mut expected = full.clone();
+    expected.sources.additional.sort_unstable();
+    let mut found = tables.port(7).unwrap();
+    found.sources.additional.sort_unstable();
+    found.sources.pairs.sort_unstable_by_key(|pair| pair.address);
+    assert_eq!(found, expected);
+    tables.remove_port(8).unwrap();
+    assert_eq!(used_after_flush(&mut tables), used);
 }
 
 /// There are slots for the port's interface and its IPv4 address, which an endpoint has, but not for its IPv6
@@ -542,7 +610,13 @@ fn memory_without_tables_of_this_layout_is_not_adopted() {
     assert_eq!(adopt(&memory), Ok(()));
     memory.store32(0, offset_of!(superblock, layout_version), 99);
     assert_eq!(adopt(&memory), Err(Error::LayoutVersion { found: 99, known: layout::TABLES_LAYOUT_VERSION }));
-    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_VERSION);
+    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_OLDEST - 1);
+    assert!(matches!(adopt(&memory), Err(Error::LayoutVersion { .. })));
+    // The oldest version becomes the present one, which an earlier agent would not adopt.
+    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_OLDEST);
+    assert_eq!(adopt(&memory), Ok(()));
+    let found = memory.load32(0, offset_of!(superblock, layout_version));
+    assert_eq!(found, layout::TABLES_LAYOUT_VERSION);
     memory.store64(0, offset_of!(superblock, cells), 5000);
     assert_eq!(adopt(&memory), Err(Error::Capacity { laid_out: 5000, found: 4096 }));
     let small = NodeTables::create(Memory::anonymous(20).unwrap(), Immediate, Sizes::default());
@@ -610,6 +684,38 @@ fn bulk_of_routes_equals_single_changes() {
     assert_eq!(at_once.upsert_routes(&routes[..510]).changed, 1, "10.0.7.0/24 only");
     assert_eq!(at_once.reader().route(vni(1), ip("10.0.3.4")), Ok(Some(Target::Peer(vni(4)))));
     assert_eq!(sorted(&adopt_again(at_once)).len(), 510);
+}
+
+/// Catches cells of next hops that a bulk leaks, or frees while a route leads to them.
+#[test]
+fn bulk_keeps_the_next_hops_of_the_routes_that_it_leaves() {
+    let mut tables = tables(1 << 15);
+    tables.upsert_vrf(&plain_vrf(1)).unwrap();
+    let to = |prefix: &str, next_hop: &str| Route {
+        vni: vni(1),
+        prefix: prefix.parse().unwrap(),
+        target: Target::NextHop(ip(next_hop)),
+    };
+    let kept = [to("10.9.0.0/16", "fd00::9"), to("fd00:9::/64", "10.0.0.9")];
+    for route in kept.iter().chain(&[to("10.0.3.0/24", "10.0.0.3")]) {
+        assert!(tables.upsert_route(route).unwrap());
+        assert!(!tables.upsert_route(route).unwrap(), "it is there");
+    }
+    let mut bulk = many_routes(1, 300, false);
+    assert_eq!(tables.upsert_routes(&bulk).changed, 300);
+    // A bulk that has next hops itself.
+    bulk.push(to("10.0.4.0/24", "10.0.0.4"));
+    assert_eq!(tables.upsert_routes(&bulk).changed, 1);
+    for (address, target) in
+        [("10.9.1.1", kept[0].target), ("fd00:9::1", kept[1].target), ("10.0.4.1", bulk[300].target)]
+    {
+        assert_eq!(tables.reader().route(vni(1), ip(address)), Ok(Some(target)), "{address}");
+    }
+    tables.flush().unwrap();
+    let before = tables.usage();
+    let mut successor = adopt_again(tables);
+    successor.flush().unwrap();
+    assert_eq!(successor.usage().cells_used, before.cells_used, "cells that nothing leads to");
 }
 
 /// A grace period that fails while it is told to.

@@ -215,9 +215,11 @@ impl NodeTables {
         }
         self.routes -= count_routes(self.memory(), cell);
         self.counter_indices.release(self.memory().load32(cell, offset_of!(layout::vrf, counters)));
+        let next_hops = self.next_hop_cells(cell);
         for root in roots(cell) {
             lpm::clear(&mut self.pool, root);
         }
+        next_hops.into_iter().for_each(|hop| self.pool.retire(hop, 1));
         self.pool.retire(cell, 1);
         self.remove_direct_paths(|path| path.vni == vni)?;
         Ok(true)

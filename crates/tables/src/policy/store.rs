@@ -159,7 +159,7 @@ pub(crate) fn read(memory: &Memory, cell: u32) -> Option<Compiled> {
         lpm::inspect_leaves(
             memory,
             root,
-            |leaf| leaf <= Rule::ID_MAX,
+            |_, leaf| leaf <= Rule::ID_MAX,
             |prefix, leaf| {
                 entries.push((prefix, leaf));
             },

@@ -218,6 +218,8 @@ fn route_op(random: &mut Random, number: u64) -> Op {
     let target = match random.below(8) {
         0 => Target::Local,
         1 => Target::Drop,
+        2 => Target::NextHop(Ipv4Addr::from(number as u32).into()),
+        3 => Target::NextHop(Ipv6Addr::from(u128::from(number)).into()),
         _ => Target::Peer(self::vni(1 + (number % 0xff_fff0) as u32)),
     };
     Op::Route { vni, prefix, target }

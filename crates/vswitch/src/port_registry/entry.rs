@@ -2,9 +2,9 @@
 //! open when it should be filtered.
 
 use sluice_agent::error_chain;
-use sluice_southbound::{PolicyKey, Port, Qos};
+use sluice_southbound::{PolicyKey, Port, PortOptions, Qos};
 use sluice_tables::sessions::ticks_now;
-use sluice_tables::{NodeTables, PortIpv4, PortIpv6, PortQos, layout};
+use sluice_tables::{NodeTables, PortIpv4, PortIpv6, PortQos, PortSources, layout};
 
 use super::{Attachment, RegistryError};
 use crate::args::ADOPT_SECONDS_MAX;
@@ -35,6 +35,20 @@ pub(super) fn ends_sessions(old: &Port, new: &Port) -> bool {
         |port: &Port| (port.vni, port.mac, port.ipv4.map(|net| net.addr()), port.ipv6.map(|net| net.addr()));
     // Sessions that nothing refreshes while the port is not filtered would be out of date when it is filtered again.
     addresses(old) != addresses(new) || (old.identity != 0 && new.identity == 0)
+}
+
+/// What the VM may send from besides the addresses of its port.
+fn sources(options: &PortOptions) -> PortSources {
+    let pair = |pair: &sluice_southbound::AddressPair| sluice_tables::AddressPair {
+        address: pair.address,
+        mac: pair.mac,
+        held: pair.held,
+    };
+    PortSources {
+        additional: options.additional.clone(),
+        pairs: options.pairs.iter().map(pair).collect(),
+        unprotected: options.unprotected,
+    }
 }
 
 /// Seconds of `CLOCK_MONOTONIC`, by which the programs compare [`sluice_tables::Port::adopt_until_s`].
@@ -75,6 +89,7 @@ impl Writer<'_> {
             identity: port.identity,
             adopt_until_s: policy.map_or(0, |_| self.adopt_until_s(known, port)),
             qos,
+            sources: sources(&port.options),
         }
     }
 

@@ -48,6 +48,7 @@ fn port(policy: Option<u32>) -> Port {
         identity: 0,
         adopt_until_s: 0,
         qos: PortQos::default(),
+        sources: sluice_tables::PortSources::default(),
     }
 }
 

@@ -157,6 +157,7 @@ fn check_answers(tables: &NodeTables) {
         for address in v4.into_iter().chain(port.ipv6.map(|v6| v6.address.into())) {
             assert_eq!(hop(reader.find(port.vni.get(), address)), Some(NextHop::Port(port.ifindex)));
         }
+        check_sources(&reader, &port);
     }
     for (vni, &cell) in &tables.vrfs {
         assert!(matches!(reader.find_index(*vni, 0), Lookup::Hit(hit) if hit.cell == cell));
@@ -164,6 +165,26 @@ fn check_answers(tables: &NodeTables) {
         if known.group_id != 0 {
             assert_eq!(Some(known.by_role), tables.groups.get(&known.group_id).copied());
         }
+    }
+}
+
+/// Checks what a reader finds of the further addresses of a port.
+fn check_sources(reader: &Reader, port: &Port) {
+    let found = |address| match reader.find(port.vni.get(), address) {
+        Lookup::Hit(hit) => Some((hit.mac, reader.next_hop(hit.cell))),
+        _ => None,
+    };
+    let here = Some(NextHop::Port(port.ifindex));
+    for net in &port.sources.additional {
+        if net.prefix_len() == net.max_prefix_len() {
+            assert_eq!(found(net.addr()), Some((port.mac, here)), "{net}");
+        } else {
+            assert_eq!(reader.route(port.vni, net.addr()), Ok(Some(Target::Port(port.ifindex))), "{net}");
+        }
+    }
+    for pair in &port.sources.pairs {
+        let expected = pair.held.then_some((pair.mac.unwrap_or(ROUTER_MAC), here));
+        assert_eq!(found(pair.address), expected, "{pair:?}");
     }
 }
 
@@ -296,6 +317,46 @@ fn killed_change_of_port_is_complete_or_absent() {
     die_everywhere(|tables| tables.remove_port(7));
 }
 
+/// A port with addresses of all kinds besides its own.
+pub(super) fn with_sources(ifindex: u32) -> Port {
+    let pair = |address, mac, held| AddressPair { address: ip(address), mac, held };
+    let sources = PortSources {
+        additional: ["10.0.3.7/32", "10.0.4.0/24", "fd00::3:7/128", "fd00:0:0:4::/64"]
+            .map(|net| net.parse().unwrap())
+            .to_vec(),
+        pairs: vec![
+            pair("10.0.5.7", None, true),
+            pair("10.0.5.8", Some(mac(78)), false),
+            pair("fd00::5:7", Some(mac(77)), true),
+            pair("fd00::5:8", None, false),
+        ],
+        unprotected: true,
+    };
+    Port { sources, ..port(ifindex) }
+}
+
+#[test]
+fn killed_change_of_the_sources_of_a_port_is_complete_or_absent() {
+    let full = with_sources(7);
+    let add = |tables: &mut NodeTables| assert!(tables.upsert_port(&full).unwrap());
+    die_everywhere(|tables| tables.upsert_port(&full));
+    die_everywhere_with(add, |tables| tables.remove_port(7));
+    die_everywhere_with(add, |tables| tables.upsert_port(&port(7)));
+    let mut other = full.clone();
+    other.sources.additional[1] = "10.0.6.0/25".parse().unwrap();
+    other.sources.pairs[0].held = false;
+    other.sources.pairs[1].held = true;
+    other.sources.pairs[2].mac = None;
+    die_everywhere_with(add, |tables| tables.upsert_port(&other));
+    // In another VNI, with other own addresses.
+    die_everywhere_with(add, |tables| tables.upsert_port(&Port { vni: vni(6), ..full.clone() }));
+    // More sources than a list holds.
+    let mut many = full.clone();
+    many.sources.additional.extend((0..12).map(|i| format!("10.1.{i}.0/28").parse::<IpNet>().unwrap()));
+    many.sources.additional.extend((0..6).map(|i| format!("fd00:1:{i}::/80").parse::<IpNet>().unwrap()));
+    die_everywhere_with(add, |tables| tables.upsert_port(&many));
+}
+
 #[test]
 fn killed_change_of_policy_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_policy(&policy(5, 80)));
@@ -388,6 +449,16 @@ fn killed_change_of_many_routes_is_complete_or_absent() {
 fn killed_change_of_route_is_complete_or_absent() {
     for prefix in ["10.2.0.0/16", "fd00::7/128"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
+    }
+    for (prefix, next_hop) in [("10.3.0.0/16", "fd00::3"), ("fd00::/80", "10.0.0.3")] {
+        let delegated = route_to(prefix, Target::NextHop(ip(next_hop)));
+        let add = |tables: &mut NodeTables| assert!(tables.upsert_route(&delegated).unwrap());
+        die_everywhere(|tables| tables.upsert_route(&delegated));
+        die_everywhere_with(add, |tables| tables.remove_route(vni(5), delegated.prefix));
+        die_everywhere_with(add, |tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
+        let other = route_to(prefix, Target::NextHop(ip("10.0.0.4")));
+        die_everywhere_with(add, |tables| tables.upsert_route(&other));
+        die_everywhere_with(add, |tables| tables.remove_vrf(vni(5)));
     }
     for prefix in ["10.0.0.0/8", "::/0"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));

@@ -37,9 +37,9 @@ impl Cloud {
             let v4 = net(IpAddr::V4(spread.into()), 8 + (number % 25) as u8);
             let high = u128::from(spread) << 96 | 0x77 << 60;
             let v6 = net(IpAddr::V6(high.into()), 20 + (number % 100) as u8);
-            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3))];
+            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3)), Target::NextHop(ip("fd00::3"))];
             for prefix in [v4, v6] {
-                routes.push(Route { vni: vni(2), prefix, target: targets[number as usize % 3] });
+                routes.push(Route { vni: vni(2), prefix, target: targets[number as usize % 4] });
                 if number < 3 {
                     routes.push(Route { vni: vni(1), prefix, target: Target::Local });
                 }
@@ -90,6 +90,8 @@ impl Cloud {
                 Target::Local => DigestTarget::Local,
                 Target::Peer(peer) => DigestTarget::Peer(peer),
                 Target::Drop => DigestTarget::Drop,
+                Target::NextHop(address) => DigestTarget::NextHop(address),
+                Target::Port(_) => unreachable!("there are no ports"),
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
@@ -133,6 +135,50 @@ fn digests_are_those_of_the_entries() {
     assert_eq!(tables.digests(), cloud.digests());
     tables.remove_endpoint(cloud.endpoints[0].vni, cloud.endpoints[0].address).unwrap();
     assert_ne!(tables.digests(), cloud.digests());
+}
+
+/// Catches an address or prefix of a port that the digests do not count, and one that packets do not find.
+#[test]
+fn digests_count_the_addresses_and_prefixes_of_ports() {
+    let mut tables = tables(CELLS);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_vrf(&plain_vrf(6)).unwrap();
+    let full = super::crash::with_sources(7);
+    let before = entries(&tables);
+    tables.upsert_port(&full).unwrap();
+    let net = |text: &str| text.parse().unwrap();
+    let of = |address: &str, mac| EntryHash::port(vni(5), ip(address), mac, 42, 0);
+    let expected = [
+        ("10.0.0.7", full.mac),
+        ("10.0.3.7", full.mac),
+        ("10.0.5.7", ROUTER_MAC),
+        ("fd00::7", full.mac),
+        ("fd00::3:7", full.mac),
+        ("fd00::5:7", mac(77)),
+    ]
+    .map(|(address, mac)| (EntryKey::Port(vni(5), ip(address)), of(address, mac)));
+    let delegated = ["10.0.4.0/24", "fd00:0:0:4::/64"].map(net).map(|prefix: IpNet| {
+        (EntryKey::Delegated(vni(5), prefix), EntryHash::delegated(vni(5), prefix, full.mac, 42))
+    });
+    let mut expected: Vec<_> = before.iter().copied().chain(expected).chain(delegated).collect();
+    expected.sort_by_key(|(key, _)| *key);
+    assert_eq!(entries(&tables), expected);
+    assert!(tables.is_port_right(&full));
+    // A route that is missing is seen, and written again.
+    tables.remove_route(vni(5), net("10.0.4.0/24")).unwrap();
+    assert!(!tables.is_port_right(&full));
+    assert_eq!(entries(&tables).len(), expected.len() - 1);
+    assert!(tables.upsert_port(&full).unwrap());
+    assert_eq!(entries(&tables), expected);
+    // So is one that leads to another interface.
+    let other = Route { vni: vni(5), prefix: net("10.0.4.0/24"), target: Target::Port(9) };
+    tables.upsert_route(&other).unwrap();
+    let key = EntryKey::Delegated(vni(5), net("10.0.4.0/24"));
+    assert!(entries(&tables).contains(&(key, EntryHash::unreadable(key))));
+    assert!(tables.upsert_port(&full).unwrap());
+    assert_eq!(entries(&tables), expected);
+    tables.remove_port(7).unwrap();
+    assert_eq!(entries(&tables), before);
 }
 
 proptest! {
