@@ -474,8 +474,7 @@ fn adoption_flags_ports_with_an_identity() {
     old.flags &= !(layout::PORT_IDENTIFIED as u8);
     tables.memory().update(cell, &old);
     assert!(!tables.is_port_right(&port), "the flag is compared");
-    tables = adopt_again(tables);
-    assert!(tables.is_port_right(&port));
+    assert!(adopt_again(tables).is_port_right(&port));
 }
 
 #[test]
