@@ -256,7 +256,8 @@ impl Netlink {
         let messages: Vec<TcMessage> = messages.try_collect().await.map_err(Error::netlink(what))?;
         let mut classes: Vec<Class> = messages.iter().filter_map(Class::parse).collect();
         let mut wanted = Class::all(rate_mbps);
-        (classes.sort_unstable(), wanted.sort_unstable());
+        classes.sort_unstable();
+        wanted.sort_unstable();
         Ok(shaper.queues == [Some(queue_bytes(rate_mbps)); 2] && classes == wanted)
     }
 
