@@ -20,7 +20,7 @@ fn settings(subnet: &Subnet, y: u8, z: u8) -> PortSettings {
     });
     let address = |last: u8| if last % 3 == 2 { format!("{v6}::{last}") } else { format!("{v4}.{last}") };
     let secondary: Vec<String> = [200, 201, 202, 203, 210, 3, 130].map(address).into();
-    let mac = if y % 4 == 0 { "" } else { "=00:00:5e:00:01:05" };
+    let mac = if y.is_multiple_of(4) { "" } else { "=00:00:5e:00:01:05" };
     let pairs: Vec<String> = [210, 211, 212, 213, 200].map(|last| address(last) + mac).into();
     let delegated = [
         format!("{v4}.128/28"),
@@ -38,7 +38,7 @@ fn settings(subnet: &Subnet, y: u8, z: u8) -> PortSettings {
         1 | 2 => settings.address_pairs = Some(pick(&pairs, z)),
         3 => settings.delegated_prefixes = Some(pick(&delegated, z)),
         _ => {
-            settings.spoofing_protection = Some(z % 2 == 0);
+            settings.spoofing_protection = Some(z.is_multiple_of(2));
             settings.qos = Some(Qos { dscp: Some(z % 64), rate_mbps: Some(1 + u32::from(y)) });
         }
     }
