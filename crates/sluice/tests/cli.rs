@@ -567,3 +567,45 @@ fn security_groups_by_file_and_by_commands() {
     assert!(site.fails(4, &[&set[..], &["--security-group", "dmz"]].concat()).contains("dmz"));
     site.ok(&["security-rules", "delete", rule["id"].as_str().expect("an id")]);
 }
+
+#[test]
+fn further_addresses_of_instances() {
+    let site = Site::start();
+    site.json(&["tenants", "create", "red"]);
+    let cluster = ["clusters", "create", "c", "--vip", "192.0.2.100"];
+    site.json(&cluster);
+    site.json(&["hosts", "create", "metal", "--vtep", "192.0.2.1"]);
+    site.json(&["vpcs", "create", "web", "--tenant", "red"]);
+    site.json(&["subnets", "create", "front", "--vpc", "web", "--ipv4", "10.0.0.0/24"]);
+    let new = ["instances", "create", "vm", "--vpc", "web", "--subnet", "front", "--host", "metal"];
+    let options =
+        ["--secondary-address", "10.0.0.9", "--address-pair", "10.0.0.60=00:00:5e:00:01:05", "--dscp", "46"];
+    let made = site.json(&[&new[..], &options].concat());
+    assert_eq!(made["secondary_addresses"], serde_json::json!(["10.0.0.9"]));
+    assert_eq!((&made["qos"]["dscp"], &made["spoofing_protection"]), (&46.into(), &true.into()));
+
+    let set = ["instances", "set-addresses", "vm"];
+    let changed =
+        site.json(&[&set[..], &["--delegated-prefix", "10.244.0.0/24", "--no-secondary-addresses"]].concat());
+    assert_eq!(changed["delegated_prefixes"], serde_json::json!(["10.244.0.0/24"]));
+    assert_eq!(changed["secondary_addresses"], serde_json::json!([]));
+    assert!(site.fails(2, &set).contains("--delegated-prefix"));
+    assert!(
+        site.fails(1, &[&set[..], &["--secondary-address", "10.0.0.60"]].concat()).contains("address pairs")
+    );
+    site.fails(2, &[&set[..], &["--delegated-prefix", "10.244.0.1/24"]].concat());
+
+    // Of the QoS, what is not named stays.
+    let qos = ["instances", "set-qos", "vm"];
+    let limited = site.json(&[&qos[..], &["--rate-mbps", "100"]].concat());
+    assert_eq!(limited["qos"], serde_json::json!({"dscp": 46, "rate_mbps": 100}));
+    let kept = site.json(&[&qos[..], &["--dscp", "keep", "--rate-mbps", "unlimited"]].concat());
+    assert_eq!(kept["qos"], serde_json::json!({"dscp": null, "rate_mbps": null}));
+    assert!(site.fails(2, &qos).contains("--rate-mbps"));
+    let off = site.json(&["instances", "set-spoofing-protection", "vm", "off"]);
+    assert_eq!(off["spoofing_protection"], false);
+    let listed = site.ok(&["instances", "list"]);
+    assert!(listed.contains("10.0.0.60=00:00:5e:00:01:05") && listed.contains("10.244.0.0/24"), "{listed}");
+    let none = site.json(&["instances", "set-address-pairs", "vm", "--no-address-pairs"]);
+    assert_eq!(none["address_pairs"], serde_json::json!([]));
+}

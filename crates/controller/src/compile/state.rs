@@ -298,22 +298,10 @@ impl State {
                 let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
                 move_instance(vpc, subnets, hosts, instance, agents(from).then_some(*from), out);
             }
-            Change::RouteUpserted { vpc, route, peer } => {
-                self.add_route(vpc.id, route, peer.as_ref().map(|peer| peer.id));
-                touched.routes.insert((vpc.id, route.prefix));
-            }
-            Change::RouteRemoved { vpc, route } => {
-                self.remove_route(vpc.id, route);
-                touched.routes.insert((vpc.id, route.prefix));
-            }
-            Change::PeeringCreated { a, a_subnets, b, b_subnets } => {
-                self.add_peering(a.id, b.id);
-                touch_peering((a, a_subnets), (b, b_subnets), touched);
-            }
-            Change::PeeringRemoved { a, a_subnets, b, b_subnets } => {
-                self.remove_peering(a.id, b.id);
-                touch_peering((a, a_subnets), (b, b_subnets), touched);
-            }
+            Change::RouteUpserted { .. }
+            | Change::RouteRemoved { .. }
+            | Change::PeeringCreated { .. }
+            | Change::PeeringRemoved { .. } => self.change_routes(change, touched),
             Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
             Change::InstanceGroupsChanged { vpc, host, instance, from } => {
                 if let Some(state) = self.vpcs.get(&vpc.id).filter(|_| host.agent) {
@@ -333,6 +321,29 @@ impl State {
             // No node has the names of groups.
             Change::SecurityGroupUpdated { .. } => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::HistoryForked => {}
+        }
+    }
+
+    /// Applies a change of static routes or peerings.
+    fn change_routes(&mut self, change: &Change, touched: &mut Touched) {
+        match change {
+            Change::RouteUpserted { vpc, route, peer } => {
+                self.add_route(vpc.id, route, peer.as_ref().map(|peer| peer.id));
+                touched.routes.insert((vpc.id, route.prefix));
+            }
+            Change::RouteRemoved { vpc, route } => {
+                self.remove_route(vpc.id, route);
+                touched.routes.insert((vpc.id, route.prefix));
+            }
+            Change::PeeringCreated { a, a_subnets, b, b_subnets } => {
+                self.add_peering(a.id, b.id);
+                touch_peering((a, a_subnets), (b, b_subnets), touched);
+            }
+            Change::PeeringRemoved { a, a_subnets, b, b_subnets } => {
+                self.remove_peering(a.id, b.id);
+                touch_peering((a, a_subnets), (b, b_subnets), touched);
+            }
+            _ => {}
         }
     }
 

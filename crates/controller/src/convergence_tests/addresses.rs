@@ -20,7 +20,7 @@ fn settings(subnet: &Subnet, y: u8, z: u8) -> PortSettings {
     });
     let address = |last: u8| if last % 3 == 2 { format!("{v6}::{last}") } else { format!("{v4}.{last}") };
     let secondary: Vec<String> = [200, 201, 202, 203, 210, 3, 130].map(address).into();
-    let mac = if y % 4 == 0 { "" } else { "=00:00:5e:00:01:05" };
+    let mac = if y.is_multiple_of(4) { "" } else { "=00:00:5e:00:01:05" };
     let pairs: Vec<String> = [210, 211, 212, 213, 200].map(|last| address(last) + mac).into();
     let delegated = [
         format!("{v4}.128/28"),
@@ -38,7 +38,7 @@ fn settings(subnet: &Subnet, y: u8, z: u8) -> PortSettings {
         1 | 2 => settings.address_pairs = Some(pick(&pairs, z)),
         3 => settings.delegated_prefixes = Some(pick(&delegated, z)),
         _ => {
-            settings.spoofing_protection = Some(z % 2 == 0);
+            settings.spoofing_protection = Some(z.is_multiple_of(2));
             settings.qos = Some(Qos { dscp: Some(z % 64), rate_mbps: Some(1 + u32::from(y)) });
         }
     }
@@ -126,10 +126,19 @@ pub(super) async fn check_owners(store: &Store) {
     }
 }
 
-/// What a gateway and two hosts have of instances with everything, and when the holder of an address changes.
-#[tokio::test]
-async fn nodes_follow_the_holder_of_an_address() {
-    let mut world = World::new().await;
+/// A gateway and two hosts: one has an instance with everything, the other an instance with the same pairs.
+struct TwoHosts {
+    world: World,
+    cluster: ClusterId,
+    gateway: GatewayId,
+    hosts: Vec<HostId>,
+    vpc: Vpc,
+    one: Instance,
+    two: Instance,
+}
+
+async fn two_hosts() -> TwoHosts {
+    let world = World::new().await;
     let store = world.store.clone();
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
     let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
@@ -153,6 +162,14 @@ async fn nodes_follow_the_holder_of_an_address() {
     let one = store.create_instance(vpc.id, one).await.unwrap().into_inner();
     let two = NewInstance { settings: pairs, ..new_instance("two", subnet, hosts[1]) };
     let two = store.create_instance(vpc.id, two).await.unwrap().into_inner();
+    TwoHosts { world, cluster, gateway, hosts, vpc, one, two }
+}
+
+/// What a gateway and two hosts have of instances with everything, and when the holder of an address changes.
+#[tokio::test]
+async fn nodes_follow_the_holder_of_an_address() {
+    let TwoHosts { mut world, cluster, gateway, hosts, vpc, one, two } = two_hosts().await;
+    let store = world.store.clone();
     world.follow().await;
     world.check().await;
     world.check_digests().await;

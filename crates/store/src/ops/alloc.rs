@@ -146,7 +146,7 @@ impl Used {
         Ok((all.into(), until))
     }
 
-    /// The same of further addresses and delegated prefixes. Prefixes that contain the whole subnet do not count.
+    /// The ranges of further addresses and delegated prefixes that [`Used::read`] reads. Prefixes that contain the whole subnet do not count.
     async fn further(
         &self,
         q: &mut dyn Query,

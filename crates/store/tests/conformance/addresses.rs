@@ -81,9 +81,9 @@ pub async fn options_are_stored_whole(f: Fixture) {
     };
     assert_eq!(vm.options, expected);
     assert_eq!(s.instance(vm.id).await.unwrap(), vm);
-    assert_eq!(snapshot_instances(s, InstancesOf::All).await, [vm.clone()]);
+    assert_eq!(snapshot_instances(s, InstancesOf::All).await, std::slice::from_ref(&vm));
     let [Change::InstancesCreated { instances, .. }] = &last(s).await[..] else { panic!("not created") };
-    assert_eq!(*instances, [vm.clone()]);
+    assert_eq!(instances[..], *std::slice::from_ref(&vm));
     let counts = AddressCounts { ipv4: 3, ipv6: 3, prefixes: 2 };
     assert_eq!(s.address_counts().await.unwrap().1, [(c.vpc.id, counts)]);
 
@@ -426,7 +426,7 @@ pub async fn claims_have_one_holder(f: Fixture) {
         changes: vec![change(&first, &old), change(&b1, &second)],
     };
     assert_eq!(last(s).await, [told]);
-    // Another change keeps the holder; without the pair, or the instance, nobody holds the address.
+    // Another change keeps the holder; without the pair, or the instance, the address has no holder.
     let wide = set(s, b.id, pairs(&["10.0.0.60=00:00:5e:00:01:05", "10.0.0.61"])).await;
     assert_eq!(held(&wide), [true, false]);
     set(s, b.id, pairs(&[])).await;
