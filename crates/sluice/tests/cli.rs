@@ -591,7 +591,7 @@ fn further_addresses_of_instances() {
     assert_eq!(changed["secondary_addresses"], serde_json::json!([]));
     assert!(site.fails(2, &set).contains("--delegated-prefix"));
     assert!(
-        site.fails(1, &[&set[..], &["--secondary-address", "10.0.0.60"]].concat()).contains("address pairs")
+        site.fails(1, &[&set[..], &["--secondary-address", "10.0.0.60"]].concat()).contains("already used")
     );
     site.fails(2, &[&set[..], &["--delegated-prefix", "10.244.0.1/24"]].concat());
 
