@@ -99,7 +99,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// Whether there are none.
+    /// Whether the port has no sources besides its addresses.
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(Vec::is_empty)
     }
