@@ -8,6 +8,7 @@
 
 mod across_hosts;
 mod attack;
+mod connections;
 mod crash;
 mod database_killed;
 mod deletion;
@@ -146,6 +147,7 @@ fn all() -> Vec<Scenario> {
         crash: SharedLab,
         tcp: OwnLab,
         security_groups: OwnLab,
+        connections: OwnLab,
         attack: OwnLab,
         guests: OwnLab,
         moved_instance: OwnLab,
