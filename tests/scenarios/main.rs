@@ -8,6 +8,7 @@
 
 mod across_hosts;
 mod attack;
+mod connections;
 mod crash;
 mod database_killed;
 mod deletion;
@@ -148,6 +149,7 @@ fn all() -> Vec<Scenario> {
         tcp: OwnLab,
         security_groups: OwnLab,
         qos: OwnLab,
+        connections: OwnLab,
         attack: OwnLab,
         guests: OwnLab,
         moved_instance: OwnLab,

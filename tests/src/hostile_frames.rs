@@ -206,7 +206,7 @@ impl Hostile {
     pub fn first_packet(&mut self, number: u16, to: IpAddr) -> Vec<u8> {
         let (own, router) = (self.own, self.router.0);
         let ports = (number, HOSTILE_PORT);
-        let is_tcp = number % 2 == 0;
+        let is_tcp = number.is_multiple_of(2);
         let from: IpAddr = if to.is_ipv4() { own.1.into() } else { own.2.into() };
         let payload =
             if is_tcp { tcp_segment(from, to, ports, SYN, &[]) } else { udp(from, to, ports, b"new") };

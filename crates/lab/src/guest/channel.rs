@@ -100,7 +100,7 @@ fn take(tag: &str, line: &[u8]) -> Option<u8> {
     let line = line.strip_prefix(tag.as_bytes())?.strip_prefix(b" ")?;
     let (kind, text) = (line.get(..2)?, line.get(2..)?);
     let print = |mut to: Box<dyn Write>| {
-        // A closed pipe ends nobody's command.
+        // A closed pipe does not end the command.
         let _ = to.write_all(&[text, b"\n"].concat()).and_then(|()| to.flush());
     };
     match kind {

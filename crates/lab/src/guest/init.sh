@@ -31,6 +31,7 @@ configure() {
 	esac
 	if [ $interface != eth0 ]; then . /guest/route-by-source; fi
 	touch /run/$interface.ready
+	echo "guest: $interface has its addresses"
 }
 
 for channel in /dev/vport*; do /guest/serve $channel & done

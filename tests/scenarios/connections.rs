@@ -1,0 +1,256 @@
+//! What security groups make of connections, in both address families: direct paths lead past no group, and a flow that
+//! moves to one stays one session; fragments follow their first one; a stray TCP segment admits nothing, a reset ends a
+//! session, a half-closed connection goes on; groups that are switched on under a connection adopt it, for a time.
+
+use crate::Ground;
+use crate::attack::sessions;
+use crate::direct_paths::goes_direct;
+use crate::security_groups::{group, permit, reaches_at, set_groups};
+use crate::support::{Failure, Outcome, Probe, address, drops, ensure, eventually, path_to};
+use serde_json::Value;
+use sluice_client::Remote;
+use sluice_lab::{Lab, Options};
+use sluice_types::{IpNet, Protocol, SecurityGroupId};
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Child;
+
+const CLIENT: &str = "web-1";
+const SERVER: &str = "web-3";
+const HOST: &str = "host-b";
+const OPEN: u16 = 7081;
+const CLOSED: u16 = 7082;
+/// A Python server listens here.
+const TALK: u16 = 7083;
+/// Of `goes_direct`.
+const STREAM: u16 = 7021;
+/// Source port of stray segments.
+const STRAY: u16 = 40_001;
+const ADOPT_SECONDS: u64 = 5;
+
+/// What every Python program begins with: the family's sockets to the server.
+const PRELUDE: &str = "import os, socket, struct, sys, time\n\
+    at, port = sys.argv[1], int(sys.argv[2])\n\
+    family = socket.AF_INET6 if ':' in at else socket.AF_INET\n";
+
+/// Answers each line with the same line; after the end of the input sends a last one.
+const TALKER: &str = "import threading\n\
+    server = socket.create_server((at, port), family=family)\n\
+    def serve(connection):\n    \
+        for line in connection.makefile('rb'):\n        connection.sendall(line)\n    \
+        time.sleep(0.5)\n    connection.sendall(b'last\\n')\n    connection.close()\n\
+    while True:\n    threading.Thread(target=serve, args=(server.accept()[0],)).start()\n";
+
+/// Sends 4 KiB in one datagram, and prints how long the answer is.
+const DATAGRAM: &str = "s = socket.socket(family, socket.SOCK_DGRAM)\n\
+    s.settimeout(float(sys.argv[3]))\n\
+    s.connect((at, port))\n\
+    s.send(bytes(4096))\n\
+    try:\n    print(len(s.recv(65536)))\n\
+    except (TimeoutError, ConnectionRefusedError):\n    print('silent')\n";
+
+/// Sends a TCP header of each of these flags: ACK, FIN and ACK, RST.
+const STRAY_SEGMENTS: &str = "s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)\n\
+    for flags in 0x10, 0x11, 0x04:\n    \
+        s.sendto(struct.pack('!HHIIBBHHH', int(sys.argv[3]), port, 1, 1, 0x50, flags, 512, 0, 0), (at, 0))\n";
+
+/// A connection that is reset after an answer.
+const RESET: &str = "s = socket.create_connection((at, port), 5)\n\
+    s.sendall(b'x\\n')\n\
+    assert s.recv(9) == b'x\\n'\n\
+    print(s.getsockname()[1], flush=True)\n\
+    sys.stdin.readline()\n\
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n\
+    s.close()\n";
+
+/// Closes its direction, and still receives.
+const HALF_CLOSED: &str = "s = socket.create_connection((at, port), 5)\n\
+    s.settimeout(5)\n\
+    s.shutdown(socket.SHUT_WR)\n\
+    print(s.recv(9).decode().strip())\n";
+
+/// Two connections: one talks all the time, the other only at the beginning and after the given seconds.
+const TALK_ON: &str = "busy, idle = [socket.create_connection((at, port), 5) for _ in range(2)]\n\
+    def talk(s):\n    \
+        s.settimeout(3)\n    s.sendall(b'x\\n')\n    \
+        try:\n        return s.recv(9) == b'x\\n'\n    except TimeoutError:\n        return False\n\
+    assert talk(busy) and talk(idle)\n\
+    print('ready', flush=True)\n\
+    sys.stdin.readline()\n\
+    end = time.time() + int(sys.argv[3])\n\
+    lives = True\n\
+    while lives and time.time() < end:\n    lives = talk(busy)\n    time.sleep(0.1)\n\
+    print('busy' if lives and talk(busy) else '-', 'idle' if talk(idle) else '-')\n";
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let lab = Lab::up(Options::standard(&ground.name, &ground.binary)?).await?;
+    let server = group(&lab, "server").await?;
+    let mut listeners = Vec::new();
+    let mut talkers = Vec::new();
+    for at in lab.vm(SERVER)?.addresses() {
+        for port in [OPEN, CLOSED] {
+            let at = SocketAddr::new(at, port).to_string();
+            listeners.push(Probe::listening(&lab, SERVER, &["echo", &at, SERVER]).await?);
+        }
+        talkers.push(start(&lab, SERVER, TALKER, &at.to_string(), TALK, "")?);
+    }
+    for at in lab.vm(CLIENT)?.addresses() {
+        for (protocol, port) in
+            [(Protocol::TCP, OPEN), (Protocol::UDP, OPEN), (Protocol::TCP, TALK), (Protocol::UDP, STREAM)]
+        {
+            permit(&lab, server, protocol, port, Remote::Prefix(IpNet::from(at))).await?;
+        }
+    }
+    // Otherwise the first stray segments would be adopted.
+    adopt_for(&lab, 0).await?;
+    set_groups(&lab, SERVER, &[server]).await?;
+    for ipv6 in [false, true] {
+        direct_paths(&lab, ipv6).await?;
+    }
+    for ipv6 in [false, true] {
+        fragments(&lab, ipv6).await?;
+        tcp_states(&lab, ipv6).await?;
+    }
+    adoption(&lab, server).await
+}
+
+fn start(lab: &Lab, vm: &str, program: &str, at: &str, port: u16, more: &str) -> Result<Child, Failure> {
+    let code = format!("{PRELUDE}{program}");
+    let mut command = lab.command(vm, &["python3", "-c", &code, at, &port.to_string(), more])?;
+    Ok(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+}
+
+/// Runs a program to its end; returns what it prints.
+async fn run(lab: &Lab, program: &str, ipv6: bool, port: u16, more: &str) -> Result<String, Failure> {
+    let at = address(lab.vm(SERVER)?, ipv6)?.to_string();
+    let output = start(lab, CLIENT, program, &at, port, more)?.wait_with_output().await?;
+    ensure!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The first line that a program prints.
+async fn line(child: &mut Child) -> Result<String, Failure> {
+    use tokio::io::AsyncReadExt;
+    let stdout = child.stdout.as_mut().ok_or_else(|| Failure::new("a program without output"))?;
+    let mut text = String::new();
+    while !text.ends_with('\n') {
+        text.push(char::from(stdout.read_u8().await?));
+    }
+    Ok(text.trim().to_owned())
+}
+
+/// Lets a program continue.
+async fn go_on(child: &mut Child) -> Outcome {
+    use tokio::io::AsyncWriteExt;
+    let stdin = child.stdin.as_mut().ok_or_else(|| Failure::new("a program without input"))?;
+    Ok(stdin.write_all(b"\n").await?)
+}
+
+/// Sessions of the server's port with an address and port of the client, or with a port of its own.
+async fn of_server(lab: &Lab, ipv6: bool, key: &str, port: u16) -> Result<Vec<Value>, Failure> {
+    let remote = address(lab.vm(CLIENT)?, ipv6)?.to_string();
+    let all = sessions(lab, HOST, &lab.vm(SERVER)?.port).await?;
+    Ok(all.into_iter().filter(|it| it["remote_address"] == remote.as_str() && it[key] == port).collect())
+}
+
+/// Waits until a reason was counted so many times more.
+async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
+    let vni = lab.vm(SERVER)?.vni;
+    eventually(Duration::from_secs(3), async || {
+        let more = drops(lab, vni, reason).await? - before;
+        ensure!(more >= by, "only {more} of {by} packets were counted as {reason}");
+        Ok(())
+    })
+    .await
+}
+
+/// Restarts the agent with another time for adoption.
+async fn adopt_for(lab: &Lab, seconds: u64) -> Outcome {
+    let mut argv = lab.process(HOST)?.argv;
+    argv.retain(|word| !word.starts_with("--adopt-seconds"));
+    argv.push(format!("--adopt-seconds={seconds}"));
+    lab.restart_with(HOST, argv).await?;
+    Ok(lab.synchronized(HOST, Duration::from_secs(30)).await?)
+}
+
+/// Groups are switched on under two connections. The one that goes on is adopted; the one whose next packet comes after
+/// the time for that has ended.
+async fn adoption(lab: &Lab, server: SecurityGroupId) -> Outcome {
+    set_groups(lab, SERVER, &[]).await?;
+    adopt_for(lab, ADOPT_SECONDS).await?;
+    let mut clients = Vec::new();
+    for at in lab.vm(SERVER)?.addresses() {
+        let seconds = (ADOPT_SECONDS + 3).to_string();
+        let mut client = start(lab, CLIENT, TALK_ON, &at.to_string(), TALK, &seconds)?;
+        let ready = line(&mut client).await?;
+        ensure!(ready == "ready", "the client said {ready}");
+        clients.push((at, client));
+    }
+    set_groups(lab, SERVER, &[server]).await?;
+    for (_, client) in &mut clients {
+        go_on(client).await?;
+    }
+    for (at, mut client) in clients {
+        let end = line(&mut client).await?;
+        ensure!(end == "busy -", "{at}: `{end}` of the connections `busy -` lived");
+    }
+    Ok(())
+}
+
+/// A flow that has moved to a direct path in both directions is one session at the receiver, and its sender still reaches
+/// no port that no rule permits.
+async fn direct_paths(lab: &Lab, ipv6: bool) -> Outcome {
+    goes_direct(lab, CLIENT, SERVER, ipv6).await?;
+    let found = of_server(lab, ipv6, "local_port", STREAM).await?;
+    ensure!(found.len() == 1, "the flow is not one session: {found:#?}");
+    let (client, server) = (lab.vm(CLIENT)?, lab.vm(SERVER)?);
+    let path = path_to(lab, &client.host, client.vni, address(server, ipv6)?).await?;
+    ensure!(path.is_some(), "the direct path is gone");
+    reaches_at(lab, CLIENT, SERVER, CLOSED, false).await
+}
+
+/// A datagram of 4 KiB passes where its first fragment does.
+async fn fragments(lab: &Lab, ipv6: bool) -> Outcome {
+    let vni = lab.vm(SERVER)?.vni;
+    let answer = run(lab, DATAGRAM, ipv6, OPEN, "10").await?;
+    // The answer has the name and a colon in front.
+    ensure!(answer == (4096 + SERVER.len() + 1).to_string(), "IPv6 {ipv6}: the answer was {answer}");
+    let (denied, unknown) =
+        (drops(lab, vni, "ingress_denied").await?, drops(lab, vni, "unknown_fragment").await?);
+    let answer = run(lab, DATAGRAM, ipv6, CLOSED, "1").await?;
+    ensure!(answer == "silent", "IPv6 {ipv6}: a datagram that no rule permits was answered: {answer}");
+    counted(lab, "ingress_denied", denied, 1.0).await?;
+    // Its other fragments have no ports.
+    counted(lab, "unknown_fragment", unknown, 2.0).await
+}
+
+async fn tcp_states(lab: &Lab, ipv6: bool) -> Outcome {
+    let vni = lab.vm(SERVER)?.vni;
+    let before = drops(lab, vni, "no_session").await?;
+    run(lab, STRAY_SEGMENTS, ipv6, OPEN, &STRAY.to_string()).await?;
+    counted(lab, "no_session", before, 3.0).await?;
+    let found = of_server(lab, ipv6, "remote_port", STRAY).await?;
+    ensure!(found.is_empty(), "stray segments began sessions: {found:#?}");
+
+    let at = address(lab.vm(SERVER)?, ipv6)?.to_string();
+    let mut client = start(lab, CLIENT, RESET, &at, TALK, "")?;
+    let port: u16 = line(&mut client).await?.parse()?;
+    let found = of_server(lab, ipv6, "remote_port", port).await?;
+    ensure!(found.len() == 1 && found[0]["state"] == "established", "not one established: {found:#?}");
+    let lasts = |session: &Value| session["expires_in_s"].as_u64().unwrap_or(u64::MAX);
+    let established = lasts(&found[0]);
+    go_on(&mut client).await?;
+    eventually(Duration::from_secs(3), async || {
+        let found = of_server(lab, ipv6, "remote_port", port).await?;
+        // A session that a reset has ended stays for late segments, but not for hours.
+        let ended =
+            found.iter().all(|session| session["state"] == "closing" && lasts(session) < established / 10);
+        ensure!(ended, "the reset has not ended {found:#?}");
+        Ok(())
+    })
+    .await?;
+    let last = run(lab, HALF_CLOSED, ipv6, TALK, "").await?;
+    ensure!(last == "last", "IPv6 {ipv6}: a half-closed connection received `{last}`");
+    Ok(())
+}
