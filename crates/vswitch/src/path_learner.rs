@@ -292,7 +292,9 @@ impl PathLearner {
             | Message::Redirect { .. }
             | Message::Stray { .. }
             | Message::Permit { .. }
-            | Message::Permitted { .. } => {}
+            | Message::Permitted { .. }
+            | Message::Identify { .. }
+            | Message::Identity { .. } => {}
         }
         message
     }
