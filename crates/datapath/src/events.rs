@@ -1,4 +1,4 @@
-//! Events that the packet programs post to the agent: flows and strays.
+//! Events that the packet programs post to the agent: flows, strays and unknown receivers.
 
 use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,6 +24,9 @@ pub type FlowEvents = EventRing<FlowEvent>;
 
 /// Strays of a vSwitch: packets from other hosts for instances that are not on this host.
 pub type Strays = EventRing<Stray>;
+
+/// Receivers of packets that a vSwitch denied because it does not know the receivers' identities.
+pub type UnknownReceivers = EventRing<UnknownReceiver>;
 
 /// A flow whose sender should learn a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,9 +55,18 @@ pub struct Stray {
     pub sender: IpAddr,
 }
 
+/// The receiver of a packet that an egress rule may permit if the receiver is in the group that the rule names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnknownReceiver {
+    /// VNI of the port that sent the packet.
+    pub vni: Vni,
+    /// Destination address of the packet.
+    pub destination: IpAddr,
+}
+
 /// Converts an address from the two halves that the packet programs write. An IPv4 address is in the low 32
 /// bits of the second half.
-fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
+pub(crate) fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
     if ipv6 == 0 {
         return Ipv4Addr::from(halves[1] as u32).into();
     }
@@ -78,6 +90,8 @@ unsafe trait Record: Copy {
 unsafe impl Record for layout::flow_event {}
 // SAFETY: integers and arrays of them, without padding.
 unsafe impl Record for layout::stray_event {}
+// SAFETY: integers and arrays of them, without padding.
+unsafe impl Record for layout::unknown_receiver_event {}
 
 /// An event that a packet program posts to a ring.
 pub trait Event: Sized {
@@ -121,6 +135,13 @@ impl Event for Stray {
             destination: address(event.destination, event.ipv6),
             sender: address(event.sender, event.sender_ipv6),
         })
+    }
+}
+
+impl Event for UnknownReceiver {
+    fn read(record: &[u8]) -> Option<Self> {
+        let event = layout::unknown_receiver_event::read(record)?;
+        Some(Self { vni: Vni::new(event.vni).ok()?, destination: address(event.destination, event.ipv6) })
     }
 }
 

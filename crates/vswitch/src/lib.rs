@@ -5,6 +5,7 @@
 mod args;
 mod guard;
 mod guard_metrics;
+mod identity_client;
 mod ipsec;
 mod local_api;
 mod path_learner;
@@ -13,6 +14,7 @@ mod permitted_senders;
 mod policies;
 mod port_manager;
 mod port_registry;
+mod remote_identities;
 mod role;
 mod rsp_client;
 mod scopes;
@@ -35,6 +37,7 @@ use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::{Datapath, ObjectName};
 
+use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::role::HostRole;
@@ -114,9 +117,16 @@ pub async fn run(args: Args) -> Result<(), Error> {
         flows: node.datapath.flows()?,
         groups: detection_groups,
     };
+    let unknown_receivers = AsyncEventRing::new(node.datapath.unknown_receivers()?)?;
+    let identities = IdentityClient::new(
+        unknown_receivers,
+        node.datapath.remote_identities()?,
+        sluice_agent::rsp::wall_clock_ms() as usize,
+    );
     let own = own_address(vteps)?;
     let idle_timeout = Duration::from_secs(args.path_idle);
-    let (client, paths) = RspClient::new(node, transport, (strays, detection), own, idle_timeout, changes);
+    let sources = (strays, detection, identities);
+    let (client, paths) = RspClient::new(node, transport, sources, own, idle_timeout, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
         .merge(local_api::session_routes(listed))

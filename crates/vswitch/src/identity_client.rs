@@ -1,0 +1,181 @@
+//! The host's part in RSP that is about identities: feeds packets to unknown receivers and gateways' answers to
+//! [`RemoteIdentities`], writes the map of the packet programs, and answers for the instances of this host. This file changes
+//! when the identities get another input or output.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::registry::Registry;
+use sluice_agent::error_chain;
+use sluice_agent::event_source::EventSource;
+use sluice_agent::metric_source::{MetricSource, counter, gauge};
+use sluice_datapath::{RemoteIdentities as Map, RemoteIdentity, UnknownReceiver};
+use sluice_rsp::{Destination, IdentityEntry, Message};
+use sluice_tables::sessions::ticks_now;
+use sluice_tables::{Lookup, NextHop, NodeTables, layout};
+use sluice_types::Vni;
+
+use crate::path_learner::Network;
+use crate::remote_identities::{Actions, Change, Counts, RemoteIdentities};
+
+const TICK_MS: u64 = 1000 / layout::SESSION_TICKS_PER_SECOND as u64;
+
+/// A message to send: the cluster whose key seals it, the receiver's VTEP, and the message.
+pub type Outgoing = (u32, IpAddr, Message);
+
+/// The metrics, as of the last change.
+#[derive(Debug, Default)]
+pub struct IdentityMetrics(Mutex<(usize, Counts)>);
+
+impl MetricSource for IdentityMetrics {
+    fn register(&self, registry: &mut Registry) {
+        let (entries, counts) = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let help = "Instances on other hosts whose identity this host knows or has asked for";
+        gauge(registry, "remote_identities", help, entries as u64);
+        let help = "Largest number of such instances";
+        gauge(registry, "remote_identities_limit", help, Map::MAX as u64);
+        for (name, help, count) in [
+            ("remote_identities_asked", "Questions to gateways for identities", counts.asked),
+            ("remote_identities_answered", "Answers of gateways to them", counts.answered),
+            (
+                "remote_identities_unanswered",
+                "Identities about which no gateway answered four questions",
+                counts.unanswered,
+            ),
+            ("remote_identities_evicted", "Identities replaced by others", counts.evicted),
+        ] {
+            registry.register(name, help, counter(count));
+        }
+    }
+}
+
+/// Identities of instances on other hosts. `E` is the source of events about packets to unknown receivers.
+pub struct IdentityClient<E> {
+    events: E,
+    map: Map,
+    identities: RemoteIdentities,
+    metrics: Arc<IdentityMetrics>,
+}
+
+impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
+    /// Knows nothing yet. `seed` selects the first gateway to ask.
+    pub fn new(events: E, map: Map, seed: usize) -> Self {
+        Self { events, map, identities: RemoteIdentities::new(seed), metrics: Arc::default() }
+    }
+
+    /// The metrics of this client.
+    pub fn metrics(&self) -> Arc<IdentityMetrics> {
+        self.metrics.clone()
+    }
+
+    /// Waits until there may be a packet to an unknown receiver.
+    ///
+    /// # Errors
+    /// As [`EventSource::ready`].
+    pub async fn ready(&mut self) -> Result<(), sluice_agent::Error> {
+        self.events.ready().await
+    }
+
+    /// Time at which [`IdentityClient::process`] is due.
+    pub fn due_ms(&self) -> Option<u64> {
+        self.identities.due_ms()
+    }
+
+    /// Takes over what an earlier agent left in the map.
+    pub fn adopt(&mut self, now_ms: u64) {
+        match self.map.all() {
+            Ok(entries) => {
+                let entry = |(vni, address, entry): (Vni, IpAddr, RemoteIdentity)| {
+                    (Destination { vni, address }, entry.identity, used_ms(now_ms, entry))
+                };
+                let entries: Vec<_> = entries.into_iter().map(entry).collect();
+                let actions = self.identities.adopt(now_ms, &entries);
+                self.perform(actions).for_each(drop);
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = error_chain(&error),
+                    "cannot read the identities of an earlier agent"
+                );
+            }
+        }
+    }
+
+    /// Sets the networks of this host.
+    pub fn set_networks(&mut self, database: u64, networks: &BTreeMap<Vni, Network>) {
+        let actions = self.identities.set_networks(database, networks);
+        self.perform(actions).for_each(drop);
+    }
+
+    /// Takes the answers of a gateway. `is_authoritative`: whether its cluster may say something about a network.
+    pub fn answer(&mut self, now_ms: u64, entries: &[IdentityEntry], is_authoritative: impl Fn(Vni) -> bool) {
+        let mut actions = Actions::default();
+        self.identities.answer(now_ms, entries, is_authoritative, &mut actions);
+        self.perform(actions).for_each(drop);
+    }
+
+    /// Processes new events and what is due. Returns the messages to send.
+    ///
+    /// # Errors
+    /// If the events cannot be read.
+    pub fn process(
+        &mut self,
+        now_ms: u64,
+        networks: &BTreeMap<Vni, Network>,
+    ) -> Result<impl Iterator<Item = Outgoing> + use<E>, sluice_agent::Error> {
+        let (mut events, mut actions) = (Vec::new(), Actions::default());
+        self.events.drain(&mut events)?;
+        for UnknownReceiver { vni, destination } in events {
+            let destination = Destination { vni, address: destination };
+            self.identities.note_unknown(now_ms, destination, &mut actions);
+        }
+        if self.identities.due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
+            let map = &self.map;
+            let used = |destination: &Destination| {
+                let entry = map.get(destination.vni, destination.address).ok()??;
+                Some(used_ms(now_ms, entry))
+            };
+            self.identities.handle_timer(now_ms, networks, used, &mut actions);
+        }
+        Ok(self.perform(actions))
+    }
+
+    /// Changes the map. Returns the messages to send.
+    fn perform(&self, mut actions: Actions) -> impl Iterator<Item = Outgoing> + use<E> {
+        for change in actions.changes.drain(..) {
+            let changed = match change {
+                // The packet that needed it was sent a moment ago.
+                Change::Write(Destination { vni, address }, identity) => {
+                    self.map.write(vni, address, RemoteIdentity { identity, used: ticks_now() })
+                }
+                Change::Remove(Destination { vni, address }) => self.map.remove(vni, address),
+            };
+            if let Err(error) = changed {
+                tracing::error!(?change, error = error_chain(&error), "cannot change the identities of VMs");
+            }
+        }
+        let state = (self.identities.len(), self.identities.counts());
+        *self.metrics.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        actions.messages()
+    }
+}
+
+/// The time at which an entry of the map was last used.
+fn used_ms(now_ms: u64, entry: RemoteIdentity) -> u64 {
+    // A packet may have used it after the time was read.
+    let ticks = ticks_now().wrapping_sub(entry.used).cast_signed().max(0).cast_unsigned();
+    now_ms.saturating_sub(u64::from(ticks) * TICK_MS)
+}
+
+/// The identities of the instances among `destinations` that have a port of this host.
+pub fn identities_of_ports(tables: &NodeTables, destinations: &[Destination]) -> Vec<IdentityEntry> {
+    let reader = tables.reader();
+    let identity = |destination: &Destination| {
+        let Lookup::Hit(hit) = reader.find(destination.vni.get(), destination.address) else { return None };
+        let Some(NextHop::Port(ifindex)) = reader.next_hop(hit.cell) else { return None };
+        let port = tables.port(ifindex)?;
+        Some(IdentityEntry { destination: *destination, identity: port.identity })
+    };
+    destinations.iter().filter_map(identity).collect()
+}
