@@ -35,7 +35,7 @@ fn question_goes_to_the_destinations_host_and_its_answer_to_all_who_asked() {
             assert_eq!(identities.ask(0, host(asker), one, host(1)), Asked::Waiting);
         }
         let asked = (host(1), Message::Identify { entries: vec![one] });
-        assert_eq!(sent(&mut identities, 0), [asked.clone()], "one question for all");
+        assert_eq!(sent(&mut identities, 0), std::slice::from_ref(&asked), "one question for all");
         assert_eq!(identities.answer(1, host(9), &[entry(one, 66)]), BTreeMap::new(), "not its host");
         assert_eq!(identities.answer(1, host(1), &[entry(to(7, [10, 0, 0, 6]), 66)]), BTreeMap::new());
         let told = [2, 3].map(|asker| (host(asker), vec![entry(one, 5)]));
