@@ -44,8 +44,8 @@ const SWEEP_US: u64 = 1_000_000;
 pub enum Holder {
     /// The host with this VTEP.
     Host(IpAddr),
-    /// Nobody: the destination is no instance of the network, or on a host without a vSwitch. Its identity is 0.
-    Nobody,
+    /// No host: the destination is no instance of the network, or on a host without a vSwitch. Its identity is 0.
+    NoHost,
     /// The tables cannot tell at present, or the host that asks has no instance of the network.
     Unknown,
 }
@@ -59,16 +59,16 @@ pub fn holder(reader: &Reader, revision: u64, asker: IpAddr, destination: &Desti
     }
     let InstanceLocation { vni, host, .. } = match reader.locate(destination.vni, destination.address) {
         Location::Found(location) => location,
-        Location::NotFound => return Holder::Nobody,
+        Location::NotFound => return Holder::NoHost,
         Location::Busy => return Holder::Unknown,
     };
     // An identity means something in its own network only.
     if vni != destination.vni {
-        return Holder::Nobody;
+        return Holder::NoHost;
     }
     match reader.role(host) {
         Ok(Some(Role::Host)) => Holder::Host(host),
-        Ok(_) => Holder::Nobody,
+        Ok(_) => Holder::NoHost,
         Err(_) => Holder::Unknown,
     }
 }
@@ -80,7 +80,7 @@ pub enum Asked {
     Known(u16),
     /// The asker gets the answer when it arrives.
     Waiting,
-    /// Too many questions wait, or the tables cannot tell whom to ask: the host asks again.
+    /// Too many questions wait, or the tables cannot tell which host to ask: it asks again.
     Ignored,
 }
 

@@ -128,9 +128,9 @@ fn only_a_host_with_a_vswitch_is_asked_about_an_instance_of_the_askers_network()
     let of = |asker, vni, address| holder(&reader, 42, host(asker), &to(vni, ip(address)));
     assert_eq!(of(1, 1, "10.1.0.2"), Holder::Host(host(2)));
     assert_eq!(of(1, 1, "fd01::2"), Holder::Host(host(2)));
-    assert_eq!(of(1, 1, "10.1.0.9"), Holder::Nobody, "no instance");
-    assert_eq!(of(1, 1, "10.2.0.2"), Holder::Nobody, "an instance of a peered network");
-    assert_eq!(of(1, 1, "10.1.0.3"), Holder::Nobody, "on a foreign host");
+    assert_eq!(of(1, 1, "10.1.0.9"), Holder::NoHost, "no instance");
+    assert_eq!(of(1, 1, "10.2.0.2"), Holder::NoHost, "an instance of a peered network");
+    assert_eq!(of(1, 1, "10.1.0.3"), Holder::NoHost, "on a foreign host");
     assert_eq!(of(1, 2, "10.2.0.2"), Holder::Unknown, "the asker has no instance of network 2");
     assert_eq!(holder(&reader, 0, host(1), &to(1, ip("10.1.0.2"))), Holder::Unknown, "during a snapshot");
 }

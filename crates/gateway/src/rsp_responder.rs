@@ -169,7 +169,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
                 for destination in chunk {
                     let asked = match holder(reader, revision, asker, destination) {
                         Holder::Host(host) => self.identities.ask(now_us, asker, *destination, host),
-                        Holder::Nobody => Asked::Known(0),
+                        Holder::NoHost => Asked::Known(0),
                         Holder::Unknown => Asked::Ignored,
                     };
                     self.stats.note_identity_query(asked);

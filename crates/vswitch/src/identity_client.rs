@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::registry::Registry;
-use sluice_agent::error_chain;
-use sluice_agent::event_source::EventSource;
+use sluice_agent::event_source::{AsyncEventRing, EventSource};
 use sluice_agent::metric_source::{MetricSource, counter, gauge};
-use sluice_datapath::{RemoteIdentities as Map, RemoteIdentity, UnknownReceiver};
+use sluice_agent::{Error, error_chain};
+use sluice_datapath::{Datapath, RemoteIdentities as Map, RemoteIdentity, UnknownReceiver};
 use sluice_rsp::{Destination, IdentityEntry, Message};
 use sluice_tables::sessions::ticks_now;
 use sluice_tables::{Lookup, NextHop, NodeTables, layout};
@@ -58,12 +58,21 @@ pub struct IdentityClient<E> {
     metrics: Arc<IdentityMetrics>,
 }
 
-impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
-    /// Knows nothing yet. `seed` selects the first gateway to ask.
-    pub fn new(events: E, map: Map, seed: usize) -> Self {
-        Self { events, map, identities: RemoteIdentities::new(seed), metrics: Arc::default() }
+impl IdentityClient<AsyncEventRing<UnknownReceiver>> {
+    /// A client of the packet programs of this host, which has asked for no identity yet. Must be called within a Tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// If the programs have no such map and events, or the runtime cannot wait for these.
+    pub fn open(datapath: &Datapath) -> Result<Self, Error> {
+        let events = AsyncEventRing::new(datapath.unknown_receivers()?)?;
+        let seed = sluice_agent::rsp::wall_clock_ms() as usize;
+        let (map, identities) = (datapath.remote_identities()?, RemoteIdentities::new(seed));
+        Ok(Self { events, map, identities, metrics: Arc::default() })
     }
+}
 
+impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
     /// The metrics of this client.
     pub fn metrics(&self) -> Arc<IdentityMetrics> {
         self.metrics.clone()
@@ -73,7 +82,7 @@ impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
     ///
     /// # Errors
     /// As [`EventSource::ready`].
-    pub async fn ready(&mut self) -> Result<(), sluice_agent::Error> {
+    pub async fn ready(&mut self) -> Result<(), Error> {
         self.events.ready().await
     }
 
@@ -123,7 +132,7 @@ impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
         &mut self,
         now_ms: u64,
         networks: &BTreeMap<Vni, Network>,
-    ) -> Result<impl Iterator<Item = Outgoing> + use<E>, sluice_agent::Error> {
+    ) -> Result<impl Iterator<Item = Outgoing> + use<E>, Error> {
         let (mut events, mut actions) = (Vec::new(), Actions::default());
         self.events.drain(&mut events)?;
         for UnknownReceiver { vni, destination } in events {

@@ -117,16 +117,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
         flows: node.datapath.flows()?,
         groups: detection_groups,
     };
-    let unknown_receivers = AsyncEventRing::new(node.datapath.unknown_receivers()?)?;
-    let identities = IdentityClient::new(
-        unknown_receivers,
-        node.datapath.remote_identities()?,
-        sluice_agent::rsp::wall_clock_ms() as usize,
-    );
-    let own = own_address(vteps)?;
-    let idle_timeout = Duration::from_secs(args.path_idle);
-    let sources = (strays, detection, identities);
-    let (client, paths) = RspClient::new(node, transport, sources, own, idle_timeout, changes);
+    let idle = Duration::from_secs(args.path_idle);
+    let sources = (strays, detection, IdentityClient::open(&node.datapath)?);
+    let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
         .merge(local_api::session_routes(listed))

@@ -73,7 +73,7 @@ impl Actions {
     }
 }
 
-/// Counters.
+/// How often the host asked, and what became of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Questions sent, repetitions included.
@@ -124,7 +124,7 @@ pub struct RemoteIdentities {
 }
 
 impl RemoteIdentities {
-    /// Knows nothing. `seed` selects the first gateway to ask, so that hosts choose different ones.
+    /// No identities. `seed` selects the first gateway to ask, so that hosts choose different ones.
     pub fn new(seed: usize) -> Self {
         Self {
             entries: HashMap::new(),

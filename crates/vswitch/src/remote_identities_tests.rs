@@ -1,4 +1,4 @@
-//! What a host knows over time, whom it asks, and what it replaces.
+//! What a host knows over time, which gateways it asks, and what it replaces.
 
 use super::*;
 
