@@ -188,3 +188,89 @@ pub fn identities_of_ports(tables: &NodeTables, destinations: &[Destination]) ->
     };
     destinations.iter().filter_map(identity).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus_client::encoding::text;
+    use sluice_tables::{Immediate, Memory, Port, PortIpv4, PortIpv6, Sizes, Vrf};
+    use sluice_types::MacAddr;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn port(ifindex: u32, vni: Vni, identity: u16) -> Port {
+        let (IpAddr::V4(v4), IpAddr::V6(v6)) = (ip("10.0.0.5"), ip("fd00::5")) else { unreachable!() };
+        Port {
+            ifindex,
+            peer_redirect: false,
+            mtu: 1430,
+            vni,
+            mac: MacAddr::local(u64::from(ifindex)),
+            ipv4: Some(PortIpv4 { address: v4, length: 24, router: None }),
+            ipv6: Some(PortIpv6 { address: v6, length: 64, dhcp: false }),
+            dns4: Vec::new(),
+            instance: ifindex.into(),
+            lease_s: 1,
+            policy: None,
+            scope: 0,
+            identity,
+            adopt_until_s: 0,
+        }
+    }
+
+    /// Two networks use the same addresses.
+    #[test]
+    fn a_host_tells_the_identities_of_its_ports_only() {
+        let memory = Memory::anonymous(1 << 12).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+        let [one, other, third] = [1, 2, 3].map(|number| Vni::new(number).unwrap());
+        for (vni, identity) in [(one, 258), (other, 0)] {
+            let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+            tables.upsert_vrf(&vrf).unwrap();
+            tables.upsert_port(&port(vni.get(), vni, identity)).unwrap();
+        }
+        let to = |vni, address| Destination { vni, address: ip(address) };
+        let asked = [
+            to(one, "10.0.0.5"),
+            to(one, "fd00::5"),
+            to(one, "10.0.0.6"),
+            to(other, "10.0.0.5"),
+            to(third, "10.0.0.5"),
+        ];
+        let told = [(asked[0], 258), (asked[1], 258), (asked[3], 0)];
+        let told = told.map(|(destination, identity)| IdentityEntry { destination, identity });
+        assert_eq!(identities_of_ports(&tables, &asked), told);
+    }
+
+    /// Catches a counter that is registered under another name, or not at all.
+    #[test]
+    fn each_counter_has_its_metric() {
+        let counts = Counts { asked: 1, answered: 2, unanswered: 3, evicted: 4 };
+        let mut registry = Registry::default();
+        IdentityMetrics(Mutex::new((5, counts))).register(&mut registry);
+        let mut page = String::new();
+        text::encode(&mut page, &registry).unwrap();
+        for line in [
+            "remote_identities 5",
+            "remote_identities_limit 65536",
+            "remote_identities_asked_total 1",
+            "remote_identities_answered_total 2",
+            "remote_identities_unanswered_total 3",
+            "remote_identities_evicted_total 4",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} in {page}");
+        }
+    }
+
+    #[test]
+    fn time_of_use_follows_from_its_ticks() {
+        let entry = |ago: u32| RemoteIdentity { identity: 1, used: ticks_now().wrapping_sub(ago) };
+        let ago = |ticks| 1_000_000 - used_ms(1_000_000, entry(ticks));
+        assert!((10_000..60_000).contains(&ago(10 * layout::SESSION_TICKS_PER_SECOND)));
+        // The future, and a time before this clock began.
+        assert_eq!(ago(u32::MAX - 100), 0);
+        assert_eq!(used_ms(5, entry(800)), 0);
+    }
+}
