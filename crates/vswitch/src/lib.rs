@@ -7,6 +7,7 @@ mod claim_reader;
 mod ending_sessions;
 mod guard;
 mod guard_metrics;
+mod identity_client;
 mod ipsec;
 mod local_api;
 mod path_learner;
@@ -16,6 +17,7 @@ mod policies;
 mod port_manager;
 mod port_registry;
 mod rates;
+mod remote_identities;
 mod role;
 mod rsp_client;
 mod scopes;
@@ -40,6 +42,7 @@ use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open}
 use sluice_datapath::{Datapath, ObjectName};
 use sluice_tables::PortMeters;
 
+use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::rates::Rates;
@@ -113,9 +116,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
     };
     let announced = AsyncEventRing::new(node.datapath.claims()?)?;
     let claim_reader = claim_reader::run(node.clone(), announced);
-    let own = own_address(vteps)?;
-    let idle_timeout = Duration::from_secs(args.path_idle);
-    let (client, paths) = RspClient::new(node, transport, (strays, detection), own, idle_timeout, changes);
+    let idle = Duration::from_secs(args.path_idle);
+    let sources = (strays, detection, IdentityClient::open(&node.datapath)?);
+    let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
         .merge(local_api::session_routes(listed))
