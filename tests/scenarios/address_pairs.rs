@@ -98,7 +98,8 @@ async fn is_held_by(lab: &Lab, holder: &Keepalived) -> Outcome {
         .await?;
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
     for at in SHARED {
-        ensure!(text.contains(&format!("{at} (held)")), "`instances show {}`: {text}{shown:?}", holder.name);
+        let line = format!("address {at}, held yes");
+        ensure!(text.contains(&line), "`instances show {}` does not say `{line}`: {shown:?}", holder.name);
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::streams::Streams;
 use crate::support::{
     Failure, Outcome, address, answers, ensure, eventually, execute, never_reaches, path_to, ping,
 };
+use futures::future::try_join_all;
 use serde_json::{Value, json};
 use sluice_client::{Instance, NewRoute, Peering, RouteTable, RouteTarget};
 use sluice_lab::{Lab, Options, VmState};
@@ -89,10 +90,9 @@ async fn are_strangers(lab: &Lab, vm: &str, addresses: &[&str]) -> Outcome {
     for at in addresses {
         let target = address(to, at.contains(':'))?;
         counted(lab, "spoofed_ip", (vm, to.vni), target, &["-I", at]).await?;
-        for from in ["web-1", "db-1"] {
-            never_reaches(lab, from, at.parse()?).await?;
-        }
     }
+    let ways = addresses.iter().flat_map(|at| ["web-1", "db-1"].map(|from| (from, at)));
+    try_join_all(ways.map(async |(from, at)| never_reaches(lab, from, at.parse()?).await)).await?;
     for vm in [vm, "web-1", "db-1"] {
         // Of the neighbors that were not found, they would drop the next packet as well.
         execute(lab, vm, &["ip", "neigh", "flush", "all"]).await?;
@@ -125,13 +125,10 @@ async fn delegated_prefixes(lab: &Lab) -> Outcome {
     are_strangers(lab, "node", &PODS.map(pod)).await?;
     set(lab, node.id, &json!({ "delegated_prefixes": PREFIXES })).await?;
     let (outside, inside) = PODS.split_at(2);
-    for at in outside {
-        never_reaches(lab, "db-1", pod(at).parse()?).await?;
-    }
+    let alone = outside.iter().map(async |at| never_reaches(lab, "db-1", pod(at).parse()?).await);
+    try_join_all(alone).await?;
     routes_by_peering(lab, &PREFIXES[..2]).await?;
-    for _ in 0..2 {
-        has_its_pods(lab).await?;
-    }
+    has_its_pods(lab).await?;
     goes_direct(lab, &node).await?;
     let moved = lab.begin_move("node", &node, NEW).await?;
     lab.end_move(&moved).await?;
