@@ -81,6 +81,7 @@ const FRAGMENTS: &str = "u = socket.socket(family, socket.SOCK_DGRAM)\n\
 /// Answers each datagram with one byte.
 const BRIEF: &str = "s = socket.socket(family, socket.SOCK_DGRAM)\n\
     s.bind((at, port))\n\
+    print('ready', flush=True)\n\
     while True:\n    s.sendto(b'x', s.recvfrom(2048)[1])\n";
 
 /// Sends 100 datagrams of 1200 bytes a second until a line of input; prints how many were answered, and how many not.
@@ -278,7 +279,8 @@ async fn one_direction(lab: &Lab, server: SecurityGroupId) -> Outcome {
     for ipv6 in [false, true] {
         let (at, from) = (address(vm, ipv6)?, address(client, ipv6)?);
         permit(lab, server, Protocol::UDP, SHORT, Remote::Prefix(IpNet::from(from))).await?;
-        let _server = start(lab, SERVER, BRIEF, &at.to_string(), SHORT, "")?;
+        let mut server = start(lab, SERVER, BRIEF, &at.to_string(), SHORT, "")?;
+        line(&mut server).await?;
         let mut flow = start(lab, LOPSIDED_CLIENT, LOPSIDED, &at.to_string(), SHORT, "")?;
         let port: u16 = line(&mut flow).await?.parse()?;
         eventually(Duration::from_secs(5), || async {
