@@ -4,9 +4,9 @@
  * destinations with a direct path are answered here, all others by the gateway.
  *
  * Contract: an ARP frame whose Ethernet source the VM may use. Returns the verdict: the frame was turned
- * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for an unchanged
- * request, with the addresses of struct frame set so that the flow hash can be computed. Uses the maps
- * `cells` and those of count.h and claims.h.
+ * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for a request that is
+ * unchanged but for its sender, with the addresses of struct frame set so that the flow hash can be
+ * computed. Uses the maps `cells` and those of count.h and claims.h.
  */
 #ifndef SLUICE_VM_ARP_H
 #define SLUICE_VM_ARP_H
