@@ -14,7 +14,7 @@ packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zl
 	clang-format-14|clang-format protobuf-compiler curl ca-certificates"
 packages_run="iproute2 nftables ethtool busybox-static isc-dhcp-client iputils-ping procps kmod util-linux mount"
 packages_test="iperf3 tcpdump conntrack postgresql bpftool|linux-tools-common qemu-system-x86
-	debian-archive-keyring"
+	keepalived debian-archive-keyring"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
 packages_bench="iperf3 conntrack openvswitch-switch libdpdk-dev"
 packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring

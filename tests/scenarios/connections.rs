@@ -1,5 +1,6 @@
 //! What security groups make of connections, in both address families: direct paths lead past no group, and a flow that
-//! moves to one stays one session; fragments follow their first one; a stray TCP segment admits nothing, a reset ends a
+//! moves to one stays one session, also if only one direction does; fragments follow their first one, and one that comes
+//! before it is dropped; a stray TCP segment admits nothing, a reset ends a
 //! session, a half-closed connection goes on; groups that are switched on under a connection adopt it, for a time.
 
 use crate::Ground;
@@ -7,8 +8,8 @@ use crate::attack::sessions;
 use crate::direct_paths::goes_direct;
 use crate::security_groups::{group, permit, reaches_at, set_groups};
 use crate::support::{Failure, Outcome, Probe, address, drops, ensure, eventually, path_to};
-use serde_json::Value;
-use sluice_client::Remote;
+use serde_json::{Value, json};
+use sluice_client::{Remote, Vpc};
 use sluice_lab::{Lab, Options};
 use sluice_types::{IpNet, Protocol, SecurityGroupId};
 use std::net::SocketAddr;
@@ -23,6 +24,9 @@ const OPEN: u16 = 7081;
 const CLOSED: u16 = 7082;
 /// A Python server listens here.
 const TALK: u16 = 7083;
+/// A Python server gives short answers here, to another client.
+const SHORT: u16 = 7084;
+const LOPSIDED_CLIENT: &str = "web-2";
 /// Of `goes_direct`.
 const STREAM: u16 = 7021;
 /// Source port of stray segments.
@@ -49,6 +53,49 @@ const DATAGRAM: &str = "s = socket.socket(family, socket.SOCK_DGRAM)\n\
     s.send(bytes(4096))\n\
     try:\n    print(len(s.recv(65536)))\n\
     except (TimeoutError, ConnectionRefusedError):\n    print('silent')\n";
+
+/// Sends a datagram in two fragments in the given order, and prints how long the answer is.
+const FRAGMENTS: &str = "u = socket.socket(family, socket.SOCK_DGRAM)\n\
+    u.settimeout(1)\n\
+    u.connect((at, port))\n\
+    own, local = u.getsockname()[:2]\n\
+    raw = [socket.inet_pton(family, address) for address in (own, at)]\n\
+    body = bytes(1000)\n\
+    header = struct.pack('!HHH', local, port, 8 + len(body))\n\
+    words = b''.join(raw) + struct.pack('!HH', 17, 8 + len(body)) + header + body\n\
+    total = sum(struct.unpack(f'!{len(words) // 2}H', words))\n\
+    while total >> 16:\n    total = (total & 0xffff) + (total >> 16)\n\
+    datagram = header + struct.pack('!H', ~total & 0xffff) + body\n\
+    number = os.urandom(2)\n\
+    ipv6 = family == socket.AF_INET6\n\
+    s = socket.socket(family, socket.SOCK_RAW, 44 if ipv6 else socket.IPPROTO_RAW)\n\
+    for part in sys.argv[3]:\n    \
+        data, offset, more = (datagram[512:], 512, 0) if part == 'l' else (datagram[:512], 0, 1)\n    \
+        if ipv6:\n        fragment = struct.pack('!BBHxx2s', 17, 0, offset | more, number)\n    \
+        else:\n        fragment = struct.pack('!BBH2sHBBH', 0x45, 0, 20 + len(data), number, \
+            offset >> 3 | more << 13, 64, 17, 0) + b''.join(raw)\n    \
+        s.sendto(fragment + data, (at, 0))\n\
+    try:\n    print(len(u.recv(65536)))\n\
+    except (TimeoutError, ConnectionRefusedError):\n    print('silent')\n";
+
+/// Answers each datagram with one byte.
+const BRIEF: &str = "s = socket.socket(family, socket.SOCK_DGRAM)\n\
+    s.bind((at, port))\n\
+    print('ready', flush=True)\n\
+    while True:\n    s.sendto(b'x', s.recvfrom(2048)[1])\n";
+
+/// Sends 100 datagrams of 1200 bytes a second until a line of input; prints how many were answered, and how many not.
+const LOPSIDED: &str = "import select\n\
+    s = socket.socket(family, socket.SOCK_DGRAM)\n\
+    s.settimeout(5)\n\
+    s.connect((at, port))\n\
+    print(s.getsockname()[1], flush=True)\n\
+    sent = answered = 0\n\
+    while not select.select([sys.stdin], [], [], 0.01)[0]:\n    \
+        s.send(bytes(1200))\n    sent += 1\n    \
+        while select.select([s], [], [], 0)[0]:\n        answered += len(s.recv(9))\n\
+    while answered < sent:\n    answered += len(s.recv(9))\n\
+    print(answered, sent - answered)\n";
 
 /// Sends a TCP header of each of these flags: ACK, FIN and ACK, RST.
 const STRAY_SEGMENTS: &str = "s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)\n\
@@ -105,6 +152,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     // Otherwise the first stray segments would be adopted.
     adopt_for(&lab, 0).await?;
     set_groups(&lab, SERVER, &[server]).await?;
+    one_direction(&lab, server).await?;
     for ipv6 in [false, true] {
         direct_paths(&lab, ipv6).await?;
     }
@@ -149,8 +197,20 @@ async fn go_on(child: &mut Child) -> Outcome {
 
 /// Sessions of the server's port with an address and port of the client, or with a port of its own.
 async fn of_server(lab: &Lab, ipv6: bool, key: &str, port: u16) -> Result<Vec<Value>, Failure> {
-    let remote = address(lab.vm(CLIENT)?, ipv6)?.to_string();
-    let all = sessions(lab, HOST, &lab.vm(SERVER)?.port).await?;
+    between(lab, (SERVER, CLIENT), ipv6, key, port).await
+}
+
+/// Sessions of the port of the first VM with an address of the second one.
+async fn between(
+    lab: &Lab,
+    (own, other): (&str, &str),
+    ipv6: bool,
+    key: &str,
+    port: u16,
+) -> Result<Vec<Value>, Failure> {
+    let remote = address(lab.vm(other)?, ipv6)?.to_string();
+    let vm = lab.vm(own)?;
+    let all = sessions(lab, &vm.host, &vm.port).await?;
     Ok(all.into_iter().filter(|it| it["remote_address"] == remote.as_str() && it[key] == port).collect())
 }
 
@@ -210,6 +270,44 @@ async fn direct_paths(lab: &Lab, ipv6: bool) -> Outcome {
     reaches_at(lab, CLIENT, SERVER, CLOSED, false).await
 }
 
+/// Flows whose large packets go direct, while their short answers stay with the gateways. Each is one session at either end.
+async fn one_direction(lab: &Lab, server: SecurityGroupId) -> Outcome {
+    let (client, vm, vpc) = (lab.vm(LOPSIDED_CLIENT)?, lab.vm(SERVER)?, lab.vpc("web")?.id);
+    // Between 960 kbit/s and 35 kbit/s.
+    lab.api().update::<Vpc>(vpc, &json!({ "offload_kbps": 300 }), None).await?;
+    set_groups(lab, LOPSIDED_CLIENT, &[group(lab, "client").await?]).await?;
+    for ipv6 in [false, true] {
+        let (at, from) = (address(vm, ipv6)?, address(client, ipv6)?);
+        permit(lab, server, Protocol::UDP, SHORT, Remote::Prefix(IpNet::from(from))).await?;
+        let mut server = start(lab, SERVER, BRIEF, &at.to_string(), SHORT, "")?;
+        line(&mut server).await?;
+        let mut flow = start(lab, LOPSIDED_CLIENT, LOPSIDED, &at.to_string(), SHORT, "")?;
+        let port: u16 = line(&mut flow).await?.parse()?;
+        eventually(Duration::from_secs(5), || async {
+            let path = path_to(lab, &client.host, client.vni, at).await?;
+            ensure!(path.is_some_and(|path| path["installed"] == true), "no path leads to {at}");
+            Ok(())
+        })
+        .await?;
+        // As long as a path of the answers would need to be learned.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let back = path_to(lab, HOST, vm.vni, from).await?;
+        ensure!(back.is_none(), "the answers go direct as well: {back:?}");
+        for (ends, key) in
+            [((SERVER, LOPSIDED_CLIENT), "local_port"), ((LOPSIDED_CLIENT, SERVER), "remote_port")]
+        {
+            let found = between(lab, ends, ipv6, key, SHORT).await?;
+            ensure!(found.len() == 1, "{}: the flow of port {port} is not one session: {found:#?}", ends.0);
+        }
+        go_on(&mut flow).await?;
+        let end = line(&mut flow).await?;
+        ensure!(end.ends_with(" 0"), "answered and not answered: {end}");
+    }
+    set_groups(lab, LOPSIDED_CLIENT, &[]).await?;
+    lab.api().update::<Vpc>(vpc, &json!({ "offload_kbps": null }), None).await?;
+    Ok(())
+}
+
 /// A datagram of 4 KiB passes where its first fragment does.
 async fn fragments(lab: &Lab, ipv6: bool) -> Outcome {
     let vni = lab.vm(SERVER)?.vni;
@@ -222,7 +320,18 @@ async fn fragments(lab: &Lab, ipv6: bool) -> Outcome {
     ensure!(answer == "silent", "IPv6 {ipv6}: a datagram that no rule permits was answered: {answer}");
     counted(lab, "ingress_denied", denied, 1.0).await?;
     // Its other fragments have no ports.
-    counted(lab, "unknown_fragment", unknown, 2.0).await
+    counted(lab, "unknown_fragment", unknown, 2.0).await?;
+    // The later fragment before the first one, which makes no datagram, and then the first one before the later one.
+    let unknown = drops(lab, vni, "unknown_fragment").await?;
+    let answer = run(lab, FRAGMENTS, ipv6, OPEN, "lf").await?;
+    ensure!(
+        answer == "silent",
+        "IPv6 {ipv6}: a datagram whose later fragment came first was answered: {answer}"
+    );
+    counted(lab, "unknown_fragment", unknown, 1.0).await?;
+    let answer = run(lab, FRAGMENTS, ipv6, OPEN, "fl").await?;
+    ensure!(answer == (1000 + SERVER.len() + 1).to_string(), "IPv6 {ipv6}: the answer was {answer}");
+    Ok(())
 }
 
 async fn tcp_states(lab: &Lab, ipv6: bool) -> Outcome {

@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod across_hosts;
+mod address_pairs;
+mod addresses;
 mod attack;
 mod connections;
 mod crash;
@@ -149,6 +151,7 @@ fn all() -> Vec<Scenario> {
         tcp: OwnLab,
         security_groups: OwnLab,
         qos: OwnLab,
+        addresses: OwnLab,
         connections: OwnLab,
         attack: OwnLab,
         guests: OwnLab,

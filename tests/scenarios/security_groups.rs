@@ -1,6 +1,6 @@
 //! Security groups, in both address families: what no rule permits is dropped; answers need no rule; a rule may name a
 //! group, also for receivers on other hosts; rules change while traffic runs, and a deleted rule ends the connections that it
-//! alone permitted.
+//! alone permitted; of 2,000 rules each has its effect, and no other.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -12,7 +12,7 @@ use sluice_client::{Instance, NewSecurityGroup, NewSecurityRule, Remote, Securit
 use sluice_lab::{Lab, Options};
 use sluice_types::{AddressFamily, Direction, IpNet, PortRange, Protocol, SecurityGroupId, SecurityRuleId};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// From the answer of the API until every host has the change.
 const PROGRAMMED: Duration = Duration::from_secs(10);
@@ -26,6 +26,10 @@ const KEPT: u16 = 7034;
 const REVOKED: u16 = 7036;
 const STREAMS: [(&str, &str, bool); 2] = [("web-1", "web-3", false), ("web-1", "web-3", true)];
 const PPS: u64 = 200;
+/// Rules of each family in `many_rules`, their groups, and the port of the first one. Every second port has one.
+const MANY: u16 = 1000;
+const MANY_GROUPS: u16 = 4;
+const MANY_FROM: u16 = 20_000;
 /// For how long an answer is awaited that should not come.
 const SILENCE: &str = "1000";
 
@@ -54,7 +58,59 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     agents_restart(&lab).await?;
     // Without groups everything passes again.
     set_groups(&lab, "web-3", &[]).await?;
-    reaches_at(&lab, "web-2", "web-3", OPEN, true).await
+    reaches_at(&lab, "web-2", "web-3", OPEN, true).await?;
+    many_rules(&lab).await
+}
+
+/// 2,000 rules in four groups of one instance, a thousand of each family: UDP to every other port, from the address of web-1,
+/// and, by every other rule, from the whole subnet.
+async fn many_rules(lab: &Lab) -> Outcome {
+    let mut groups = Vec::new();
+    for number in 0..MANY_GROUPS {
+        groups.push(group(lab, &format!("many-{number}")).await?);
+    }
+    let own = lab.vm("web-1")?.addresses();
+    let mut made = Vec::new();
+    for number in 0..MANY {
+        let group = groups[usize::from(number / (MANY / MANY_GROUPS))];
+        for (own, subnet) in own.iter().zip(["10.1.0.0/24", "fd10:0:0:1::/64"]) {
+            let prefix = if number % 2 == 0 { IpNet::from(*own) } else { subnet.parse()? };
+            let port = MANY_FROM + 2 * number;
+            let family = AddressFamily::of(&prefix);
+            made.push((group, new_rule(family, Protocol::UDP, port, Remote::Prefix(prefix))));
+        }
+    }
+    let begin = Instant::now();
+    for some in made.chunks(100) {
+        let create = some.iter().map(async |(group, new)| lab.api().create(*group, new).await.map(drop));
+        futures::future::try_join_all(create).await?;
+    }
+    println!("    {} rules were created in {:.1} s", made.len(), begin.elapsed().as_secs_f64());
+    set_groups(lab, "web-3", &groups).await?;
+    // First and last ones of the first and the last group, some in between, and none.
+    let edge = MANY / MANY_GROUPS;
+    for number in [0, 1, edge - 1, edge, MANY / 2 + 7, MANY - edge, MANY - 2, MANY - 1] {
+        let port = MANY_FROM + 2 * number;
+        answers_at(lab, "web-1", port, true).await?;
+        answers_at(lab, "web-2", port, number % 2 == 1).await?;
+        for neighbor in [port - 1, port + 1] {
+            answers_at(lab, "web-1", neighbor, false).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether web-3 answers a VM at a port by UDP, in both families.
+async fn answers_at(lab: &Lab, from: &str, port: u16, expected: bool) -> Outcome {
+    let ask = async |at: IpAddr| {
+        let at = SocketAddr::new(at, port).to_string();
+        let _echo = Probe::listening(lab, "web-3", &["echo", &at, "web-3"]).await?;
+        let answer = Probe::start(lab, from, &["ask", "udp", &at, SILENCE])?.result().await?;
+        let answered = answer["name"].is_string();
+        ensure!(answered == expected, "{from} -> {at}: answered {answered}, not {expected}");
+        Ok(())
+    };
+    futures::future::try_join_all(lab.vm("web-3")?.addresses().into_iter().map(ask)).await.map(drop)
 }
 
 /// Nothing may be sent to an instance without ingress rules; what it begins itself is answered.

@@ -4,9 +4,9 @@
  * destinations with a direct path are answered here, all others by the gateway.
  *
  * Contract: an ARP frame whose Ethernet source the VM may use. Returns the verdict: the frame was turned
- * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for an unchanged
- * request, with the addresses of struct frame set so that the flow hash can be computed. Uses the maps
- * `cells` and those of count.h and claims.h.
+ * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for a request that is
+ * unchanged but for its sender, with the addresses of struct frame set so that the flow hash can be
+ * computed. Uses the maps `cells` and those of count.h and claims.h.
  */
 #ifndef SLUICE_VM_ARP_H
 #define SLUICE_VM_ARP_H
@@ -28,6 +28,29 @@ static __always_inline int arp_answer(struct __sk_buff *skb, const struct port *
 	ethernet = next_header(&cursor, struct ethernet_header);
 	write_arp_reply(ethernet, next_header(&cursor, struct arp_header), question, mac);
 	return reply_send(skb);
+}
+
+/*
+ * Prepares a request for the gateway: its sender becomes the port's own address, unless the VM gets the packets to it. The
+ * answer could not be sent to another address.
+ */
+static __always_inline int arp_forward(struct __sk_buff *skb, const struct port *port, __u32 port_cell,
+				       const struct arp_message *arp, struct frame *frame)
+{
+	__u32 sender = arp->sender;
+
+	if (!is_received(source4(port, port_cell, sender))) {
+		if (!port->address4)
+			return port_drop(port->vni, DROP_spoofed_ip);
+		sender = bpf_ntohl(port->address4);
+		if (bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct arp_header, sender),
+					&port->address4, sizeof(port->address4), 0))
+			return port_drop(port->vni, DROP_headroom);
+	}
+	/* By these addresses, requests are spread over the gateway group. */
+	frame->source[1] = sender;
+	frame->destination[1] = arp->target;
+	return VERDICT_FORWARD;
 }
 
 __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell, struct frame *frame)
@@ -74,10 +97,7 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 		return port_drop(port->vni, DROP_table_busy);
 	if (found == EXACT_HIT)
 		return arp_answer(skb, port, &arp, hit.mac);
-	/* By these addresses, requests are spread over the gateway group. */
-	frame->source[1] = arp.sender;
-	frame->destination[1] = arp.target;
-	return VERDICT_FORWARD;
+	return arp_forward(skb, port, port_cell, &arp, frame);
 }
 
 #endif
