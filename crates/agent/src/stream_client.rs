@@ -252,7 +252,7 @@ impl<R: Role> StreamClient<R> {
                 sessions: *sessions,
             };
             let (sessions, ports) = (found.values().sum(), found.iter().map(of_port).collect());
-            // It fails if the stream has ended, and then no client waits.
+            // It fails if the stream has ended, and then nobody waits.
             let _ = reports.ending_sessions(EndingSessions { id, sessions, ports, problem }).await;
         });
     }
