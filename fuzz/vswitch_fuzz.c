@@ -69,7 +69,8 @@ static uint32_t ports[PORTS_MAX], ports_used;
 /* Nodes from which packets are accepted, and one of each kind and family to choose from. */
 static struct next_hop known_nodes[NODES_MAX], nodes[2][2];
 static uint32_t known_nodes_used;
-static struct token_bucket strays_left;
+static struct token_bucket strays_left, unknown_receivers_left;
+static struct remote_identity remote_identity;
 static uint64_t lost, refused, share, claim_share, of_unknown_port;
 /* Memory of the programs. Its content is not defined when a packet arrives. */
 static struct {
@@ -125,6 +126,11 @@ static void *own_map(const void *map, uint32_t index)
 		return found;
 	if (map == &stray_budget)
 		return index ? NULL : &strays_left;
+	if (map == &unknown_receiver_budget)
+		return index ? NULL : &unknown_receivers_left;
+	/* The index is the VNI. The VMs of half of the VPCs are known. */
+	if (map == &remote_identities)
+		return index & 4 ? &remote_identity : NULL;
 	if (map == &frames)
 		return index ? NULL : &memory.frame;
 	if (map == &sum_chunks)

@@ -6,12 +6,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 8] = [
+const HEADERS: [&str; 9] = [
     "cells.h",
     "counter_layout.h",
     "drops.h",
     "events.h",
     "flow_layout.h",
+    "identity_layout.h",
     "meter_layout.h",
     "qos_layout.h",
     "session_layout.h",

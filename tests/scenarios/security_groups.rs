@@ -1,6 +1,6 @@
 //! Security groups, in both address families: what no rule permits is dropped; answers need no rule; a rule may name a
-//! group; rules change while traffic runs, and a deleted rule ends the connections that it alone permitted; of 2,000 rules
-//! each has its effect, and no other.
+//! group, also for receivers on other hosts; rules change while traffic runs, and a deleted rule ends the connections that it
+//! alone permitted; of 2,000 rules each has its effect, and no other.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// From the answer of the API until every host has the change.
 const PROGRAMMED: Duration = Duration::from_secs(10);
+/// From then until the hosts of senders have asked again for the identity of an instance: an answer is used for 5 s.
+const REFRESHED: Duration = Duration::from_secs(15);
 const OPEN: u16 = 7031;
 const FOR_GROUP: u16 = 7032;
 const CLOSED: u16 = 7033;
@@ -49,6 +51,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     default_denies(&lab).await?;
     prefixes_permit(&lab, server).await?;
     groups_permit(&lab, server, client).await?;
+    egress_to_groups(&lab).await?;
+    set_groups(&lab, "web-3", &[server]).await?;
     errors_belong_to_sessions(&lab, server).await?;
     rules_end_with_their_sessions(&lab, server).await?;
     agents_restart(&lab).await?;
@@ -73,7 +77,7 @@ async fn many_rules(lab: &Lab) -> Outcome {
             let prefix = if number % 2 == 0 { IpNet::from(*own) } else { subnet.parse()? };
             let port = MANY_FROM + 2 * number;
             let family = AddressFamily::of(&prefix);
-            made.push((group, rule(family, Protocol::UDP, port, Remote::Prefix(prefix))));
+            made.push((group, new_rule(family, Protocol::UDP, port, Remote::Prefix(prefix))));
         }
     }
     let begin = Instant::now();
@@ -163,6 +167,62 @@ async fn groups_permit(lab: &Lab, server: SecurityGroupId, client: SecurityGroup
     set_groups(lab, "web-1", &[]).await?;
     set_groups(lab, "web-2", &[]).await?;
     reaches_at(lab, "web-1", "web-3", FOR_GROUP, false).await
+}
+
+/// An egress rule that names a group, for a receiver on another host: the sender's host asks for the receiver's groups. The
+/// first packet is dropped meanwhile.
+async fn egress_to_groups(lab: &Lab) -> Outcome {
+    let (sender, member) = (group(lab, "sender").await?, group(lab, "member").await?);
+    for rule in lab.api().list::<SecurityRule>(&[("group", &sender.to_string())], None).await? {
+        lab.api().delete::<SecurityRule>(rule.id, None).await?;
+    }
+    for family in [AddressFamily::Ipv4, AddressFamily::Ipv6] {
+        for protocol in [Protocol::TCP, Protocol::UDP] {
+            let rule = new_rule(family, protocol, OPEN, Remote::Group(member));
+            let rule = NewSecurityRule { direction: Direction::Egress, ..rule };
+            create_rule(lab, sender, &rule).await?;
+            let prefix = if family == AddressFamily::Ipv4 { "0.0.0.0/0" } else { "::/0" };
+            create(lab, member, family, protocol, OPEN, Remote::Prefix(prefix.parse()?)).await?;
+        }
+    }
+    set_groups(lab, "web-1", &[sender]).await?;
+    // A member on the same host, and on another one two that are none, of which one is of another VPC.
+    set_groups(lab, "web-2", &[member]).await?;
+    reaches_at(lab, "web-1", "web-2", OPEN, true).await?;
+    for to in ["web-3", "db-1"] {
+        reaches_at(lab, "web-1", to, OPEN, false).await?;
+    }
+    let vni = lab.vm("web-1")?.vni;
+    eventually(Duration::from_secs(2), async || {
+        let unknown = drops(lab, vni, "receiver_unknown").await?;
+        let denied = drops(lab, vni, "egress_denied").await?;
+        // The first packets to each address of web-3, and packets after the answer.
+        ensure!(unknown >= 2.0 && denied >= 2.0, "{unknown} receivers were unknown, {denied} packets denied");
+        Ok(())
+    })
+    .await?;
+    set_groups(lab, "web-3", &[member]).await?;
+    eventually(REFRESHED, async || reaches_at(lab, "web-1", "web-3", OPEN, true).await).await?;
+    // Another port of the member.
+    reaches_at(lab, "web-1", "web-3", FOR_GROUP, false).await?;
+    let known = lab.metrics("host-a").await?;
+    let [answered, entries] = ["sluice_remote_identities_answered_total", "sluice_remote_identities"]
+        .map(|name| known.sum(name, &[]));
+    ensure!(answered >= 2.0 && entries >= 2.0, "{answered} answers, {entries} identities");
+    // The agent restarts: what it knew stays in force, so no packet is dropped as unknown.
+    let unknown = drops(lab, vni, "receiver_unknown").await?;
+    lab.kill("host-a").await?;
+    lab.restart("host-a")?;
+    lab.synchronized("host-a", Duration::from_secs(30)).await?;
+    reaches_at(lab, "web-1", "web-3", OPEN, true).await?;
+    let more = drops(lab, vni, "receiver_unknown").await? - unknown;
+    ensure!(more == 0.0, "{more} packets were dropped as receiver_unknown after the restart");
+    // It leaves the group, and no port is filtered any more but the sender's: new connections are denied.
+    set_groups(lab, "web-3", &[]).await?;
+    eventually(REFRESHED, async || reaches_at(lab, "web-1", "web-3", OPEN, false).await).await?;
+    reaches_at(lab, "web-1", "web-2", OPEN, true).await?;
+    set_groups(lab, "web-2", &[]).await?;
+    set_groups(lab, "web-1", &[]).await
 }
 
 /// An ICMP error passes by the session of the packet that it quotes: a closed port is told at once.
@@ -269,12 +329,11 @@ pub async fn create(
     port: u16,
     remote: Remote<SecurityGroupId>,
 ) -> Result<SecurityRuleId, Failure> {
-    let made = lab.api().create(group, &rule(family, protocol, port, remote)).await?.object;
-    lab.api().wait_programmed::<SecurityRule>(made.id, PROGRAMMED).await?;
-    Ok(made.id)
+    create_rule(lab, group, &new_rule(family, protocol, port, remote)).await
 }
 
-fn rule(
+/// A rule for ingress.
+fn new_rule(
     family: AddressFamily,
     protocol: Protocol,
     port: u16,
@@ -290,6 +349,16 @@ fn rule(
         remote,
         description: String::new(),
     }
+}
+
+async fn create_rule(
+    lab: &Lab,
+    group: SecurityGroupId,
+    new: &NewSecurityRule,
+) -> Result<SecurityRuleId, Failure> {
+    let rule = lab.api().create(group, new).await?.object;
+    lab.api().wait_programmed::<SecurityRule>(rule.id, PROGRAMMED).await?;
+    Ok(rule.id)
 }
 
 pub async fn set_groups(lab: &Lab, vm: &str, groups: &[SecurityGroupId]) -> Outcome {

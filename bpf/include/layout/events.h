@@ -45,4 +45,16 @@ struct claim_event {
 };
 #define CLAIMS_BYTES (1 << 16)
 
+/*
+ * A packet was denied because its receiver, whose identity an egress rule may name, is not in the map `remote_identities`:
+ * ring `unknown_receivers` of the vSwitch.
+ */
+struct unknown_receiver_event {
+	__u64 destination[2];
+	__u32 vni; /* of the port that sent the packet */
+	__u8 ipv6; /* the destination is IPv6 */
+	__u8 reserved[3];
+};
+#define UNKNOWN_RECEIVERS_BYTES (1 << 16)
+
 #endif

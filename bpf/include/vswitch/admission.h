@@ -6,7 +6,8 @@
  * Contract: a unicast IP frame of a filtered port (PORT_FILTERED), parsed, at the start of the packet; messages between
  * a VM and its own host, such as ARP, ND and DHCP, are not judged. A session belongs to one port: a packet from one VM
  * to another on the same host needs one at each port. The packet is not changed. admit() returns DROP_none or the
- * reason to drop. Uses the maps `cells`, `admissions`, `session_shares`, `fragments` and those of session_maps.h.
+ * reason to drop. Uses the maps `cells`, `admissions`, `session_shares`, `fragments`, those of session_maps.h and those of
+ * remote_identities.h.
  *
  *   later fragment    passes if its first fragment has
  *   ICMP error        passes if the session of the packet that it quotes exists
@@ -22,9 +23,11 @@
 #include "common/policy.h"
 #include "common/session_maps.h"
 #include "vswitch/fragments.h"
+#include "vswitch/remote_identities.h"
 
 /* The packet leaves the VM. Otherwise `from` of admit() has the sender's identity in its upper half. */
 #define ADMIT_EGRESS 1u
+#define ADMIT_UNKNOWN 2u /* for egress: the policy names groups, and the receiver's identity is not known */
 #define ADMIT_IDENTITY_SHIFT 16
 
 /* What the steps of admit() answer besides a reason to drop. */
@@ -59,6 +62,7 @@ struct admission {
 	struct session_hit hit;
 	struct policy_packet packet;
 	struct quoted quoted;
+	struct remote_identity_key receiver;
 	__u32 now;	  /* in ticks of the session table */
 	__u32 generation; /* of the policy that permits the packet */
 	__u32 rule;	  /* of that policy; with SESSION_EGRESS when the session begins */
@@ -317,24 +321,38 @@ static __always_inline __u32 ask_policy(const struct frame *frame, struct admiss
 	return policy_evaluate(policy, packet);
 }
 
-/*
- * The identity of the VM to which the frame from this port is sent, if the VM is on this host; otherwise 0: this host does
- * not know it.
- */
-__attribute__((noinline)) __u32 receiver_identity(struct frame *frame, __u32 port_cell)
+/* Whether an egress rule of the policy names a group that has members. */
+static __always_inline int names_receivers(__u32 policy_cell)
 {
-	const struct port *port = vm_port_at(port_cell);
+	const struct policy *policy = policy_cell ? cell_at(policy_cell + 1) : NULL;
+
+	return policy && policy->kind == NEXT_HOP_POLICY && policy->identities;
+}
+
+/*
+ * The identity of the VM to which the frame from this port is sent, as `from` of admit() has it; with ADMIT_UNKNOWN if this
+ * host does not know it. It is not searched for if the policy does not ask for it.
+ */
+__attribute__((noinline)) __u32 receiver_identity(struct frame *frame, struct admission *memory,
+						  __u32 port_cell)
+{
+	const struct port *port = vm_port_at(port_cell), *service = vm_port_service_at(port_cell);
 	struct exact_hit hit = {};
 	enum exact_answer found;
+	__u32 identity;
 
-	if (!frame || !port)
+	if (!frame || !memory || !port || !service || !names_receivers(READ_ONCE(service->policy)))
 		return 0;
 	if (frame->flags & FRAME_IPV6)
 		found = find_ipv6(port->vni, frame->destination[0], frame->destination[1], &hit);
 	else
 		found = find_ipv4(port->vni, frame->destination[1], &hit);
 	port = found == EXACT_HIT ? vm_port_at(hit.next) : NULL;
-	return port ? port_identity(port, hit.next) : 0;
+	if (port)
+		return (__u32)port_identity(port, hit.next) << ADMIT_IDENTITY_SHIFT;
+	port = vm_port_at(port_cell);
+	identity = find_remote_identity(frame, port ? port->vni : 0, memory->now, &memory->receiver);
+	return identity == REMOTE_IDENTITY_UNKNOWN ? ADMIT_UNKNOWN : identity << ADMIT_IDENTITY_SHIFT;
 }
 
 /* Generation of a policy; 0 if the tables have lost it. */
@@ -452,9 +470,11 @@ static __always_inline enum drop_reason admit(struct __sk_buff *skb, struct fram
 	if (answer == ADMIT_ERROR)
 		answer = admit_error(skb, frame, memory, scope);
 	if (answer == ADMIT_JUDGE && from & ADMIT_EGRESS)
-		from |= receiver_identity(frame, port_cell) << ADMIT_IDENTITY_SHIFT;
+		from |= receiver_identity(frame, memory, port_cell);
 	if (answer == ADMIT_JUDGE)
 		answer = admit_by_policy(frame, memory, port_cell, from);
+	if (answer == DROP_egress_denied && from & ADMIT_UNKNOWN)
+		answer = post_unknown_receiver(frame, port_cell);
 	if (answer == ADMIT_BEGIN)
 		answer = begin_session(frame, memory, scope);
 	if (answer == ADMIT_PASS && (frame->flags & (FRAME_FRAGMENT | FRAME_LATER)) == FRAME_FRAGMENT)

@@ -252,7 +252,7 @@ impl<R: Role> StreamClient<R> {
                 sessions: *sessions,
             };
             let (sessions, ports) = (found.values().sum(), found.iter().map(of_port).collect());
-            // It fails if the stream has ended, and then nobody waits.
+            // It fails if the stream has ended. The controller then asks no more.
             let _ = reports.ending_sessions(EndingSessions { id, sessions, ports, problem }).await;
         });
     }

@@ -7,6 +7,7 @@
 
 mod apply;
 mod cloud;
+mod ending;
 mod error;
 mod http;
 mod model;
@@ -25,6 +26,7 @@ pub use cloud::{
     CloudFile, CloudFileError, ClusterSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec,
     RouteSpec, RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
 };
+pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
@@ -41,10 +43,7 @@ pub use placement::{
     PlanSummary,
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
-pub use security::{
-    DEFAULT_GROUP, EndingSessions, HostEndingSessions, InstanceEndingSessions, NewSecurityGroup,
-    NewSecurityRule, Remote, SecurityGroup, SecurityRule, UnansweredHost,
-};
+pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
 pub use wait::Deadline;

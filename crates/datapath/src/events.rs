@@ -1,4 +1,4 @@
-//! Events that the packet programs post to the agent: flows, strays and claims.
+//! Events that the packet programs post to the agent: flows, strays, claims and unknown receivers.
 
 use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,6 +27,9 @@ pub type Strays = EventRing<Stray>;
 
 /// Claims of a vSwitch: announcements of addresses that VMs have in turn and do not hold.
 pub type Claims = EventRing<Claim>;
+
+/// Receivers of packets that a vSwitch denied because it does not know the receivers' identities.
+pub type UnknownReceivers = EventRing<UnknownReceiver>;
 
 /// A flow whose sender should learn a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,9 +67,18 @@ pub struct Claim {
     pub address: IpAddr,
 }
 
+/// The receiver of a packet that an egress rule may permit if the receiver is in the group that the rule names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnknownReceiver {
+    /// VNI of the port that sent the packet.
+    pub vni: Vni,
+    /// Destination address of the packet.
+    pub destination: IpAddr,
+}
+
 /// Converts an address from the two halves that the packet programs write. An IPv4 address is in the low 32
 /// bits of the second half.
-fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
+pub(crate) fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
     if ipv6 == 0 {
         return Ipv4Addr::from(halves[1] as u32).into();
     }
@@ -90,6 +102,8 @@ unsafe trait Record: Copy {
 unsafe impl Record for layout::flow_event {}
 // SAFETY: integers and arrays of them, without padding.
 unsafe impl Record for layout::stray_event {}
+// SAFETY: integers and arrays of them, without padding.
+unsafe impl Record for layout::unknown_receiver_event {}
 
 // SAFETY: integers and arrays of them, without padding.
 unsafe impl Record for layout::claim_event {}
@@ -143,6 +157,13 @@ impl Event for Claim {
     fn read(record: &[u8]) -> Option<Self> {
         let event = layout::claim_event::read(record)?;
         Some(Self { instance: event.instance, address: address(event.address, u8::from(event.ipv6 != 0)) })
+    }
+}
+
+impl Event for UnknownReceiver {
+    fn read(record: &[u8]) -> Option<Self> {
+        let event = layout::unknown_receiver_event::read(record)?;
+        Some(Self { vni: Vni::new(event.vni).ok()?, destination: address(event.destination, event.ipv6) })
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! `object` has the compiled programs, `maps` pins and maps their maps, `attach` attaches programs by the
 //! system calls of `sys`. `counters` reads and resets counters. `ring` reads BPF ring buffers, `events` their
-//! records. `kernel` checks the kernel at the start.
+//! records. `remote_identities` reads and writes the map of that name. `kernel` checks the kernel at the start.
 
 mod attach;
 mod counters;
@@ -16,6 +16,7 @@ mod events;
 pub mod kernel;
 mod maps;
 mod object;
+mod remote_identities;
 mod ring;
 mod sys;
 
@@ -33,9 +34,12 @@ use attach::Links;
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
-pub use events::{Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
+pub use events::{
+    Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
+};
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir, pinned_tables};
 pub use object::ObjectName;
+pub use remote_identities::{RemoteIdentities, RemoteIdentity};
 use ring::Ring;
 
 /// Which programs to load and where to pin them.
@@ -203,8 +207,24 @@ impl Datapath {
         Ring::new(self.map("claims")?).map(EventRing::new)
     }
 
+    /// Opens the vSwitch's ring of events about unknown receivers. It must have one reader at a time.
+    ///
+    /// # Errors
+    /// If the programs have no such ring, or the kernel refuses the mapping.
+    pub fn unknown_receivers(&self) -> Result<UnknownReceivers, Error> {
+        Ring::new(self.map("unknown_receivers")?).map(EventRing::new)
+    }
+
+    /// Opens the vSwitch's map of the identities of VMs on other hosts.
+    ///
+    /// # Errors
+    /// If the programs have no such map.
+    pub fn remote_identities(&self) -> Result<RemoteIdentities, Error> {
+        self.map("remote_identities").map(RemoteIdentities::new)
+    }
+
     /// Number of events that were not posted: the ring was full, or a CPU had
-    /// more strays than its budget of events.
+    /// more strays or unknown receivers than its budget of events.
     ///
     /// # Errors
     /// If the programs post no events, or the counter cannot be read.

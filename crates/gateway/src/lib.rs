@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod identities;
 mod load_monitor;
 mod needed_neighbors;
 mod offload;

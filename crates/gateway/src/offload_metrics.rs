@@ -1,4 +1,4 @@
-//! Metrics of offloading: what became of flow events and of path requests. This file changes when an event
+//! Metrics of RSP: what became of flow events, of path requests and of questions for identities. This file changes when an event
 //! can end otherwise.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +8,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, gauge};
+
+use crate::identities::Asked;
 
 /// What became of a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,12 @@ pub struct OffloadStats {
     lost: AtomicU64,
     refused: AtomicU64,
     permits: AtomicU64,
+    identity_queries: [AtomicU64; IDENTITY_OUTCOMES.len()],
+    identity_records: AtomicU64,
 }
+
+/// Labels of what becomes of a question for an identity.
+const IDENTITY_OUTCOMES: [&str; 3] = ["answered", "waiting", "ignored"];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OutcomeLabel {
@@ -84,6 +91,21 @@ impl OffloadStats {
         self.permits.store(permits as u64, Ordering::Relaxed);
     }
 
+    /// Counts a question for an identity.
+    pub fn note_identity_query(&self, asked: Asked) {
+        let outcome = match asked {
+            Asked::Known(_) => 0,
+            Asked::Waiting => 1,
+            Asked::Ignored => 2,
+        };
+        self.identity_queries[outcome].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets the number of questions for identities that are remembered.
+    pub fn set_identity_records(&self, records: usize) {
+        self.identity_records.store(records as u64, Ordering::Relaxed);
+    }
+
     /// Number of flow events with this outcome.
     #[cfg(test)]
     pub fn count(&self, outcome: Outcome) -> u64 {
@@ -105,6 +127,14 @@ impl MetricSource for OffloadStats {
         }
         let help = "Permits for hosts to send to each other that are remembered";
         gauge(registry, "rsp_permits", help, self.permits.load(Ordering::Relaxed));
+        let help = "Destinations whose identity was asked for within the last seconds";
+        gauge(registry, "identity_records", help, self.identity_records.load(Ordering::Relaxed));
+        let queries = Family::<OutcomeLabel, Counter>::default();
+        for (outcome, count) in IDENTITY_OUTCOMES.into_iter().zip(&self.identity_queries) {
+            queries.get_or_create(&OutcomeLabel { outcome }).inc_by(count.load(Ordering::Relaxed));
+        }
+        let help = "Identities of instances that hosts asked for, by outcome";
+        registry.register("identity_queries", help, queries);
         registry.register("flow_events", "Flows reported by the packet program, by outcome", events);
         for (name, help, count) in [
             ("flow_events_lost", "Flow events lost because the ring was full", &self.lost),

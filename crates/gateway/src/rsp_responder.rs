@@ -1,4 +1,5 @@
-//! The gateway's end of RSP: notifies hosts of direct paths for elephant flows, and answers their requests.
+//! The gateway's end of RSP: notifies hosts of direct paths for elephant flows, answers their requests, and passes
+//! questions for identities on.
 //! This file changes when a gateway handles another message or event.
 
 use std::net::{IpAddr, SocketAddr};
@@ -9,11 +10,12 @@ use sluice_agent::Error;
 use sluice_agent::event_source::EventSource;
 use sluice_agent::rsp::{Keys, Received, RspTransport};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{Message, PermitEntry, Query, StrayEntry};
+use sluice_rsp::{Destination, IdentityEntry, Message, PermitEntry, Query, StrayEntry};
 use sluice_tables::SharedReader;
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
+use crate::identities::{Asked, Holder, Identities, holder};
 use crate::offload::{Notifier, redirects};
 use crate::offload_metrics::OffloadStats;
 
@@ -30,8 +32,9 @@ pub struct RspResponder<E> {
     reader: SharedReader,
     keys: watch::Receiver<Arc<Keys>>,
     notifier: Notifier,
+    identities: Identities,
     stats: Arc<OffloadStats>,
-    /// Origin of the notifier's clock.
+    /// Origin of the clock of `notifier` and `identities`.
     started: Instant,
 }
 
@@ -45,11 +48,25 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         stats: Arc<OffloadStats>,
     ) -> Self {
         let started = Instant::now();
-        Self { transport, flow_events, reader, keys, notifier: Notifier::new(), stats, started }
+        Self {
+            transport,
+            flow_events,
+            reader,
+            keys,
+            notifier: Notifier::new(),
+            identities: Identities::new(),
+            stats,
+            started,
+        }
     }
 
     fn now_us(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Time at which [`RspResponder::send_waiting`] is due; `None` if no message waits.
+    fn due_us(&self) -> Option<u64> {
+        self.notifier.due_us().into_iter().chain(self.identities.due_us()).min()
     }
 
     /// Runs until it fails.
@@ -59,7 +76,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
     pub async fn run(mut self) -> Result<(), Error> {
         let mut events = Vec::new();
         loop {
-            let due = self.notifier.due_us().map(|due_us| self.started + Duration::from_micros(due_us));
+            let due = self.due_us().map(|due_us| self.started + Duration::from_micros(due_us));
             tokio::select! {
                 () = self.transport.ready() => {}
                 ready = self.flow_events.ready() => ready?,
@@ -69,8 +86,8 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             events.clear();
             self.flow_events.drain(&mut events)?;
             self.note_flow_events(&events);
-            if self.notifier.due_us().is_some_and(|due_us| due_us <= self.now_us()) {
-                self.send_notifications();
+            if self.due_us().is_some_and(|due_us| due_us <= self.now_us()) {
+                self.send_waiting();
             }
             for Received { from, message, .. } in self.transport.receive(RECEIVE_BUDGET) {
                 self.handle_message(from, &message);
@@ -96,9 +113,10 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         }
     }
 
-    fn send_notifications(&mut self) {
-        let cluster = self.cluster();
-        for (host, message) in self.notifier.take(self.now_us()) {
+    /// Sends the notifications, permits and questions that wait.
+    fn send_waiting(&mut self) {
+        let (cluster, now_us) = (self.cluster(), self.now_us());
+        for (host, message) in self.notifier.take(now_us).chain(self.identities.take(now_us)) {
             self.transport.send(cluster, host, &message);
         }
     }
@@ -108,6 +126,8 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             Message::Request { id, queries } => self.answer(from, *id, queries),
             Message::Stray { entries } => self.redirect(from.ip(), entries),
             Message::Permitted { entries } => self.confirm(from.ip(), entries),
+            Message::Identify { entries } => self.identify(from.ip(), entries),
+            Message::Identity { entries } => self.note_identities(from.ip(), entries),
             Message::Reply { .. }
             | Message::Notify { .. }
             | Message::Redirect { .. }
@@ -136,7 +156,41 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
     fn confirm(&mut self, from: IpAddr, entries: &[PermitEntry]) {
         self.notifier.confirm(self.now_us(), from, entries);
         // The hosts that wait for it have waited long enough.
-        self.send_notifications();
+        self.send_waiting();
+    }
+
+    /// Answers what is known, and asks the hosts of the other destinations.
+    fn identify(&mut self, asker: IpAddr, destinations: &[Destination]) {
+        let now_us = self.now_us();
+        let mut entries = Vec::new();
+        for chunk in destinations.chunks(LOOKUPS_MAX) {
+            self.reader.read(|reader| {
+                let revision = reader.applied_revision();
+                for destination in chunk {
+                    let asked = match holder(reader, revision, asker, destination) {
+                        Holder::Host(host) => self.identities.ask(now_us, asker, *destination, host),
+                        Holder::NoHost => Asked::Known(0),
+                        Holder::Unknown => Asked::Ignored,
+                    };
+                    self.stats.note_identity_query(asked);
+                    if let Asked::Known(identity) = asked {
+                        entries.push(IdentityEntry { destination: *destination, identity });
+                    }
+                }
+            });
+        }
+        self.stats.set_identity_records(self.identities.len());
+        if !entries.is_empty() {
+            self.transport.send(self.cluster(), asker, &Message::Identity { entries });
+        }
+    }
+
+    /// Passes the identities of instances of the host at `from` to the hosts that have asked for them.
+    fn note_identities(&mut self, from: IpAddr, entries: &[IdentityEntry]) {
+        let cluster = self.cluster();
+        for (asker, entries) in self.identities.answer(self.now_us(), from, entries) {
+            self.transport.send(cluster, asker, &Message::Identity { entries });
+        }
     }
 
     /// Redirects the senders of packets that the host at `from` received for instances that it does not have.

@@ -79,6 +79,11 @@ fn vni() -> Vni {
     Vni::new(5).unwrap()
 }
 
+/// An address of the network that no instance has.
+fn no_instance(like: IpAddr) -> IpAddr {
+    address(if like.is_ipv4() { "10.0.0.9" } else { "fd00::9" })
+}
+
 /// A network with 10.0.0.N and fd00::N on the hosts 192.0.2.N and 2001:db8::N.
 fn tables(gate: &ReaderGate) -> NodeTables {
     let memory = Memory::anonymous(4096).unwrap();
@@ -114,6 +119,25 @@ async fn next(transport: &mut RspTransport) -> Received {
         }
     };
     timeout(TIMEOUT, next).await.expect("the gateway sends a message")
+}
+
+/// The destination's host is asked for its identity; what is no instance has identity 0.
+async fn identities_are_passed_on(
+    host: &mut RspTransport,
+    receiver: &mut RspTransport,
+    gateway: IpAddr,
+    destination: Destination,
+) {
+    let unknown = Destination { vni: vni(), address: no_instance(destination.address) };
+    host.send(Some(7), gateway, &Message::Identify { entries: vec![destination, unknown] });
+    let entries = vec![IdentityEntry { destination: unknown, identity: 0 }];
+    assert_eq!(next(host).await.message, Message::Identity { entries });
+    assert_eq!(next(receiver).await.message, Message::Identify { entries: vec![destination] });
+    // Another host's answer is not believed.
+    let told = |identity| Message::Identity { entries: vec![IdentityEntry { destination, identity }] };
+    host.send(Some(7), gateway, &told(66));
+    receiver.send(Some(7), gateway, &told(258));
+    assert_eq!(next(host).await.message, told(258));
 }
 
 #[test]
@@ -182,6 +206,8 @@ fn elephants_are_notified_and_requests_answered() {
             assert_eq!(next(&mut host).await.message, Message::Redirect { entries: vec![entry] });
             assert_eq!(sent.sent(MessageKind::Redirect), redirects);
             redirects += 1;
+
+            identities_are_passed_on(&mut host, &mut receiver, address(gateway), destination).await;
         }
         assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 6));
     });

@@ -351,7 +351,9 @@ impl Cache {
             Message::Request { .. }
             | Message::Stray { .. }
             | Message::Permit { .. }
-            | Message::Permitted { .. } => self.stats.unexpected += 1,
+            | Message::Permitted { .. }
+            | Message::Identify { .. }
+            | Message::Identity { .. } => self.stats.unexpected += 1,
         }
     }
 

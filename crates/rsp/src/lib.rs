@@ -1,4 +1,5 @@
-//! RSP, the protocol with which hosts learn direct paths (Zeta sections IV-B and V-B, Achelous section 4.3):
+//! RSP, the protocol with which hosts learn direct paths (Zeta sections IV-B and V-B, Achelous section 4.3) and the
+//! identities of instances on other hosts:
 //! its packets, and the cache in which a host keeps the paths. `api/rsp.md` defines the protocol.
 //!
 //! The crate opens no sockets and reads no clock: time is an argument of each call. [`Sealer`] makes packets
@@ -25,7 +26,8 @@ mod seal;
 mod wire;
 
 pub use message::{
-    Answer, AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, Path, PermitEntry, Query, RedirectEntry,
+    StrayEntry,
 };
 pub use open::{Opened, Opener};
 pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, host_secret};

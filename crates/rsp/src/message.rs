@@ -96,6 +96,15 @@ pub struct PermitEntry {
     pub host: IpAddr,
 }
 
+/// An entry of an Identity: the identity of an instance, which stands for the set of its security groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IdentityEntry {
+    /// The instance, as a sender in its own network uses it.
+    pub destination: Destination,
+    /// Its identity within its network; 0 if it has no security groups, or is no instance of the network.
+    pub identity: u16,
+}
+
 /// A message. It is sent in as many packets as its entries need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -139,6 +148,16 @@ pub enum Message {
         /// The entries of the Permit, but for those that could not be written.
         entries: Vec<PermitEntry>,
     },
+    /// Host to gateway: asks for identities. Gateway to host: asks for those of instances that the receiver has.
+    Identify {
+        /// Destinations whose identities are wanted; the VNI is the network of the asking host's instance.
+        entries: Vec<Destination>,
+    },
+    /// Host to gateway, or gateway to host: answers an Identify.
+    Identity {
+        /// The identities that the sender can tell.
+        entries: Vec<IdentityEntry>,
+    },
 }
 
 impl Query {
@@ -167,6 +186,8 @@ impl Message {
             Self::Redirect { entries } => entries.len(),
             Self::Stray { entries } => entries.len(),
             Self::Permit { entries } | Self::Permitted { entries } => entries.len(),
+            Self::Identify { entries } => entries.len(),
+            Self::Identity { entries } => entries.len(),
         }
     }
 

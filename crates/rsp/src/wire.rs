@@ -2,8 +2,8 @@
 //! endian.
 
 use crate::message::{
-    Answer, AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry,
-    check_address, check_mac,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, Path, PermitEntry, Query, RedirectEntry,
+    StrayEntry, check_address, check_mac,
 };
 use crate::protocol::{BODY_HEADER_BYTES, VERSION};
 use crate::refusal::{BodyError, Refusal};
@@ -21,6 +21,8 @@ const REDIRECT: u8 = 4;
 const STRAY: u8 = 5;
 const PERMIT: u8 = 6;
 const PERMITTED: u8 = 7;
+const IDENTIFY: u8 = 8;
+const IDENTITY: u8 = 9;
 
 /// Bits of an entry's form: which addresses are IPv6, and what an answer says.
 const ADDRESS_V6: u8 = 0x01;
@@ -31,7 +33,7 @@ const ABSENT: u8 = 0x20;
 
 /// Size of an entry's length and form bytes.
 const ENTRY_HEADER_BYTES: usize = 2;
-/// Size of the shortest entry: a permit of an IPv4 host.
+/// Size of the shortest entries: a permit of an IPv4 host, and an IPv4 destination whose identity is wanted.
 const ENTRY_BYTES_MIN: usize = 9;
 
 /// Position of the number of entries in a body.
@@ -101,6 +103,21 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
                 entry.extend([0, v6(permit.host, HOST_V6)]);
                 write_vni(&mut entry, permit.vni);
                 write_address(&mut entry, permit.host)?;
+                bodies.push(&mut entry);
+            }
+        }
+        Message::Identify { entries } => {
+            bodies.kind = IDENTIFY;
+            for destination in entries {
+                write_entry(&mut entry, 0, destination)?;
+                bodies.push(&mut entry);
+            }
+        }
+        Message::Identity { entries } => {
+            bodies.kind = IDENTITY;
+            for IdentityEntry { destination, identity } in entries {
+                write_entry(&mut entry, 0, destination)?;
+                entry.extend(identity.to_be_bytes());
                 bodies.push(&mut entry);
             }
         }
@@ -196,7 +213,7 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
     let [kind, reserved, count @ .., _, _, _, _] = *head;
     let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
     let mut entries = Entries { newer: minor > VERSION.1, rest, read: 0, skipped: 0 };
-    if !entries.newer && (reserved != 0 || id != 0 && matches!(kind, NOTIFY..=PERMITTED)) {
+    if !entries.newer && (reserved != 0 || id != 0 && matches!(kind, NOTIFY..=IDENTITY)) {
         return Err(BodyError::Reserved.into());
     }
     let count = u16::from_be_bytes(count);
@@ -219,6 +236,10 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
         STRAY => Message::Stray { entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6], read_stray)? },
         PERMIT => Message::Permit { entries: entries.read_all(count, &[HOST_V6], read_permit)? },
         PERMITTED => Message::Permitted { entries: entries.read_all(count, &[HOST_V6], read_permit)? },
+        IDENTIFY => {
+            Message::Identify { entries: entries.read_all(count, &[ADDRESS_V6], Fields::destination)? }
+        }
+        IDENTITY => Message::Identity { entries: entries.read_all(count, &[ADDRESS_V6], read_identity)? },
         _ => return Err(BodyError::Kind { kind }.into()),
     };
     Ok(Body { message, skipped: entries.skipped })
@@ -258,6 +279,10 @@ fn read_stray(fields: &mut Fields<'_>) -> Result<StrayEntry, BodyError> {
 
 fn read_permit(fields: &mut Fields<'_>) -> Result<PermitEntry, BodyError> {
     Ok(PermitEntry { vni: fields.vni()?, host: fields.address(HOST_V6)? })
+}
+
+fn read_identity(fields: &mut Fields<'_>) -> Result<IdentityEntry, BodyError> {
+    Ok(IdentityEntry { destination: fields.destination()?, identity: fields.u16()? })
 }
 
 /// The entries of a body that were not read yet.
@@ -326,6 +351,10 @@ impl Fields<'_> {
             self.rest.split_first_chunk::<N>().ok_or(BodyError::Truncated { entry: self.entry })?;
         self.rest = rest;
         Ok(*taken)
+    }
+
+    fn u16(&mut self) -> Result<u16, BodyError> {
+        self.take().map(u16::from_be_bytes)
     }
 
     fn u32(&mut self) -> Result<u32, BodyError> {

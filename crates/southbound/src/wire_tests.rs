@@ -97,6 +97,23 @@ fn policies() -> Vec<Policy> {
     vec![full, Policy { key: empty, rules: Vec::new(), groups: Default::default() }]
 }
 
+/// Everything that a port can have besides its addresses.
+fn options() -> PortOptions {
+    PortOptions {
+        additional: vec![
+            "10.0.0.3/32".parse().unwrap(),
+            "2001:db8:9::/64".parse().unwrap(),
+            "0.0.0.0/0".parse().unwrap(),
+        ],
+        pairs: vec![
+            AddressPair { address: "10.0.0.4".parse().unwrap(), mac: Some(MacAddr::local(4)), held: true },
+            AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
+        ],
+        unprotected: true,
+        qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
+    }
+}
+
 fn full_update() -> Update {
     let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
     let endpoint = Endpoint {
@@ -152,23 +169,7 @@ fn full_update() -> Update {
             mtu: 1430,
             dns4: vec!["192.0.2.53".parse().unwrap()],
             identity: u16::MAX,
-            options: PortOptions {
-                additional: vec![
-                    "10.0.0.3/32".parse().unwrap(),
-                    "2001:db8:9::/64".parse().unwrap(),
-                    "0.0.0.0/0".parse().unwrap(),
-                ],
-                pairs: vec![
-                    AddressPair {
-                        address: "10.0.0.4".parse().unwrap(),
-                        mac: Some(MacAddr::local(4)),
-                        held: true,
-                    },
-                    AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
-                ],
-                unprotected: true,
-                qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
-            },
+            options: options(),
         }],
         keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
         cluster: Some(plan()),

@@ -4,8 +4,10 @@
 
 mod args;
 mod claim_reader;
+mod ending_sessions;
 mod guard;
 mod guard_metrics;
+mod identity_client;
 mod ipsec;
 mod local_api;
 mod path_learner;
@@ -15,6 +17,7 @@ mod policies;
 mod port_manager;
 mod port_registry;
 mod rates;
+mod remote_identities;
 mod role;
 mod rsp_client;
 mod scopes;
@@ -27,6 +30,7 @@ pub use port_manager::INSTANCE_WAIT;
 pub use sluice_agent::Error;
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +42,7 @@ use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open}
 use sluice_datapath::{Datapath, ObjectName};
 use sluice_tables::PortMeters;
 
+use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::rates::Rates;
@@ -77,24 +82,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
-    if let Err(error) = underlay.attach(&opened.datapath, (&netlink, &of_interfaces), &uplink).await {
-        tracing::warn!(
-            error = error_chain(&error),
-            "cannot attach the program to the underlay interface: the VXLAN device decapsulates; retrying later"
-        );
-    }
-    if !underlay.by_device && ipsec::has_policies().await {
-        tracing::warn!(
-            "this host has IPsec policies, which packets between VMs and the underlay do not pass; if they must, \
-             start the agent with --kernel-vxlan"
-        );
-    }
-    let sessions = OpenSessions::open(&opened.datapath).map_err(|error| match error {
-        OpenError::Datapath(error) => error.into(),
-        OpenError::Tables(error) => adoption_error(error, &common.pin_dir(ROLE)),
-    })?;
-    let meters = PortMeters::new(opened.datapath.port_meters()?)
-        .map_err(|error| adoption_error(error, &common.pin_dir(ROLE)))?;
+    attach_underlay(&underlay, &opened.datapath, (&netlink, &of_interfaces), &uplink).await;
+    let (sessions, meters) = open_ports(&opened.datapath, &common.pin_dir(ROLE))?;
     let scopes = Scopes::new(sessions.shares(), meters.clone(), args.session_limit(sessions.capacity()));
     let (mut registry, complete) =
         PortRegistry::load(&common.state_dir()?, scopes.clone(), args.adopt_seconds)?;
@@ -127,9 +116,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
     };
     let announced = AsyncEventRing::new(node.datapath.claims()?)?;
     let claim_reader = claim_reader::run(node.clone(), announced);
-    let own = own_address(vteps)?;
-    let idle_timeout = Duration::from_secs(args.path_idle);
-    let (client, paths) = RspClient::new(node, transport, (strays, detection), own, idle_timeout, changes);
+    let idle = Duration::from_secs(args.path_idle);
+    let sources = (strays, detection, IdentityClient::open(&node.datapath)?);
+    let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
         .merge(local_api::session_routes(listed))
@@ -145,6 +134,37 @@ pub async fn run(args: Args) -> Result<(), Error> {
     // Until here it looks after sessions. If this function is canceled, it ends as well.
     drop(keeper);
     ended
+}
+
+/// Attaches the program to the underlay interface. Without it, the VXLAN device does its work.
+async fn attach_underlay(
+    underlay: &Underlay,
+    datapath: &Datapath,
+    system: (&Netlink, &Changes),
+    uplink: &Link,
+) {
+    if let Err(error) = underlay.attach(datapath, system, uplink).await {
+        tracing::warn!(
+            error = error_chain(&error),
+            "cannot attach the program to the underlay interface: the VXLAN device decapsulates; retrying later"
+        );
+    }
+    if !underlay.by_device && ipsec::has_policies().await {
+        tracing::warn!(
+            "this host has IPsec policies, which packets between VMs and the underlay do not pass; if they must, \
+             start the agent with --kernel-vxlan"
+        );
+    }
+}
+
+/// Opens what packets write for ports: sessions and meters.
+fn open_ports(datapath: &Datapath, pin_dir: &Path) -> Result<(OpenSessions, PortMeters), Error> {
+    let sessions = OpenSessions::open(datapath).map_err(|error| match error {
+        OpenError::Datapath(error) => error.into(),
+        OpenError::Tables(error) => adoption_error(error, pin_dir),
+    })?;
+    let meters = PortMeters::new(datapath.port_meters()?).map_err(|error| adoption_error(error, pin_dir))?;
+    Ok((sessions, meters))
 }
 
 /// Gives ports that an earlier agent attached the program of this version. This comes before the VXLAN device is

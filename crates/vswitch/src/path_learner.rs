@@ -191,10 +191,20 @@ impl PathLearner {
     pub fn relevant_permits(&mut self, now_ms: u64, cluster: u32, entries: &mut Vec<PermitEntry>) {
         let all = entries.len();
         entries.retain(|PermitEntry { vni, host }| {
-            let is_relevant = self.networks.contains_key(vni) && *host != self.own;
-            is_relevant && is_authoritative(&self.networks, &self.previous_clusters, now_ms, cluster, *vni)
+            *host != self.own && self.is_of_cluster(now_ms, cluster, *vni)
         });
         self.counts.permits_refused += (all - entries.len()) as u64;
+    }
+
+    /// Whether a cluster's gateways may say something about a network of this host.
+    pub fn is_of_cluster(&self, now_ms: u64, cluster: u32, vni: Vni) -> bool {
+        self.networks.contains_key(&vni)
+            && is_authoritative(&self.networks, &self.previous_clusters, now_ms, cluster, vni)
+    }
+
+    /// The networks of this host.
+    pub fn networks(&self) -> &BTreeMap<Vni, Network> {
+        &self.networks
     }
 
     /// Requests paths to destinations of elephant flows of this host.
@@ -292,7 +302,9 @@ impl PathLearner {
             | Message::Redirect { .. }
             | Message::Stray { .. }
             | Message::Permit { .. }
-            | Message::Permitted { .. } => {}
+            | Message::Permitted { .. }
+            | Message::Identify { .. }
+            | Message::Identity { .. } => {}
         }
         message
     }

@@ -41,9 +41,9 @@ use sluice_tables::sessions::SessionReader;
 use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
 use tokio::sync::watch;
 
+use crate::ending_sessions::Ending;
 use crate::policies;
 use crate::port_registry::PortRegistry;
-use crate::sessions::ending::Ending;
 use delayed_removal::DelayedRemovals;
 use fixed_paths::PendingPaths;
 

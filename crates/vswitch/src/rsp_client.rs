@@ -1,6 +1,6 @@
 //! The host's RSP client: feeds received messages, stray packets and elephant flows to the path learner, writes
-//! the paths that it returns to the tables, and sends its messages. This file changes when the learner gets
-//! another input or output.
+//! the paths that it returns to the tables, and sends its messages and those of the identity client. This file changes
+//! when the learner gets another input or output.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use sluice_agent::event_source::EventSource;
 use sluice_agent::rsp::RspTransport;
 use sluice_agent::{Applier, Error, Node, error_chain};
-use sluice_datapath::{FlowEvent, Stray};
+use sluice_datapath::{FlowEvent, Stray, UnknownReceiver};
 use sluice_rsp::cache::Config;
 use sluice_rsp::{Destination, Message, Path, PermitEntry};
 use sluice_tables::flows::{FlowConfig, Flows, Policy};
@@ -20,6 +20,7 @@ use sluice_types::Vni;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
+use crate::identity_client::{IdentityClient, identities_of_ports};
 use crate::path_learner::{Actions, Network, PathChange, PathLearner};
 use crate::path_metrics::{PathMetrics, PathStats};
 use crate::permitted_senders;
@@ -106,11 +107,12 @@ impl<E> ElephantDetection<E> {
 }
 
 /// The host's RSP client. A single task runs it.
-pub struct RspClient<S, E> {
+pub struct RspClient<S, E, U> {
     node: Arc<Node<HostRole>>,
     transport: RspTransport,
     strays: S,
     detection: ElephantDetection<E>,
+    identities: IdentityClient<U>,
     /// VTEP of this host.
     own: IpAddr,
     learner: PathLearner,
@@ -123,13 +125,13 @@ pub struct RspClient<S, E> {
     stats: Arc<Mutex<PathStats>>,
 }
 
-impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
+impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownReceiver>> RspClient<S, E, U> {
     /// A client that uses `transport`. `own` is this host's VTEP, and an unused path is removed after
     /// `idle_timeout`. `registry_changes` notifies changes of instances and gateways.
     pub fn new(
         node: Arc<Node<HostRole>>,
         transport: RspTransport,
-        (strays, detection): (S, ElephantDetection<E>),
+        (strays, detection, identities): (S, ElephantDetection<E>, IdentityClient<U>),
         own: IpAddr,
         idle_timeout: Duration,
         registry_changes: watch::Receiver<u64>,
@@ -137,6 +139,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         let (sender, list_requests) = mpsc::channel(LIST_REQUESTS_MAX);
         let stats = Arc::<Mutex<PathStats>>::default();
         node.add_metrics(Arc::new(PathMetrics(stats.clone())));
+        node.add_metrics(identities.metrics());
         let idle_ms = u64::try_from(idle_timeout.as_millis()).unwrap_or(u64::MAX);
         let seed = sluice_agent::rsp::wall_clock_ms() as u32;
         let learner = PathLearner::new(Config { idle_ms, seed, ..Config::default() }, own, 0);
@@ -146,6 +149,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
             transport,
             strays,
             detection,
+            identities,
             own,
             learner,
             idle_timeout,
@@ -165,11 +169,11 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         self.now_us() / 1000
     }
 
-    /// Time at which the learner's timer or redirections are due.
+    /// Time at which the learner's timer or redirections, or questions for identities, are due.
     fn due(&self) -> Option<Instant> {
-        let timer = self.learner.timer_ms().map(|ms| ms.saturating_mul(1000));
-        let redirects = self.learner.redirects_due_us();
-        timer.into_iter().chain(redirects).min().map(|us| self.started + Duration::from_micros(us))
+        let timers = [self.learner.timer_ms(), self.identities.due_ms()];
+        let timers = timers.into_iter().flatten().map(|ms| ms.saturating_mul(1000));
+        timers.chain(self.learner.redirects_due_us()).min().map(|us| self.started + Duration::from_micros(us))
     }
 
     /// Runs until it fails.
@@ -179,6 +183,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
     pub async fn run(mut self) -> Result<(), Error> {
         self.review_networks().await?;
         self.adopt_paths().await?;
+        self.identities.adopt(self.now_ms());
         let mut reviews = interval(REVIEW_INTERVAL);
         let mut uses = interval((self.idle_timeout / 6).clamp(USE_INTERVAL_MIN, USE_INTERVAL_MAX));
         reviews.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -192,6 +197,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
                 () = self.transport.ready() => {}
                 ready = self.strays.ready() => ready?,
                 ready = self.detection.events.ready() => ready?,
+                ready = self.identities.ready() => ready?,
                 Ok(()) = self.detection.groups.changed() => self.detection.configure(),
                 () = sleep_until(due.unwrap_or(self.started).into()), if due.is_some() => {}
                 _ = reviews.tick() => self.review_networks().await?,
@@ -231,9 +237,18 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
                 Message::Permit { entries } => {
                     self.permit(now_ms, received.cluster, received.from, entries).await?;
                 }
+                Message::Identify { entries } => {
+                    self.identify(now_ms, received.cluster, received.from, entries).await?;
+                }
+                Message::Identity { entries } => {
+                    let learner = &self.learner;
+                    let is_authoritative = |vni| learner.is_of_cluster(now_ms, received.cluster, vni);
+                    self.identities.answer(now_ms, &entries, is_authoritative);
+                }
                 message => self.learner.handle_message(now_ms, received.cluster, message, &mut actions),
             }
         }
+        actions.messages.extend(self.identities.process(now_ms, self.learner.networks())?);
         if self.learner.timer_ms().is_some_and(|timer_ms| timer_ms <= now_ms) {
             self.learner.handle_timer(now_ms, &mut actions);
         }
@@ -261,6 +276,23 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         drop(stats);
         if !entries.is_empty() {
             self.transport.send_to(Some(cluster), from, &Message::Permitted { entries });
+        }
+        Ok(())
+    }
+
+    /// Answers the gateway at `from` with the identities of instances of this host.
+    async fn identify(
+        &mut self,
+        now_ms: u64,
+        cluster: u32,
+        from: SocketAddr,
+        mut destinations: Vec<Destination>,
+    ) -> Result<(), Error> {
+        destinations.retain(|destination| self.learner.is_of_cluster(now_ms, cluster, destination.vni));
+        let read = move |applier: &mut Applier<HostRole>| identities_of_ports(&applier.tables, &destinations);
+        let entries = self.node.writer.run(read).await?;
+        if !entries.is_empty() {
+            self.transport.send_to(Some(cluster), from, &Message::Identity { entries });
         }
         Ok(())
     }
@@ -295,6 +327,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).senders = senders;
         let now_ms = self.now_ms();
         let actions = self.learner.set_networks(now_ms, database, networks);
+        self.identities.set_networks(database, self.learner.networks());
         self.perform(actions).await
     }
 

@@ -12,7 +12,6 @@
 //! was killed in between does the same. A port of which the tables have lost the policy keeps its sessions until that is
 //! written again.
 
-pub mod ending;
 mod judge;
 pub mod list;
 mod metrics;

@@ -6,8 +6,8 @@
 use crate::sealed::{BOOT, NOW_MS, RECEIVER, forge, keys};
 use sluice_envelope::{Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, Message, Opener, Path, Query, RedirectEntry, Sealer, StrayEntry,
-    VERSION, decode,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, Opener, Path, PermitEntry, Query,
+    RedirectEntry, Sealer, StrayEntry, VERSION, decode,
 };
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
@@ -69,6 +69,22 @@ fn join(before: Option<Message>, part: Message) -> Message {
             entries.extend(more);
             Message::Stray { entries }
         }
+        (Some(Message::Permit { mut entries }), Message::Permit { entries: more }) => {
+            entries.extend(more);
+            Message::Permit { entries }
+        }
+        (Some(Message::Permitted { mut entries }), Message::Permitted { entries: more }) => {
+            entries.extend(more);
+            Message::Permitted { entries }
+        }
+        (Some(Message::Identify { mut entries }), Message::Identify { entries: more }) => {
+            entries.extend(more);
+            Message::Identify { entries }
+        }
+        (Some(Message::Identity { mut entries }), Message::Identity { entries: more }) => {
+            entries.extend(more);
+            Message::Identity { entries }
+        }
         (Some(before), part) => panic!("{part:?} is not a part of {before:?}"),
     }
 }
@@ -88,6 +104,8 @@ fn messages() -> Vec<Message> {
     let replied = destinations.map(|destination| AnswerEntry { destination, answer: unchanged });
     let entries = destinations.into_iter().zip(hosts);
     let redirect = |(destination, host)| RedirectEntry { destination, host, gateway: hosts[0] };
+    let permits = hosts.map(|host| PermitEntry { vni, host });
+    let identity = |destination| IdentityEntry { destination, identity: 258 };
     vec![
         Message::Request {
             id: 3,
@@ -99,6 +117,10 @@ fn messages() -> Vec<Message> {
         Message::Stray {
             entries: entries.map(|(destination, host)| StrayEntry { destination, host }).collect(),
         },
+        Message::Permit { entries: permits.to_vec() },
+        Message::Permitted { entries: permits.to_vec() },
+        Message::Identify { entries: destinations.to_vec() },
+        Message::Identity { entries: destinations.map(identity).to_vec() },
     ]
 }
 

@@ -135,6 +135,23 @@ fn policy(vni: Vni) -> Policy {
     }
 }
 
+/// Everything that a port can have besides its addresses.
+fn options() -> PortOptions {
+    PortOptions {
+        additional: vec![
+            "10.0.0.3/32".parse().unwrap(),
+            "2001:db8:9::/64".parse().unwrap(),
+            "0.0.0.0/0".parse().unwrap(),
+        ],
+        pairs: vec![
+            AddressPair { address: "10.0.0.4".parse().unwrap(), mac: Some(MacAddr::local(4)), held: true },
+            AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
+        ],
+        unprotected: true,
+        qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
+    }
+}
+
 /// An update with every kind of entry.
 fn full_update() -> Update {
     let vni = Vni::new(100).expect("a VNI");
@@ -183,23 +200,7 @@ fn full_update() -> Update {
             mtu: 1430,
             dns4: vec![v4],
             identity: 4,
-            options: PortOptions {
-                additional: vec![
-                    "10.0.0.3/32".parse().unwrap(),
-                    "2001:db8:9::/64".parse().unwrap(),
-                    "0.0.0.0/0".parse().unwrap(),
-                ],
-                pairs: vec![
-                    AddressPair {
-                        address: "10.0.0.4".parse().unwrap(),
-                        mac: Some(MacAddr::local(4)),
-                        held: true,
-                    },
-                    AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
-                ],
-                unprotected: true,
-                qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
-            },
+            options: options(),
         }],
         keys: vec![ClusterKeys {
             cluster: 1,

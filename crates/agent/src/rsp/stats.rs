@@ -27,11 +27,15 @@ pub enum MessageKind {
     Permit,
     /// From a host to a gateway, as the answer to a permit.
     Permitted,
+    /// From a host to a gateway, or from a gateway to a host.
+    Identify,
+    /// The answer to it.
+    Identity,
 }
 
 impl MessageKind {
-    const NAMES: [&'static str; 7] =
-        ["request", "reply", "notify", "redirect", "stray", "permit", "permitted"];
+    const NAMES: [&'static str; 9] =
+        ["request", "reply", "notify", "redirect", "stray", "permit", "permitted", "identify", "identity"];
 
     /// The kind of a message.
     #[must_use]
@@ -44,6 +48,8 @@ impl MessageKind {
             Message::Stray { .. } => Self::Stray,
             Message::Permit { .. } => Self::Permit,
             Message::Permitted { .. } => Self::Permitted,
+            Message::Identify { .. } => Self::Identify,
+            Message::Identity { .. } => Self::Identity,
         }
     }
 }

@@ -25,8 +25,8 @@ fn authentic_packet_with_invalid_body_changes_only_a_counter() {
     let keys = keys();
     let mut opener = Opener::new(Limits::default(), NOW_MS);
     let mut bad = GOOD;
-    bad[0] = 9;
-    let unknown_kind = Refusal::Body(BodyError::Kind { kind: 9 });
+    bad[0] = 99;
+    let unknown_kind = Refusal::Body(BodyError::Kind { kind: 99 });
     for _ in 0..2 {
         assert_eq!(opener.open(&keys, NOW_MS, HERE, &packet(&bad)), Err(unknown_kind));
         assert_eq!(opener.senders().0, 0);
@@ -50,8 +50,8 @@ fn invalid_body_of_a_known_sender_uses_no_counter() {
     // A twin with the same boot id makes another packet with counter 2.
     let mut twin = envelope::Sealer::new(RSP, NodeId::new(1), BootId::from_bytes([9; 16]));
     twin.seal(&keys, NOW_MS, HERE, &GOOD).unwrap();
-    let bad = twin.seal(&keys, NOW_MS, HERE, &[9, 0, 0, 1, 0, 0, 0, 1]).unwrap();
-    let unknown_kind = Refusal::Body(BodyError::Kind { kind: 9 });
+    let bad = twin.seal(&keys, NOW_MS, HERE, &[99, 0, 0, 1, 0, 0, 0, 1]).unwrap();
+    let unknown_kind = Refusal::Body(BodyError::Kind { kind: 99 });
     assert_eq!(opener.open(&keys, NOW_MS, HERE, &bad), Err(unknown_kind));
     let good = sealer.seal(&keys, NOW_MS, HERE, &GOOD).unwrap();
     assert!(opener.open(&keys, NOW_MS, HERE, &good).is_ok());

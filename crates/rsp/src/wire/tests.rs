@@ -22,6 +22,10 @@ const PATH: [u8; 34] = [
     34, 0, 0, 0, 7, 10, 0, 0, 1, 192, 0, 2, 1, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5,
 ];
 
+/// Question for the identity of 10.0.0.1 in VNI 7, and the answer that it is 258.
+const IDENTITY_WANTED: [u8; 9] = [9, 0, 0, 0, 7, 10, 0, 0, 1];
+const IDENTITY_TOLD: [u8; 11] = [11, 0, 0, 0, 7, 10, 0, 0, 1, 1, 2];
+
 /// Permission for 192.0.2.1 in VNI 7.
 const PERMISSION: [u8; 9] = [9, 0, 0, 0, 7, 192, 0, 2, 1];
 
@@ -42,13 +46,13 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     let short = envelope::Refusal::Short { bytes: 7 };
     assert_eq!(decode(0, &[REQUEST, 0, 0, 1, 0, 0, 0]), Err(short.into()));
     assert_eq!(error(&body(0, 0, &[&QUERY])), BodyError::Kind { kind: 0 });
-    assert_eq!(error(&body(8, 0, &[&QUERY])), BodyError::Kind { kind: 8 });
+    assert_eq!(error(&body(10, 0, &[&QUERY])), BodyError::Kind { kind: 10 });
     let mut reserved = body(REQUEST, 0, &[&QUERY]);
     reserved[1] = 1;
     assert_eq!(error(&reserved), BodyError::Reserved);
     assert_eq!(error(&body(NOTIFY, 1, &[&NO_PATH])), BodyError::Reserved);
     assert_eq!(error(&body(REDIRECT, 1, &[&NO_PATH])), BodyError::Reserved);
-    for kind in [REQUEST, REPLY, NOTIFY, REDIRECT, STRAY, PERMIT, PERMITTED] {
+    for kind in [REQUEST, REPLY, NOTIFY, REDIRECT, STRAY, PERMIT, PERMITTED, IDENTIFY, IDENTITY] {
         assert_eq!(error(&body(kind, 0, &[])), BodyError::Empty);
     }
     for length in [0, 1, 2, 16] {
@@ -87,6 +91,29 @@ fn each_kind_of_malformed_body_has_its_own_error() {
 }
 
 #[test]
+fn identities_have_a_destination_and_sixteen_bits() {
+    let destination = Destination { vni: Vni::new(7).unwrap(), address: [10, 0, 0, 1].into() };
+    let wanted = Message::Identify { entries: vec![destination] };
+    let told = Message::Identity { entries: vec![IdentityEntry { destination, identity: 0x0102 }] };
+    for (kind, entry, message) in
+        [(IDENTIFY, &IDENTITY_WANTED[..], wanted), (IDENTITY, &IDENTITY_TOLD[..], told)]
+    {
+        let read = decode(VERSION.1, &body(kind, 0, &[entry])).expect("a valid body");
+        assert_eq!((read.message, read.skipped), (message, 0));
+        assert_eq!(error(&body(kind, 1, &[entry])), BodyError::Reserved);
+        let with = |at: usize, to| body(kind, 0, &[&[&entry[..at], &[to], &entry[at + 1..]].concat()]);
+        assert_eq!(error(&with(4, 0)), BodyError::Vni);
+        let address = IpAddr::from([224, 0, 0, 1]);
+        assert_eq!(error(&with(5, 224)), BodyError::Address { address });
+        assert_eq!(error(&with(1, HOST_V6)), BodyError::Form { form: HOST_V6 }, "it has no host's address");
+        let cut = &changed::<8>(entry[..8].try_into().unwrap(), 0, 8);
+        assert_eq!(error(&body(kind, 0, &[cut])), BodyError::Truncated { entry: 0 });
+    }
+    assert_eq!(error(&body(IDENTITY, 0, &[&IDENTITY_WANTED])), BodyError::Truncated { entry: 0 });
+    assert_eq!(error(&body(IDENTIFY, 0, &[&IDENTITY_TOLD])), BodyError::Trailing { entry: 0 });
+}
+
+#[test]
 fn mapped_ipv4_address_is_refused() {
     let mut entry = vec![29, ADDRESS_V6, 0, 0, 7];
     entry.extend([0; 10]);
@@ -109,7 +136,7 @@ fn newer_minor_version_is_understood_in_part() {
     assert!(decode(0, &newer).is_err());
     // Known fields must still be valid.
     assert_eq!(decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 4, 0)])), Err(BodyError::Vni.into()));
-    assert_eq!(decode(NEWER, &body(8, 0, &[&QUERY])), Err(BodyError::Kind { kind: 8 }.into()));
+    assert_eq!(decode(NEWER, &body(10, 0, &[&QUERY])), Err(BodyError::Kind { kind: 10 }.into()));
     assert_eq!(
         decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 0, 16)])),
         Err(BodyError::Truncated { entry: 0 }.into())
@@ -142,7 +169,7 @@ proptest! {
     /// exactly one encoding.
     #[test]
     fn random_bodies_have_one_encoding(
-        kind in 0u8..9,
+        kind in 0u8..11,
         bytes in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let body = [&[kind][..], &bytes].concat();

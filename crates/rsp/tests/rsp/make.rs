@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sluice_envelope::{self as envelope, BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, Message, Opener, Path, PermitEntry, Query, RedirectEntry, Refusal,
-    Sealer, StrayEntry,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, Opener, Path, PermitEntry, Query,
+    RedirectEntry, Refusal, Sealer, StrayEntry,
 };
 use sluice_types::{MacAddr, Vni, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -96,6 +96,13 @@ pub fn one_of_each() -> Vec<Message> {
         Message::Stray { entries: strays.collect() },
         Message::Permit { entries: permits.clone() },
         Message::Permitted { entries: permits },
+        Message::Identify { entries: vec![v4, v6] },
+        Message::Identity {
+            entries: vec![
+                IdentityEntry { destination: v4, identity: 0 },
+                IdentityEntry { destination: v6, identity: u16::MAX },
+            ],
+        },
     ]
 }
 
@@ -155,6 +162,8 @@ pub fn any_message() -> impl Strategy<Value = Message> {
     let stray =
         (any_destination(), any_address()).prop_map(|(destination, host)| StrayEntry { destination, host });
     let permit = || (any_vni(), any_address()).prop_map(|(vni, host)| PermitEntry { vni, host });
+    let identity = (any_destination(), any::<u16>())
+        .prop_map(|(destination, identity)| IdentityEntry { destination, identity });
     prop_oneof![
         (any::<u32>(), prop::collection::vec(query, 1..200))
             .prop_map(|(id, queries)| Message::Request { id, queries }),
@@ -164,6 +173,8 @@ pub fn any_message() -> impl Strategy<Value = Message> {
         prop::collection::vec(stray, 1..200).prop_map(|entries| Message::Stray { entries }),
         prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permit { entries }),
         prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permitted { entries }),
+        prop::collection::vec(any_destination(), 1..200).prop_map(|entries| Message::Identify { entries }),
+        prop::collection::vec(identity, 1..200).prop_map(|entries| Message::Identity { entries }),
     ]
 }
 
@@ -195,6 +206,12 @@ pub fn join(first: Message, second: Message) -> Message {
         }
         (Message::Permitted { entries: a }, Message::Permitted { entries: b }) => {
             Message::Permitted { entries: both(a, b) }
+        }
+        (Message::Identify { entries: a }, Message::Identify { entries: b }) => {
+            Message::Identify { entries: both(a, b) }
+        }
+        (Message::Identity { entries: a }, Message::Identity { entries: b }) => {
+            Message::Identity { entries: both(a, b) }
         }
         kinds => panic!("the packets carry different kinds of messages: {kinds:?}"),
     }

@@ -2,7 +2,9 @@
 
 use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
 use sluice_envelope::{HEADER_BYTES, KeyRing};
-use sluice_rsp::{Answer, AnswerEntry, Message, PermitEntry, Query, RedirectEntry, StrayEntry};
+use sluice_rsp::{
+    Answer, AnswerEntry, IdentityEntry, Message, PermitEntry, Query, RedirectEntry, StrayEntry,
+};
 use std::collections::BTreeSet;
 
 const ADDRESSES: [&str; 2] = ["10.123.45.67", "fd12:3456:789a::bcde"];
@@ -35,6 +37,10 @@ fn messages() -> Vec<Message> {
         },
         Message::Permit { entries: permits.to_vec() },
         Message::Permitted { entries: permits.to_vec() },
+        Message::Identify { entries: both.to_vec() },
+        Message::Identity {
+            entries: both.map(|destination| IdentityEntry { destination, identity: 0x5aa5 }).to_vec(),
+        },
     ]
 }
 

@@ -11,9 +11,9 @@ use sluice_tables::{
 use sluice_types::{MacAddr, Vni};
 
 use super::*;
+use crate::ending_sessions::Left;
 use crate::policies::Without;
 use crate::scopes::{Owner, ScopeMap};
-use ending::Left;
 
 const SCOPE: u16 = 7;
 const IFINDEX: u32 = 50;

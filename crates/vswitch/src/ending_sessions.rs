@@ -25,14 +25,14 @@ pub struct Ending {
 }
 
 /// A policy without the rules, compiled as the tables would have it.
-pub(super) struct Left<'a> {
+pub(crate) struct Left<'a> {
     without: &'a Without,
     reader: Reader,
     cell: u32,
 }
 
 impl<'a> Left<'a> {
-    pub(super) fn compile(without: &'a Without) -> Result<Self, String> {
+    pub(crate) fn compile(without: &'a Without) -> Result<Self, String> {
         let memory = Memory::anonymous(SCRATCH_CELLS).map_err(|error| error_chain(&error))?;
         let compiled =
             NodeTables::create(memory, Immediate, Sizes { endpoints: 16 }).and_then(|mut tables| {
@@ -44,7 +44,7 @@ impl<'a> Left<'a> {
         Ok(Self { without, reader, cell: cell.ok_or("the policy cannot be compiled")? })
     }
 
-    pub(super) fn ends(&self, session: &Session) -> bool {
+    pub(crate) fn ends(&self, session: &Session) -> bool {
         let verdict = || self.reader.evaluate(self.cell, &session.first_packet());
         self.without.removed.contains(&session.rule()) && !matches!(verdict(), Verdict::Permitted(_))
     }
