@@ -239,7 +239,7 @@ impl Keepalived {
                 infos.is_some_and(|infos| infos.iter().any(|info| info["local"] == **at))
             };
             ensure!(
-                SHARED.iter().all(|at| has(&at) == expected),
+                SHARED.iter().all(|at| has(at) == expected),
                 "{} has not {expected}: {links}",
                 self.name
             );

@@ -219,7 +219,7 @@ async fn arrives_from(lab: &Lab, at: &str) -> Outcome {
     let filter = format!("src host {at} and (icmp or icmp6) and ether src {FOREIGN_MAC}");
     let argv = ["timeout", "10", "tcpdump", "-nn", "-i", "eth0", "--immediate-mode", "-c", "3", &filter];
     let mut capture = lab.command("web-3", &argv)?.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    // No answer comes back: answers are sent to the address, which is not one of the port.
+    // No answer arrives: answers are sent to the address, which is not the port's.
     ping(lab, "web-2", target, &["-c", "15", "-i", "0.2", "-W", "0.2", "-I", at]).await?;
     ensure!(capture.wait().await?.success(), "no packet from {at} of {FOREIGN_MAC} has arrived at {target}");
     Ok(())
