@@ -238,11 +238,7 @@ impl Keepalived {
                 let infos = links[0]["addr_info"].as_array();
                 infos.is_some_and(|infos| infos.iter().any(|info| info["local"] == **at))
             };
-            ensure!(
-                SHARED.iter().all(|at| has(at) == expected),
-                "{} has not {expected}: {links}",
-                self.name
-            );
+            ensure!(SHARED.iter().all(|at| has(at) == expected), "{} has not {expected}: {links}", self.name);
             Ok(())
         })
         .await
