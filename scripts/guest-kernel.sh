@@ -13,14 +13,15 @@ guest=$kernel_cache/guest
 modules="virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci failover net_failover virtio_net
 	virtio_console"
 
-if [ -e "$guest/modules/order" ]; then exit 0; fi
+if [ "$(cat "$guest/modules/order" 2>/dev/null)" = "$(printf '%s\n' $modules)" ]; then exit 0; fi
 work=$(mktemp -d)
 on_exit 'rm -rf "$work"'
 deb=$(fetch_kernel_package guest-kernel) || exit 1
 unpack_kernel_package "$deb" "$work/kernel" "$work/guest/modules" $modules
 cp "$kernel" "$work/guest/vmlinuz"
 for module in $modules; do echo $module; done >"$work/guest/modules/order"
-rm -rf "$guest"
+# An earlier run may have ended in the middle.
+rm -rf "$guest" "$guest.new"
 mkdir -p "$kernel_cache"
 # In one step: a lab must not see half of it. The working directory may be on another file system.
 cp -r "$work/guest" "$guest.new"

@@ -97,7 +97,8 @@ keep_postgresql_quiet() {
 }
 
 install_guest_kernel() {
-	sh scripts/guest-kernel.sh >&2 || problem "no kernel for the guests of the lab"
+	sh scripts/guest-kernel.sh >&2 || say "no kernel for guests of the lab: the scenario guests will fail." \
+		"On another system than Debian 12, give its package as KERNEL_IMAGE_DEB"
 }
 
 rust_version() {

@@ -12,7 +12,7 @@
  *   later fragment    passes if its first fragment has
  *   ICMP error        passes if the session of the packet that it quotes exists
  *   of a session      passes, and refreshes the session. If its sender began the session and has another identity than
- *                     then, the policy must permit it, or the session ends
+ *                     then, the policy must permit it
  *   otherwise         TCP: must be a SYN (RFC 9293), ICMP: not an answer. If the policy permits it, it begins a session
  */
 #ifndef SLUICE_ADMISSION_H
@@ -389,7 +389,9 @@ __attribute__((noinline)) __u32 admit_by_policy(struct frame *frame, struct admi
 
 /*
  * Instead of the second step: a packet of a session whose originator has another identity now. If the policy permits the
- * packet, the session goes on with that identity; otherwise it ends. ADMIT_PASS, ADMIT_JUDGE, or a reason.
+ * packet, the session has that identity from then on. Otherwise the packet is dropped, and the session stays: the policy that
+ * knows the identity may come a moment later, and whoever can send one packet cannot end the session. ADMIT_PASS,
+ * ADMIT_JUDGE, or a reason.
  *
  * The identity is stored by itself, because other packets set bits of the same word. The rule and its generation are stored
  * together, as the agent replaces them: what the agent has judged by a newer policy is not overwritten, because it waits for
@@ -409,13 +411,8 @@ __attribute__((noinline)) __u32 admit_again(struct frame *frame, struct admissio
 	policy = READ_ONCE(service->policy);
 	from = memory->query.identity << ADMIT_IDENTITY_SHIFT;
 	memory->rule = ask_policy(frame, memory, policy, from, icmp_kind(frame));
-	if (memory->rule == POLICY_DENIED) {
-		if (ipv6)
-			session_end(6, config, &memory->hit);
-		else
-			session_end(4, config, &memory->hit);
+	if (memory->rule == POLICY_DENIED)
 		return DROP_ingress_denied;
-	}
 	data = ipv6 ? session_data_at(6, &memory->hit) : session_data_at(4, &memory->hit);
 	if (!data)
 		return DROP_stale_index;

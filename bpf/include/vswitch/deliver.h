@@ -49,7 +49,12 @@ __attribute__((noinline)) enum exact_answer find_delegated(__u32 vrf_cell, __u32
 	if (cell == INDEX_BUSY)
 		return EXACT_BUSY;
 	port = cell ? vm_port_at(cell) : NULL;
-	if (!port)
+	/*
+	 * Gateways send packets for the prefix to the port's MAC address, and answers of neighbor discovery to that which has
+	 * asked. Others are for an instance that has left, whose address the prefix covers.
+	 */
+	if (!port || (frame->destination_mac != load_mac(port->mac) && frame->ethertype != ETH_P_ARP &&
+		      !is_control_icmp6(frame)))
 		return EXACT_MISS;
 	hit->mac = load_mac(port->mac);
 	hit->next = cell;

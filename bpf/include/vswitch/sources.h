@@ -59,6 +59,10 @@ __attribute__((noinline)) int further_source(__u32 port_cell, const struct frame
 
 	if (!port || !frame || !source_valid(frame))
 		return 0;
+	/* Other VMs believe what the router says, such as a redirect. */
+	if (frame->flags & FRAME_IPV6 ? is_router6(port, frame->source)
+				      : port->router4 && frame->source[1] == bpf_ntohl(port->router4))
+		return 0;
 	if (port->flags & PORT_UNPROTECTED)
 		return 1;
 	if (frame->flags & FRAME_IPV6)

@@ -203,7 +203,7 @@ struct HostEndingSessions {
 
 #[derive(Serialize, ToSchema)]
 struct InstanceEndingSessions {
-    #[schema(value_type = String, example = "i-1")]
+    #[schema(value_type = String, example = "inst-1")]
     instance: InstanceId,
     sessions: u64,
 }

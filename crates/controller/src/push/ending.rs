@@ -99,7 +99,9 @@ impl Push {
         let deadline = Instant::now() + TIMEOUT;
         let request = EndingSessionsRequest { id, rules: rules.iter().map(|rule| rule.get()).collect() };
         let question = NodeUpdate { ending_sessions: Some(request), ..NodeUpdate::default() };
-        let question = EncodedUpdate::new(UpdateHead::default(), EncodedUpdate::encode_entries(&question));
+        // An agent that does not know the question takes it for a part of a step without entries, of its database.
+        let head = UpdateHead { database_id: self.database_id(), ..UpdateHead::default() };
+        let question = EncodedUpdate::new(head, EncodedUpdate::encode_entries(&question));
         let mut ending = Ending::default();
         let mut awaited = BTreeSet::new();
         for host in self.members(|members| members.hosts_of(vpc)) {

@@ -100,11 +100,12 @@ pub fn addresses(port: &Port) -> impl Iterator<Item = IpAddr> {
     own.into_iter().flatten().chain(additional.map(|net| net.addr())).chain(pairs)
 }
 
-/// Whether an endpoint key is part of an instance's addresses.
+/// Whether an endpoint key is part of an instance's addresses. The endpoint of a pair is that of the instance that holds it.
 pub fn is_of(key: &EndpointKey, port: &Port) -> bool {
     let v4 = key.ipv4.map(IpAddr::V4);
     let mut keys = v4.into_iter().chain(key.ipv6.map(IpAddr::V6));
-    key.vni == port.vni && keys.any(|key| addresses(port).any(|address| address == key))
+    let is_others = |key: IpAddr| port.options.pairs.iter().any(|pair| pair.address == key && !pair.held);
+    key.vni == port.vni && keys.any(|key| addresses(port).any(|address| address == key) && !is_others(key))
 }
 
 /// Whether a route leads to a prefix that is delegated to an instance.

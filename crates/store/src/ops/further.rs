@@ -193,7 +193,9 @@ async fn primary_user(q: &mut dyn Query, after: &Instance, range: IpNet) -> Resu
                  AND ipv6 BETWEEN $2 AND $3 AND id <> $4 LIMIT 1";
     let derived = "SELECT ipv6, name FROM instances WHERE vpc = $1 AND derived IN (0, 2) AND ipv6 BETWEEN $2 AND $3 \
                    AND id <> $4 LIMIT 1";
-    for sql in [given, derived] {
+    // Whether a single address is a derived one follows from the MAC address in it, below.
+    let queries: &[&str] = if first == last { &[given] } else { &[given, derived] };
+    for sql in queries {
         if let Some(row) = q.row(sql, args![vpc, bytes(first), bytes(last), id]).await? {
             return Ok(Some((crate::rows::ipv6(row.blob(0)?)?.into(), row.text(1)?.to_owned())));
         }
@@ -537,6 +539,8 @@ pub(super) async fn release(
         .secondary
         .iter()
         .filter(|address| !after.secondary.contains(address))
+        // An address that becomes a pair stays in use.
+        .filter(|address| !after.pairs.iter().any(|pair| pair.address == **address))
         .map(|a| (*a).into())
         .collect();
     gone.extend(before.delegated.iter().filter(|prefix| !after.delegated.contains(prefix)));
