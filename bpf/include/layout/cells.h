@@ -361,6 +361,7 @@ struct vip_slot {
  *   SOURCE_HELD  such an address, and the VM gets the packets to it
  *   SOURCE_MAC   the link-local address that follows from a MAC address (RFC 4291 appendix A), from which the VM may
  *                also send: the own one of a pair
+ *   SOURCE_NEIGHBORS   no source: the port's own subnet, if a delegated prefix contains it
  *
  * Bits 0..27 of the leaf of a pair are only for the writer: the number, from 1, of the pair's own MAC address among all
  * of the port, in ascending order; 0: the pair has none, and is reached by the router's MAC address.
@@ -369,6 +370,7 @@ struct vip_slot {
 #define SOURCE_PAIR 2u
 #define SOURCE_HELD 3u
 #define SOURCE_MAC 4u
+#define SOURCE_NEIGHBORS 5u
 
 struct port {
 	__u8 kind; /* NEXT_HOP_PORT */

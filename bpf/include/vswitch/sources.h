@@ -15,13 +15,21 @@
 /* What SOURCE_MAC says of a MAC address is found by this address: RFC 4291 appendix A. */
 #define MAC_LINK_LOCAL(mac) ((((mac) ^ 0x020000000000ull) >> 24) << 40 | 0xfffeull << 24 | ((mac)&0xffffff))
 
+/* The kind of a leaf. 0: the address is no source of the port. */
+static __always_inline __u32 source_kind(__u32 leaf)
+{
+	__u32 kind = leaf >> LEAF_SCOPE_SHIFT;
+
+	return kind == SOURCE_NEIGHBORS ? 0 : kind;
+}
+
 /* The kind (SOURCE_*) of an IPv4 address that is not the port's own. 0: it is no source of the port. */
 static __always_inline __u32 further_source4(const struct port *port, __u32 port_cell, __u32 address)
 {
 	if (!(port->flags & PORT_SOURCES))
 		return 0;
 	port = vm_port_service_at(port_cell);
-	return port ? find_route4(port->sources[0], address) >> LEAF_SCOPE_SHIFT : 0;
+	return port ? source_kind(find_route4(port->sources[0], address)) : 0;
 }
 
 /* The kind of an IPv6 address that is not the port's own. */
@@ -30,7 +38,7 @@ static __always_inline __u32 further_source6(const struct port *port, __u32 port
 	if (!(port->flags & PORT_SOURCES))
 		return 0;
 	port = vm_port_service_at(port_cell);
-	return port ? find_route6(port->sources[1], high, low) >> LEAF_SCOPE_SHIFT : 0;
+	return port ? source_kind(find_route6(port->sources[1], high, low)) : 0;
 }
 
 /* The kind of an IPv4 address; SOURCE_OWN for the port's own. */

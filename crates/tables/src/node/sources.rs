@@ -42,6 +42,18 @@ fn mac_of(link_local: Ipv6Addr) -> MacAddr {
     MacAddr::new([a ^ 2, b, c, d, e, f])
 }
 
+/// The subnets of a port that a delegated prefix contains: their addresses are other VMs', so the VM must not send from them, and
+/// asks for them.
+fn covered_subnets(port: &Port) -> impl Iterator<Item = (Family, Prefix)> + '_ {
+    let v4 = port.ipv4.and_then(|v4| IpNet::new(v4.address.into(), v4.length).ok());
+    let v6 = port.ipv6.and_then(|v6| IpNet::new(v6.address.into(), v6.length).ok());
+    let covers =
+        |prefix: &IpNet, subnet: IpNet| prefix.prefix_len() < subnet.prefix_len() && prefix.contains(&subnet);
+    let subnets = v4.into_iter().chain(v6).map(|subnet| subnet.trunc());
+    let covered = subnets.filter(move |subnet| port.sources.additional.iter().any(|it| covers(it, *subnet)));
+    covered.map(Prefix::from_net)
+}
+
 impl Compiled {
     /// The entries of a port.
     pub(super) fn of(port: &Port) -> Result<Self, Error> {
@@ -77,6 +89,9 @@ impl Compiled {
             let kind = if *held { layout::SOURCE_HELD } else { layout::SOURCE_PAIR };
             let number = mac.map_or(0, |mac| macs.range(..=mac).count() as u32);
             add((*address).into(), leaf(kind, number))?;
+        }
+        for (family, prefix) in covered_subnets(port) {
+            all.0[usize::from(family == Family::V6)].push((prefix, leaf(layout::SOURCE_NEIGHBORS, 0)));
         }
         all.0.iter_mut().for_each(|entries| entries.sort_unstable());
         Ok(all)
