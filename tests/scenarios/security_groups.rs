@@ -186,7 +186,7 @@ async fn egress_to_groups(lab: &Lab) -> Outcome {
         }
     }
     set_groups(lab, "web-1", &[sender]).await?;
-    // A member on the same host, and on another one two that are none, of which one is of another VPC.
+    // A member on the same host is reached. Two VMs on another host are not members, and one of them is in another VPC.
     set_groups(lab, "web-2", &[member]).await?;
     reaches_at(lab, "web-1", "web-2", OPEN, true).await?;
     for to in ["web-3", "db-1"] {

@@ -8,7 +8,7 @@
  *
  * Contract: asked only for events, not for packets. An event that is refused is counted in the map
  * `events_refused`, which is per CPU and which the agent reads. Its flow's next period brings another. Uses
- * the maps `event_shares` and `events_refused`.
+ * the maps `event_shares` and `events_refused`. All kinds of events of a VNI on a node have one share.
  */
 #ifndef SLUICE_EVENT_SHARE_H
 #define SLUICE_EVENT_SHARE_H
@@ -17,6 +17,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/atomic.h"
+#include "common/token_bucket.h"
 
 #define EVENT_SHARES (1 << 12)
 #define EVENT_PERIOD_SHIFT 27 /* a period has 2^27 ns, 134 ms */
@@ -75,6 +76,32 @@ static __always_inline int take_event_share(__u32 vni, __u64 now_ns, int scarce,
 			return 1;
 	}
 	return scarce ? refuse_event() : 1;
+}
+
+/* A limit of events for each CPU. */
+struct event_budget {
+	__u64 token_ns; /* time for which an event is earned */
+	__u32 burst;
+	__u32 per_share; /* events of one VNI in a period, while the burst is half used */
+};
+
+/*
+ * Takes one event of a CPU's budget. Half of the burst is for VNIs that are within their share, so the events of one tenant
+ * hide no other's.
+ */
+static __always_inline int take_event(struct token_bucket *bucket, const struct event_budget budget,
+				      __u32 vni)
+{
+	__u64 now_ns = bpf_ktime_get_coarse_ns();
+
+	if (!bucket)
+		return 0;
+	refill_tokens(bucket, now_ns, budget.token_ns, budget.burst);
+	if (!bucket->tokens ||
+	    !take_event_share(vni, now_ns, bucket->tokens < budget.burst / 2, budget.per_share))
+		return 0;
+	bucket->tokens -= 1;
+	return 1;
 }
 
 #endif

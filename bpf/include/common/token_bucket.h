@@ -10,6 +10,8 @@
 
 #include <linux/types.h>
 
+#define NS_PER_SECOND 1000000000ull
+
 struct token_bucket {
 	__u64 refilled_ns; /* CLOCK_MONOTONIC */
 	__u64 tokens;

@@ -12,10 +12,9 @@
 #ifndef SLUICE_DIRECT_H
 #define SLUICE_DIRECT_H
 
+#include "common/token_bucket.h"
 #include "vswitch/deliver.h"
 #include "vswitch/tunnel.h"
-
-#define NS_PER_SECOND 1000000000ull
 
 /* Whether an exact match found a direct path. */
 static __always_inline int is_direct(enum exact_answer found, const struct exact_hit *hit)

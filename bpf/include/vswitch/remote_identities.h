@@ -21,10 +21,8 @@
 
 /* Limit of events for each CPU. Packets beyond it are dropped like the others, without an event. */
 #define UNKNOWN_RECEIVERS_PER_SECOND 1000
-#define UNKNOWN_RECEIVERS_BURST 100
-/* Events of one VNI in a period (event_share.h) while the budget is half used. */
-#define UNKNOWN_RECEIVERS_PER_SHARE 16
-#define UNKNOWN_RECEIVER_TOKEN_NS (1000000000ull / UNKNOWN_RECEIVERS_PER_SECOND)
+#define UNKNOWN_RECEIVERS \
+	((struct event_budget){ NS_PER_SECOND / UNKNOWN_RECEIVERS_PER_SECOND, .burst = 100, .per_share = 16 })
 
 /* No identity: the map does not have the address. */
 #define REMOTE_IDENTITY_UNKNOWN 0x10000u
@@ -69,32 +67,16 @@ static __always_inline __u32 find_remote_identity(const struct frame *frame, __u
 	return (__u16)READ_ONCE(found->identity);
 }
 
-/* Half of the burst is for VNIs that are within their share, so the packets of one tenant hide no other's. */
-static __always_inline int unknown_receiver_within_budget(__u32 vni)
-{
-	__u32 zero = 0;
-	__u64 now_ns = bpf_ktime_get_coarse_ns();
-	struct token_bucket *bucket = bpf_map_lookup_elem(&unknown_receiver_budget, &zero);
-
-	if (!bucket)
-		return 0;
-	refill_tokens(bucket, now_ns, UNKNOWN_RECEIVER_TOKEN_NS, UNKNOWN_RECEIVERS_BURST);
-	if (!bucket->tokens || !take_event_share(vni, now_ns, bucket->tokens < UNKNOWN_RECEIVERS_BURST / 2,
-						 UNKNOWN_RECEIVERS_PER_SHARE))
-		return 0;
-	bucket->tokens -= 1;
-	return 1;
-}
-
 /* Posts an event about the receiver of a frame from the port in this cell, if the budget allows. */
 __attribute__((noinline)) __u32 post_unknown_receiver(struct frame *frame, __u32 port_cell)
 {
 	const struct port *port = vm_port_at(port_cell);
 	struct unknown_receiver_event *event = NULL;
+	__u32 zero = 0;
 
 	if (!frame || !port)
 		return DROP_stale_index;
-	if (unknown_receiver_within_budget(port->vni))
+	if (take_event(bpf_map_lookup_elem(&unknown_receiver_budget, &zero), UNKNOWN_RECEIVERS, port->vni))
 		event = bpf_ringbuf_reserve(&unknown_receivers, sizeof(*event), 0);
 	if (!event) {
 		count_lost();

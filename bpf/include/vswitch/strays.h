@@ -22,10 +22,7 @@
 
 /* Limit of events for each CPU. Packets beyond it are still forwarded. */
 #define STRAYS_PER_SECOND 1000
-#define STRAYS_BURST 100
-/* Events of one VNI in a period (event_share.h) while the budget is half used. */
-#define STRAYS_PER_SHARE 16
-#define STRAY_TOKEN_NS (NS_PER_SECOND / STRAYS_PER_SECOND)
+#define STRAYS ((struct event_budget){ NS_PER_SECOND / STRAYS_PER_SECOND, .burst = 100, .per_share = 16 })
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -45,31 +42,15 @@ static __always_inline int is_stray(enum exact_answer found, const struct exact_
 	return found == EXACT_MISS || is_direct(found, hit);
 }
 
-/* Half of the burst is for VNIs that are within their share, so one tenant's strays hide no other's. */
-static __always_inline int stray_within_budget(__u32 vni)
-{
-	__u32 zero = 0;
-	__u64 now_ns = bpf_ktime_get_coarse_ns();
-	struct token_bucket *bucket = bpf_map_lookup_elem(&stray_budget, &zero);
-
-	if (!bucket)
-		return 0;
-	refill_tokens(bucket, now_ns, STRAY_TOKEN_NS, STRAYS_BURST);
-	if (!bucket->tokens ||
-	    !take_event_share(vni, now_ns, bucket->tokens < STRAYS_BURST / 2, STRAYS_PER_SHARE))
-		return 0;
-	bucket->tokens -= 1;
-	return 1;
-}
-
 /* Posts an event about the stray, if the budget allows. */
 __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_sender *from, __u32 vni)
 {
 	struct stray_event *event = NULL;
+	__u32 zero = 0;
 
 	if (!frame || !from)
 		return 0;
-	if (stray_within_budget(vni))
+	if (take_event(bpf_map_lookup_elem(&stray_budget, &zero), STRAYS, vni))
 		event = bpf_ringbuf_reserve(&strays, sizeof(*event), 0);
 	if (!event) {
 		count_lost();

@@ -37,8 +37,8 @@ const TC_LINKLAYER_ETHERNET: u8 = 1;
 const TICK_NS: u64 = 64;
 /// What a class may send at once after a pause, in nanoseconds of its rate. Debt is repaid, so longer packets pass, too.
 const BURST_NS: u64 = 10_000_000;
-/// Bytes that a class sends before the next class of its priority: there is none. Given, so that HTB does not warn that
-/// it follows from the rate.
+/// Bytes that a class sends before HTB serves the next class of the same priority. No two classes have the same priority, but
+/// without a quantum HTB derives one from the rate and warns about it.
 const QUANTUM: u32 = 65_536;
 /// Longest time for which packets wait, in milliseconds of the rate.
 const QUEUE_MS: u64 = 50;
