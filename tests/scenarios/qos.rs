@@ -5,7 +5,7 @@
 //! priorities that are not kept.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, address, drops, ensure, ensure_timely, eventually, execute};
+use crate::support::{Failure, Outcome, address, drops, ensure, ensure_timely, eventually, execute, iperf};
 use serde_json::{Value, json};
 use sluice_client::Instance;
 use sluice_lab::{Lab, Options};
@@ -50,7 +50,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     }
     drops_are_counted(&lab).await?;
     set_qos(&lab, "web-3", &json!({})).await?;
-    let report = iperf(&lab, ("web-2", "web-3"), false, 5214, &[]).await?;
+    let report = load(&lab, ("web-2", "web-3"), false, 5214, &[]).await?;
     let mbps = number(&report, "sum_received", "bits_per_second")? / 1e6;
     ensure_timely!(mbps > 2.0 * f64::from(RATE), "{mbps:.1} Mbit/s received without a rate");
     Ok(())
@@ -112,7 +112,7 @@ async fn arrives_with(
 
 async fn tcp_comes_near_the_rate(lab: &Lab, ipv6: bool, reverse: bool) -> Outcome {
     let options: &[&str] = if reverse { &["-R"] } else { &[] };
-    let report = iperf(lab, ("web-2", "web-3"), ipv6, 5211, options).await?;
+    let report = load(lab, ("web-2", "web-3"), ipv6, 5211, options).await?;
     let mbps = number(&report, "sum_received", "bits_per_second")? / 1e6;
     let direction = if reverse { "sent" } else { "received" };
     println!("    TCP {direction}, IPv6 {ipv6}: {mbps:.1} of {RATE} Mbit/s");
@@ -129,8 +129,8 @@ async fn high_priority_loses_nothing(
     [normal, high]: [(&str, &str); 2],
     ipv6: bool,
 ) -> Outcome {
-    let flood = iperf(lab, normal, ipv6, 5212, &["-u", "-l", "1300", "-b", FLOOD]);
-    let voice = iperf(lab, high, ipv6, 5213, &["-u", "-l", "400", "-b", VOICE, "-S", EXPEDITED]);
+    let flood = load(lab, normal, ipv6, 5212, &["-u", "-l", "1300", "-b", FLOOD]);
+    let voice = load(lab, high, ipv6, 5213, &["-u", "-l", "400", "-b", VOICE, "-S", EXPEDITED]);
     let (flood, voice) = futures::future::try_join(flood, voice).await?;
     let lost = |report: &Value| {
         Ok::<_, Failure>((number(report, "sum", "lost_packets")?, number(report, "sum", "packets")?))
@@ -147,39 +147,19 @@ async fn high_priority_loses_nothing(
     Ok(())
 }
 
-/// Runs iperf3 from one VM to another, with options for the client. Returns its report.
-async fn iperf(
+fn number(report: &Value, part: &str, key: &str) -> Result<f64, Failure> {
+    let value = report["end"][part][key].as_f64();
+    value.ok_or_else(|| Failure::new(format!("no {part}.{key} in iperf3's report")))
+}
+
+/// Loads the path from one VM to another for some seconds, of which iperf3 leaves out the first. Returns its report.
+async fn load(
     lab: &Lab,
-    (from, to): (&str, &str),
+    between: (&str, &str),
     ipv6: bool,
     port: u16,
     options: &[&str],
 ) -> Result<Value, Failure> {
-    let target: IpAddr = address(lab.vm(to)?, ipv6)?;
-    let (target, port) = (target.to_string(), port.to_string());
-    let mut server = lab
-        .command(to, &["iperf3", "-s", "-1", "-B", &target, "-p", &port])?
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let argv = [&["iperf3", "-c", &target, "-p", &port, "-t", SECONDS, "-O", "1", "-J"], options].concat();
-    let mut last = String::new();
-    // The server needs some time until it listens.
-    for _ in 0..20 {
-        let output = lab.exec(from, &argv).await?;
-        let report: Value = serde_json::from_slice(&output.stdout)?;
-        if report["error"].is_null() {
-            server.wait().await?;
-            return Ok(report);
-        }
-        last = report["error"].to_string();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    server.kill().await?;
-    Err(Failure::new(format!("iperf3 from {from} to {to}: {last}")))
-}
-
-fn number(report: &Value, part: &str, key: &str) -> Result<f64, Failure> {
-    let value = report["end"][part][key].as_f64();
-    value.ok_or_else(|| Failure::new(format!("no {part}.{key} in iperf3's report")))
+    let options = [&["-t", SECONDS, "-O", "1"], options].concat();
+    iperf(lab, between, address(lab.vm(between.1)?, ipv6)?, port, &options).await
 }

@@ -120,6 +120,37 @@ pub async fn ping(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) -> Re
     Ok(Ping { received: number("received"), text })
 }
 
+/// Runs iperf3 from one VM or node to an address of another, with options for the client. Returns its report.
+pub async fn iperf(
+    lab: &Lab,
+    (from, to): (&str, &str),
+    target: IpAddr,
+    port: u16,
+    options: &[&str],
+) -> Result<Value, Failure> {
+    let (target, port) = (target.to_string(), port.to_string());
+    let mut server = lab
+        .command(to, &["iperf3", "-s", "-1", "-B", &target, "-p", &port])?
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let argv = [&["iperf3", "-c", &target, "-p", &port, "-J"], options].concat();
+    let mut last = String::new();
+    // The server needs some time until it listens.
+    for _ in 0..20 {
+        let output = lab.exec(from, &argv).await?;
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        if report["error"].is_null() {
+            server.wait().await?;
+            return Ok(report);
+        }
+        last = report["error"].to_string();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    server.kill().await?;
+    Err(Failure::new(format!("iperf3 from {from} to {to}: {last}")))
+}
+
 /// Checks that each of three packets from one VM to an address is answered. Each is sent by a separate
 /// `ping`, because after one answer `ping` hardly waits for others.
 pub async fn answers(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) -> Outcome {

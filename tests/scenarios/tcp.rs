@@ -5,14 +5,13 @@
 //! Catches: segmentation or checksum offload that is lost on the path, loss, reordering, a slow program.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, address, checksum_errors, ensure, ensure_timely};
+use crate::support::{Failure, Outcome, address, checksum_errors, ensure, ensure_timely, iperf};
 use serde_json::Value;
 use sluice_lab::{Lab, Options};
 use std::net::IpAddr;
-use std::process::Stdio;
 use std::time::Duration;
 
-const PORT: &str = "5207";
+const PORT: u16 = 5207;
 /// Part of the rate between the stacks of two hosts in the same lab, with offload and without. Through a gateway,
 /// whose XDP program gets frames of MTU size, it is 12% with offload and 30% without on a machine that is busy with
 /// other work; half of that is a fault.
@@ -54,7 +53,7 @@ async fn underlay_rates(lab: &Lab) -> Result<[f64; 2], Failure> {
     let mut rates = [0.0; 2];
     for (rate, offload) in rates.iter_mut().zip([true, false]) {
         set_offload(lab, "host-a", offload).await?;
-        let report = iperf(lab, "host-a", "host-b", target, false).await;
+        let report = iperf(lab, ("host-a", "host-b"), target, PORT, &options(false)).await;
         set_offload(lab, "host-a", true).await?;
         *rate = number("the underlay", &report?, "sum_received", "bits_per_second")?;
     }
@@ -81,7 +80,7 @@ async fn both_directions(
     for reverse in [false, true] {
         let sender_host = lab.vm(if reverse { to } else { from })?.host.clone();
         let before = sent(lab, &sender_host).await?;
-        let report = iperf(lab, from, to, target, reverse).await?;
+        let report = iperf(lab, (from, to), target, PORT, &options(reverse)).await?;
         let after = sent(lab, &sender_host).await?;
         let what = format!("{from} -> {to} ({target}, offload {offload}, reverse {reverse})");
         judge(&what, &report, rate_min)?;
@@ -109,32 +108,6 @@ async fn sent(lab: &Lab, host: &str) -> Result<(u64, u64), Failure> {
     Ok((number("packets")?, number("bytes")?))
 }
 
-async fn iperf(lab: &Lab, from: &str, to: &str, target: IpAddr, reverse: bool) -> Result<Value, Failure> {
-    let target = target.to_string();
-    let mut server = lab
-        .command(to, &["iperf3", "-s", "-1", "-B", &target, "-p", PORT])?
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mut argv = vec!["iperf3", "-c", &target, "-p", PORT, "-t", SECONDS, "-J"];
-    if reverse {
-        argv.push("-R");
-    }
-    let mut last = String::new();
-    // The server needs some time until it listens.
-    for _ in 0..20 {
-        let output = lab.exec(from, &argv).await?;
-        let report: Value = serde_json::from_slice(&output.stdout)?;
-        if report["error"].is_null() {
-            server.wait().await?;
-            return Ok(report);
-        }
-        last = report["error"].to_string();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    Err(Failure::new(format!("iperf3 from {from} to {to}: {last}")))
-}
-
 fn number(what: &str, report: &Value, part: &str, key: &str) -> Result<f64, Failure> {
     let value = report["end"][part][key].as_f64();
     value.ok_or_else(|| Failure::new(format!("{what}: no {part}.{key} in iperf3's report")))
@@ -151,4 +124,13 @@ fn judge(what: &str, report: &Value, rate_min: f64) -> Outcome {
         "{what}: {resent} of {segments:.0} segments were sent again"
     );
     Ok(())
+}
+
+/// Options of the client: in reverse, the server sends.
+fn options(reverse: bool) -> Vec<&'static str> {
+    let mut options = vec!["-t", SECONDS];
+    if reverse {
+        options.push("-R");
+    }
+    options
 }
