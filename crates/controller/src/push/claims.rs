@@ -34,7 +34,8 @@ pub struct Claims {
 struct Inner {
     /// Number of the next claim.
     next: u64,
-    instances: BTreeMap<InstanceId, Claimant>,
+    /// By the reporting host as well, so that no host can replace or delay what another one reports.
+    claimants: BTreeMap<(HostId, InstanceId), Claimant>,
     /// Claims that wait, by the host that reported them.
     waiting: BTreeMap<HostId, usize>,
     /// The number of the last claim of each address that was accepted, while others wait. An older one of another
@@ -42,13 +43,13 @@ struct Inner {
     accepted: HashMap<(VpcId, IpAddr), u64>,
 }
 
-/// An instance that makes claims.
+/// An instance that makes claims, as a host reports.
 #[derive(Debug)]
 struct Claimant {
     /// The token bucket (GCRA): when all tokens are there again.
     full_at: Instant,
-    /// Number and reporting host of the last claim of each address.
-    pending: BTreeMap<IpAddr, (u64, HostId)>,
+    /// Number of the last claim of each address.
+    pending: BTreeMap<IpAddr, u64>,
 }
 
 /// A claim to process.
@@ -65,19 +66,16 @@ impl Inner {
     fn add(&mut self, host: HostId, claim: AddressClaim, now: Instant) -> bool {
         let (all, of_host) =
             (self.waiting.values().sum::<usize>(), self.waiting.get(&host).copied().unwrap_or(0));
-        let known =
-            self.instances.get(&claim.instance).and_then(|claimant| claimant.pending.get(&claim.address));
-        let known = known.copied();
-        if known.is_none() && (all >= PENDING_MAX || of_host >= HOST_PENDING_MAX) {
+        let new = Claimant { full_at: now, pending: BTreeMap::new() };
+        let key = (host, claim.instance);
+        let is_known = self.claimants.get(&key).is_some_and(|it| it.pending.contains_key(&claim.address));
+        if !is_known && (all >= PENDING_MAX || of_host >= HOST_PENDING_MAX) {
             return false;
         }
-        if let Some((_, old)) = known {
-            self.uncount(old);
+        if !is_known {
+            *self.waiting.entry(host).or_default() += 1;
         }
-        *self.waiting.entry(host).or_default() += 1;
-        let new = Claimant { full_at: now, pending: BTreeMap::new() };
-        let claimant = self.instances.entry(claim.instance).or_insert(new);
-        claimant.pending.insert(claim.address, (self.next, host));
+        self.claimants.entry(key).or_insert(new).pending.insert(claim.address, self.next);
         self.next += 1;
         true
     }
@@ -91,25 +89,29 @@ impl Inner {
         }
     }
 
+    /// Forgets the claims of a host that wait. It repeats them on its next stream, which may be of another replica.
+    fn forget(&mut self, host: HostId) {
+        let of_host = (host, InstanceId::new(0))..=(host, InstanceId::new(u64::MAX));
+        self.claimants.range_mut(of_host).for_each(|(_, claimant)| claimant.pending.clear());
+        self.waiting.remove(&host);
+    }
+
     /// Takes the oldest claim whose instance has a token; otherwise says when there will be one, if any waits.
     fn take(&mut self, now: Instant) -> Result<Due, Option<Instant>> {
         let ahead = INTERVAL * (BURST - 1);
-        self.instances.retain(|_, claimant| !claimant.pending.is_empty() || claimant.full_at > now);
+        self.claimants.retain(|_, claimant| !claimant.pending.is_empty() || claimant.full_at > now);
         let ready = |claimant: &Claimant| claimant.full_at.checked_sub(ahead).unwrap_or(now);
-        let waiting = || self.instances.iter().filter(|(_, claimant)| !claimant.pending.is_empty());
-        let oldest = |(id, claimant): (&InstanceId, &Claimant)| {
-            let (address, (number, host)) = claimant.pending.iter().min_by_key(|(_, (number, _))| *number)?;
-            Some(Due {
-                number: *number,
-                host: *host,
-                claim: AddressClaim { instance: *id, address: *address },
-            })
+        let waiting = || self.claimants.iter().filter(|(_, claimant)| !claimant.pending.is_empty());
+        let oldest = |((host, instance), claimant): (&(HostId, InstanceId), &Claimant)| {
+            let (address, number) = claimant.pending.iter().min_by_key(|(_, number)| **number)?;
+            let claim = AddressClaim { instance: *instance, address: *address };
+            Some(Due { number: *number, host: *host, claim })
         };
         let due = waiting().filter(|(_, claimant)| ready(claimant) <= now).filter_map(oldest);
         let Some(due) = due.min_by_key(|due| due.number) else {
             return Err(waiting().map(|(_, claimant)| ready(claimant)).min());
         };
-        if let Some(claimant) = self.instances.get_mut(&due.claim.instance) {
+        if let Some(claimant) = self.claimants.get_mut(&(due.host, due.claim.instance)) {
             claimant.pending.remove(&due.claim.address);
             claimant.full_at = claimant.full_at.max(now) + INTERVAL;
         }
@@ -146,6 +148,11 @@ impl Claims {
         };
         self.changed.notify_one();
         refused
+    }
+
+    /// A host's stream has ended.
+    pub fn forget(&self, host: HostId) {
+        self.lock().forget(host);
     }
 
     /// Number of claims that wait, and their limit.
@@ -245,7 +252,7 @@ mod tests {
         assert_eq!(inner.take(start + INTERVAL), Err(None), "of two claims, the last one");
         let later = start + INTERVAL * 60;
         assert_eq!(inner.take(later), Err(None));
-        assert!(inner.instances.is_empty() && inner.waiting.is_empty(), "nothing is remembered: {inner:?}");
+        assert!(inner.claimants.is_empty() && inner.waiting.is_empty(), "nothing is remembered: {inner:?}");
     }
 
     /// Catches an old claim that had to wait and takes the address from the instance that announced it later.
@@ -271,5 +278,22 @@ mod tests {
         assert!(inner.add(host(2), claim(9999, 1), now));
         assert!(taken(&mut inner, now).is_some());
         assert!(inner.add(host(1), claim(9998, 1), now));
+    }
+
+    /// Catches a host whose reports take the place of those of the host that has the instance, or its tokens.
+    #[test]
+    fn claims_of_two_hosts_are_apart() {
+        let (mut inner, now) = (Inner::default(), Instant::now());
+        for _ in 0..BURST {
+            assert!(inner.add(host(9), claim(1, 1), now) && inner.take(now).is_ok());
+        }
+        assert!(inner.add(host(9), claim(1, 1), now) && inner.add(host(1), claim(1, 1), now));
+        assert!(inner.add(host(9), claim(1, 1), now));
+        let due = inner.take(now).unwrap();
+        assert_eq!((due.host, due.claim), (host(1), claim(1, 1)));
+        assert_eq!(inner.take(now), Err(Some(now + INTERVAL)));
+        inner.forget(host(9));
+        assert_eq!(inner.take(now), Err(None), "it has no stream any more");
+        assert!(inner.waiting.is_empty());
     }
 }

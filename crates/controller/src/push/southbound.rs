@@ -179,6 +179,9 @@ async fn serve(
     let Listener { push, loads, node, .. } = listener;
     if push.hub.close(node, id) {
         push.unconfirmed.forget(node);
+        if let NodeId::Host(host) = node {
+            push.claims.forget(host);
+        }
     }
     if stalled {
         record_stall(&push, node, status.as_ref().map_or("", Status::message)).await;

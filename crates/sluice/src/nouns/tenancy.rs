@@ -471,9 +471,15 @@ impl Run for InstanceVerb {
                 set(api, client, (target, wait), &settings, "on or off").await
             }
             Self::SetQos { target, qos, wait } => {
-                let before = target.find(client).await?.qos;
-                let settings = PortSettings { qos: qos.after(before), ..PortSettings::default() };
-                set(api, client, (target, wait), &settings, "--dscp or --rate-mbps").await
+                let before = target.find(client).await?;
+                let settings = PortSettings { qos: qos.after(before.qos), ..PortSettings::default() };
+                if settings.is_empty() {
+                    return Err(Failure::Usage("give --dscp or --rate-mbps".to_owned()));
+                }
+                // The part that is not given stays as it was read.
+                let expected = target.expected().or(Some(before.revision));
+                let instance = client.update::<Instance>(before.id, &settings, expected).await?;
+                wait.print_when(api, client, instance, |_| true).await
             }
         }
     }
