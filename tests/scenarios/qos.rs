@@ -9,7 +9,6 @@ use crate::support::{Failure, Outcome, address, drops, ensure, ensure_timely, ev
 use serde_json::{Value, json};
 use sluice_client::Instance;
 use sluice_lab::{Lab, Options};
-use std::net::IpAddr;
 use std::process::Stdio;
 use std::time::Duration;
 

@@ -9,7 +9,6 @@ use crate::support::{Failure, Outcome, address, checksum_errors, ensure, ensure_
 use serde_json::Value;
 use sluice_lab::{Lab, Options};
 use std::net::IpAddr;
-use std::time::Duration;
 
 const PORT: u16 = 5207;
 /// Part of the rate between the stacks of two hosts in the same lab, with offload and without. Through a gateway,
