@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * vSwitch: claims, announcements of a VM that it has now an address that it has in turn with other VMs: ARP from the
- * address, a probe or an advertisement of neighbor discovery about it. The agent tells the controller, which decides.
+ * address, a probe or an advertisement of neighbor discovery about it. The agent tells the controller, which decides. Of a
+ * holder's ARP, only announcements count: it repeats them when it has heard another VM say that it has the address.
  *
- * Contract: the address is a source of the port of kind SOURCE_PAIR. An event tells the agent, unless the port has
+ * Contract: the address is a source of the port of kind SOURCE_PAIR or SOURCE_HELD. An event tells the agent, unless the port has
  * posted so many that it could take the space of others. The frame is absorbed. Uses the maps `claims`, `claim_shares`,
  * `events_lost`, `events_refused` and `cells`.
  */

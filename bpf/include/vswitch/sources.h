@@ -61,6 +61,12 @@ static __always_inline int is_received(__u32 kind)
 	return kind == SOURCE_OWN || kind == SOURCE_HELD;
 }
 
+/* Whether the VM has an address of this kind in turn with other VMs. */
+static __always_inline int is_shared(__u32 kind)
+{
+	return kind == SOURCE_PAIR || kind == SOURCE_HELD;
+}
+
 __attribute__((noinline)) int further_source(__u32 port_cell, const struct frame *frame)
 {
 	const struct port *port = vm_port_at(port_cell);

@@ -53,6 +53,12 @@ static __always_inline int arp_forward(struct __sk_buff *skb, const struct port 
 	return VERDICT_FORWARD;
 }
 
+/* A gratuitous request, or a reply: the network has asked nothing (RFC 5227 section 3). */
+static __always_inline int is_announcement(const struct arp_message *arp)
+{
+	return arp->operation == ARP_REPLY || arp->target == arp->sender;
+}
+
 __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell, struct frame *frame)
 {
 	const struct port *port = vm_port_at(port_cell);
@@ -77,7 +83,7 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 		kind = source4(port, port_cell, arp.sender);
 		if (!kind && !(port->flags & PORT_UNPROTECTED))
 			return port_drop(port->vni, DROP_spoofed_ip);
-		if (kind == SOURCE_PAIR)
+		if (kind == SOURCE_PAIR || (kind == SOURCE_HELD && is_announcement(&arp)))
 			return claim_address(port_cell, 0, 0, arp.sender);
 	}
 	/* The network does not wait for replies. */

@@ -144,7 +144,7 @@ static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct p
 	if (!router) {
 		__u32 kind = source6(port, port_cell, target);
 
-		if (probe && kind == SOURCE_PAIR)
+		if (probe && is_shared(kind))
 			return claim_address(port_cell, 1, target[0], target[1]);
 		if (is_received(kind) ||
 		    (probe && (is_link_local64(target) || port->flags & PORT_UNPROTECTED)))
@@ -195,7 +195,7 @@ static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port 
 	if (is_router6(port, target))
 		return port_drop(port->vni, DROP_spoofed_ip);
 	kind = source6(port, port_cell, target);
-	if (kind == SOURCE_PAIR)
+	if (is_shared(kind))
 		return claim_address(port_cell, 1, target[0], target[1]);
 	if (kind || is_link_local64(target) || port->flags & PORT_UNPROTECTED)
 		return VERDICT_ABSORBED;

@@ -1,13 +1,17 @@
-//! Claims: VMs have announced addresses that they may have in turn with others and do not hold. The controller decides who
-//! holds an address; a claim waits here until it does, over any number of streams. This file changes when something
-//! else decides when a claim is sent.
+//! Claims: VMs have announced addresses that they may have in turn with others. The controller decides who holds an
+//! address: the one that announced it last. A claim waits here until it does, over any number of streams. An announcement of
+//! the holder is kept as well, because a claim that is older may reach the controller, or may have reached it, and takes
+//! the address. This file changes when something else decides when a claim is sent.
 //!
 //! ```text
-//!                 announced                 at most once a second
-//!     (nothing) ------------> DUE ---------------------------------> SENT
-//!         ^                    ^                                      |
-//!         |                    +---- announced again, or new stream --+
-//!         +-- the Port says that the VM holds the address, or may not have it; 60 s after the last announcement
+//!                 announced, not held              at most once a second
+//!     (nothing) ---------------------> DUE ---------------------------------> SENT
+//!      |  ^                             ^  ^                                   |
+//!      |  |                             |  +---- announced again, or new stream -+
+//!      |  |          no longer the holder
+//!      |  |                             |
+//!      +--|---- announced, held ----> HELD <-- from DUE and SENT: the VM holds the address
+//!         +-- the VM may not have the address; 60 s after the last announcement
 //! ```
 
 use std::collections::BTreeMap;
@@ -32,10 +36,14 @@ const SPACING: Duration = Duration::from_secs(1);
 /// A claim that was announced longer ago than this is forgotten: a VM that has the address announces it again.
 const LIFETIME: Duration = Duration::from_secs(60);
 
+/// An instance and the address that it announced.
+type Key = (InstanceId, IpAddr);
+
 #[derive(Debug)]
 struct Waiting {
     announced: Instant,
     sent: Option<Instant>,
+    is_held: bool,
     is_due: bool,
 }
 
@@ -44,20 +52,25 @@ impl Waiting {
     fn due(&self, now: Instant) -> Option<Instant> {
         self.is_due.then(|| self.sent.map_or(now, |sent| sent + SPACING))
     }
+
+    fn set_held(&mut self, is_held: bool) {
+        self.is_due = !is_held && (self.is_due || self.is_held);
+        self.is_held = is_held;
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: BTreeMap<AddressClaim, Waiting>,
+    waiting: BTreeMap<Key, Waiting>,
     /// Claims that were sent, and those for which there was no room.
     sent: u64,
     refused: u64,
 }
 
 impl State {
-    fn announce(&mut self, claim: AddressClaim, now: Instant) {
-        if let Some(known) = self.waiting.get_mut(&claim) {
-            (known.announced, known.is_due) = (now, true);
+    fn announce(&mut self, key: Key, is_held: bool, now: Instant) {
+        if let Some(known) = self.waiting.get_mut(&key) {
+            (known.announced, known.is_held, known.is_due) = (now, is_held, !is_held);
             return;
         }
         if self.waiting.len() >= WAITING_MAX {
@@ -67,7 +80,7 @@ impl State {
             self.refused += 1;
             return;
         }
-        self.waiting.insert(claim, Waiting { announced: now, sent: None, is_due: true });
+        self.waiting.insert(key, Waiting { announced: now, sent: None, is_held, is_due: !is_held });
     }
 
     fn expire(&mut self, now: Instant) {
@@ -75,17 +88,18 @@ impl State {
     }
 
     fn begin_stream(&mut self) {
-        self.waiting.values_mut().for_each(|known| (known.sent, known.is_due) = (None, true));
+        self.waiting.values_mut().for_each(|known| (known.sent, known.is_due) = (None, !known.is_held));
     }
 
     /// The claims to be sent at `now`, as many as one message may have, and when others are due.
     fn take(&mut self, now: Instant) -> (Vec<AddressClaim>, Option<Instant>) {
         self.expire(now);
         let mut claims = Vec::new();
-        for (claim, known) in &mut self.waiting {
+        for ((instance, address), known) in &mut self.waiting {
             if claims.len() < MAX_CLAIMS && known.due(now).is_some_and(|due| due <= now) {
                 (known.sent, known.is_due) = (Some(now), false);
-                claims.push(*claim);
+                let age = now.saturating_duration_since(known.announced);
+                claims.push(AddressClaim { instance: *instance, address: *address, age });
             }
         }
         self.sent += claims.len() as u64;
@@ -109,24 +123,37 @@ impl Claims {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// VMs have announced these addresses now.
-    pub fn announce(&self, claims: impl IntoIterator<Item = AddressClaim>) {
+    /// VMs have announced these addresses now; for each it is said whether the VM holds it.
+    pub fn announce(&self, announced: impl IntoIterator<Item = (InstanceId, IpAddr, bool)>) {
         let now = Instant::now();
         let mut state = self.state();
-        claims.into_iter().for_each(|claim| state.announce(claim, now));
+        for (instance, address, is_held) in announced {
+            state.announce((instance, address), is_held, now);
+        }
         drop(state);
         self.0.changed.notify_one();
     }
 
-    /// Forgets the claims of an instance to addresses for which `is_open` is false.
-    pub fn retain(&self, instance: InstanceId, is_open: impl Fn(IpAddr) -> bool) {
-        self.state().waiting.retain(|claim, _| claim.instance != instance || is_open(claim.address));
+    /// The controller has decided about an instance: `holds` says whether it holds an address, `None` if it may not have
+    /// it. Such claims are forgotten; what it no longer holds is claimed.
+    pub fn decide(&self, instance: InstanceId, holds: impl Fn(IpAddr) -> Option<bool>) {
+        let mut state = self.state();
+        let of_instance = (instance, IpAddr::from([0; 4]))..=(instance, IpAddr::from([0xff; 16]));
+        let keys: Vec<Key> = state.waiting.range(of_instance).map(|(key, _)| *key).collect();
+        for key in keys {
+            match (holds(key.1), state.waiting.get_mut(&key)) {
+                (Some(is_held), Some(known)) => known.set_held(is_held),
+                _ => drop(state.waiting.remove(&key)),
+            }
+        }
+        drop(state);
+        self.0.changed.notify_one();
     }
 
-    /// The claims that wait for the controller.
+    /// The addresses that wait for the controller, with their instances.
     #[must_use]
-    pub fn waiting(&self) -> Vec<AddressClaim> {
-        self.state().waiting.keys().copied().collect()
+    pub fn waiting(&self) -> Vec<(InstanceId, IpAddr)> {
+        self.state().waiting.iter().filter(|(_, known)| !known.is_held).map(|(key, _)| *key).collect()
     }
 
     /// Sends claims, those that wait again, until the stream ends.
@@ -155,7 +182,8 @@ impl MetricSource for Claims {
         let help = "Announcements that were not reported because too many waited";
         registry.register("address_claims_refused", help, counter(state.refused));
         let help = "Announced addresses whose VM does not hold them yet";
-        gauge(registry, "address_claims_waiting", help, state.waiting.len() as u64);
+        let waiting = state.waiting.values().filter(|known| !known.is_held).count();
+        gauge(registry, "address_claims_waiting", help, waiting as u64);
     }
 }
 
@@ -164,9 +192,13 @@ mod tests {
     use super::*;
     use prometheus_client::encoding::text;
 
-    fn claim(instance: u64, number: u32) -> AddressClaim {
-        let instance = InstanceId::new(instance);
-        AddressClaim { instance, address: IpAddr::V4(number.into()) }
+    fn key(instance: u64, number: u32) -> Key {
+        (InstanceId::new(instance), IpAddr::V4(number.into()))
+    }
+
+    fn claim(instance: u64, number: u32, age_ms: u64) -> AddressClaim {
+        let (instance, address) = key(instance, number);
+        AddressClaim { instance, address, age: Duration::from_millis(age_ms) }
     }
 
     fn after(begin: Instant, ms: u64) -> Instant {
@@ -181,10 +213,10 @@ mod tests {
             let now = after(begin, ms);
             // Announced ten times a second, for two seconds.
             if ms < 2000 {
-                state.announce(claim(1, 7), now);
+                state.announce(key(1, 7), false, now);
             }
             let (claims, due) = state.take(now);
-            assert!(claims.is_empty() || claims == [claim(1, 7)]);
+            assert!(claims.is_empty() || claims == [claim(1, 7, ms.saturating_sub(1900))]);
             sent.extend(claims.iter().map(|_| ms));
             assert!(due.is_none_or(|due| due > now && due <= now + SPACING));
         }
@@ -195,33 +227,54 @@ mod tests {
     #[test]
     fn claims_are_repeated_on_another_stream_unless_they_are_old() {
         let (mut state, begin) = (State::default(), Instant::now());
-        state.announce(claim(1, 7), begin);
-        state.announce(claim(2, 7), after(begin, 30_000));
-        assert_eq!(state.take(after(begin, 30_000)).0, [claim(1, 7), claim(2, 7)]);
+        state.announce(key(1, 7), false, begin);
+        state.announce(key(2, 7), false, after(begin, 30_000));
+        assert_eq!(state.take(after(begin, 30_000)).0, [claim(1, 7, 30_000), claim(2, 7, 0)]);
         assert_eq!(state.take(after(begin, 40_000)), (vec![], None));
         state.begin_stream();
-        assert_eq!(state.take(after(begin, 40_001)).0, [claim(1, 7), claim(2, 7)]);
+        assert_eq!(state.take(after(begin, 40_001)).0, [claim(1, 7, 40_001), claim(2, 7, 10_001)]);
         state.begin_stream();
-        assert_eq!(state.take(after(begin, 60_000)).0, [claim(2, 7)]);
+        assert_eq!(state.take(after(begin, 60_000)).0, [claim(2, 7, 30_000)]);
         state.begin_stream();
         assert_eq!(state.take(after(begin, 90_000)).0, []);
+    }
+
+    /// Catches a holder that does not get an address back that another VM announced for a moment, earlier.
+    #[test]
+    fn what_a_holder_announced_is_claimed_when_it_loses_the_address() {
+        let claims = Claims::default();
+        let (instance, address) = key(1, 7);
+        let take = |claims: &Claims| claims.state().take(Instant::now()).0.len();
+        claims.announce([(instance, address, true)]);
+        claims.state().begin_stream();
+        assert_eq!((take(&claims), claims.waiting()), (0, vec![]));
+        claims.decide(instance, |_| Some(true));
+        assert_eq!(take(&claims), 0);
+        claims.decide(instance, |_| Some(false));
+        assert_eq!((claims.waiting(), take(&claims)), (vec![(instance, address)], 1));
+        // Another port, such as one with other options, is no reason to repeat it.
+        claims.decide(instance, |_| Some(false));
+        assert_eq!(claims.state().take(Instant::now() + SPACING).0, []);
+        claims.decide(instance, |_| Some(true));
+        assert_eq!(claims.waiting(), []);
     }
 
     #[test]
     fn what_is_decided_is_forgotten() {
         let claims = Claims::default();
-        claims.announce([claim(1, 7), claim(1, 8), claim(2, 7)]);
-        claims.retain(InstanceId::new(1), |address| address == claim(1, 8).address);
-        assert_eq!(claims.waiting(), [claim(1, 8), claim(2, 7)]);
-        claims.retain(InstanceId::new(2), |_| false);
-        assert_eq!(claims.waiting(), [claim(1, 8)]);
+        let [first, second, third] = [key(1, 7), key(1, 8), key(2, 7)];
+        claims.announce([first, second, third].map(|(instance, address)| (instance, address, false)));
+        claims.decide(first.0, |address| (address == second.1).then_some(false));
+        assert_eq!(claims.waiting(), [second, third]);
+        claims.decide(third.0, |_| None);
+        assert_eq!(claims.waiting(), [second]);
     }
 
     #[test]
     fn messages_and_memory_are_bounded() {
         let (mut state, begin) = (State::default(), Instant::now());
         for number in 0..WAITING_MAX as u32 + 5 {
-            state.announce(claim(1, number), begin);
+            state.announce(key(1, number), false, begin);
         }
         assert_eq!((state.waiting.len(), state.refused), (WAITING_MAX, 5));
         for _ in 0..WAITING_MAX / MAX_CLAIMS {
@@ -231,16 +284,17 @@ mod tests {
         }
         assert_eq!(state.take(begin), (vec![], None));
         // Old claims make room for new ones.
-        state.announce(claim(2, 1), after(begin, 60_000));
+        state.announce(key(2, 1), false, after(begin, 60_000));
         assert_eq!(state.waiting.len(), 1);
     }
 
     #[test]
     fn each_figure_has_its_metric() {
         let claims = Claims::default();
-        claims.announce([claim(1, 7), claim(1, 8)]);
+        let (instance, address) = key(1, 7);
+        claims.announce([key(1, 7), key(1, 8)].map(|(instance, address)| (instance, address, false)));
         assert_eq!(claims.state().take(Instant::now()).0.len(), 2);
-        claims.retain(InstanceId::new(1), |address| address == claim(1, 7).address);
+        claims.decide(instance, |open| Some(open != address));
         claims.state().refused = 9;
         let (mut registry, mut page) = (Registry::default(), String::new());
         claims.register(&mut registry);

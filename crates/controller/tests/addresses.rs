@@ -7,6 +7,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sluice_southbound::{AddressClaim, Missing, Scope, Update};
 use sluice_types::EntryKey;
+use std::time::Duration;
 
 async fn patch(cloud: &Cloud, path: &str, body: Value) -> Answer {
     cloud.send(cloud.request(Method::PATCH, path).json(&body)).await
@@ -108,7 +109,7 @@ async fn hosts_claim_addresses_and_gateways_follow() {
     cloud.wait_until("programmed", &path, |vm| vm["programmed"] == true).await;
 
     let address = "10.0.0.60".parse().unwrap();
-    let claim = AddressClaim { instance: port.instance, address };
+    let claim = AddressClaim { instance: port.instance, address, age: Duration::from_millis(5) };
     let wrong = AddressClaim { address: "10.0.0.61".parse().unwrap(), ..claim };
     host.connection.reports.claims(vec![wrong, claim, claim]).await.unwrap();
     let held = cloud.wait_until("held", &path, |vm| vm["address_pairs"][0]["held"] == true).await;
@@ -123,7 +124,7 @@ async fn hosts_claim_addresses_and_gateways_follow() {
     assert!(ports[0].options.pairs[0].held);
     cloud.wait_until("programmed", &path, |vm| vm["programmed"] == true).await;
     let metrics = cloud.get("/metrics").await.body.to_string();
-    for line in ["address_claims_total 1", "address_claims_refused_total 1"] {
+    for line in ["address_claims_total 1", "address_claims_refused_total 1", "address_claims_late_total 0"] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
 

@@ -8,6 +8,7 @@ use sluice_types::{
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 /// The role of a node from which VXLAN packets are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -213,12 +214,14 @@ pub struct Qos {
 }
 
 /// A VM has announced an address of [`PortOptions::pairs`] that it does not hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressClaim {
     /// The instance.
     pub instance: InstanceId,
     /// The address.
     pub address: IpAddr,
+    /// Time since the announcement; more than 49 days are sent as 49 days.
+    pub age: Duration,
 }
 
 /// Identifies the policy of the ports whose instances have the same set of security groups.

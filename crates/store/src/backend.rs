@@ -29,6 +29,8 @@ pub(crate) trait Query: Send {
 pub(crate) trait Tx: Query {
     /// Inserts instances. `derived` has the flags `DERIVED_*` (see `rows.rs`) of each instance.
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()>;
+    /// The time of the database, in milliseconds of the UNIX epoch.
+    async fn now_ms(&mut self) -> Result<u64>;
     /// Commits. If this fails with `Unavailable`, the commit may have happened or not.
     async fn commit(self: Box<Self>) -> Result<()>;
     async fn rollback(self: Box<Self>) -> Result<()>;

@@ -270,8 +270,16 @@ pub struct StoredPair {
     pub address: IpAddr,
     /// The MAC address that belongs to the address, the same in all instances that list it.
     pub mac: Option<MacAddr>,
-    /// The instance announced the address last. At most one instance of a VPC holds an address.
-    pub held: bool,
+    /// When the VM announced the address that it holds, in milliseconds of the UNIX epoch by the clock of the database;
+    /// `None`: it does not hold it. At most one instance of a VPC holds an address: the one that announced it last.
+    pub held_since: Option<u64>,
+}
+
+impl StoredPair {
+    /// Whether the instance holds the address.
+    pub fn is_held(&self) -> bool {
+        self.held_since.is_some()
+    }
 }
 
 impl Instance {
@@ -287,7 +295,7 @@ impl Instance {
 
     /// The pairs whose addresses it holds.
     pub fn held_pairs(&self) -> impl Iterator<Item = &StoredPair> {
-        self.options.pairs.iter().filter(|pair| pair.held)
+        self.options.pairs.iter().filter(|pair| pair.is_held())
     }
 }
 
@@ -582,6 +590,8 @@ pub enum Claim {
     Taken(Instance),
     /// It held the address already.
     Held,
+    /// The holder has announced the address later.
+    Late,
 }
 
 /// Numbers of what gateways have of instances. Each address that instances may have in turn counts once for each of them,

@@ -183,6 +183,12 @@ impl Tx for PostgresTx {
         Ok(())
     }
 
+    async fn now_ms(&mut self) -> Result<u64> {
+        let sql = "SELECT (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::bigint";
+        let row = self.row(sql, Vec::new()).await?;
+        row.ok_or_else(|| StoreError::Corrupt("the database has no time".into()))?.number(0)
+    }
+
     async fn commit(mut self: Box<Self>) -> Result<()> {
         self.0.execute_simple("COMMIT").await?;
         self.0.give_back();

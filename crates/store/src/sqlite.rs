@@ -2,6 +2,7 @@
 
 use crate::backend::{Backend, Query, Tx, classify};
 use crate::value::{Row, Value};
+use crate::write::now_ms;
 use crate::{Instance, Result, StoreError};
 use async_trait::async_trait;
 use sqlx::pool::PoolOptions;
@@ -161,6 +162,11 @@ impl Tx for SqliteTx {
             ready = next;
         }
         Ok(())
+    }
+
+    /// Only this process uses the database.
+    async fn now_ms(&mut self) -> Result<u64> {
+        Ok(now_ms())
     }
 
     async fn commit(self: Box<Self>) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    adopt, bulk, clusters, events, further, gateway_moves, gateways, history, hosts, instances, keys, outbox,
+    adopt, bulk, clusters, events, gateway_moves, gateways, history, hosts, instances, keys, outbox,
     peerings, placement_plans, removals, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves,
     vpcs,
 };
@@ -10,8 +10,7 @@ use crate::rows::{get, page};
 use crate::write::{NewestCommit, Write, now_ms};
 use crate::*;
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, PeeringId, PortSettings, RouteId, RouteTableId, SubnetId,
-    TenantId, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId, VpcId,
 };
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -113,6 +112,7 @@ macro_rules! write_unversioned {
     }};
 }
 
+mod addresses;
 mod security;
 
 impl Store {
@@ -521,26 +521,6 @@ impl Store {
         expected: Option<u64>,
     ) -> Result<Instance> {
         write!(self, w => instances::relocate(w, id, host, expected))
-    }
-
-    /// Changes what an instance has besides its addresses and security groups.
-    pub async fn update_instance(
-        &self,
-        id: InstanceId,
-        settings: &PortSettings,
-        expected: Option<u64>,
-    ) -> Result<Instance> {
-        write!(self, w => further::update(w, id, settings, expected))
-    }
-
-    /// Records that an instance has announced an address that it may have in turn with others: it holds the address from
-    /// now on. `host` reported it.
-    ///
-    /// # Errors
-    /// [`Conflict::ClaimRefused`] if the instance is on another host or does not list the address;
-    /// [`StoreError::NotFound`] if it does not exist.
-    pub async fn claim_address(&self, host: HostId, id: InstanceId, address: IpAddr) -> Result<Claim> {
-        write!(self, w => further::claim(w, host, id, address))
     }
 
     pub async fn delete_instance(&self, id: InstanceId, expected: Option<u64>) -> Result<u64> {

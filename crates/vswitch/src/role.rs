@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{Claims, EndingSessionsJob, Role, UpdateContext, error_chain};
-use sluice_southbound::{AddressClaim, Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
+use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
 use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
@@ -85,16 +85,13 @@ impl HostRole {
         Self { sessions: Some(sessions), ..self }
     }
 
-    /// VMs have announced addresses. Those that they may have and do not hold are claimed.
+    /// VMs have announced addresses, of which those that they may have and do not hold are claimed.
     pub fn note_claims(&self, announced: &[sluice_datapath::Claim]) {
-        let claim = |claim: &sluice_datapath::Claim| AddressClaim {
-            instance: InstanceId::new(claim.instance),
-            address: claim.address,
-        };
-        let is_open = |claim: &AddressClaim| {
-            self.ports.instance(claim.instance).is_some_and(|port| is_open(port, claim.address))
-        };
-        self.claims.announce(announced.iter().map(claim).filter(is_open));
+        let known = announced.iter().filter_map(|claim| {
+            let port = self.ports.instance(InstanceId::new(claim.instance))?;
+            Some((port.instance, claim.address, holds(port, claim.address)?))
+        });
+        self.claims.announce(known);
     }
 
     /// The groups for which this host detects elephant flows, as received since the agent started. If the
@@ -168,9 +165,9 @@ impl HostRole {
     }
 }
 
-/// Whether an instance may have an address that it does not hold.
-fn is_open(port: &Port, address: IpAddr) -> bool {
-    port.options.pairs.iter().any(|pair| pair.address == address && !pair.held)
+/// Whether an instance holds an address that it may have in turn with others; `None` if it may not have it.
+fn holds(port: &Port, address: IpAddr) -> Option<bool> {
+    port.options.pairs.iter().find(|pair| pair.address == address).map(|pair| pair.held)
 }
 
 fn report_absent_group(context: &mut UpdateContext<'_>, vni: Vni, group: u32) {
@@ -293,14 +290,14 @@ impl Role for HostRole {
     }
 
     fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {
-        self.claims.retain(port.instance, |address| is_open(&port, address));
+        self.claims.decide(port.instance, |address| holds(&port, address));
         if let Err(error) = self.ports.upsert_instance(context.tables, port) {
             context.fail(|| error);
         }
     }
 
     fn remove_port(&mut self, context: &mut UpdateContext<'_>, instance: InstanceId) {
-        self.claims.retain(instance, |_| false);
+        self.claims.decide(instance, |_| None);
         if let Err(error) = self.ports.remove_instance(context.tables, instance) {
             context.fail(|| error);
         }

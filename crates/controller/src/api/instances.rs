@@ -126,7 +126,7 @@ impl Resource for Instance {
         let sluice_store::Instance {
             id, name, vpc, subnet, host, mac, ipv4, ipv6, options, revision, ..
         } = stored;
-        let pair = |pair: StoredPair| HeldPair { address: pair.address, mac: pair.mac, held: pair.held };
+        let pair = |pair: StoredPair| HeldPair { address: pair.address, mac: pair.mac, held: pair.is_held() };
         Self {
             id,
             name,

@@ -66,7 +66,7 @@ pub(super) fn routes_of(vni: Vni, instance: &Instance) -> impl Iterator<Item = R
 }
 
 fn address_pair(pair: &StoredPair) -> AddressPair {
-    AddressPair { address: pair.address, mac: pair.mac, held: pair.held }
+    AddressPair { address: pair.address, mac: pair.mac, held: pair.is_held() }
 }
 
 pub(super) fn port_options(instance: &Instance) -> PortOptions {

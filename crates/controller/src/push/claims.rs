@@ -5,8 +5,8 @@
 use super::{Push, count};
 use sluice_southbound::AddressClaim;
 use sluice_store::{Claim, StoreError};
-use sluice_types::{HostId, InstanceId, VpcId};
-use std::collections::{BTreeMap, HashMap};
+use sluice_types::{HostId, InstanceId};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,9 +38,6 @@ struct Inner {
     claimants: BTreeMap<(HostId, InstanceId), Claimant>,
     /// Claims that wait, by the host that reported them.
     waiting: BTreeMap<HostId, usize>,
-    /// The number of the last claim of each address that was accepted, while others wait. An older one of another
-    /// instance that had to wait is void.
-    accepted: HashMap<(VpcId, IpAddr), u64>,
 }
 
 /// An instance that makes claims, as a host reports.
@@ -48,16 +45,26 @@ struct Inner {
 struct Claimant {
     /// The token bucket (GCRA): when all tokens are there again.
     full_at: Instant,
-    /// Number of the last claim of each address.
-    pending: BTreeMap<IpAddr, u64>,
+    /// The last claim of each address.
+    pending: BTreeMap<IpAddr, Pending>,
+}
+
+/// A claim that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pending {
+    number: u64,
+    /// When the report with the claim came, and how old the announcement was then.
+    received: Instant,
+    age: Duration,
 }
 
 /// A claim to process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Due {
-    number: u64,
     host: HostId,
-    claim: AddressClaim,
+    instance: InstanceId,
+    address: IpAddr,
+    pending: Pending,
 }
 
 impl Inner {
@@ -75,7 +82,8 @@ impl Inner {
         if !is_known {
             *self.waiting.entry(host).or_default() += 1;
         }
-        self.claimants.entry(key).or_insert(new).pending.insert(claim.address, self.next);
+        let pending = Pending { number: self.next, received: now, age: claim.age };
+        self.claimants.entry(key).or_insert(new).pending.insert(claim.address, pending);
         self.next += 1;
         true
     }
@@ -103,34 +111,19 @@ impl Inner {
         let ready = |claimant: &Claimant| claimant.full_at.checked_sub(ahead).unwrap_or(now);
         let waiting = || self.claimants.iter().filter(|(_, claimant)| !claimant.pending.is_empty());
         let oldest = |((host, instance), claimant): (&(HostId, InstanceId), &Claimant)| {
-            let (address, number) = claimant.pending.iter().min_by_key(|(_, number)| **number)?;
-            let claim = AddressClaim { instance: *instance, address: *address };
-            Some(Due { number: *number, host: *host, claim })
+            let (address, pending) = claimant.pending.iter().min_by_key(|(_, pending)| pending.number)?;
+            Some(Due { host: *host, instance: *instance, address: *address, pending: *pending })
         };
         let due = waiting().filter(|(_, claimant)| ready(claimant) <= now).filter_map(oldest);
-        let Some(due) = due.min_by_key(|due| due.number) else {
+        let Some(due) = due.min_by_key(|due| due.pending.number) else {
             return Err(waiting().map(|(_, claimant)| ready(claimant)).min());
         };
-        if let Some(claimant) = self.claimants.get_mut(&(due.host, due.claim.instance)) {
-            claimant.pending.remove(&due.claim.address);
+        if let Some(claimant) = self.claimants.get_mut(&(due.host, due.instance)) {
+            claimant.pending.remove(&due.address);
             claimant.full_at = claimant.full_at.max(now) + INTERVAL;
         }
         self.uncount(due.host);
-        if self.waiting.is_empty() {
-            self.accepted.clear();
-        }
         Ok(due)
-    }
-
-    /// Whether another instance of the VPC has claimed the address later, and holds it.
-    fn is_void(&self, vpc: VpcId, due: &Due) -> bool {
-        self.accepted.get(&(vpc, due.claim.address)).is_some_and(|last| *last > due.number)
-    }
-
-    fn accept(&mut self, vpc: VpcId, due: &Due) {
-        if !self.waiting.is_empty() {
-            self.accepted.insert((vpc, due.claim.address), due.number);
-        }
     }
 }
 
@@ -192,24 +185,16 @@ pub async fn process_claims(push: Arc<Push>) {
 /// # Errors
 /// Errors of the store that may pass.
 async fn process(push: &Push, due: &Due) -> Result<(), StoreError> {
-    let Due { host, claim: AddressClaim { instance: id, address }, .. } = *due;
-    let store = &push.db.store;
-    // Read first, so that claims that are refused do not occupy the writer.
-    let claimed = match store.instance(id).await {
-        Ok(instance) if push.claims.lock().is_void(instance.vpc, due) => return Ok(()),
-        Ok(instance) => store
-            .claim_address(host, id, address)
-            .await
-            .inspect(|_| push.claims.lock().accept(instance.vpc, due)),
-        Err(error) => Err(error),
-    };
-    match claimed {
+    let Due { host, instance: id, address, pending } = *due;
+    let age = pending.age.saturating_add(pending.received.elapsed());
+    match push.db.store.claim_address(host, id, address, age).await {
         Ok(Claim::Taken(instance)) => {
             push.db.notify_commit();
             count(&push.counters.claims);
             tracing::info!(instance = %id, name = instance.name, %address, "an address has another holder");
         }
         Ok(Claim::Held) => {}
+        Ok(Claim::Late) => count(&push.counters.claims_late),
         Err(error @ (StoreError::Unavailable { .. } | StoreError::Rewound)) => return Err(error),
         Err(error) => {
             count(&push.counters.claims_refused);
@@ -224,15 +209,18 @@ mod tests {
     use super::*;
 
     fn claim(instance: u64, last: u8) -> AddressClaim {
-        AddressClaim { instance: InstanceId::new(instance), address: [10, 0, 0, last].into() }
+        let (instance, address) = (InstanceId::new(instance), [10, 0, 0, last].into());
+        AddressClaim { instance, address, age: Duration::from_millis(250) }
     }
 
     fn host(id: u64) -> HostId {
         HostId::new(id)
     }
 
-    fn taken(inner: &mut Inner, now: Instant) -> Option<(u64, AddressClaim)> {
-        inner.take(now).ok().map(|due| (due.number, due.claim))
+    /// The host of the next claim, and the claim as it was reported.
+    fn taken(inner: &mut Inner, now: Instant) -> Option<(HostId, AddressClaim)> {
+        let Due { host, instance, address, pending } = inner.take(now).ok()?;
+        Some((host, AddressClaim { instance, address, age: pending.age }))
     }
 
     /// Catches a bucket that never empties or fills, and a claim that is lost because it came too fast.
@@ -253,18 +241,6 @@ mod tests {
         let later = start + INTERVAL * 60;
         assert_eq!(inner.take(later), Err(None));
         assert!(inner.claimants.is_empty() && inner.waiting.is_empty(), "nothing is remembered: {inner:?}");
-    }
-
-    /// Catches an old claim that had to wait and takes the address from the instance that announced it later.
-    #[test]
-    fn an_older_claim_of_another_instance_is_void() {
-        let (mut inner, now, vpc) = (Inner::default(), Instant::now(), VpcId::new(1));
-        assert!(inner.add(host(1), claim(1, 1), now) && inner.add(host(2), claim(2, 1), now));
-        let (old, new) = (inner.take(now).unwrap(), inner.take(now).unwrap());
-        assert!(inner.add(host(1), claim(1, 2), now));
-        inner.accept(vpc, &new);
-        assert!(inner.is_void(vpc, &old) && !inner.is_void(vpc, &new));
-        assert!(!inner.is_void(VpcId::new(2), &old), "another VPC has other addresses");
     }
 
     #[test]
@@ -289,8 +265,7 @@ mod tests {
         }
         assert!(inner.add(host(9), claim(1, 1), now) && inner.add(host(1), claim(1, 1), now));
         assert!(inner.add(host(9), claim(1, 1), now));
-        let due = inner.take(now).unwrap();
-        assert_eq!((due.host, due.claim), (host(1), claim(1, 1)));
+        assert_eq!(taken(&mut inner, now), Some((host(1), claim(1, 1))));
         assert_eq!(inner.take(now), Err(Some(now + INTERVAL)));
         inner.forget(host(9));
         assert_eq!(inner.take(now), Err(None), "it has no stream any more");

@@ -113,6 +113,8 @@ pub struct Counters {
     pub saves: AtomicU64,
     /// Addresses that got another holder.
     pub claims: AtomicU64,
+    /// Claims of addresses whose holder has announced them later.
+    pub claims_late: AtomicU64,
     /// Claims of addresses that were refused.
     pub claims_refused: AtomicU64,
 }

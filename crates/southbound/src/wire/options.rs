@@ -6,6 +6,7 @@ use crate::proto;
 use prost::Message;
 use sluice_types::IpNet;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 impl From<IpNet> for proto::Prefix {
     fn from(prefix: IpNet) -> Self {
@@ -68,7 +69,11 @@ impl TryFrom<proto::Qos> for Qos {
 
 impl From<AddressClaim> for proto::AddressClaim {
     fn from(claim: AddressClaim) -> Self {
-        Self { instance: claim.instance.get(), address: Some(claim.address.into()) }
+        Self {
+            instance: claim.instance.get(),
+            address: Some(claim.address.into()),
+            age_ms: u32::try_from(claim.age.as_millis()).unwrap_or(u32::MAX),
+        }
     }
 }
 
@@ -76,6 +81,7 @@ impl TryFrom<proto::AddressClaim> for AddressClaim {
     type Error = Malformed;
     fn try_from(message: proto::AddressClaim) -> Result<Self> {
         let address = unicast("claim", address(message.address, "claim")?)?;
-        Ok(Self { instance: instance_id(message.instance)?, address })
+        let age = Duration::from_millis(message.age_ms.into());
+        Ok(Self { instance: instance_id(message.instance)?, address, age })
     }
 }

@@ -15,11 +15,11 @@ use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args, list};
 use crate::write::Write;
 use crate::{
-    Change, Claim, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError, StoredPair,
+    Change, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError, StoredPair,
     Subnet, Vpc,
 };
 use sluice_types::{
-    HostId, InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
+    InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, PortSettings, RouteId, VpcId, first_host, is_unicast, overlap,
 };
 use std::collections::{BTreeMap, HashMap};
@@ -45,10 +45,10 @@ pub(super) fn with_settings(now: &InstanceOptions, settings: &PortSettings) -> R
     if let Some(pairs) = &settings.address_pairs {
         let addresses: Vec<IpAddr> = pairs.iter().map(|pair| pair.address).collect();
         sorted("address_pairs", &addresses, MAX_ADDRESS_PAIRS)?;
-        let held = |address| now.pairs.iter().any(|pair| pair.held && pair.address == address);
+        let since = |address| now.pairs.iter().find(|pair| pair.address == address)?.held_since;
         let pair = |pair: &sluice_types::AddressPair| {
             pair.mac.map_or(Ok(()), check::mac)?;
-            Ok(StoredPair { address: pair.address, mac: pair.mac, held: held(pair.address) })
+            Ok(StoredPair { address: pair.address, mac: pair.mac, held_since: since(pair.address) })
         };
         options.pairs = pairs.iter().map(pair).collect::<Result<_>>()?;
         options.pairs.sort_by_key(|pair| pair.address);
@@ -115,7 +115,7 @@ fn pair_text(pair: &StoredPair) -> String {
 }
 
 /// A number as the columns `first` and `last` have it.
-fn bytes(number: u128) -> Vec<u8> {
+pub(super) fn bytes(number: u128) -> Vec<u8> {
     number.to_be_bytes().to_vec()
 }
 
@@ -500,7 +500,7 @@ pub(super) async fn establish(
 }
 
 /// Stores the options and the revision of an instance.
-async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
+pub(super) async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     let options = &instance.options;
     let text = match *options == InstanceOptions::default() {
         true => None,
@@ -512,7 +512,7 @@ async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     forget(q, instance.id).await?;
     let secondary = options.secondary.iter().map(|address| (IpNet::from(*address), "secondary", false));
     let prefixes = options.delegated.iter().map(|prefix| (*prefix, "prefix", false));
-    let pairs = options.pairs.iter().map(|pair| (IpNet::from(pair.address), "pair", pair.held));
+    let pairs = options.pairs.iter().map(|pair| (IpNet::from(pair.address), "pair", pair.is_held()));
     for (net, kind, held) in secondary.chain(prefixes).chain(pairs) {
         let (family, (first, last)) = (Family::of(net), range(net));
         let sql = "INSERT INTO further_addresses (vpc, family, first, last, kind, instance, held) \
@@ -597,53 +597,6 @@ pub(crate) async fn update(
         removals::record(w, (ADDRESSES, id.get(), &after.name), nodes, &holds).await?;
     }
     Ok(after)
-}
-
-/// Records that an instance has announced an address of its pairs, and holds it from now on. `host` reported it.
-///
-/// # Errors
-/// The instance does not exist, is on another host, or does not list the address.
-pub(crate) async fn claim(w: &mut Write, host: HostId, id: InstanceId, address: IpAddr) -> Result<Claim> {
-    let new: Instance = get(w.q(), id).await?;
-    let refused = |reason: &str| {
-        let (address, instance) = (address.to_string(), new.name.clone());
-        StoreError::from(Conflict::ClaimRefused { address, instance, reason: reason.to_owned() })
-    };
-    if new.host != host {
-        return Err(refused("is on another host"));
-    }
-    let pair = new.options.pairs.iter().find(|pair| pair.address == address);
-    if pair.ok_or_else(|| refused("does not list it"))?.held {
-        return Ok(Claim::Held);
-    }
-    let vpc: Vpc = get(w.q(), new.vpc).await?;
-    let (family, (first, _)) = (Family::of(address.into()), range(address.into()));
-    let sql =
-        "SELECT instance FROM further_addresses WHERE vpc = $1 AND family = $2 AND first = $3 AND held = 1";
-    let row = w.q().row(sql, args![vpc.id.get(), family.number(), bytes(first)]).await?;
-    let (mut changes, mut hosts) = (Vec::new(), Vec::<Host>::new());
-    let old = match row {
-        Some(row) => Some(get::<Instance>(w.q(), InstanceId::new(row.number(0)?)).await?),
-        None => None,
-    };
-    // The old holder first: the index permits one holder.
-    for (instance, held) in old.into_iter().map(|old| (old, false)).chain([(new, true)]) {
-        let mut after = Instance { revision: w.revision, ..instance.clone() };
-        after
-            .options
-            .pairs
-            .iter_mut()
-            .filter(|pair| pair.address == address)
-            .for_each(|pair| pair.held = held);
-        save(w.q(), &after).await?;
-        if hosts.iter().all(|host| host.id != after.host) {
-            hosts.push(get(w.q(), after.host).await?);
-        }
-        changes.push(InstanceChange { before: instance.options, after });
-    }
-    let taken = changes.last().map(|change| change.after.clone());
-    w.push(&Change::InstancesChanged { vpc, hosts, changes })?;
-    taken.map(Claim::Taken).ok_or_else(|| StoreError::Corrupt(format!("{id} was not changed")))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use sluice_store::{
 };
 use sluice_types::{AddressPair, HostId, InstanceId, IpNet, MacAddr, Qos};
 use std::net::IpAddr;
+use std::time::Duration;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -73,8 +74,8 @@ pub async fn options_are_stored_whole(f: Fixture) {
         secondary: vec![ip("10.0.0.77"), ip("fd00:1::77")],
         delegated: vec!["0.0.0.0/0".parse().unwrap(), "10.0.0.128/28".parse().unwrap()],
         pairs: vec![
-            StoredPair { address: ip("10.0.0.99"), mac: Some(mac), held: false },
-            StoredPair { address: ip("fd00:1::99"), mac: None, held: false },
+            StoredPair { address: ip("10.0.0.99"), mac: Some(mac), held_since: None },
+            StoredPair { address: ip("fd00:1::99"), mac: None, held_since: None },
         ],
         unprotected: true,
         qos: Qos { dscp: Some(46), rate_mbps: Some(1000) },
@@ -392,26 +393,31 @@ pub async fn claims_have_one_holder(f: Fixture) {
     let a = c.instance("a").await;
     let b = new(s.create_instance(c.vpc.id, instance("b", &c.subnet, &there)).await);
     let (here, address) = (c.host.id, ip("10.0.0.60"));
-    let reason =
-        async |host: HostId, id, address| conflict(s.claim_address(host, id, address).await).to_string();
+    let reason = async |host: HostId, id, address| {
+        conflict(s.claim_address(host, id, address, Duration::ZERO).await).to_string()
+    };
     assert!(reason(here, a.id, address).await.contains("does not list it"));
     set(s, a.id, pairs(&["10.0.0.60=00:00:5e:00:01:05", "fd00:1::60"])).await;
     let b1 = set(s, b.id, pairs(&["10.0.0.60=00:00:5e:00:01:05"])).await;
     assert!(reason(there.id, a.id, address).await.contains("is on another host"));
-    let absent = s.claim_address(here, InstanceId::new(999), address).await;
+    let absent = s.claim_address(here, InstanceId::new(999), address, Duration::ZERO).await;
     assert!(matches!(absent, Err(StoreError::NotFound { .. })));
 
-    let held =
-        |instance: &Instance| -> Vec<bool> { instance.options.pairs.iter().map(|pair| pair.held).collect() };
-    let Claim::Taken(first) = s.claim_address(here, a.id, address).await.unwrap() else {
+    let held = |instance: &Instance| -> Vec<bool> {
+        instance.options.pairs.iter().map(StoredPair::is_held).collect()
+    };
+    let Claim::Taken(first) = s.claim_address(here, a.id, address, Duration::ZERO).await.unwrap() else {
         panic!("not taken")
     };
     assert_eq!(held(&first), [true, false]);
     let before = s.revision().await.unwrap();
-    assert_eq!((before, s.claim_address(here, a.id, address).await.unwrap()), (first.revision, Claim::Held));
+    assert_eq!(
+        (before, s.claim_address(here, a.id, address, Duration::ZERO).await.unwrap()),
+        (first.revision, Claim::Held)
+    );
     assert_eq!(s.revision().await.unwrap(), before);
 
-    let Claim::Taken(second) = s.claim_address(there.id, b.id, address).await.unwrap() else {
+    let Claim::Taken(second) = s.claim_address(there.id, b.id, address, Duration::ZERO).await.unwrap() else {
         panic!("not taken")
     };
     let old = s.instance(a.id).await.unwrap();
@@ -426,19 +432,22 @@ pub async fn claims_have_one_holder(f: Fixture) {
         changes: vec![change(&first, &old), change(&b1, &second)],
     };
     assert_eq!(last(s).await, [told]);
+    // A claim that comes late, because it waited for a stream, is older than the holder's.
+    let late = s.claim_address(here, a.id, address, Duration::from_secs(60)).await;
+    assert_eq!((late.unwrap(), s.revision().await.unwrap()), (Claim::Late, before + 1));
     // Another change keeps the holder; without the pair, or the instance, the address has no holder.
     let wide = set(s, b.id, pairs(&["10.0.0.60=00:00:5e:00:01:05", "10.0.0.61"])).await;
     assert_eq!(held(&wide), [true, false]);
     set(s, b.id, pairs(&[])).await;
-    assert!(matches!(s.claim_address(here, a.id, address).await, Ok(Claim::Taken(_))));
+    assert!(matches!(s.claim_address(here, a.id, address, Duration::ZERO).await, Ok(Claim::Taken(_))));
     s.delete_instance(a.id, None).await.unwrap();
     let again = set(s, b.id, pairs(&["10.0.0.60"])).await;
     assert_eq!(held(&again), [false]);
-    assert!(matches!(s.claim_address(there.id, b.id, address).await, Ok(Claim::Taken(_))));
+    assert!(matches!(s.claim_address(there.id, b.id, address, Duration::ZERO).await, Ok(Claim::Taken(_))));
     // It moves with its host.
     s.move_instance(b.id, here, None).await.unwrap();
     assert!(reason(there.id, b.id, address).await.contains("is on another host"));
-    assert_eq!(s.claim_address(here, b.id, address).await.unwrap(), Claim::Held);
+    assert_eq!(s.claim_address(here, b.id, address, Duration::ZERO).await.unwrap(), Claim::Held);
 }
 
 pub async fn adopted_instances_have_them_again(f: Fixture) {

@@ -145,7 +145,7 @@ fn announcements_are_claims_until_the_controller_has_decided() {
     let mut host = host(false);
     let announced = |number, address| Claim { instance: number, address: ip(address) };
     let waiting = |host: &Host| -> Vec<IpAddr> {
-        host.applier.role.claims().waiting().iter().map(|claim| claim.address).collect()
+        host.applier.role.claims().waiting().iter().map(|(_, address)| *address).collect()
     };
     // Neither other instances nor other addresses are claimed.
     let none = [announced(7, SHARED), announced(9, "10.0.0.70"), announced(9, "10.0.0.81")];
@@ -160,7 +160,10 @@ fn announcements_are_claims_until_the_controller_has_decided() {
     host.apply(Update { ports: vec![half], ..delta(11) });
     assert_eq!(waiting(&host), [ip(VIRTUAL)]);
     host.applier.role.note_claims(&both);
-    assert_eq!(waiting(&host), [ip(VIRTUAL)], "a late event about what is held");
-    host.apply(Update { removed_ports: vec![InstanceId::new(9)], ..removal(12, &[], &[]) });
+    assert_eq!(waiting(&host), [ip(VIRTUAL)], "the other one is held");
+    // The holder announced the address again before another became the holder.
+    host.apply(Update { ports: vec![instance(false)], ..delta(12) });
+    assert_eq!(waiting(&host), [ip(SHARED), ip(VIRTUAL)]);
+    host.apply(Update { removed_ports: vec![InstanceId::new(9)], ..removal(13, &[], &[]) });
     assert_eq!(waiting(&host), Vec::<IpAddr>::new());
 }
