@@ -187,6 +187,19 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 	return port_drop(vrf->vni, reason);
 }
 
+/* Sends an ARP request or a neighbor solicitation of a VM to a gateway. It counts for the port's rate. */
+static __always_inline int ask_gateway(struct __sk_buff *skb, const struct port *port, const struct vrf *vrf,
+				       __u32 vrf_cell, __u32 port_cell, struct frame *frame)
+{
+	if (port->flags & PORT_QOS) {
+		enum drop_reason reason = qos_send(skb, frame, port_cell, skb->len - ETH_HLEN);
+
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
+	return tunnel_to_group(skb, vrf_cell, vrf->vni, frame);
+}
+
 /* Whether the packet is UDP to this port, given in host order. */
 static __always_inline int is_udp_to(const struct frame *frame, __u16 destination)
 {
@@ -247,7 +260,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 		if (verdict == VERDICT_ROUTER_ADVERTISEMENT)
 			return router_advertise(skb, port_cell, frame->source[0], frame->source[1]);
 		if (verdict == VERDICT_FORWARD)
-			return tunnel_to_group(skb, vrf_cell, vrf->vni, frame);
+			return ask_gateway(skb, port, vrf, vrf_cell, port_cell, frame);
 		return verdict;
 	}
 	if (is_udp_to(frame, DHCP6_CLIENT_PORT))
@@ -308,7 +321,7 @@ int port_ingress(struct __sk_buff *skb)
 		return ipv6_from_vm(skb, port, vrf, vrf_cell, port_cell, frame);
 	verdict = arp_from_vm(skb, port_cell, frame);
 	if (verdict == VERDICT_FORWARD)
-		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame);
+		return ask_gateway(skb, port, vrf, vrf_cell, port_cell, frame);
 	return verdict;
 }
 

@@ -118,7 +118,7 @@ static __always_inline enum drop_reason find_delegate(const struct packet *packe
 
 	if (leaf >> LEAF_SCOPE_SHIFT != SCOPE_NEXT_HOP)
 		return DROP_no_endpoint;
-	reason = read_next_hop(leaf, next_hop, &ipv6);
+	reason = read_next_hop(leaf, packet->vni, next_hop, &ipv6);
 	return reason ? reason : find_endpoint(packet->vni, ipv6, next_hop, hit);
 }
 

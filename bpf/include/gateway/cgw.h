@@ -46,12 +46,12 @@ static __always_inline enum drop_reason deliver_to_destination(struct packet *pa
 	return DROP_none;
 }
 
-/* Reads the address of the instance to which a prefix is delegated, from the argument of SCOPE_NEXT_HOP. */
-static __always_inline enum drop_reason read_next_hop(__u32 cell, __u64 *address, __u8 *ipv6)
+/* Reads the address of the instance to which a prefix of the VNI is delegated, from the argument of SCOPE_NEXT_HOP. */
+static __always_inline enum drop_reason read_next_hop(__u32 cell, __u32 vni, __u64 *address, __u8 *ipv6)
 {
 	const struct next_hop *hop = next_hop_at(cell & LEAF_ARGUMENT_MASK, NEXT_HOP_INSTANCE);
 
-	if (!hop)
+	if (!hop || READ_ONCE(hop->vni) != vni)
 		return DROP_stale_index;
 	*ipv6 = !!(hop->flags & NEXT_HOP_IPV6);
 	address[0] = 0;
@@ -87,7 +87,7 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 		case SCOPE_LOCAL:
 			return deliver_to_destination(packet);
 		case SCOPE_NEXT_HOP:
-			return read_next_hop(leaf, packet->endpoint, &packet->endpoint_ipv6);
+			return read_next_hop(leaf, vni, packet->endpoint, &packet->endpoint_ipv6);
 		case SCOPE_PEER:
 			break;
 		case SCOPE_DROP:

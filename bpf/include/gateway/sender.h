@@ -56,15 +56,24 @@ static __always_inline enum drop_reason refused_sender(struct packet *packet)
 	return cell ? DROP_foreign_sender : DROP_unknown_vtep;
 }
 
-/* Removes the identity unless the sender's host, which is probably in the cell, runs a vSwitch, which vouches for it. */
-static __always_inline void check_identity(struct packet *packet, __u32 cell)
+/*
+ * Removes the identity unless the sender's host, which is probably in the cell, runs a vSwitch, which vouches for it.
+ * DROP_table_busy if it is unknown who has sent the packet: without its identity, the packet would be judged as of another
+ * sender.
+ */
+static __always_inline enum drop_reason check_identity(struct packet *packet, __u32 cell)
 {
 	const struct next_hop *node = next_hop_at(cell, NEXT_HOP_VTEP);
 
-	if (!node || !is_from(packet, node))
-		node = next_hop_at(find_node(packet), NEXT_HOP_VTEP);
+	if (!node || !is_from(packet, node)) {
+		cell = find_node(packet);
+		if (cell == INDEX_BUSY)
+			return DROP_table_busy;
+		node = next_hop_at(cell, NEXT_HOP_VTEP);
+	}
 	if (!node || READ_ONCE(node->flags) & NEXT_HOP_FOREIGN)
 		packet->frame.identity = 0;
+	return DROP_none;
 }
 
 static __always_inline enum drop_reason check_sender(struct packet *packet)
@@ -74,9 +83,7 @@ static __always_inline enum drop_reason check_sender(struct packet *packet)
 	switch (find_sender(packet->vni, packet->ipv6, packet->outer_source[0], packet->outer_source[1],
 			    &sender)) {
 	case EXACT_HIT:
-		if (packet->frame.identity)
-			check_identity(packet, sender.hop);
-		return DROP_none;
+		return packet->frame.identity ? check_identity(packet, sender.hop) : DROP_none;
 	case EXACT_BUSY:
 		return DROP_table_busy;
 	default:

@@ -313,7 +313,7 @@ struct next_hop {
 	__u8 kind;
 	__u8 flags;
 	__u16 reserved16;
-	__u32 vni;	  /* direct path: the destination's VNI, for the encapsulation */
+	__u32 vni; /* direct path: the destination's VNI, for the encapsulation; instance: the route's VNI */
 	__u8 address[16]; /* network order */
 	__u8 mac[8];	  /* vIP: its vMAC, in the first 6 bytes */
 	/*

@@ -28,20 +28,17 @@ struct {
 	__type(value, struct port_meter);
 } port_meters SEC(".maps");
 
+/* Without ARP and neighbor discovery, a VM whose port is full could not even answer. */
 static __always_inline int has_high_priority(const struct frame *frame)
 {
-	return frame->traffic_class >> DSCP_SHIFT >= QOS_HIGH_DSCP;
+	return frame->traffic_class >> DSCP_SHIFT >= QOS_HIGH_DSCP || frame->ethertype == ETH_P_ARP ||
+	       is_nd(frame);
 }
 
-/*
- * Sets skb->priority of a packet to a VM. Without the answers of ARP and neighbor discovery, a VM whose port is full could
- * not even answer.
- */
+/* Sets skb->priority of a packet to a VM. */
 static __always_inline void set_priority(struct __sk_buff *skb, const struct frame *frame)
 {
-	int high = has_high_priority(frame) || frame->ethertype == ETH_P_ARP || is_nd(frame);
-
-	skb->priority = high ? QOS_PRIORITY_HIGH : 0;
+	skb->priority = has_high_priority(frame) ? QOS_PRIORITY_HIGH : 0;
 }
 
 /*
@@ -68,19 +65,19 @@ static __always_inline long write_traffic_class(struct __sk_buff *skb, int ipv6,
 	return 0;
 }
 
-/* Marks the packet with the port's DSCP. */
+/* Marks the packet with the port's DSCP. ARP has none. */
 static __always_inline long mark_dscp(struct __sk_buff *skb, struct frame *frame, __u8 dscp)
 {
 	__u8 traffic_class = dscp << DSCP_SHIFT | (frame->traffic_class & ((1 << DSCP_SHIFT) - 1));
 
-	if (frame->traffic_class == traffic_class)
+	if (frame->traffic_class == traffic_class || frame->ethertype == ETH_P_ARP)
 		return 0;
 	frame->traffic_class = traffic_class;
 	return write_traffic_class(skb, frame->flags & FRAME_IPV6, traffic_class);
 }
 
 /*
- * Bytes of all IP packets that a packet is or will be cut into. `longest` is the length of the longest of them
+ * Bytes of all IP packets that a packet is or will be cut into; of ARP, those behind the Ethernet header. `longest` is the length of the longest of them
  * (longest_packet()): the headers of each, and gso_size. 0: it is SCTP, of whose segments only the first IP header counts.
  */
 static __always_inline __u32 sent_bytes(struct __sk_buff *skb, __u32 longest)

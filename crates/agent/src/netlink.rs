@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
+pub use rtnetlink::MulticastGroup;
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
@@ -16,7 +17,7 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia,
 };
 use rtnetlink::{
-    Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan, MulticastGroup, RouteMessageBuilder, new_connection,
+    Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMessageBuilder, new_connection,
     new_multicast_connection,
 };
 use sluice_types::{MacAddr, VXLAN_PORT};
@@ -300,20 +301,20 @@ pub struct Neighbor {
     pub kept: bool,
 }
 
-/// Notifies the returned handle of every change of interfaces, queueing disciplines, addresses and routes. Changes in quick
-/// succession may be notified once.
+/// Notifies the returned handle of every change of interfaces, addresses and routes, and of those of `further`. Changes in
+/// quick succession may be notified once.
 ///
 /// # Errors
 /// If the socket cannot be opened.
-pub fn changes() -> Result<Arc<Notify>, Error> {
-    let groups = [
+pub fn changes(further: &[MulticastGroup]) -> Result<Arc<Notify>, Error> {
+    let mut groups = vec![
         MulticastGroup::Link,
-        MulticastGroup::Tc,
         MulticastGroup::Ipv4Ifaddr,
         MulticastGroup::Ipv6Ifaddr,
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
     ];
+    groups.extend_from_slice(further);
     let (connection, handle, mut messages) = new_multicast_connection(&groups)
         .map_err(Error::io("subscribe to changes of interfaces, addresses and routes"))?;
     tokio::spawn(connection);

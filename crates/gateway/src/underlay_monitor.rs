@@ -73,7 +73,7 @@ impl UnderlayMonitor {
         vteps: Vteps,
         ownership: Arc<Ownership>,
     ) -> Result<Self, Error> {
-        let (kernel_changes, topology) = (changes()?, node.topology.subscribe());
+        let (kernel_changes, topology) = (changes(&[])?, node.topology.subscribe());
         let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
         let links = shared_links.read().unwrap_or_else(PoisonError::into_inner).clone();
         let needed = NeededNeighbors::new(node.datapath.clone());

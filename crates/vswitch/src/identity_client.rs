@@ -13,8 +13,8 @@ use sluice_agent::{Error, error_chain};
 use sluice_datapath::{Datapath, RemoteIdentities as Map, RemoteIdentity, UnknownReceiver};
 use sluice_rsp::{Destination, IdentityEntry, Message};
 use sluice_tables::sessions::ticks_now;
-use sluice_tables::{Lookup, NextHop, NodeTables, Reader, Target, layout};
-use sluice_types::Vni;
+use sluice_tables::{Lookup, NextHop, NodeTables, Port, Reader, Target, layout};
+use sluice_types::{IpNet, Vni};
 
 use crate::path_learner::Network;
 use crate::remote_identities::{Actions, Change, Counts, RemoteIdentities};
@@ -177,24 +177,40 @@ fn used_ms(now_ms: u64, entry: RemoteIdentity) -> u64 {
     now_ms.saturating_sub(u64::from(ticks) * TICK_MS)
 }
 
-/// The interface of the port that has an address, or to which a prefix with the address is delegated.
-fn port_with(reader: &Reader, Destination { vni, address }: Destination) -> Option<u32> {
-    if let Lookup::Hit(hit) = reader.find(vni.get(), address)
-        && let Some(NextHop::Port(ifindex)) = reader.next_hop(hit.cell)
-    {
-        return Some(ifindex);
+/// The port that has an address, or to which a prefix with the address is delegated.
+fn port_with(tables: &NodeTables, reader: &Reader, destination: Destination) -> Option<Port> {
+    let Destination { vni, address } = destination;
+    match reader.find(vni.get(), address) {
+        Lookup::Hit(hit) => match reader.next_hop(hit.cell)? {
+            NextHop::Port(ifindex) => tables.port(ifindex),
+            _ => None,
+        },
+        Lookup::Busy => None,
+        Lookup::Miss => {
+            let Ok(Some(Target::Port(ifindex))) = reader.route(vni, address) else { return None };
+            tables.port(ifindex).filter(|port| !is_in_covered_subnet(tables, port, destination))
+        }
     }
-    match reader.route(vni, address) {
-        Ok(Some(Target::Port(ifindex))) => Some(ifindex),
-        _ => None,
-    }
+}
+
+/// Whether a subnet that has the address is in the port's prefix with it. Such a prefix has no addresses of the subnet: one
+/// without a port here is of an instance that has left.
+fn is_in_covered_subnet(tables: &NodeTables, port: &Port, Destination { vni, address }: Destination) -> bool {
+    let prefixes = port.sources.additional.iter().filter(|net| net.contains(&address));
+    let longest = prefixes.map(IpNet::prefix_len).max();
+    let subnets = tables.ports().filter(|other| other.vni == vni).flat_map(|other| {
+        let v4 = other.ipv4.and_then(|v4| IpNet::new(v4.address.into(), v4.length).ok());
+        let v6 = other.ipv6.and_then(|v6| IpNet::new(v6.address.into(), v6.length).ok());
+        v4.into_iter().chain(v6)
+    });
+    subnets.into_iter().any(|subnet| subnet.contains(&address) && Some(subnet.prefix_len()) > longest)
 }
 
 /// The identities of the instances among `destinations` that have a port of this host.
 pub fn identities_of_ports(tables: &NodeTables, destinations: &[Destination]) -> Vec<IdentityEntry> {
     let reader = tables.reader();
     let identity = |destination: &Destination| {
-        let port = tables.port(port_with(&reader, *destination)?)?;
+        let port = port_with(tables, &reader, *destination)?;
         Some(IdentityEntry { destination: *destination, identity: port.identity })
     };
     destinations.iter().filter_map(identity).collect()
@@ -204,7 +220,7 @@ pub fn identities_of_ports(tables: &NodeTables, destinations: &[Destination]) ->
 mod tests {
     use super::*;
     use prometheus_client::encoding::text;
-    use sluice_tables::{Immediate, Memory, Port, PortIpv4, PortIpv6, PortQos, PortSources, Sizes, Vrf};
+    use sluice_tables::{Immediate, Memory, PortIpv4, PortIpv6, PortQos, PortSources, Sizes, Vrf};
     use sluice_types::MacAddr;
 
     fn ip(text: &str) -> IpAddr {
@@ -230,13 +246,15 @@ mod tests {
             adopt_until_s: 0,
             qos: PortQos::default(),
             sources: PortSources {
-                additional: vec!["10.0.7.0/24".parse().unwrap()],
+                additional: ["10.0.7.0/24", "10.0.0.0/8", "fd00::/16"]
+                    .map(|net| net.parse().unwrap())
+                    .to_vec(),
                 ..PortSources::default()
             },
         }
     }
 
-    /// Two networks use the same addresses.
+    /// Two networks use the same addresses. Prefixes of the ports contain their subnets.
     #[test]
     fn a_host_tells_the_identities_of_its_ports_only() {
         let memory = Memory::anonymous(1 << 12).unwrap();
@@ -255,8 +273,11 @@ mod tests {
             to(other, "10.0.0.5"),
             to(third, "10.0.0.5"),
             to(one, "10.0.7.9"),
+            to(one, "fd00::6"),
+            to(one, "10.9.0.1"),
+            to(one, "fd00:9::1"),
         ];
-        let told = [(asked[0], 258), (asked[1], 258), (asked[3], 0), (asked[5], 258)];
+        let told = [0, 1, 3, 5, 7, 8].map(|at| (asked[at], if at == 3 { 0 } else { 258 }));
         let told = told.map(|(destination, identity)| IdentityEntry { destination, identity });
         assert_eq!(identities_of_ports(&tables, &asked), told);
     }

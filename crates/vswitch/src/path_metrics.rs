@@ -1,4 +1,4 @@
-//! Metrics of direct paths. This file changes with the counters of the path learner and its cache.
+//! Metrics of direct paths, and of the events by which packet programs ask for them and report other things. This file changes with the counters of the path learner and its cache.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,6 +27,8 @@ pub struct PathStats {
     pub senders: usize,
     /// Permits that the tables refused.
     pub permits_refused: u64,
+    /// Events of the packet programs that were lost, and those that were refused.
+    pub events: (u64, u64),
 }
 
 /// Registers the metrics.
@@ -52,7 +54,7 @@ fn by_reason(counts: &[(&'static str, u64)]) -> Family<ReasonLabel, Counter> {
 
 impl MetricSource for PathMetrics {
     fn register(&self, registry: &mut Registry) {
-        let PathStats { cache, counts, fill, refused, senders, permits_refused } =
+        let PathStats { cache, counts, fill, refused, senders, permits_refused, events } =
             *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         gauge(registry, "direct_paths", "Destinations reached without a gateway", number(fill.0));
@@ -79,7 +81,16 @@ impl MetricSource for PathMetrics {
                 permits_refused + counts.permits_refused,
             ),
         ];
-        for (name, help, value) in counters {
+        let (lost, refused) = events;
+        let of_events = [
+            ("events_lost", "Events of packet programs lost because a ring or a budget was full", lost),
+            (
+                "events_refused",
+                "Events refused because their network or port had used up its share of a ring",
+                refused,
+            ),
+        ];
+        for (name, help, value) in counters.into_iter().chain(of_events) {
             registry.register(name, help, counter(value));
         }
         let removed = by_reason(&[
@@ -125,8 +136,15 @@ mod tests {
         let cache = Stats { requested: 5, unanswered: 6, redirected: 7, late: 8, ..Stats::default() };
         let counts =
             LearnerCounts { redirects: 9, impossible: 10, permits_refused: 14, ..LearnerCounts::default() };
-        let stats =
-            PathStats { cache, counts, fill: (11, 12), refused: 13, senders: 16, permits_refused: 15 };
+        let stats = PathStats {
+            cache,
+            counts,
+            fill: (11, 12),
+            refused: 13,
+            senders: 16,
+            permits_refused: 15,
+            events: (17, 18),
+        };
         let mut registry = Registry::default();
         PathMetrics(Arc::new(Mutex::new(stats))).register(&mut registry);
         let mut page = String::new();
@@ -144,6 +162,8 @@ mod tests {
             "permits_refused_total 29",
             "permitted_senders 16",
             "permitted_senders_limit 65536",
+            "events_lost_total 17",
+            "events_refused_total 18",
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in {page}");
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use sluice_agent::changes::Changes;
 use sluice_agent::frames::router_advertisement;
-use sluice_agent::netlink::{Link, Netlink, changes};
+use sluice_agent::netlink::{Link, MulticastGroup, Netlink, changes};
 use sluice_agent::sysctl::Family;
 use sluice_agent::underlay::{Vteps, enable_route_lookup, node_config};
 use sluice_agent::{Applier, Error, Node, error_chain};
@@ -459,7 +459,8 @@ impl PortManager {
 
     /// Follows changes of the host's interfaces until the table writer has ended.
     pub async fn run(self: Arc<Self>) -> Result<(), Error> {
-        let changes = changes()?;
+        // The shapers of ports are queueing disciplines.
+        let changes = changes(&[MulticastGroup::Tc])?;
         let socket = PacketSocket::open()?;
         let mut ticks = interval(REVIEW_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

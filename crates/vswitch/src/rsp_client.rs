@@ -324,11 +324,25 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
             (applier.tables.database_id(), networks(applier, own), applier.tables.senders())
         };
         let (database, networks, senders) = self.node.writer.run(review).await?;
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner).senders = senders;
+        self.update_stats(senders);
         let now_ms = self.now_ms();
         let actions = self.learner.set_networks(now_ms, database, networks);
         self.identities.set_networks(database, self.learner.networks());
         self.perform(actions).await
+    }
+
+    /// Stores for metrics what is read once per review.
+    fn update_stats(&self, senders: usize) {
+        let datapath = &self.node.datapath;
+        let events = datapath.events_lost().and_then(|lost| Ok((lost, datapath.events_refused()?)));
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.senders = senders;
+        match events {
+            Ok(events) => stats.events = events,
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "cannot read the number of lost events")
+            }
+        }
     }
 
     async fn adopt_paths(&mut self) -> Result<(), Error> {

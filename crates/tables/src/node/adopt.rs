@@ -371,7 +371,7 @@ impl NodeTables {
     /// port is pointed to the present ones instead, so that no packet for it is lost meanwhile.
     fn unlink_invalid(&mut self, invalid: HashSet<Key>) -> Result<(), Error> {
         let memory = self.pool.memory();
-        let entries = self.ports.values().flat_map(|&cell| address_entries(memory, cell));
+        let entries = self.ports.values().filter_map(|&cell| address_entries(memory, cell)).flatten();
         let owners: HashMap<Key, Entry> = entries.collect();
         for key in invalid {
             match owners.get(&key) {

@@ -148,7 +148,8 @@ impl NodeTables {
         let found = self.exact.get(self.memory(), port_key(ifindex)).map(|entry| entry.next);
         let found = found.filter(|&run| self.memory().contains(run, PORT_CELLS));
         let route = Route { vni, prefix, target: Target::Port(ifindex) };
-        let hash = found.filter(|&run| delegated_routes(self.memory(), run).contains(&route)).map(|run| {
+        let leads = |run: &u32| delegated_routes(self.memory(), *run).is_some_and(|all| all.contains(&route));
+        let hash = found.filter(leads).map(|run| {
             let port: port = self.memory().read(run);
             EntryHash::delegated(vni, prefix, MacAddr::new(port.mac), port.instance)
         });
@@ -216,7 +217,9 @@ impl NodeTables {
         }
         self.forget_damaged_groups();
         let cells: Vec<u32> = self.vrfs.values().copied().collect();
-        cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and)
+        let rebuilt = cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and);
+        // The routes of a port whose sources are damaged are written again with the port.
+        rebuilt.and(self.remove_undelegated())
     }
 
     fn is_address_of_port(&self, key: Key, entry: Entry) -> bool {

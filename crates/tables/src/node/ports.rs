@@ -24,31 +24,32 @@ pub(super) fn port_key(ifindex: u32) -> Key {
     Key::Index { vni: 0, id: ifindex }
 }
 
-/// The keys of the addresses whose packets a port gets, and the entries to which they must lead. The port is in the cells
-/// from `run` on.
-pub(super) fn address_entries(memory: &Memory, run: u32) -> Vec<(Key, Entry)> {
+/// The keys of the addresses whose packets a port gets, and the entries to which they must lead; `None` if the port's
+/// sources are damaged. The port is in the cells from `run` on.
+pub(super) fn address_entries(memory: &Memory, run: u32) -> Option<Vec<(Key, Entry)>> {
     let port: port = memory.read(run);
     let mac = MacAddr::new(port.mac);
     let v4 = ipv4_from_word(port.address4).map(|address| (address.into(), mac));
     let v6 = ipv6_from_bytes(port.address6).map(|address| (address.into(), mac));
-    let further = Compiled::read(memory, run).addresses(mac);
+    let further = Compiled::read(memory, run)?.addresses(mac);
     let entry = |(address, mac): (_, MacAddr)| {
         (Key::Ip { vni: port.vni, address }, Entry { mac: mac.to_u64(), next: run })
     };
-    v4.into_iter().chain(v6).chain(further).map(entry).collect()
+    Some(v4.into_iter().chain(v6).chain(further).map(entry).collect())
 }
 
 /// Whether an address is the port's in these cells, and reached by this MAC address.
 pub(super) fn has_address(memory: &Memory, key: Key, entry: Entry) -> bool {
-    address_entries(memory, entry.next).contains(&(key, entry))
+    address_entries(memory, entry.next).is_some_and(|entries| entries.contains(&(key, entry)))
 }
 
-/// The routes of the prefixes that are delegated to the VM at the port in these cells.
-pub(super) fn delegated_routes(memory: &Memory, run: u32) -> Vec<Route> {
+/// The routes of the prefixes that are delegated to the VM at the port in these cells; `None` if the port or its sources
+/// are damaged.
+pub(super) fn delegated_routes(memory: &Memory, run: u32) -> Option<Vec<Route>> {
     let port: port = memory.read(run);
-    let Ok(vni) = Vni::new(port.vni) else { return Vec::new() };
+    let vni = Vni::new(port.vni).ok()?;
     let route = |prefix: IpNet| Route { vni, prefix, target: Target::Port(port.ifindex) };
-    Compiled::read(memory, run).delegated().into_iter().map(route).collect()
+    Some(Compiled::read(memory, run)?.delegated().into_iter().map(route).collect())
 }
 
 /// The cells of a port, whose policy is at cell `policy`; 0 if it has none.
@@ -124,14 +125,16 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
     Ok((cell, sources))
 }
 
-/// The port in the cells from `run` on, and its sources. The root words of these are zero in the port: it is comparable
-/// with what [`encode_port`] returns.
-fn read_port(memory: &Memory, run: u32) -> (port, Compiled) {
-    (port { sources: [0; 2], ..memory.read(run) }, Compiled::read(memory, run))
+/// The port in the cells from `run` on, and its sources, unless these are damaged. Their root words are zero in the port: it
+/// is comparable with what [`encode_port`] returns.
+fn read_port(memory: &Memory, run: u32) -> Option<(port, Compiled)> {
+    Some((port { sources: [0; 2], ..memory.read(run) }, Compiled::read(memory, run)?))
 }
 
+/// A port whose sources are damaged is without them.
 fn decode_port(memory: &Memory, run: u32) -> Option<Port> {
-    let (cell, sources) = read_port(memory, run);
+    let cell: port = memory.read(run);
+    let sources = Compiled::read(memory, run).unwrap_or_default();
     let ipv4 = ipv4_from_word(cell.address4).map(|address| PortIpv4 {
         address,
         length: cell.length4,
@@ -176,7 +179,7 @@ impl NodeTables {
         let (new, sources) = encode_port(port, vrf, policy)?;
         let old = self.ports.get(&port.ifindex).copied();
         if let Some(cell) = old
-            && read_port(self.memory(), cell) == (new, sources.clone())
+            && read_port(self.memory(), cell) == Some((new, sources.clone()))
             && self.is_port_linked(cell)
         {
             return Ok(false);
@@ -220,16 +223,34 @@ impl NodeTables {
     /// Removes what leads to the addresses and prefixes of the port in these cells, as far as the port in the cells `kept`
     /// does not have them.
     fn remove_addresses(&mut self, run: u32, kept: Option<u32>) -> Result<(), Error> {
-        for (key, _) in address_entries(self.memory(), run) {
+        for key in self.keys_of_port(run) {
             self.remove_if_leads_to(key, run)?;
         }
-        let kept = kept.map(|kept| delegated_routes(self.memory(), kept)).unwrap_or_default();
-        for route in delegated_routes(self.memory(), run) {
+        let kept = kept.and_then(|kept| delegated_routes(self.memory(), kept)).unwrap_or_default();
+        for route in self.routes_of_port(run) {
             if !kept.contains(&route) && self.route_target(route.vni, route.prefix) == Some(route.target) {
                 self.remove_route(route.vni, route.prefix)?;
             }
         }
         Ok(())
+    }
+
+    /// The keys of the port's addresses. If its sources are damaged, all keys that lead to it.
+    fn keys_of_port(&self, run: u32) -> Vec<Key> {
+        if let Some(entries) = address_entries(self.memory(), run) {
+            return entries.into_iter().map(|(key, _)| key).collect();
+        }
+        let mut keys = Vec::new();
+        self.exact.visit_visible(self.memory(), |key, entry| keys.extend((entry.next == run).then_some(key)));
+        keys
+    }
+
+    /// The routes of the port's prefixes. If its sources are damaged, all routes that lead to its interface.
+    fn routes_of_port(&self, run: u32) -> Vec<Route> {
+        delegated_routes(self.memory(), run).unwrap_or_else(|| {
+            let target = Target::Port(self.memory().load32(run, offset_of!(port, ifindex)));
+            self.routes().filter(|route| route.target == target).collect()
+        })
     }
 
     /// Whether lookups of a port's interface, addresses and prefixes find it.
@@ -239,8 +260,8 @@ impl NodeTables {
         let leads = |(key, entry)| self.exact.get(self.memory(), key) == Some(entry);
         let is_routed = |route: &Route| self.route_target(route.vni, route.prefix) == Some(route.target);
         leads(interface)
-            && address_entries(self.memory(), cell).into_iter().all(leads)
-            && delegated_routes(self.memory(), cell).iter().all(is_routed)
+            && address_entries(self.memory(), cell).is_some_and(|entries| entries.into_iter().all(leads))
+            && delegated_routes(self.memory(), cell).is_some_and(|routes| routes.iter().all(is_routed))
     }
 
     /// Whether what lookups find of a port is exactly what [`NodeTables::upsert_port`] would write.
@@ -250,7 +271,7 @@ impl NodeTables {
         let found = self.exact.get(self.memory(), port_key(port.ifindex));
         let found = found.filter(|found| self.memory().contains(found.next, PORT_CELLS));
         found.zip(encode_port(port, vrf, policy).ok()).is_some_and(|(found, right)| {
-            read_port(self.memory(), found.next) == right && self.is_port_linked(found.next)
+            read_port(self.memory(), found.next) == Some(right) && self.is_port_linked(found.next)
         })
     }
 
@@ -264,7 +285,7 @@ impl NodeTables {
     fn check_addresses(&self, run: u32) -> Result<(), Error> {
         let new: port = self.memory().read(run);
         let holder = |other: u32| format!("the port with ifindex {other}");
-        for route in delegated_routes(self.memory(), run) {
+        for route in delegated_routes(self.memory(), run).unwrap_or_default() {
             match self.route_target(route.vni, route.prefix) {
                 Some(Target::Port(other)) if other != new.ifindex && self.ports.contains_key(&other) => {
                     let (vni, address) = (new.vni, route.prefix.addr());
@@ -273,7 +294,7 @@ impl NodeTables {
                 _ => {}
             }
         }
-        for (key, _) in address_entries(self.memory(), run) {
+        for (key, _) in address_entries(self.memory(), run).unwrap_or_default() {
             let Some(known) = self.exact.get(self.memory(), key) else { continue };
             let Key::Ip { vni, address } = key else { continue };
             let is_ours = self.ports.get(&new.ifindex) == Some(&known.next);
@@ -305,7 +326,7 @@ impl NodeTables {
 
     /// Removes the routes of prefixes that no port has.
     pub(super) fn remove_undelegated(&mut self) -> Result<(), Error> {
-        let wanted = self.ports.values().flat_map(|&cell| delegated_routes(self.memory(), cell));
+        let wanted = self.ports.values().filter_map(|&cell| delegated_routes(self.memory(), cell)).flatten();
         let wanted: HashSet<Route> = wanted.collect();
         let is_port = |route: &Route| matches!(route.target, Target::Port(_));
         let left: Vec<Route> =
@@ -318,7 +339,7 @@ impl NodeTables {
     fn put_port_keys(&mut self, cell: u32, replaced: &mut Vec<ReplacedEntry>) -> Result<(), Error> {
         let port: port = self.memory().read(cell);
         let interface = (port_key(port.ifindex), Entry { mac: 0, next: cell });
-        let addresses = address_entries(self.memory(), cell);
+        let addresses = address_entries(self.memory(), cell).unwrap_or_default();
         for (key, entry) in std::iter::once(interface).chain(addresses) {
             let old = self.exact.put(&mut self.pool, key, entry)?;
             replaced.push((key, old));
@@ -328,7 +349,7 @@ impl NodeTables {
 
     /// Adds the routes of a port's prefixes. Appends those that are new to `added`.
     fn put_delegated(&mut self, cell: u32, added: &mut Vec<Route>) -> Result<(), Error> {
-        for route in delegated_routes(self.memory(), cell) {
+        for route in delegated_routes(self.memory(), cell).unwrap_or_default() {
             let is_new = self.route_target(route.vni, route.prefix).is_none();
             self.upsert_route(&route)?;
             if is_new {
@@ -403,12 +424,12 @@ impl NodeTables {
         }
     }
 
-    /// The port of an interface.
+    /// The port of an interface. Its sources are missing if they are damaged.
     pub fn port(&self, ifindex: u32) -> Option<Port> {
         decode_port(self.memory(), *self.ports.get(&ifindex)?)
     }
 
-    /// All ports, in the order of their interfaces.
+    /// All ports, in the order of their interfaces, as [`NodeTables::port`] returns them.
     pub fn ports(&self) -> impl Iterator<Item = Port> + '_ {
         self.ports.values().filter_map(|&cell| decode_port(self.memory(), cell))
     }

@@ -31,6 +31,12 @@ fn kind_and_number(leaf: u32) -> (u32, u32) {
     (leaf >> layout::LEAF_SCOPE_SHIFT, leaf & layout::LEAF_ARGUMENT_MASK)
 }
 
+fn is_leaf(_: &Memory, leaf: u32) -> bool {
+    let (kind, number) = kind_and_number(leaf);
+    let is_pair = kind == layout::SOURCE_PAIR || kind == layout::SOURCE_HELD;
+    (layout::SOURCE_OWN..=layout::SOURCE_NEIGHBORS).contains(&kind) && (is_pair || number == 0)
+}
+
 /// The link-local address that follows from a MAC address (RFC 4291 appendix A).
 fn link_local(mac: MacAddr) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.octets();
@@ -97,13 +103,16 @@ impl Compiled {
         Ok(all)
     }
 
-    /// The entries of the port in these cells, as far as they can be read.
-    pub(super) fn read(memory: &Memory, run: u32) -> Self {
-        Self(roots(run).map(|root| {
-            let mut entries: Vec<Entry> = lpm::iter(memory, root).collect();
+    /// The entries of the port in these cells; `None` if they are damaged.
+    pub(super) fn read(memory: &Memory, run: u32) -> Option<Self> {
+        let sorted = |root| {
+            let mut entries: Vec<Entry> = Vec::new();
+            lpm::inspect_leaves(memory, root, is_leaf, |prefix, leaf| entries.push((prefix, leaf))).ok()?;
             entries.sort_unstable();
-            entries
-        }))
+            Some(entries)
+        };
+        let [v4, v6] = roots(run);
+        Some(Self([sorted(v4)?, sorted(v6)?]))
     }
 
     /// Builds the entries behind the root words of new cells, to which nothing leads yet.
@@ -184,15 +193,16 @@ impl Compiled {
 
 /// Whether an address is one that the VM at the port in these cells holds in turn with others.
 pub(super) fn is_held(memory: &Memory, run: u32, address: IpAddr) -> bool {
-    let (family, prefix) = Prefix::from_net(address.into());
-    let [v4, v6] = roots(run);
-    let leaf = lpm::leaf_of(memory, if family == Family::V4 { v4 } else { v6 }, prefix);
-    leaf.is_some_and(|leaf| kind_and_number(leaf).0 == layout::SOURCE_HELD)
+    let is_held = |(net, kind, _)| kind == layout::SOURCE_HELD && net == IpNet::from(address);
+    Compiled::read(memory, run).is_some_and(|sources| sources.entries().any(is_held))
 }
 
-/// Retires the entries of a port whose cells have been unlinked.
+/// Retires the entries of a port whose cells have been unlinked. Damaged ones may lead to cells of others: they are left as
+/// they are, and those of their cells that are free are found when the tables are adopted.
 pub(super) fn retire(pool: &mut Pool, run: u32) {
-    roots(run).into_iter().for_each(|root| lpm::retire(pool, root));
+    if Compiled::read(pool.memory(), run).is_some() {
+        roots(run).into_iter().for_each(|root| lpm::retire(pool, root));
+    }
 }
 
 /// Claims the cells of another writer's port.
@@ -200,5 +210,9 @@ pub(super) fn retire(pool: &mut Pool, run: u32) {
 /// # Errors
 /// [`Error::Corrupt`].
 pub(super) fn adopt(memory: &Memory, run: u32, reachable: &mut ReachableCells) -> Result<(), Error> {
+    // Nothing of it can be unfinished.
+    if Compiled::read(memory, run).is_none() {
+        return Err(Error::Corrupt(format!("the port at cell {run} has sources that cannot be read")));
+    }
     roots(run).into_iter().try_for_each(|root| lpm::adopt(memory, root, reachable).map(drop))
 }

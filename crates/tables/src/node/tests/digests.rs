@@ -7,19 +7,35 @@ use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, IpNet, address_ha
 const CELLS: u32 = 4_096;
 const HOSTS: [&str; 3] = ["192.0.2.1", "192.0.2.2", "2001:db8::1"];
 
-/// The entries of a small cloud with all forms of routes: lists, directories, buckets and skips, in both families.
+/// The entries of a small cloud with all forms of routes: lists, directories, buckets and skips, in both families. One
+/// port has sources in lists, the other in directories.
 struct Cloud {
     vrfs: Vec<Vrf>,
     endpoints: Vec<Endpoint>,
     routes: Vec<Route>,
+    ports: Vec<Port>,
     vip: Vip,
+}
+
+/// Ports of VNI 5 with many sources and with few.
+fn ports_with_sources() -> Vec<Port> {
+    let few = super::crash::with_sources(7);
+    let mut many = port(8);
+    // Single addresses, which the VRF does not have also as routes: a link of one structure to the cells of another would look
+    // right if both had the same prefixes.
+    let net = |number: u32| match number % 2 {
+        0 => format!("10.8.{number}.{}/32", number * 5).parse::<IpNet>().unwrap(),
+        _ => format!("fd00:0:0:8{number:02x}::{number}/128").parse().unwrap(),
+    };
+    many.sources.additional.extend((0..40).map(net));
+    vec![few, many]
 }
 
 impl Cloud {
     fn new() -> Self {
         let router4 = "10.0.0.1".parse().ok();
         let router6 = "fd00::1".parse().ok();
-        let vrfs = (1..=4).map(|number| Vrf { router4, router6, ..plain_vrf(number) }).collect();
+        let vrfs = (1..=5).map(|number| Vrf { router4, router6, ..plain_vrf(number) }).collect();
         let endpoints = (0..150_u32)
             .map(|number| {
                 let address = match number % 2 {
@@ -48,7 +64,7 @@ impl Cloud {
         routes.sort_by_key(|route| (route.vni, route.prefix));
         routes.dedup_by_key(|route| (route.vni, route.prefix));
         let vip = Vip { address: ip("192.0.2.9"), mac: mac(9), owned: true };
-        Self { vrfs, endpoints, routes, vip }
+        Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip }
     }
 
     fn write(&self, tables: &mut NodeTables) {
@@ -65,13 +81,17 @@ impl Cloud {
         for route in &self.routes {
             tables.upsert_route(route).unwrap();
         }
+        for port in &self.ports {
+            tables.upsert_port(port).unwrap();
+        }
     }
 
     /// What a snapshot does: writes all entries, and removes all others.
     fn restore(&self, tables: &mut NodeTables) {
         tables.remove_damage().unwrap();
         self.write(tables);
-        let routes: Vec<_> = tables.routes().collect();
+        let is_port = |route: &Route| matches!(route.target, Target::Port(_));
+        let routes: Vec<_> = tables.routes().filter(|route| !is_port(route)).collect();
         for route in routes.into_iter().filter(|route| !self.routes.contains(route)) {
             tables.remove_route(route.vni, route.prefix).unwrap();
         }
@@ -91,9 +111,12 @@ impl Cloud {
                 Target::Peer(peer) => DigestTarget::Peer(peer),
                 Target::Drop => DigestTarget::Drop,
                 Target::NextHop(address) => DigestTarget::NextHop(address),
-                Target::Port(_) => unreachable!("there are no ports"),
+                Target::Port(_) => unreachable!("these routes are ports' own"),
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
+        }
+        for port in &self.ports {
+            port_hashes(port).into_iter().for_each(|(_, hash)| sums.add(hash));
         }
         for Endpoint { vni, address, mac, host } in &self.endpoints {
             sums.add(EntryHash::endpoint(*vni, *address, *mac, address_hash(*host)));
@@ -113,8 +136,32 @@ impl Cloud {
             [first, last].map(|address| format!("{:?}", reader.route(route.vni, address)))
         });
         let vteps = HOSTS.iter().map(|host| find(0, ip(host)));
-        endpoints.chain(routes).chain(vteps).collect()
+        let nets = self.ports.iter().flat_map(|port| &port.sources.additional);
+        let sources = nets.map(|net| match net.prefix_len() == net.max_prefix_len() {
+            true => find(5, net.addr()),
+            false => format!("{:?}", reader.route(vni(5), net.addr())),
+        });
+        endpoints.chain(routes).chain(vteps).chain(sources).collect()
     }
+}
+
+/// What digests count of a port of instance 42.
+fn port_hashes(port: &Port) -> Vec<(EntryKey, EntryHash)> {
+    let PortSources { additional, pairs, .. } = &port.sources;
+    let own = port.ipv4.map(|v4| v4.address.into()).into_iter().chain(port.ipv6.map(|v6| v6.address.into()));
+    let is_single = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
+    let single = additional.iter().filter(|net| is_single(net)).map(|net| net.addr());
+    let own = own.chain(single).map(|address| (address, port.mac));
+    let held = pairs.iter().filter(|pair| pair.held);
+    let held = held.map(|pair| (pair.address, pair.mac.unwrap_or(ROUTER_MAC)));
+    let addresses = own.chain(held).map(|(address, mac)| {
+        (EntryKey::Port(port.vni, address), EntryHash::port(port.vni, address, mac, 42, 0))
+    });
+    let delegated = additional
+        .iter()
+        .filter(|net| !is_single(net))
+        .map(|net| (EntryKey::Delegated(port.vni, *net), EntryHash::delegated(port.vni, *net, port.mac, 42)));
+    addresses.chain(delegated).collect()
 }
 
 fn entries(tables: &NodeTables) -> Vec<(EntryKey, EntryHash)> {
@@ -147,20 +194,7 @@ fn digests_count_the_addresses_and_prefixes_of_ports() {
     let before = entries(&tables);
     tables.upsert_port(&full).unwrap();
     let net = |text: &str| text.parse().unwrap();
-    let of = |address: &str, mac| EntryHash::port(vni(5), ip(address), mac, 42, 0);
-    let expected = [
-        ("10.0.0.7", full.mac),
-        ("10.0.3.7", full.mac),
-        ("10.0.5.7", ROUTER_MAC),
-        ("fd00::7", full.mac),
-        ("fd00::3:7", full.mac),
-        ("fd00::5:7", mac(77)),
-    ]
-    .map(|(address, mac)| (EntryKey::Port(vni(5), ip(address)), of(address, mac)));
-    let delegated = ["10.0.4.0/24", "fd00:0:0:4::/64"].map(net).map(|prefix: IpNet| {
-        (EntryKey::Delegated(vni(5), prefix), EntryHash::delegated(vni(5), prefix, full.mac, 42))
-    });
-    let mut expected: Vec<_> = before.iter().copied().chain(expected).chain(delegated).collect();
+    let mut expected: Vec<_> = before.iter().copied().chain(port_hashes(&full)).collect();
     expected.sort_by_key(|(key, _)| *key);
     assert_eq!(entries(&tables), expected);
     assert!(tables.is_port_right(&full));
@@ -204,9 +238,11 @@ proptest! {
         let is_same = tables.digests() == cloud.digests();
         prop_assert!(!is_same || answers == before, "the digests are right, and lookups are not");
         cloud.restore(&mut tables);
+        prop_assert!(cloud.ports.iter().all(|port| tables.is_port_right(port)));
         let found = entries(&tables);
         let differing: Vec<_> = found.iter().filter(|entry| !intended.contains(entry)).collect();
-        prop_assert!(differing.is_empty() && found.len() == intended.len(), "{differing:?}");
+        let missing: Vec<_> = intended.iter().filter(|entry| !found.contains(entry)).collect();
+        prop_assert!(differing.is_empty() && found.len() == intended.len(), "{differing:?}, missing: {missing:?}");
         prop_assert!(cloud.answers(&reader) == before);
     }
 }
