@@ -39,7 +39,7 @@ const PRELUDE: &str = "import os, socket, struct, sys, time\n\
     family = socket.AF_INET6 if ':' in at else socket.AF_INET\n";
 
 /// Answers each line with the same line; after the end of the input sends a last one.
-const TALKER: &str = "import threading\n\
+pub const TALKER: &str = "import threading\n\
     server = socket.create_server((at, port), family=family)\n\
     def serve(connection):\n    \
         for line in connection.makefile('rb'):\n        connection.sendall(line)\n    \
@@ -150,7 +150,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         }
     }
     // Otherwise the first stray segments would be adopted.
-    adopt_for(&lab, 0).await?;
+    restart_host(&lab, &["--adopt-seconds=0"]).await?;
     set_groups(&lab, SERVER, &[server]).await?;
     one_direction(&lab, server).await?;
     for ipv6 in [false, true] {
@@ -163,7 +163,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     adoption(&lab, server).await
 }
 
-fn start(lab: &Lab, vm: &str, program: &str, at: &str, port: u16, more: &str) -> Result<Child, Failure> {
+/// Starts a Python program in a VM, for an address and a port of the server and with one more argument.
+pub fn start(lab: &Lab, vm: &str, program: &str, at: &str, port: u16, more: &str) -> Result<Child, Failure> {
     let code = format!("{PRELUDE}{program}");
     let mut command = lab.command(vm, &["python3", "-c", &code, at, &port.to_string(), more])?;
     Ok(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
@@ -178,7 +179,7 @@ async fn run(lab: &Lab, program: &str, ipv6: bool, port: u16, more: &str) -> Res
 }
 
 /// The first line that a program prints.
-async fn line(child: &mut Child) -> Result<String, Failure> {
+pub async fn line(child: &mut Child) -> Result<String, Failure> {
     use tokio::io::AsyncReadExt;
     let stdout = child.stdout.as_mut().ok_or_else(|| Failure::new("a program without output"))?;
     let mut text = String::new();
@@ -189,7 +190,7 @@ async fn line(child: &mut Child) -> Result<String, Failure> {
 }
 
 /// Lets a program continue.
-async fn go_on(child: &mut Child) -> Outcome {
+pub async fn go_on(child: &mut Child) -> Outcome {
     use tokio::io::AsyncWriteExt;
     let stdin = child.stdin.as_mut().ok_or_else(|| Failure::new("a program without input"))?;
     Ok(stdin.write_all(b"\n").await?)
@@ -215,7 +216,7 @@ async fn between(
 }
 
 /// Waits until a reason was counted so many times more.
-async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
+pub async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
     let vni = lab.vm(SERVER)?.vni;
     eventually(Duration::from_secs(3), async || {
         let more = drops(lab, vni, reason).await? - before;
@@ -225,11 +226,14 @@ async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
     .await
 }
 
-/// Restarts the agent with another time for adoption.
-async fn adopt_for(lab: &Lab, seconds: u64) -> Outcome {
+/// Restarts the agent of the server's host with other values of these options.
+pub async fn restart_host(lab: &Lab, options: &[&str]) -> Outcome {
     let mut argv = lab.process(HOST)?.argv;
-    argv.retain(|word| !word.starts_with("--adopt-seconds"));
-    argv.push(format!("--adopt-seconds={seconds}"));
+    for option in options {
+        let name = option.split('=').next().unwrap_or(option);
+        argv.retain(|word| !word.starts_with(name));
+        argv.push((*option).to_owned());
+    }
     lab.restart_with(HOST, argv).await?;
     Ok(lab.synchronized(HOST, Duration::from_secs(30)).await?)
 }
@@ -238,7 +242,7 @@ async fn adopt_for(lab: &Lab, seconds: u64) -> Outcome {
 /// the time for that has ended.
 async fn adoption(lab: &Lab, server: SecurityGroupId) -> Outcome {
     set_groups(lab, SERVER, &[]).await?;
-    adopt_for(lab, ADOPT_SECONDS).await?;
+    restart_host(lab, &[&format!("--adopt-seconds={ADOPT_SECONDS}")]).await?;
     let mut clients = Vec::new();
     for at in lab.vm(SERVER)?.addresses() {
         let seconds = (ADOPT_SECONDS + 3).to_string();

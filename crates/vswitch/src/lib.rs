@@ -41,6 +41,7 @@ use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::{Datapath, ObjectName};
 use sluice_tables::PortMeters;
+use sluice_tables::sessions::Timeouts;
 
 use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
@@ -83,7 +84,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
     attach_underlay(&underlay, &opened.datapath, (&netlink, &of_interfaces), &uplink).await;
-    let (sessions, meters) = open_ports(&opened.datapath, &common.pin_dir(ROLE))?;
+    let (sessions, meters) =
+        open_ports(&opened.datapath, &args.session_timeouts.unwrap_or_default(), &common.pin_dir(ROLE))?;
     let scopes = Scopes::new(sessions.shares(), meters.clone(), args.session_limit(sessions.capacity()));
     let (mut registry, complete) =
         PortRegistry::load(&common.state_dir()?, scopes.clone(), args.adopt_seconds)?;
@@ -158,8 +160,12 @@ async fn attach_underlay(
 }
 
 /// Opens what packets write for ports: sessions and meters.
-fn open_ports(datapath: &Datapath, pin_dir: &Path) -> Result<(OpenSessions, PortMeters), Error> {
-    let sessions = OpenSessions::open(datapath).map_err(|error| match error {
+fn open_ports(
+    datapath: &Datapath,
+    timeouts: &Timeouts,
+    pin_dir: &Path,
+) -> Result<(OpenSessions, PortMeters), Error> {
+    let sessions = OpenSessions::open(datapath, timeouts).map_err(|error| match error {
         OpenError::Datapath(error) => error.into(),
         OpenError::Tables(error) => adoption_error(error, pin_dir),
     })?;

@@ -27,7 +27,7 @@ use sluice_agent::{Error, error_chain};
 use sluice_datapath::Datapath;
 use sluice_tables::sessions::{
     Family, Reviewed, Session, SessionCounters, SessionReader, SessionShares, SessionUsage, Sessions,
-    ticks_now,
+    Timeouts, ticks_now,
 };
 use sluice_tables::{Membarrier, SharedReader, layout};
 
@@ -105,16 +105,18 @@ pub struct OpenSessions {
 }
 
 impl OpenSessions {
-    /// Adopts the tables of an earlier agent, or lays out new ones.
+    /// Adopts the tables of an earlier agent, or lays out new ones. A session of an earlier agent has these timeouts from its
+    /// next packet on.
     ///
     /// # Errors
-    /// [`sluice_tables::Error`] if they are of another layout or size.
-    pub fn open(datapath: &Datapath) -> Result<Self, OpenError> {
+    /// [`sluice_tables::Error`] if they are of another layout or size, or a timeout is out of bounds.
+    pub fn open(datapath: &Datapath, timeouts: &Timeouts) -> Result<Self, OpenError> {
         let regions = datapath.sessions()?;
         let shares = SessionShares::new(datapath.session_shares()?).map_err(OpenError::Tables)?;
         let grace = Membarrier::new().map_err(|error| OpenError::Tables(error.into()))?;
-        let sessions =
+        let mut sessions =
             Sessions::open(&regions, shares.clone(), ticks_now(), grace).map_err(OpenError::Tables)?;
+        sessions.set_timeouts(timeouts).map_err(OpenError::Tables)?;
         Ok(Self { sessions, shares })
     }
 
