@@ -51,7 +51,7 @@ use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
 use crate::scopes::Scopes;
 use crate::sessions::list::SessionList;
-use crate::sessions::{OpenError, OpenSessions, SessionKeeper};
+use crate::sessions::{OpenError, OpenSessions, Receivers, SessionKeeper};
 
 const ROLE: &str = "vswitch";
 /// A network stays for this time after its last instance has left this host, and packets of a gateway are
@@ -95,7 +95,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
     let claims = role.claims();
-    let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes)?;
+    let (receivers, questions) = Receivers::of_map(opened.datapath.remote_identities()?);
+    let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes, receivers)?;
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
     node.add_metrics(Arc::new(claims));
@@ -119,7 +120,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let announced = AsyncEventRing::new(node.datapath.claims()?)?;
     let claim_reader = claim_reader::run(node.clone(), announced);
     let idle = Duration::from_secs(args.path_idle);
-    let sources = (strays, detection, IdentityClient::open(&node.datapath)?);
+    let sources = (strays, detection, IdentityClient::open(&node.datapath, questions)?);
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
