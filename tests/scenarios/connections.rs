@@ -1,24 +1,27 @@
 //! What security groups make of connections, in both address families: direct paths lead past no group, and a flow that
 //! moves to one stays one session, also if only one direction does; fragments follow their first one, and one that comes
 //! before it is dropped; a stray TCP segment admits nothing, a reset ends a
-//! session, a half-closed connection goes on; groups that are switched on under a connection adopt it, for a time.
+//! session, a half-closed connection goes on; a connection goes on if another rule permits it, also one that names a group of
+//! its receiver, which the host did not need to know before; groups that are switched on under a connection adopt it, for a time.
 
 use crate::Ground;
 use crate::attack::sessions;
 use crate::direct_paths::goes_direct;
-use crate::security_groups::{group, permit, reaches_at, set_groups};
+use crate::security_groups::{create_egress, group, permit, reaches_at, set_groups};
 use crate::support::{Failure, Outcome, Probe, address, drops, ensure, eventually, path_to};
 use serde_json::{Value, json};
-use sluice_client::{Remote, Vpc};
+use sluice_client::{Remote, SecurityRule, Vpc};
 use sluice_lab::{Lab, Options};
 use sluice_types::{IpNet, Protocol, SecurityGroupId};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
 
 const CLIENT: &str = "web-1";
 const SERVER: &str = "web-3";
+/// In a VPC that is peered.
+const STRANGER: &str = "db-1";
 const HOST: &str = "host-b";
 const OPEN: u16 = 7081;
 const CLOSED: u16 = 7082;
@@ -39,7 +42,7 @@ const PRELUDE: &str = "import os, socket, struct, sys, time\n\
     family = socket.AF_INET6 if ':' in at else socket.AF_INET\n";
 
 /// Answers each line with the same line; after the end of the input sends a last one.
-const TALKER: &str = "import threading\n\
+pub const TALKER: &str = "import threading\n\
     server = socket.create_server((at, port), family=family)\n\
     def serve(connection):\n    \
         for line in connection.makefile('rb'):\n        connection.sendall(line)\n    \
@@ -117,6 +120,16 @@ const HALF_CLOSED: &str = "s = socket.create_connection((at, port), 5)\n\
     s.shutdown(socket.SHUT_WR)\n\
     print(s.recv(9).decode().strip())\n";
 
+/// A connection that talks in the beginning, and in the end.
+const TALK_TWICE: &str = "s = socket.create_connection((at, port), 5)\n\
+    def talk():\n    \
+        s.settimeout(3)\n    s.sendall(b'x\\n')\n    \
+        try:\n        return s.recv(9) == b'x\\n'\n    except TimeoutError:\n        return False\n\
+    assert talk()\n\
+    print(s.getsockname()[1], flush=True)\n\
+    sys.stdin.readline()\n\
+    print('lives' if talk() else 'ended')\n";
+
 /// Two connections: one talks all the time, the other only at the beginning and after the given seconds.
 const TALK_ON: &str = "busy, idle = [socket.create_connection((at, port), 5) for _ in range(2)]\n\
     def talk(s):\n    \
@@ -150,7 +163,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         }
     }
     // Otherwise the first stray segments would be adopted.
-    adopt_for(&lab, 0).await?;
+    restart_host(&lab, &["--adopt-seconds=0"]).await?;
     set_groups(&lab, SERVER, &[server]).await?;
     one_direction(&lab, server).await?;
     for ipv6 in [false, true] {
@@ -160,10 +173,12 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         fragments(&lab, ipv6).await?;
         tcp_states(&lab, ipv6).await?;
     }
+    other_rules(&lab, server).await?;
     adoption(&lab, server).await
 }
 
-fn start(lab: &Lab, vm: &str, program: &str, at: &str, port: u16, more: &str) -> Result<Child, Failure> {
+/// Starts a Python program in a VM, for an address and a port of the server and with one more argument.
+pub fn start(lab: &Lab, vm: &str, program: &str, at: &str, port: u16, more: &str) -> Result<Child, Failure> {
     let code = format!("{PRELUDE}{program}");
     let mut command = lab.command(vm, &["python3", "-c", &code, at, &port.to_string(), more])?;
     Ok(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
@@ -178,7 +193,7 @@ async fn run(lab: &Lab, program: &str, ipv6: bool, port: u16, more: &str) -> Res
 }
 
 /// The first line that a program prints.
-async fn line(child: &mut Child) -> Result<String, Failure> {
+pub async fn line(child: &mut Child) -> Result<String, Failure> {
     use tokio::io::AsyncReadExt;
     let stdout = child.stdout.as_mut().ok_or_else(|| Failure::new("a program without output"))?;
     let mut text = String::new();
@@ -189,7 +204,7 @@ async fn line(child: &mut Child) -> Result<String, Failure> {
 }
 
 /// Lets a program continue.
-async fn go_on(child: &mut Child) -> Outcome {
+pub async fn go_on(child: &mut Child) -> Outcome {
     use tokio::io::AsyncWriteExt;
     let stdin = child.stdin.as_mut().ok_or_else(|| Failure::new("a program without input"))?;
     Ok(stdin.write_all(b"\n").await?)
@@ -215,7 +230,7 @@ async fn between(
 }
 
 /// Waits until a reason was counted so many times more.
-async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
+pub async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
     let vni = lab.vm(SERVER)?.vni;
     eventually(Duration::from_secs(3), async || {
         let more = drops(lab, vni, reason).await? - before;
@@ -225,20 +240,85 @@ async fn counted(lab: &Lab, reason: &str, before: f64, by: f64) -> Outcome {
     .await
 }
 
-/// Restarts the agent with another time for adoption.
-async fn adopt_for(lab: &Lab, seconds: u64) -> Outcome {
+/// Restarts the agent of the server's host with other values of these options.
+pub async fn restart_host(lab: &Lab, options: &[&str]) -> Outcome {
     let mut argv = lab.process(HOST)?.argv;
-    argv.retain(|word| !word.starts_with("--adopt-seconds"));
-    argv.push(format!("--adopt-seconds={seconds}"));
+    for option in options {
+        let name = option.split('=').next().unwrap_or(option);
+        argv.retain(|word| !word.starts_with(name));
+        argv.push((*option).to_owned());
+    }
     lab.restart_with(HOST, argv).await?;
     Ok(lab.synchronized(HOST, Duration::from_secs(30)).await?)
+}
+
+/// Connections that a rule with a prefix has permitted, to a member of a group and to an instance of another VPC. When only a
+/// rule that names the group is left, the host asks for the groups of both, and only the first one goes on.
+async fn other_rules(lab: &Lab, server: SecurityGroupId) -> Outcome {
+    let sender = group(lab, "sender").await?;
+    for rule in lab.api().list::<SecurityRule>(&[("group", &sender.to_string())], None).await? {
+        lab.api().delete::<SecurityRule>(rule.id, None).await?;
+    }
+    let mut prefixes = Vec::new();
+    for prefix in ["0.0.0.0/0", "::/0"] {
+        let prefix: IpNet = prefix.parse()?;
+        create_egress(lab, sender, &prefix, TALK, Remote::Group(server)).await?;
+        prefixes.push(create_egress(lab, sender, &prefix, TALK, Remote::Prefix(prefix)).await?);
+    }
+    set_groups(lab, CLIENT, &[sender]).await?;
+    let (mut clients, mut talkers) = (Vec::new(), Vec::new());
+    for (to, end) in [(SERVER, "lives"), (STRANGER, "ended")] {
+        for at in lab.vm(to)?.addresses() {
+            if to == STRANGER {
+                talkers.push(start(lab, to, TALKER, &at.to_string(), TALK, "")?);
+                reaches_talker(lab, at).await?;
+            }
+            let mut client = start(lab, CLIENT, TALK_TWICE, &at.to_string(), TALK, "")?;
+            let port: u16 = line(&mut client).await?.parse()?;
+            clients.push((at, port, end, client));
+        }
+    }
+    for rule in prefixes {
+        lab.api().delete::<SecurityRule>(rule, None).await?;
+    }
+    let vm = lab.vm(CLIENT)?;
+    // A second for the answers, of which those about the stranger do not come.
+    eventually(Duration::from_secs(3), async || {
+        let list = sessions(lab, &vm.host, &vm.port).await?;
+        for (at, port, end, _) in &clients {
+            let found =
+                list.iter().find(|it| it["local_port"] == *port && it["remote_address"] == at.to_string());
+            let identity = found.map_or(0, |it| it["remote_identity"].as_u64().unwrap_or(0));
+            let is_right = if *end == "lives" { identity != 0 } else { found.is_none() };
+            ensure!(is_right, "the connection to {at} has {end}, but is shown as {found:?}");
+        }
+        Ok(())
+    })
+    .await?;
+    for (at, _, end, mut client) in clients {
+        go_on(&mut client).await?;
+        let said = line(&mut client).await?;
+        ensure!(said == end, "the connection to {at} {said}, not {end}");
+    }
+    set_groups(lab, CLIENT, &[]).await
+}
+
+/// Waits until a server listens that has just been started.
+async fn reaches_talker(lab: &Lab, at: IpAddr) -> Outcome {
+    let at = SocketAddr::new(at, TALK);
+    eventually(Duration::from_secs(5), async || {
+        let listening = lab.exec(STRANGER, &["ss", "-Hltn", "src", &at.to_string()]).await?;
+        ensure!(!listening.stdout.is_empty(), "nothing listens at {at}");
+        Ok(())
+    })
+    .await
 }
 
 /// Groups are switched on under two connections. The one that goes on is adopted; the one whose next packet comes after
 /// the time for that has ended.
 async fn adoption(lab: &Lab, server: SecurityGroupId) -> Outcome {
     set_groups(lab, SERVER, &[]).await?;
-    adopt_for(lab, ADOPT_SECONDS).await?;
+    restart_host(lab, &[&format!("--adopt-seconds={ADOPT_SECONDS}")]).await?;
     let mut clients = Vec::new();
     for at in lab.vm(SERVER)?.addresses() {
         let seconds = (ADOPT_SECONDS + 3).to_string();

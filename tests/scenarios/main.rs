@@ -49,6 +49,7 @@ mod rsp_tenant;
 mod same_host;
 mod security_groups;
 mod self_configuration;
+mod session_timeouts;
 mod spoofing;
 mod stalls;
 mod streams;
@@ -153,6 +154,7 @@ fn all() -> Vec<Scenario> {
         qos: OwnLab,
         addresses: OwnLab,
         connections: OwnLab,
+        session_timeouts: OwnLab,
         attack: OwnLab,
         guests: OwnLab,
         moved_instance: OwnLab,

@@ -321,6 +321,29 @@ pub async fn permit(
     create(lab, group, AddressFamily::of(prefix), protocol, port, remote.clone()).await
 }
 
+/// A rule for TCP egress, of the family of a prefix.
+pub async fn create_egress(
+    lab: &Lab,
+    group: SecurityGroupId,
+    family: &IpNet,
+    port: u16,
+    remote: Remote<SecurityGroupId>,
+) -> Result<SecurityRuleId, Failure> {
+    let rule = new_rule(AddressFamily::of(family), Protocol::TCP, port, remote);
+    create_rule(lab, group, &NewSecurityRule { direction: Direction::Egress, ..rule }).await
+}
+
+/// A rule for echo requests from an address.
+pub async fn permit_echo(lab: &Lab, group: SecurityGroupId, remote: Remote<SecurityGroupId>) -> Outcome {
+    let Remote::Prefix(prefix) = &remote else { return Err(Failure::new("no prefix")) };
+    let family = AddressFamily::of(prefix);
+    let (protocol, kind) =
+        if prefix.addr().is_ipv6() { (Protocol::ICMPV6, 128) } else { (Protocol::ICMP, 8) };
+    let any = new_rule(family, protocol, 0, remote);
+    let new = NewSecurityRule { ports: None, icmp_type: Some(kind), icmp_code: Some(0), ..any };
+    create_rule(lab, group, &new).await.map(drop)
+}
+
 pub async fn create(
     lab: &Lab,
     group: SecurityGroupId,

@@ -101,7 +101,7 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
     vms.sort_by(|a, b| a.interface.cmp(&b.interface));
     let host = vms.first().map(|vm| vm.host.clone());
     let kernel = kernel()?;
-    let mut line = "console=ttyS0 quiet panic=-1 edd=off no_timer_check".to_owned();
+    let mut line = format!("console=ttyS0 quiet panic=-1 edd=off no_timer_check channels={}", channel::COUNT);
     let mut devices = words(&["-device", "virtio-serial-pci"]);
     for (number, vm) in vms.iter().enumerate() {
         let families = match (vm.ipv4, vm.ipv6) {

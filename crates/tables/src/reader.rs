@@ -44,6 +44,8 @@ pub enum Lookup {
 /// What a port's packets are judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortFilter {
+    /// Network of the port.
+    pub vni: u32,
     /// Number of the port's sessions; 0: none.
     pub scope: u16,
     /// Cell of the policy, for [`Reader::evaluate`]; 0: none.
@@ -253,7 +255,7 @@ impl Reader {
             return Ok(None);
         }
         let port: layout::port = self.memory.read(cell);
-        Ok(Some(PortFilter { scope: port.scope, policy_cell: port.policy }))
+        Ok(Some(PortFilter { vni: port.vni, scope: port.scope, policy_cell: port.policy }))
     }
 
     /// The generation of the policy at a cell. `None` if the cell does not contain a policy.
@@ -261,6 +263,13 @@ impl Reader {
         let is_inside = policy_cell != 0 && self.memory.contains(policy_cell, 1);
         let head: layout::policy = is_inside.then(|| self.memory.read(policy_cell))?;
         (u32::from(head.kind) == layout::NEXT_HOP_POLICY).then_some(head.generation)
+    }
+
+    /// Whether an egress rule of the policy at a cell names a group that has members.
+    pub fn names_receivers(&self, policy_cell: u32) -> bool {
+        let is_inside = policy_cell != 0 && self.memory.contains(policy_cell, 2);
+        let egress: Option<layout::policy> = is_inside.then(|| self.memory.read(policy_cell + 1));
+        egress.is_some_and(|it| u32::from(it.kind) == layout::NEXT_HOP_POLICY && it.identities != 0)
     }
 
     /// What the policy at a cell says of a packet; cell 0 is no policy. Damaged tables permit nothing.

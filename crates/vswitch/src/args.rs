@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 use sluice_agent::CommonArgs;
 use sluice_datapath::SESSION_MAPS;
 use sluice_tables::layout::SESSION_SLOTS;
+use sluice_tables::sessions::Timeouts;
 
 use crate::guard::PortName;
 
@@ -61,6 +62,11 @@ pub struct Args {
     /// interrupts them
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=i64::from(ADOPT_SECONDS_MAX)))]
     pub adopt_seconds: u32,
+
+    /// Seconds after its last packet at which a connection ends, by protocol and state: tcp-new (240), tcp-established (7440),
+    /// tcp-closing (240), udp-one-way (120), udp-two-way (300), icmp (60), other (300); from 2 to 2592000
+    #[arg(long, value_name = "NAME=SECONDS,...")]
+    pub session_timeouts: Option<Timeouts>,
 }
 
 impl Args {

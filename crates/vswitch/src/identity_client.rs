@@ -15,6 +15,7 @@ use sluice_rsp::{Destination, IdentityEntry, Message};
 use sluice_tables::sessions::ticks_now;
 use sluice_tables::{Lookup, NextHop, NodeTables, Port, Reader, Target, layout};
 use sluice_types::{IpNet, Vni};
+use tokio::sync::mpsc;
 
 use crate::path_learner::Network;
 use crate::remote_identities::{Actions, Change, Counts, RemoteIdentities};
@@ -53,22 +54,25 @@ impl MetricSource for IdentityMetrics {
 /// Identities of instances on other hosts. `E` is the source of events about packets to unknown receivers.
 pub struct IdentityClient<E> {
     events: E,
+    /// Receivers of sessions that are judged again.
+    questions: mpsc::Receiver<Destination>,
+    asked: Option<Destination>,
     map: Map,
     identities: RemoteIdentities,
     metrics: Arc<IdentityMetrics>,
 }
 
 impl IdentityClient<AsyncEventRing<UnknownReceiver>> {
-    /// A client of the packet programs of this host, which has asked for no identity yet. Must be called within a Tokio
-    /// runtime.
+    /// A client of the packet programs of this host, which has asked for no identity yet. `questions` are what the review of
+    /// sessions needs to know. Must be called within a Tokio runtime.
     ///
     /// # Errors
     /// If the programs have no such map and events, or the runtime cannot wait for these.
-    pub fn open(datapath: &Datapath) -> Result<Self, Error> {
+    pub fn open(datapath: &Datapath, questions: mpsc::Receiver<Destination>) -> Result<Self, Error> {
         let events = AsyncEventRing::new(datapath.unknown_receivers()?)?;
         let seed = sluice_agent::rsp::wall_clock_ms() as usize;
         let (map, identities) = (datapath.remote_identities()?, RemoteIdentities::new(seed));
-        Ok(Self { events, map, identities, metrics: Arc::default() })
+        Ok(Self { events, questions, asked: None, map, identities, metrics: Arc::default() })
     }
 }
 
@@ -78,12 +82,18 @@ impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
         self.metrics.clone()
     }
 
-    /// Waits until there may be a packet to an unknown receiver.
+    /// Waits until there may be a packet to an unknown receiver, or a session.
     ///
     /// # Errors
     /// As [`EventSource::ready`].
     pub async fn ready(&mut self) -> Result<(), Error> {
-        self.events.ready().await
+        tokio::select! {
+            ready = self.events.ready() => ready,
+            Some(receiver) = self.questions.recv() => {
+                self.asked = Some(receiver);
+                Ok(())
+            }
+        }
     }
 
     /// Time at which [`IdentityClient::process`] is due.
@@ -135,8 +145,9 @@ impl<E: EventSource<UnknownReceiver>> IdentityClient<E> {
     ) -> Result<impl Iterator<Item = Outgoing> + use<E>, Error> {
         let (mut events, mut actions) = (Vec::new(), Actions::default());
         self.events.drain(&mut events)?;
-        for UnknownReceiver { vni, destination } in events {
-            let destination = Destination { vni, address: destination };
+        let destination = |event: UnknownReceiver| Destination { vni: event.vni, address: event.destination };
+        let of_sessions = std::iter::from_fn(|| self.asked.take().or_else(|| self.questions.try_recv().ok()));
+        for destination in events.into_iter().map(destination).chain(of_sessions) {
             self.identities.note_unknown(now_ms, destination, &mut actions);
         }
         if self.identities.due_ms().is_some_and(|due_ms| due_ms <= now_ms) {

@@ -41,6 +41,7 @@ use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::{Datapath, ObjectName};
 use sluice_tables::PortMeters;
+use sluice_tables::sessions::Timeouts;
 
 use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
@@ -50,7 +51,7 @@ use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
 use crate::scopes::Scopes;
 use crate::sessions::list::SessionList;
-use crate::sessions::{OpenError, OpenSessions, SessionKeeper};
+use crate::sessions::{OpenError, OpenSessions, Receivers, SessionKeeper};
 
 const ROLE: &str = "vswitch";
 /// A network stays for this time after its last instance has left this host, and packets of a gateway are
@@ -83,7 +84,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
     attach_underlay(&underlay, &opened.datapath, (&netlink, &of_interfaces), &uplink).await;
-    let (sessions, meters) = open_ports(&opened.datapath, &common.pin_dir(ROLE))?;
+    let (sessions, meters) =
+        open_ports(&opened.datapath, &args.session_timeouts.unwrap_or_default(), &common.pin_dir(ROLE))?;
     let scopes = Scopes::new(sessions.shares(), meters.clone(), args.session_limit(sessions.capacity()));
     let (mut registry, complete) =
         PortRegistry::load(&common.state_dir()?, scopes.clone(), args.adopt_seconds)?;
@@ -93,7 +95,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
     let claims = role.claims();
-    let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes)?;
+    let (receivers, questions) = Receivers::of_map(opened.datapath.remote_identities()?);
+    let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes, receivers)?;
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
     node.add_metrics(Arc::new(claims));
@@ -117,7 +120,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let announced = AsyncEventRing::new(node.datapath.claims()?)?;
     let claim_reader = claim_reader::run(node.clone(), announced);
     let idle = Duration::from_secs(args.path_idle);
-    let sources = (strays, detection, IdentityClient::open(&node.datapath)?);
+    let sources = (strays, detection, IdentityClient::open(&node.datapath, questions)?);
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
@@ -158,8 +161,12 @@ async fn attach_underlay(
 }
 
 /// Opens what packets write for ports: sessions and meters.
-fn open_ports(datapath: &Datapath, pin_dir: &Path) -> Result<(OpenSessions, PortMeters), Error> {
-    let sessions = OpenSessions::open(datapath).map_err(|error| match error {
+fn open_ports(
+    datapath: &Datapath,
+    timeouts: &Timeouts,
+    pin_dir: &Path,
+) -> Result<(OpenSessions, PortMeters), Error> {
+    let sessions = OpenSessions::open(datapath, timeouts).map_err(|error| match error {
         OpenError::Datapath(error) => error.into(),
         OpenError::Tables(error) => adoption_error(error, pin_dir),
     })?;

@@ -6,6 +6,7 @@
 //!        --> grace period: no packet is judged by the old ones any more
 //!        --> review: each session that another policy has permitted is judged by the policy of its port
 //!        --> another change was made meanwhile: again
+//!        --> a session depends on the identity of its receiver, which is not known: again, for up to a second
 //! ```
 //!
 //! The review compares the generations of policies, so it needs not to know what has changed, and a successor of an agent that
@@ -15,10 +16,11 @@
 mod judge;
 pub mod list;
 mod metrics;
+mod receivers;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -27,12 +29,13 @@ use sluice_agent::{Error, error_chain};
 use sluice_datapath::Datapath;
 use sluice_tables::sessions::{
     Family, Reviewed, Session, SessionCounters, SessionReader, SessionShares, SessionUsage, Sessions,
-    ticks_now,
+    Timeouts, ticks_now,
 };
 use sluice_tables::{Membarrier, SharedReader, layout};
 
 use crate::scopes::Scopes;
 use judge::Judge;
+pub use receivers::Receivers;
 
 /// Time between two steps of the sweep, and steps of a round. A round takes a second, and a little more if slots are freed.
 const STEP: Duration = Duration::from_millis(100);
@@ -105,16 +108,18 @@ pub struct OpenSessions {
 }
 
 impl OpenSessions {
-    /// Adopts the tables of an earlier agent, or lays out new ones.
+    /// Adopts the tables of an earlier agent, or lays out new ones. A session of an earlier agent has these timeouts from its
+    /// next packet on.
     ///
     /// # Errors
-    /// [`sluice_tables::Error`] if they are of another layout or size.
-    pub fn open(datapath: &Datapath) -> Result<Self, OpenError> {
+    /// [`sluice_tables::Error`] if they are of another layout or size, or a timeout is out of bounds.
+    pub fn open(datapath: &Datapath, timeouts: &Timeouts) -> Result<Self, OpenError> {
         let regions = datapath.sessions()?;
         let shares = SessionShares::new(datapath.session_shares()?).map_err(OpenError::Tables)?;
         let grace = Membarrier::new().map_err(|error| OpenError::Tables(error.into()))?;
-        let sessions =
+        let mut sessions =
             Sessions::open(&regions, shares.clone(), ticks_now(), grace).map_err(OpenError::Tables)?;
+        sessions.set_timeouts(timeouts).map_err(OpenError::Tables)?;
         Ok(Self { sessions, shares })
     }
 
@@ -162,13 +167,19 @@ impl SessionKeeper {
     ///
     /// # Errors
     /// If the system refuses to start a thread.
-    pub fn start(open: OpenSessions, tables: SharedReader, scopes: Scopes) -> Result<Self, Error> {
+    pub fn start(
+        open: OpenSessions,
+        tables: SharedReader,
+        scopes: Scopes,
+        receivers: Receivers,
+    ) -> Result<Self, Error> {
         let status = Arc::new(Mutex::new(Status::default()));
         let reader = open.sessions.reader().clone();
         let keeper = Keeper {
             sessions: open.sessions,
             tables,
             scopes: scopes.clone(),
+            receivers,
             status: status.clone(),
             counted: None,
         };
@@ -206,6 +217,7 @@ struct Keeper {
     sessions: Sessions,
     tables: SharedReader,
     scopes: Scopes,
+    receivers: Receivers,
     status: Arc<Mutex<Status>>,
     counted: Option<Instant>,
 }
@@ -250,22 +262,27 @@ impl Keeper {
         let map = self.scopes.map();
         self.sessions.wait_for_packets()?;
         let (mut total, mut is_complete) = (Reviewed::default(), true);
+        let (waits, mut unknown) = (self.receivers.may_wait(), BTreeSet::new());
         for family in FAMILIES {
             let buckets = self.sessions.buckets(family);
             for first in (0..buckets).step_by(CHUNK_BUCKETS as usize) {
                 let chunk = first..buckets.min(first.saturating_add(CHUNK_BUCKETS));
                 let sessions = &mut self.sessions;
-                let (reviewed, is_certain) = self.tables.read(|reader| {
-                    let mut judge = Judge::new(reader, &map);
+                let identity_of = |receiver| self.receivers.identity_of(receiver);
+                let (reviewed, is_certain, of_chunk) = self.tables.read(|reader| {
+                    let mut judge = Judge::new(reader, &map, &identity_of, waits);
                     let reviewed = sessions.review(family, chunk, |session| judge.decide(session));
-                    (reviewed, judge.is_certain())
+                    (reviewed, judge.is_certain(), judge.into_unknown())
                 });
+                unknown.extend(of_chunk);
                 total.sessions += reviewed.sessions;
                 total.changed += reviewed.changed;
                 total.ended += reviewed.ended;
                 is_complete &= is_certain && reviewed.refreshed == 0;
             }
         }
+        is_complete &= unknown.is_empty();
+        self.receivers.ask(unknown);
         let time = begun.elapsed();
         let Reviewed { sessions, changed, ended, .. } = total;
         tracing::debug!(sessions, changed, ended, ?time, is_complete, "reviewed the sessions of all ports");

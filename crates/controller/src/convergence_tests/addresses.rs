@@ -232,7 +232,8 @@ async fn nodes_follow_the_holder_of_an_address() {
     assert!(world.gateway(gateway).routes.values().all(|scope| *scope == Scope::Local));
 }
 
-/// A VPC's cluster changes: the new one gets all entries, and the old one loses them.
+/// A VPC's cluster changes, and changes back: the new one gets all entries, also if it had them before, and the old one loses
+/// them.
 #[tokio::test]
 async fn further_addresses_move_with_their_network() {
     let mut world = World::new().await;
@@ -259,19 +260,21 @@ async fn further_addresses_move_with_their_network() {
     let one = NewInstance { settings, ..new_instance("one", subnet, host) };
     let one = store.create_instance(vpc.id, one).await.unwrap().into_inner();
     store.claim_address(host, one.id, ip("10.1.0.60"), Duration::ZERO).await.unwrap();
-    let id = store.move_vpc(vpc.id, clusters[1], None).await.unwrap().moving.unwrap().id;
     let counts = |world: &World| {
         let of = |id| (world.gateway(id).endpoints.len(), world.gateway(id).routes.len());
         (of(gateways[0]), of(gateways[1]))
     };
-    for expected in [((3, 2), (3, 2)), ((3, 2), (3, 2)), ((0, 0), (3, 2))] {
-        world.follow().await;
-        world.check().await;
-        world.check_digests().await;
-        assert_eq!(counts(&world), expected);
-        let moving = store.vpc(vpc.id).await.unwrap().moving;
-        if let Some(moving) = moving {
-            store.advance_move(id, moving.switched).await.unwrap();
+    for (to, end) in [(clusters[1], ((0, 0), (3, 2))), (clusters[0], ((3, 2), (0, 0)))] {
+        let id = store.move_vpc(vpc.id, to, None).await.unwrap().moving.unwrap().id;
+        for expected in [((3, 2), (3, 2)), ((3, 2), (3, 2)), end] {
+            world.follow().await;
+            world.check().await;
+            world.check_digests().await;
+            assert_eq!(counts(&world), expected);
+            let moving = store.vpc(vpc.id).await.unwrap().moving;
+            if let Some(moving) = moving {
+                store.advance_move(id, moving.switched).await.unwrap();
+            }
         }
     }
 }

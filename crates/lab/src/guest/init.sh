@@ -1,7 +1,7 @@
 #!/bin/sh
 # The first process of a guest: loads the drivers, configures the interfaces as a plain VM does, and serves the channels
-# by which the lab runs commands. The kernel's command line has nicN=FAMILIES,MODE for each interface ethN, which are in
-# the environment: FAMILIES is 4, 6 or 46, MODE how it gets its IPv6 address.
+# by which the lab runs commands. The kernel's command line is in the environment. It has the number of channels, and
+# nicN=FAMILIES,MODE for each interface ethN: FAMILIES is 4, 6 or 46, MODE how it gets its IPv6 address.
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t proc proc /proc
@@ -34,7 +34,17 @@ configure() {
 	echo "guest: $interface has its addresses"
 }
 
-for channel in /dev/vport*; do /guest/serve $channel & done
+# The driver makes them one by one, after its module was loaded. A guest that lacks some must not begin: commands in them
+# would wait for ever.
+tries=0
+until set -- /dev/vport* && [ $# -ge $channels ]; do
+	if [ $((tries += 1)) -gt 300 ]; then
+		echo "guest: only $# of $channels channels within 30 s"
+		poweroff -f
+	fi
+	sleep 0.1
+done
+for channel in "$@"; do /guest/serve $channel & done
 ip link set lo up
 for number in 0 1 2 3 4 5 6 7; do
 	eval "nic=\${nic$number:-}"

@@ -15,7 +15,7 @@ use super::routes::next_hop_cell;
 use super::sources;
 use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
-use crate::entries::DirectPath;
+use crate::entries::{DirectPath, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Exact, Key, Survey};
 use crate::grace::Grace;
@@ -24,6 +24,7 @@ use crate::lpm;
 use crate::memory::Memory;
 use crate::policy;
 use crate::pool::{Pool, ReachableCells};
+use sluice_types::Vni;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -43,6 +44,8 @@ struct Found {
     fixed_paths: HashMap<(u32, IpAddr), u64>,
     /// VNI and cell of each sender.
     senders: HashSet<(u32, u32)>,
+    /// Routes that lead to ports.
+    port_routes: Vec<Route>,
     /// Entries that lead to nothing valid.
     invalid: HashSet<Key>,
 }
@@ -208,7 +211,14 @@ impl Found {
         for root in roots(cell) {
             let routes = lpm::adopt(memory, root, reachable)?;
             set_route_count(memory, cell, root.family, routes);
-            for hop in lpm::iter(memory, root).filter_map(|(_, leaf)| next_hop_cell(leaf)) {
+            for (prefix, leaf) in lpm::iter(memory, root) {
+                if let (Ok(vni), Some(target @ Target::Port(_))) =
+                    (Vni::new(vni), Target::from_leaf(memory, leaf))
+                {
+                    let prefix = prefix.to_net(root.family);
+                    self.port_routes.push(Route { vni, prefix, target });
+                }
+                let Some(hop) = next_hop_cell(leaf) else { continue };
                 if !memory.contains(hop, 1) || kind_of(memory, hop) != layout::NEXT_HOP_INSTANCE {
                     return Err(Error::Corrupt(format!(
                         "a route of VNI {vni} has no next hop at cell {hop}"
@@ -316,7 +326,7 @@ impl NodeTables {
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
         tables.adopt_senders(found.senders, &survey.senders, &found.fixed_paths)?;
-        tables.link_all_ports()?;
+        tables.link_all_ports(found.port_routes)?;
         // The predecessor may have ended while it changed the role of a host.
         tables.store_flags_of_paths();
         // From here on there may be entries that an agent of an older version does not know.
@@ -382,9 +392,9 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Points all addresses and prefixes of ports to them. Removes a port if there is no memory for these.
-    fn link_all_ports(&mut self) -> Result<(), Error> {
-        self.remove_undelegated()?;
+    /// Points all addresses and prefixes of ports to them, and no other prefix: `port_routes` are all routes to ports. Removes a port if there is no memory for these.
+    fn link_all_ports(&mut self, port_routes: Vec<Route>) -> Result<(), Error> {
+        self.remove_undelegated(port_routes)?;
         let cells: Vec<u32> = self.ports.values().copied().collect();
         for cell in cells {
             let ifindex = self.memory().load32(cell, offset_of!(port, ifindex));

@@ -219,7 +219,9 @@ impl NodeTables {
         let cells: Vec<u32> = self.vrfs.values().copied().collect();
         let rebuilt = cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and);
         // The routes of a port whose sources are damaged are written again with the port.
-        rebuilt.and(self.remove_undelegated())
+        let to_ports: Vec<_> =
+            self.routes().filter(|route| matches!(route.target, Target::Port(_))).collect();
+        rebuilt.and(self.remove_undelegated(to_ports))
     }
 
     fn is_address_of_port(&self, key: Key, entry: Entry) -> bool {

@@ -324,14 +324,12 @@ impl NodeTables {
         result.and_then(|()| self.put_delegated(cell, &mut Vec::new()))
     }
 
-    /// Removes the routes of prefixes that no port has.
-    pub(super) fn remove_undelegated(&mut self) -> Result<(), Error> {
+    /// Removes those of these routes, which are all that lead to ports, that are not of a prefix of a port.
+    pub(super) fn remove_undelegated(&mut self, to_ports: Vec<Route>) -> Result<(), Error> {
         let wanted = self.ports.values().filter_map(|&cell| delegated_routes(self.memory(), cell)).flatten();
         let wanted: HashSet<Route> = wanted.collect();
-        let is_port = |route: &Route| matches!(route.target, Target::Port(_));
-        let left: Vec<Route> =
-            self.routes().filter(|route| is_port(route) && !wanted.contains(route)).collect();
-        left.into_iter().try_for_each(|route| self.remove_route(route.vni, route.prefix).map(drop))
+        let mut left = to_ports.into_iter().filter(|route| !wanted.contains(route));
+        left.try_for_each(|route| self.remove_route(route.vni, route.prefix).map(drop))
     }
 
     /// Puts a port's keys, the interface first, so that a successor can complete the rest. Appends each key
@@ -347,8 +345,19 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Adds the routes of a port's prefixes. Appends those that are new to `added`.
+    /// Adds the routes of the prefixes of all ports of a network, which it lost with its VRF.
+    pub(super) fn put_all_delegated(&mut self, vni: Vni) -> Result<(), Error> {
+        let is_here = |cell: &u32| self.memory().load32(*cell, offset_of!(port, vni)) == vni.get();
+        let cells: Vec<u32> = self.ports.values().copied().filter(is_here).collect();
+        cells.into_iter().try_for_each(|cell| self.put_delegated(cell, &mut Vec::new()))
+    }
+
+    /// Adds the routes of a port's prefixes. Appends those that are new to `added`. Without the VRF of its network it has none:
+    /// they come with that.
     fn put_delegated(&mut self, cell: u32, added: &mut Vec<Route>) -> Result<(), Error> {
+        if !self.vrfs.contains_key(&self.memory().load32(cell, offset_of!(port, vni))) {
+            return Ok(());
+        }
         for route in delegated_routes(self.memory(), cell).unwrap_or_default() {
             let is_new = self.route_target(route.vni, route.prefix).is_none();
             self.upsert_route(&route)?;

@@ -116,7 +116,7 @@ pub(super) fn set_route_count(memory: &Memory, cell: u32, family: Family, count:
 }
 
 impl NodeTables {
-    /// Adds or changes a VRF; its routes stay.
+    /// Adds or changes a VRF; its routes stay. One that is new has the routes of the prefixes of its ports.
     ///
     /// # Errors
     /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0 or one together with
@@ -141,6 +141,7 @@ impl NodeTables {
         if is_same && is_linked {
             // An earlier call may have ended before it did this.
             self.point_senders(vrf.vni.get())?;
+            self.put_all_delegated(vrf.vni)?;
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;
@@ -173,6 +174,7 @@ impl NodeTables {
             self.pool.retire(old, 1);
         }
         self.point_senders(vrf.vni.get())?;
+        self.put_all_delegated(vrf.vni)?;
         Ok(true)
     }
 
@@ -194,7 +196,7 @@ impl NodeTables {
         index
     }
 
-    /// Removes a VRF with its routes and direct paths. Its endpoints stay in the tables; packets do not find
+    /// Removes a VRF with its routes and direct paths. Its endpoints and ports stay in the tables; packets do not find
     /// them until the VRF is added again.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ pub enum Fate {
     Stays,
     /// It goes on with this data of its creator.
     Changes([u32; 2]),
+    /// As `Changes`, and its remote has this identity, which was not known when the VM began the session.
+    Identified([u32; 2], u16),
     /// It ends.
     Ends,
 }
@@ -124,6 +126,11 @@ impl Sessions {
                 match decide(&session) {
                     Fate::Stays => {}
                     Fate::Changes(action) => {
+                        reviewed.changed +=
+                            u64::from(table.replace_action(bucket, slot, session.action, action));
+                    }
+                    Fate::Identified(action, identity) => {
+                        table.set_identity(bucket, slot, identity);
                         reviewed.changed +=
                             u64::from(table.replace_action(bucket, slot, session.action, action));
                     }

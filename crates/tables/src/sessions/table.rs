@@ -167,6 +167,24 @@ impl Table {
         self.region.compare_and_swap64(at, word(from), word(to)).is_ok()
     }
 
+    /// Sets the identity of the remote of a session that the VM began: packets set other bits of the word meanwhile.
+    pub(super) fn set_identity(&self, bucket: u32, slot: u32, identity: u16) {
+        const {
+            let (created_at, state) =
+                (offset_of!(layout::session_data, created_at), offset_of!(layout::session_data, state));
+            assert!(created_at % 8 == 0 && state == created_at + 4, "one aligned word of 8 bytes");
+        }
+        let data = self.record_at(bucket, slot) + self.family.key_words() * 8;
+        let at = data + offset_of!(layout::session_data, created_at);
+        let shift = 32 + layout::SESSION_IDENTITY_SHIFT;
+        let with_identity = |word: u64| word & !(0xffff << shift) | u64::from(identity) << shift;
+        let mut seen = self.region.load64(at);
+        // A session has a few bits, each of which a packet sets once.
+        while let Err(other) = self.region.compare_and_swap64(at, seen, with_identity(seen)) {
+            seen = other;
+        }
+    }
+
     /// The session in a slot; `None` if the session has ended or the slot was reused since
     /// `word` was loaded.
     pub(super) fn session(&self, bucket: u32, slot: u32, word: TagWord) -> Option<Session> {

@@ -142,6 +142,41 @@ fn timeouts_out_of_bounds_change_nothing() {
 }
 
 #[test]
+fn timeouts_are_read_from_text() {
+    let default = Timeouts::default();
+    let read = |text: &str| text.parse::<Timeouts>().map_err(|error| error.to_string());
+    let all = "tcp-new=2,tcp-established=3,tcp-closing=4,udp-one-way=5,udp-two-way=6,icmp=7,other=2592000";
+    let expected = Timeouts {
+        tcp_new_s: 2,
+        tcp_established_s: 3,
+        tcp_closing_s: 4,
+        udp_one_way_s: 5,
+        udp_two_way_s: 6,
+        icmp_s: 7,
+        other_s: 2_592_000,
+    };
+    assert_eq!(read(all), Ok(expected));
+    assert_eq!(read("udp-two-way=30"), Ok(Timeouts { udp_two_way_s: 30, ..default }));
+    for (text, reason) in [
+        ("", "`` is not NAME=SECONDS"),
+        ("icmp=9,udp", "`udp` is not NAME=SECONDS"),
+        ("icmp=9s", "`icmp=9s` is not NAME=SECONDS"),
+        ("icmp=-9", "`icmp=-9` is not NAME=SECONDS"),
+        ("icmp=4294967296", "`icmp=4294967296` is not NAME=SECONDS"),
+        ("icmp=9,icmp=8", "session timeout icmp is given twice"),
+        ("icmp=9,tcp-new=1", "session timeout tcp-new of 1 s is not between 2 and 2592000 s"),
+        ("other=2592001", "session timeout other of 2592001 s is not between 2 and 2592000 s"),
+        (
+            "tcp=9",
+            "`tcp` is no session timeout: they are tcp-new, tcp-established, tcp-closing, udp-one-way, \
+             udp-two-way, icmp, other",
+        ),
+    ] {
+        assert_eq!(read(text), Err(reason.to_owned()));
+    }
+}
+
+#[test]
 fn tables_that_are_laid_out_again_have_no_sessions() {
     let regions = SessionRegions::anonymous(4, 4).unwrap();
     drop(sessions(&regions, Immediate));

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::layout::{self, session_config, session_timeouts};
 use crate::region::Region;
 use std::mem::offset_of;
+use std::str::FromStr;
 
 const TICKS: u32 = layout::SESSION_TICKS_PER_SECOND;
 
@@ -47,24 +48,36 @@ impl Timeouts {
     /// Longest timeout: 30 days.
     pub const MAX_S: u32 = 30 * 86_400;
 
-    pub(super) fn to_layout(self) -> Result<session_timeouts, Error> {
-        let ticks = |name: &str, seconds: u32| {
-            if (Self::MIN_S..=Self::MAX_S).contains(&seconds) {
-                return Ok(seconds * TICKS);
+    /// Each timeout by its name.
+    fn named(&mut self) -> [(&'static str, &mut u32); 7] {
+        [
+            ("tcp-new", &mut self.tcp_new_s),
+            ("tcp-established", &mut self.tcp_established_s),
+            ("tcp-closing", &mut self.tcp_closing_s),
+            ("udp-one-way", &mut self.udp_one_way_s),
+            ("udp-two-way", &mut self.udp_two_way_s),
+            ("icmp", &mut self.icmp_s),
+            ("other", &mut self.other_s),
+        ]
+    }
+
+    pub(super) fn to_layout(mut self) -> Result<session_timeouts, Error> {
+        for (name, seconds) in self.named() {
+            if !(Self::MIN_S..=Self::MAX_S).contains(seconds) {
+                let (min, max) = (Self::MIN_S, Self::MAX_S);
+                return Err(Error::Invalid(format!(
+                    "session timeout {name} of {seconds} s is not between {min} and {max} s"
+                )));
             }
-            let (min, max) = (Self::MIN_S, Self::MAX_S);
-            Err(Error::Invalid(format!(
-                "session timeout {name} of {seconds} s is not between {min} and {max} s"
-            )))
-        };
+        }
         Ok(session_timeouts {
-            tcp_new: ticks("tcp_new", self.tcp_new_s)?,
-            tcp_established: ticks("tcp_established", self.tcp_established_s)?,
-            tcp_closing: ticks("tcp_closing", self.tcp_closing_s)?,
-            udp_one_way: ticks("udp_one_way", self.udp_one_way_s)?,
-            udp_two_way: ticks("udp_two_way", self.udp_two_way_s)?,
-            icmp: ticks("icmp", self.icmp_s)?,
-            other: ticks("other", self.other_s)?,
+            tcp_new: self.tcp_new_s * TICKS,
+            tcp_established: self.tcp_established_s * TICKS,
+            tcp_closing: self.tcp_closing_s * TICKS,
+            udp_one_way: self.udp_one_way_s * TICKS,
+            udp_two_way: self.udp_two_way_s * TICKS,
+            icmp: self.icmp_s * TICKS,
+            other: self.other_s * TICKS,
             reserved: 0,
         })
     }
@@ -87,6 +100,33 @@ impl Timeouts {
             icmp_s: seconds(offset_of!(session_timeouts, icmp)),
             other_s: seconds(offset_of!(session_timeouts, other)),
         }
+    }
+}
+
+/// `NAME=SECONDS,...`, each name once; those that are not named have their defaults.
+impl FromStr for Timeouts {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut timeouts = Self::default();
+        let mut seen = Vec::new();
+        for part in text.split(',') {
+            let (name, seconds) = part
+                .split_once('=')
+                .and_then(|(name, seconds)| Some((name, seconds.parse().ok()?)))
+                .ok_or_else(|| Error::Invalid(format!("`{part}` is not NAME=SECONDS")))?;
+            if seen.contains(&name) {
+                return Err(Error::Invalid(format!("session timeout {name} is given twice")));
+            }
+            let names = timeouts.named().map(|(name, _)| name).join(", ");
+            let Some((_, timeout)) = timeouts.named().into_iter().find(|(known, _)| *known == name) else {
+                return Err(Error::Invalid(format!("`{name}` is no session timeout: they are {names}")));
+            };
+            *timeout = seconds;
+            seen.push(name);
+        }
+        timeouts.to_layout()?;
+        Ok(timeouts)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Judges sessions by the policies of their ports, in the direction in which they began. Pure.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use sluice_rsp::Destination;
 use sluice_tables::sessions::{Fate, Session};
-use sluice_tables::{Busy, Reader, Verdict};
+use sluice_tables::{Busy, Direction, Reader, Verdict};
+use sluice_types::Vni;
 
 use crate::scopes::ScopeMap;
 
@@ -14,21 +16,37 @@ enum Basis {
     Nothing,
     /// They end: no port has them, or one that is not filtered.
     Ended,
-    /// By the policy in a cell.
-    Policy { cell: u32, generation: u32 },
+    /// By the policy in a cell, of a port in a network.
+    Policy { cell: u32, generation: u32, vni: u32 },
 }
 
 /// Judges while the tables do not change under it.
 pub(super) struct Judge<'a> {
     reader: &'a Reader,
     map: &'a ScopeMap,
+    identity_of: &'a dyn Fn(Destination) -> Option<u16>,
+    waits: bool,
     known: HashMap<u16, Basis>,
     is_certain: bool,
+    unknown: BTreeSet<Destination>,
 }
 
 impl<'a> Judge<'a> {
-    pub fn new(reader: &'a Reader, map: &'a ScopeMap) -> Self {
-        Self { reader, map, known: HashMap::new(), is_certain: true }
+    /// `identity_of`: the identity of an instance on another host, if this host knows it. `waits`: a session that depends on
+    /// one that it does not know goes on; otherwise it ends.
+    pub fn new(
+        reader: &'a Reader,
+        map: &'a ScopeMap,
+        identity_of: &'a dyn Fn(Destination) -> Option<u16>,
+        waits: bool,
+    ) -> Self {
+        let (known, unknown) = (HashMap::new(), BTreeSet::new());
+        Self { reader, map, identity_of, waits, known, is_certain: true, unknown }
+    }
+
+    /// Receivers whose identity must be known before the sessions to them are judged again.
+    pub fn into_unknown(self) -> BTreeSet<Destination> {
+        self.unknown
     }
 
     /// False: the tables were too busy to find a port, and its sessions must be judged again.
@@ -50,15 +68,40 @@ impl<'a> Judge<'a> {
         fate
     }
 
-    fn judge(&self, session: &Session, basis: Basis) -> Fate {
+    fn judge(&mut self, session: &Session, basis: Basis) -> Fate {
         match basis {
             Basis::Nothing => Fate::Stays,
             Basis::Ended => Fate::Ends,
             Basis::Policy { generation, .. } if session.policy_generation() == generation => Fate::Stays,
-            Basis::Policy { cell, generation } => match self.reader.evaluate(cell, &session.first_packet()) {
-                Verdict::Permitted(rule) => Fate::Changes(session.permitted_by(generation, rule)),
-                Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
-            },
+            Basis::Policy { cell, generation, vni } => {
+                let packet = session.first_packet();
+                match self.reader.evaluate(cell, &packet) {
+                    Verdict::Permitted(rule) => Fate::Changes(session.permitted_by(generation, rule)),
+                    Verdict::Denied if packet.direction == Direction::Egress && packet.identity == 0 => {
+                        self.judge_by_receiver(session, (cell, generation), vni)
+                    }
+                    Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
+                }
+            }
+        }
+    }
+
+    /// A rule with a prefix has permitted the session, so nobody has asked for the identity of its receiver. One that names
+    /// a group may still permit it.
+    fn judge_by_receiver(&mut self, session: &Session, (cell, generation): (u32, u32), vni: u32) -> Fate {
+        let mut packet = session.first_packet();
+        let Some(vni) = Vni::new(vni).ok().filter(|_| self.reader.names_receivers(cell)) else {
+            return Fate::Ends;
+        };
+        let receiver = Destination { vni, address: packet.remote };
+        let Some(identity) = (self.identity_of)(receiver) else {
+            self.unknown.extend(self.waits.then_some(receiver));
+            return if self.waits { Fate::Stays } else { Fate::Ends };
+        };
+        packet.identity = identity;
+        match self.reader.evaluate(cell, &packet) {
+            Verdict::Permitted(rule) => Fate::Identified(session.permitted_by(generation, rule), identity),
+            Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
         }
     }
 
@@ -83,7 +126,11 @@ impl<'a> Judge<'a> {
             Ok(Some(port)) if port.scope == number => {
                 let cell = port.policy_cell;
                 let generation = self.reader.policy_generation(cell);
-                generation.map_or(Basis::Nothing, |generation| Basis::Policy { cell, generation })
+                generation.map_or(Basis::Nothing, |generation| Basis::Policy {
+                    cell,
+                    generation,
+                    vni: port.vni,
+                })
             }
             // The port is about to be written, or has another number, and then this one is about to be retired.
             Ok(_) => Basis::Nothing,

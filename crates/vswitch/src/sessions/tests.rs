@@ -154,7 +154,7 @@ proptest! {
         let tables = tables(Some(&policy));
         let (reader, map) = (tables.reader(), map());
         let generation = tables.policy_generation(5).unwrap();
-        let mut judge = Judge::new(&reader, &map);
+        let mut judge = Judge::new(&reader, &map, &|_| None, false);
         for packet in packets {
             let permitting: Vec<u32> = policy.permitting(&packet).collect();
             let of_another_policy = session(&packet, generation + 1);
@@ -215,7 +215,7 @@ fn sessions_of_retired_numbers_and_of_ports_without_a_filter_end() {
     let fate = |tables: &NodeTables, scope: u32| {
         let mut session = session(&packet, 1000);
         session.flow.scope = scope;
-        Judge::new(&tables.reader(), &map()).decide(&session)
+        Judge::new(&tables.reader(), &map(), &|_| None, false).decide(&session)
     };
     let closed = tables(Some(&Policy { id: 1, ..Policy::default() }));
     assert_eq!(
@@ -245,7 +245,7 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
     let tables = tables(None);
     let reader = SharedReader::new(tables.reader(), ReaderGate::default());
     let open = OpenSessions { sessions, shares };
-    let keeper = SessionKeeper::start(open, reader, scopes.clone()).unwrap();
+    let keeper = SessionKeeper::start(open, reader, scopes.clone(), Receivers::new(|_| None).0).unwrap();
     let reviews = |least: u64| {
         let until = Instant::now() + Duration::from_secs(20);
         while lock(&keeper.status).reviews < least && Instant::now() < until {
@@ -262,13 +262,73 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
     drop::<Region>(regions.config);
 }
 
+/// What has become of sessions to receivers that nobody has asked for yet, when only a rule that names a group is left.
+/// Catches one that ends though that rule permits it, and one that goes on though it does not, or for ever.
+#[test]
+fn sessions_to_unknown_receivers_are_judged_when_these_are_known() {
+    let rule = |id, port, group| Rule {
+        id,
+        direction: Direction::Egress,
+        service: Service::Ports { protocol: 17, first: port, last: port },
+        remote: Remote::Group { group, family: None },
+    };
+    let identities = [(1, vec![1]), (2, vec![2])].into();
+    let tables = tables(Some(&Policy { id: 5, rules: vec![rule(1, 53, 2), rule(2, 54, 1)], identities }));
+    let (reader, map, generation) = (tables.reader(), map(), tables.policy_generation(5).unwrap());
+    let judge = |packet: PolicyPacket, known: Option<u16>, waits: bool| {
+        let identity_of = |_| known;
+        let mut judge = Judge::new(&reader, &map, &identity_of, waits);
+        let fate = judge.decide(&session(&packet, 1000));
+        (fate, Vec::from_iter(judge.into_unknown()))
+    };
+    let receiver =
+        sluice_rsp::Destination { vni: Vni::new(1).unwrap(), address: "10.0.0.9".parse().unwrap() };
+    assert_eq!(judge(question(), None, true), (Fate::Stays, vec![receiver]));
+    assert_eq!(judge(question(), None, false), (Fate::Ends, vec![]));
+    let permitted = Fate::Identified([generation, 1 | layout::SESSION_EGRESS], 2);
+    assert_eq!(judge(question(), Some(2), true), (permitted, vec![]));
+    for identity in [0, 1, 3] {
+        assert_eq!(judge(question(), Some(identity), true), (Fate::Ends, vec![]), "{identity}");
+    }
+    // Of these, the identity was known, or is the sender's.
+    let others = [
+        PolicyPacket { identity: 1, ..question() },
+        PolicyPacket { direction: Direction::Ingress, ..question() },
+    ];
+    for packet in others {
+        assert_eq!(judge(packet, Some(2), true), (Fate::Ends, vec![]), "{packet:?}");
+    }
+    let none = self::tables(Some(&Policy { id: 5, rules: vec![rule(1, 53, 7)], ..Policy::default() }));
+    let reader = none.reader();
+    let mut judge = Judge::new(&reader, &map, &|_| Some(2), true);
+    assert_eq!(judge.decide(&session(&question(), 1000)), Fate::Ends, "the group has no members");
+}
+
+/// Catches sessions that wait without end, and questions that are lost.
+#[test]
+fn receivers_are_waited_for_once() {
+    let (mut receivers, mut asked) = Receivers::new(|_| None);
+    let receiver =
+        sluice_rsp::Destination { vni: Vni::new(1).unwrap(), address: "10.0.0.9".parse().unwrap() };
+    receivers.ask([receiver].into());
+    assert_eq!(asked.try_recv().ok(), Some(receiver));
+    let begun = Instant::now();
+    while receivers.may_wait() {
+        thread::sleep(Duration::from_millis(10));
+        receivers.ask([receiver].into());
+        assert!(begun.elapsed() < Duration::from_secs(20), "they wait without end");
+    }
+    receivers.ask([].into());
+    assert!(receivers.may_wait());
+}
+
 /// A policy is replaced while sessions are reviewed. Catches a review that ends a session because of the policy before.
 #[test]
 fn a_session_of_a_newer_policy_is_judged_by_that() {
     let packet = question();
     let mut tables = tables(Some(&Policy { id: 5, ..Policy::default() }));
     let (reader, map) = (tables.reader(), map());
-    let mut judge = Judge::new(&reader, &map);
+    let mut judge = Judge::new(&reader, &map, &|_| None, false);
     assert_eq!(judge.decide(&session(&packet, 1000)), Fate::Ends);
     let remote = Remote::Prefix("0.0.0.0/0".parse().unwrap());
     let rule = Rule { id: 1, direction: Direction::Egress, service: Service::Any, remote };

@@ -177,6 +177,33 @@ fn port_leads_to_the_present_cell_of_its_vrf() {
     assert_eq!(vrf(&tables), tables.vrfs[&5]);
 }
 
+/// Catches a network that comes back without the prefixes that are delegated to its ports, and an agent that cannot adopt tables
+/// whose predecessor ended in between.
+#[test]
+fn a_network_that_returns_has_the_prefixes_of_its_ports() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let full = crash::with_sources(7);
+    tables.upsert_port(&full).unwrap();
+    let routes = |tables: &NodeTables| tables.routes().collect::<Vec<_>>();
+    let before = routes(&tables);
+    assert_eq!(before.len(), 2);
+    tables.remove_vrf(vni(5)).unwrap();
+    assert_eq!(routes(&tables), []);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    assert_eq!(routes(&tables), before);
+    assert!(tables.is_port_right(&full));
+    tables.remove_vrf(vni(5)).unwrap();
+    tables = adopt_again(tables);
+    assert_eq!((routes(&tables), tables.ports().count()), (vec![], 1));
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    assert_eq!(routes(&tables), before);
+    // With a repetition, too: the first call may have found too little memory.
+    tables.remove_route(vni(5), before[0].prefix).unwrap();
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    assert_eq!(routes(&tables), before);
+}
+
 /// An agent that does not know the flag wrote the port: packets must carry the identity before the port is written again.
 #[test]
 fn adoption_flags_ports_with_an_identity() {

@@ -66,15 +66,23 @@ fn sessions_end_change_or_stay_as_decided() {
         let reviewed = sessions.review(family, 0..u32::MAX, |session| match session.rule() {
             0 | 1 => Fate::Ends,
             2 => Fate::Changes(session.permitted_by(9, 70)),
+            3 => Fate::Identified(session.permitted_by(9, 71), 0xabcd),
             _ => Fate::Stays,
         });
-        assert_eq!(reviewed, Reviewed { sessions: 6, changed: 1, ended: 2, refreshed: 0 });
+        assert_eq!(reviewed, Reviewed { sessions: 6, changed: 2, ended: 2, refreshed: 0 });
         let live =
             |number: u32| sessions.reader().lookup(&flow(family, number), NOW).map(|(session, _)| session);
         assert_eq!([0, 1].map(live), [None, None]);
         let changed = live(2).unwrap();
         assert_eq!((changed.action, changed.rule()), ([9, 70 | layout::SESSION_EGRESS], 70));
-        assert_eq!(live(3).unwrap().action, [5, 3 | layout::SESSION_EGRESS]);
+        let [identified, other] = [3, 4].map(|number| live(number).unwrap());
+        assert_eq!((identified.action, identified.identity()), ([9, 71 | layout::SESSION_EGRESS], 0xabcd));
+        assert_eq!(identified.created_at, other.created_at);
+        assert_eq!(
+            identified.state & 0xffff & !layout::SESSION_ORIGINATOR,
+            other.state & !layout::SESSION_ORIGINATOR
+        );
+        assert_eq!(other.action, [5, 4 | layout::SESSION_EGRESS]);
         assert_eq!(sessions.review(family, buckets..u32::MAX, |_| Fate::Ends), Reviewed::default());
     }
     sessions.sweep(8, NOW).unwrap();
