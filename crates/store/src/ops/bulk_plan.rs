@@ -99,13 +99,14 @@ impl<'a> BulkPlan<'a> {
         plan.compare_with_existing(q).await?;
         plan.check_families(q).await?;
         plan.collect_given()?;
-        plan.check_held(q).await?;
         if !plan.is_empty {
             plan.check_further(q).await?;
             plan.check_macs(q).await?;
             plan.check_ipv4(q).await?;
             plan.check_ipv6(q).await?;
         }
+        // Last: what has an address now says more than what had it.
+        plan.check_held(q).await?;
         Ok(plan)
     }
 

@@ -22,7 +22,7 @@ use sluice_types::{
     HostId, InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, PortSettings, RouteId, VpcId, first_host, is_unicast, overlap,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::net::IpAddr;
 
@@ -231,7 +231,8 @@ async fn check_address(
                 let other: Instance = get(q, id).await?;
                 let theirs = other.options.pairs.iter().find(|other| other.address == address);
                 match theirs.filter(|theirs| theirs.mac != pair.mac) {
-                    None => continue,
+                    // Nothing else has it, and what others have given up does not matter: they shared it as well.
+                    None => return Ok(()),
                     Some(theirs) => {
                         let theirs = pair_text(theirs);
                         Conflict::PairDiffers { given: pair_text(pair), instance, theirs }.into()
@@ -528,34 +529,21 @@ pub(super) async fn forget(q: &mut dyn Query, instance: InstanceId) -> Result<()
 }
 
 /// Frees what an instance had and has no more, in the allocation of its VPC, and returns what must be held until nodes
-/// have removed it. An address that others may have in turn stays theirs.
+/// have removed it. That includes addresses of pairs which others list: the node of this instance may be the last that has
+/// one when the others have given it up.
 pub(super) async fn release(
     q: &mut dyn Query,
     vpc: VpcId,
     before: &InstanceOptions,
     after: &InstanceOptions,
 ) -> Result<Vec<Hold>> {
-    let mut gone: Vec<IpNet> = before
-        .secondary
-        .iter()
-        .filter(|address| !after.secondary.contains(address))
-        // An address that becomes a pair stays in use.
-        .filter(|address| !after.pairs.iter().any(|pair| pair.address == **address))
-        .map(|a| (*a).into())
-        .collect();
+    let singles = |options: &InstanceOptions| {
+        let pairs = options.pairs.iter().map(|pair| pair.address);
+        options.secondary.iter().copied().chain(pairs).collect::<BTreeSet<IpAddr>>()
+    };
+    // A secondary address that becomes a pair stays in use, and the reverse.
+    let mut gone: Vec<IpNet> = (&singles(before) - &singles(after)).into_iter().map(IpNet::from).collect();
     gone.extend(before.delegated.iter().filter(|prefix| !after.delegated.contains(prefix)));
-    for pair in &before.pairs {
-        if after.pairs.iter().any(|other| other.address == pair.address) {
-            continue;
-        }
-        let net = IpNet::from(pair.address);
-        let (family, (first, last)) = (Family::of(net), range(net));
-        let sql = "SELECT instance FROM further_addresses WHERE vpc = $1 AND family = $2 AND first = $3 AND last = $4 \
-                   LIMIT 1";
-        if !q.any(sql, args![vpc.get(), family.number(), bytes(first), bytes(last)]).await? {
-            gone.push(net);
-        }
-    }
     if gone.is_empty() {
         return Ok(Vec::new());
     }
