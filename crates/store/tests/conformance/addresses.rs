@@ -241,7 +241,7 @@ pub async fn what_another_has(f: Fixture) {
     // New instances.
     for (ipv4, ipv6, part) in [
         (Some("10.0.0.50"), None, "already used by instance `a`"),
-        (Some("10.0.0.60"), None, "already used by instance `"),
+        (Some("10.0.0.60"), None, "in the address pairs of instance `"),
         (Some("10.0.0.130"), None, "inside 10.0.0.128/28"),
         (None, Some("fd00:1::4000:0:0:7"), "inside fd00:1:0:0:4000::/72"),
     ] {
