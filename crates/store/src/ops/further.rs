@@ -234,7 +234,7 @@ async fn check_address(
         return Err(Conflict::AddressTaken { address: text(), instance }.into());
     }
     let net = check::prefixes(subnet).find(|net| net.contains(&address));
-    for user in users(q, after, net.unwrap_or(address.into()), address.into()).await? {
+    if let Some(user) = users(q, after, net.unwrap_or(address.into()), address.into()).await?.pop() {
         let Some(pair) = pair.filter(|_| user.kind == "pair") else { return Err(user.conflict(address)) };
         let other: Instance = get(q, user.instance).await?;
         let theirs = other.options.pairs.iter().find(|other| other.address == address);
