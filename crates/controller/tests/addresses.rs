@@ -86,17 +86,11 @@ async fn fields_of_instances() {
     }
 }
 
-/// Each bad setting is refused with its offender, when an instance is created and when it is changed, and changes nothing.
-#[tokio::test]
-async fn bad_settings_change_nothing() {
-    let cloud = Cloud::start().await;
-    let basics = basics(&cloud).await;
-    let vm = cloud.post(&basics.instances_path(), with(&basics, "vm", json!({}))).await;
-    let path = format!("/v1/instances/{}", vm.id());
+/// Addresses and prefixes that no instance can have, each with what the answer must name.
+fn bad_addresses() -> Vec<(Value, &'static str)> {
     let secondary = |text: &str| json!({"secondary_addresses": [text]});
     let pair = |text: &str| json!({"address_pairs": [{"address": text}]});
     let prefix = |text: &str| json!({"delegated_prefixes": [text]});
-    let many = |count: u32| (0..count).map(|i| format!("10.0.9.{i}")).collect::<Vec<_>>();
     let mut bad = Vec::new();
     for address in [
         "0.0.0.0",
@@ -138,8 +132,15 @@ async fn bad_settings_change_nothing() {
     ] {
         bad.push((prefix(text), text));
     }
+    bad.push((prefix("10.0.8.0/33"), "delegated_prefixes[0]"));
+    bad
+}
+
+/// All settings that no instance can have.
+fn bad_settings() -> Vec<(Value, &'static str)> {
+    let many = |count: u32| (0..count).map(|i| format!("10.0.9.{i}")).collect::<Vec<_>>();
+    let mut bad = bad_addresses();
     bad.extend([
-        (prefix("10.0.8.0/33"), "delegated_prefixes[0]"),
         (json!({"secondary_addresses": many(17)}), "secondary_addresses"),
         (json!({"secondary_addresses": ["10.0.0.9", "10.0.0.9"]}), "10.0.0.9"),
         (
@@ -165,9 +166,19 @@ async fn bad_settings_change_nothing() {
         (json!({"spoofing_protection": "off"}), "spoofing_protection"),
         (json!({"secondary": []}), "secondary"),
     ]);
+    bad
+}
+
+/// Each bad setting is refused with its offender, when an instance is created and when it is changed, and changes nothing.
+#[tokio::test]
+async fn bad_settings_change_nothing() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let vm = cloud.post(&basics.instances_path(), with(&basics, "vm", json!({}))).await;
+    let path = format!("/v1/instances/{}", vm.id());
     let before = cloud.get(&path).await.body;
     let mut wrong = Vec::new();
-    for (settings, offender) in bad {
+    for (settings, offender) in bad_settings() {
         let created = cloud.post(&basics.instances_path(), with(&basics, "new", settings.clone())).await;
         for answer in [created, patch(&cloud, &path, settings.clone()).await] {
             let names = |field: &str| answer.body[field].as_str().is_some_and(|text| text.contains(offender));
