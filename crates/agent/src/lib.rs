@@ -25,6 +25,7 @@ pub mod netlink;
 mod node;
 mod role;
 pub mod rsp;
+mod scans;
 mod serve;
 mod stream_client;
 pub mod sysctl;

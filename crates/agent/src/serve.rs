@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
+use crate::scans::Scans;
 use crate::stream_client::StreamClient;
 use crate::{CommonArgs, Error, Role, Started, local_api, metrics};
 
@@ -49,6 +50,7 @@ impl<R: Role> Started<R> {
             status: node.status.clone(),
             topology: node.topology.clone(),
             deleted: node.deleted.clone(),
+            scans: Scans::default(),
         };
         tasks.spawn(client.run());
         tasks.spawn(work);

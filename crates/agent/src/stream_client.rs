@@ -33,6 +33,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use crate::backoff::{Backoff, LONGEST_DELAY};
 use crate::heartbeat::{self, Counters, TableFigures};
 use crate::hello::hello;
+use crate::scans::Scans;
 use crate::vni_traffic::VniTrafficReport;
 use crate::{Applied, Applier, Error, Repaired, Role, TableWriter, error_chain};
 
@@ -108,6 +109,8 @@ pub struct StreamClient<R> {
     pub topology: watch::Sender<u64>,
     /// Whether the controller reports that this node was deleted.
     pub deleted: watch::Sender<bool>,
+    /// Answers to questions about sessions.
+    pub scans: Scans,
 }
 
 impl<R: Role> StreamClient<R> {
@@ -199,7 +202,7 @@ impl<R: Role> StreamClient<R> {
     ) -> Result<(), Error> {
         while let Some(update) = decoded.recv().await {
             if let Some(request) = update.ending_sessions {
-                self.answer(request, reports.clone());
+                self.answer(request, reports.clone()).await?;
                 continue;
             }
             let started = Instant::now();
@@ -232,18 +235,25 @@ impl<R: Role> StreamClient<R> {
         Ok(())
     }
 
-    /// Answers a question about sessions, beside the stream.
-    fn answer(&self, request: EndingSessionsRequest, reports: ReportSender) {
+    /// Answers a question about sessions, beside the stream; at once if too many wait.
+    async fn answer(&self, request: EndingSessionsRequest, reports: ReportSender) -> Result<(), Error> {
         let EndingSessionsRequest { id, rules } = request;
+        let place = match self.scans.place() {
+            Ok(place) => place,
+            Err(problem) => {
+                reports.ending_sessions(EndingSessions { id, problem, ..EndingSessions::default() }).await?;
+                return Ok(());
+            }
+        };
         let writer = self.writer.clone();
         tokio::spawn(async move {
             let prepare =
                 move |applier: &mut Applier<R>| applier.role.find_ending_sessions(&applier.tables, &rules);
-            let found = match writer.run(prepare).await {
-                Ok(job) => {
-                    tokio::task::spawn_blocking(job).await.unwrap_or_else(|error| Err(error.to_string()))
-                }
-                Err(error) => Err(error_chain(&error)),
+            let prepare = async { writer.run(prepare).await.map_err(|error| error_chain(&error)) };
+            let found = tokio::select! {
+                found = place.run(prepare) => found,
+                // The controller asks no more.
+                () = reports.ended() => return,
             };
             let (found, problem) =
                 found.map_or_else(|problem| (BTreeMap::new(), problem), |it| (it, String::new()));
@@ -252,9 +262,10 @@ impl<R: Role> StreamClient<R> {
                 sessions: *sessions,
             };
             let (sessions, ports) = (found.values().sum(), found.iter().map(of_port).collect());
-            // It fails if the stream has ended. The controller then asks no more.
+            // It fails if the stream has ended.
             let _ = reports.ending_sessions(EndingSessions { id, sessions, ports, problem }).await;
         });
+        Ok(())
     }
 
     fn note_topology(&self, changes: u64) {

@@ -72,10 +72,135 @@ async fn fields_of_instances() {
         let refused = patch(&cloud, &vm, body.clone()).await;
         assert_eq!(refused.problem(), problem, "{body}: {}", refused.body);
     }
+    // One cause, one kind: another instance has the address in its pairs.
+    let other = format!("/v1/instances/{}", plain.id());
+    let taken = patch(&cloud, &other, json!({"secondary_addresses": ["10.0.0.60"]})).await;
+    let new = with(&basics, "new", json!({"ipv4": "10.0.0.60"}));
+    for refused in [taken, cloud.post(&basics.instances_path(), new).await] {
+        assert_eq!(refused.problem(), (409, "address-taken", "10.0.0.60"));
+        let detail = refused.body["detail"].as_str().unwrap();
+        assert!(detail.contains("in the address pairs of instance `vm`"), "{detail}");
+    }
     for body in [json!({"qos": null}), json!({"address_pairs": null}), json!({"qos": {"rate": 1}})] {
         let refused = patch(&cloud, &vm, body.clone()).await;
         assert!(refused.status.is_client_error(), "{body}");
     }
+}
+
+/// Addresses and prefixes that no instance can have, each with what the answer must name.
+fn bad_addresses() -> Vec<(Value, &'static str)> {
+    let secondary = |text: &str| json!({"secondary_addresses": [text]});
+    let pair = |text: &str| json!({"address_pairs": [{"address": text}]});
+    let prefix = |text: &str| json!({"delegated_prefixes": [text]});
+    let mut bad = Vec::new();
+    for address in [
+        "0.0.0.0",
+        "255.255.255.255",
+        "127.0.0.1",
+        "169.254.0.9",
+        "224.0.0.5",
+        "192.0.2.21",
+        "10.0.0.0",
+        "10.0.0.1",
+        "10.0.255.255",
+        "::",
+        "::1",
+        "fe80::9",
+        "ff02::1",
+        "::ffff:10.0.0.9",
+        "fd00::91",
+        "2001:db8::",
+        "2001:db8::1",
+    ] {
+        bad.extend([(secondary(address), address), (pair(address), address)]);
+    }
+    for text in ["fe80::9%eth0", "10.0.0.9/32", "10.0.0.09", "", "10.0.0.9 "] {
+        bad.extend([(secondary(text), "secondary_addresses"), (pair(text), "address")]);
+    }
+    for text in [
+        "10.0.0.0/30",
+        "10.0.0.9/24",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "224.0.0.0/4",
+        "fe80::/64",
+        "ff00::/8",
+        "::1/128",
+        "10.0.0.9/32",
+        "::ffff:0.0.0.0/96",
+        "2001:db8::/96",
+        "10.0.0.0/16",
+    ] {
+        bad.push((prefix(text), text));
+    }
+    bad.push((prefix("10.0.8.0/33"), "delegated_prefixes[0]"));
+    bad
+}
+
+/// All settings that no instance can have.
+fn bad_settings() -> Vec<(Value, &'static str)> {
+    let many = |count: u32| (0..count).map(|i| format!("10.0.9.{i}")).collect::<Vec<_>>();
+    let mut bad = bad_addresses();
+    bad.extend([
+        (json!({"secondary_addresses": many(17)}), "secondary_addresses"),
+        (json!({"secondary_addresses": ["10.0.0.9", "10.0.0.9"]}), "10.0.0.9"),
+        (
+            json!({"secondary_addresses": ["10.0.0.9"], "address_pairs": [{"address": "10.0.0.9"}]}),
+            "10.0.0.9",
+        ),
+        (json!({"secondary_addresses": ["10.0.8.9"], "delegated_prefixes": ["10.0.8.0/24"]}), "10.0.8.9"),
+        (json!({"delegated_prefixes": ["10.0.8.0/24", "10.0.8.0/25"]}), "10.0.8.0/2"),
+        (
+            json!({"address_pairs": [{"address": "10.0.0.9", "mac": "01:00:00:00:00:01"}]}),
+            "01:00:00:00:00:01",
+        ),
+        (json!({"address_pairs": [{"address": "10.0.0.9", "held": true}]}), "held"),
+        (json!({"qos": {"dscp": 64}}), "64"),
+        (json!({"qos": {"dscp": -1}}), "dscp"),
+        (json!({"qos": {"dscp": 256}}), "dscp"),
+        (json!({"qos": {"rate_mbps": 0}}), "0"),
+        (json!({"qos": {"rate_mbps": -5}}), "rate_mbps"),
+        (json!({"qos": {"rate_mbps": 400_001}}), "400001"),
+        (json!({"qos": {"rate_mbps": 1_u64 << 32}}), "rate_mbps"),
+        (json!({"qos": {"rate_mbps": 1.5}}), "rate_mbps"),
+        (json!({"qos": {"rate": 1}}), "rate"),
+        (json!({"spoofing_protection": "off"}), "spoofing_protection"),
+        (json!({"secondary": []}), "secondary"),
+    ]);
+    bad
+}
+
+/// Each bad setting is refused with its offender, when an instance is created and when it is changed, and changes nothing.
+#[tokio::test]
+async fn bad_settings_change_nothing() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let vm = cloud.post(&basics.instances_path(), with(&basics, "vm", json!({}))).await;
+    let path = format!("/v1/instances/{}", vm.id());
+    let before = cloud.get(&path).await.body;
+    let mut wrong = Vec::new();
+    for (settings, offender) in bad_settings() {
+        let created = cloud.post(&basics.instances_path(), with(&basics, "new", settings.clone())).await;
+        for answer in [created, patch(&cloud, &path, settings.clone()).await] {
+            let names = |field: &str| answer.body[field].as_str().is_some_and(|text| text.contains(offender));
+            if !answer.status.is_client_error() || !names("detail") && !names("offender") {
+                wrong.push(format!("{settings}: {} {}", answer.status, answer.body));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(cloud.get(&path).await.body, before);
+    // Of two writers with one revision, one is refused.
+    let etag = format!("\"{}\"", before["revision"]);
+    let write = |rate: u32| {
+        let body = json!({"qos": {"rate_mbps": rate}});
+        cloud.send(cloud.request(Method::PATCH, &path).header("if-match", &etag).json(&body))
+    };
+    let (one, two) = tokio::join!(write(1), write(2));
+    let mut statuses = [one.status.as_u16(), two.status.as_u16()];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 412]);
+    assert_eq!(cloud.get("/v1/instances").await.body["items"].as_array().unwrap().len(), 1);
 }
 
 /// The next step, without its end, as one update.

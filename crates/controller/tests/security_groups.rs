@@ -487,14 +487,23 @@ async fn hosts_say_which_sessions_would_end() {
     let path = format!("/v1/security-rules/{rule}/ending-sessions");
     assert_eq!(cloud.get("/v1/security-rules/sgr-99999/ending-sessions").await.status, 404);
     let nothing = json!({"rule": rule, "sessions": 0, "hosts": [], "unanswered": []});
-    let other = cloud.enroll(&basics.host_path()).await;
-    let mut host = common::join(&cloud, &other, 0, 0).await;
+    let stranger = cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "192.0.2.22"})).await;
+    let stranger = cloud.enroll(&format!("/v1/hosts/{stranger}")).await;
+    let mut stranger = common::join(&cloud, &stranger, 0, 0).await;
+    stranger.acked_step().await;
+    let identity = cloud.enroll(&basics.host_path()).await;
+    let mut host = common::join(&cloud, &identity, 0, 0).await;
     host.acked_step().await;
     assert_eq!(cloud.get(&path).await.body, nothing, "no host has an instance of the VPC");
 
     let one = cloud.make(&basics.instances_path(), basics.instance("one")).await;
     host.acked_step().await;
     let number = |id: &str| id.rsplit('-').next().unwrap().parse::<u64>().unwrap();
+    let ignored = |number: u64| {
+        let line = format!("ending_sessions_answers_ignored_total {number}\n");
+        move |metrics: &Value| metrics.as_str().unwrap().contains(&line)
+    };
+    let mut ignored_before = 0;
     let answers = async {
         for problem in ["", "there is no memory"] {
             let request = loop {
@@ -511,10 +520,16 @@ async fn hosts_say_which_sessions_would_end() {
                 problem: problem.to_owned(),
             };
             let reports = &host.connection.reports;
-            // An answer to another question, and a second answer, do not count.
+            // An answer to another question, one of a host that was not asked, and a second answer do not count.
+            stranger.connection.reports.ending_sessions(answer(request.id, 7000, "")).await.unwrap();
+            cloud
+                .wait_until("the stranger's answer is ignored", "/metrics", ignored(ignored_before + 1))
+                .await;
             reports.ending_sessions(answer(request.id + 1, 70, "")).await.unwrap();
             reports.ending_sessions(answer(request.id, 7, problem)).await.unwrap();
             reports.ending_sessions(answer(request.id, 700, "")).await.unwrap();
+            ignored_before += 3;
+            cloud.wait_until("all others are ignored", "/metrics", ignored(ignored_before)).await;
         }
         host
     };
@@ -527,10 +542,15 @@ async fn hosts_say_which_sessions_would_end() {
     assert_eq!(second.body, json!({"rule": rule, "sessions": 0, "hosts": [], "unanswered": unanswered}));
     assert_eq!(cloud.get(&format!("/v1/security-rules/{rule}")).await.status, 200, "nothing was deleted");
 
-    // A host that does not know the question does not answer.
-    let silent = cloud.get(&path).await;
+    // A host that does not know the question does not answer. While it is awaited, few questions are open.
+    let all = futures::future::join_all((0..17).map(|_| cloud.get(&path))).await;
+    let (silent, refused): (Vec<_>, Vec<_>) = all.iter().partition(|reply| reply.status == 200);
     let reason = "it did not answer in time";
-    assert_eq!(silent.body["unanswered"], json!([{"host": basics.host, "reason": reason}]));
+    for reply in &silent {
+        assert_eq!(reply.body["unanswered"], json!([{"host": basics.host, "reason": reason}]));
+    }
+    assert_eq!((silent.len(), refused.len(), refused[0].status.as_u16()), (16, 1, 503));
+    assert_eq!(refused[0].body["type"], "urn:sluice:problem:too-many-questions");
     assert!(host.connection.updates.next().await.unwrap().unwrap().ending_sessions.is_some());
     drop(host);
     let gone = |body: &Value| body["unanswered"][0]["reason"] == "it has no stream to this controller";

@@ -147,6 +147,11 @@ impl ReportSender {
         self.send(Report::EndingSessions(answer)).await
     }
 
+    /// Waits until the stream has ended.
+    pub async fn ended(&self) {
+        self.sender.closed().await;
+    }
+
     async fn send(&self, report: Report) -> Result<(), Error> {
         self.sender.send(NodeReport { report: Some(report) }).await.map_err(|_| Error::Ended)
     }

@@ -1,5 +1,6 @@
 //! Times bulk creation, outbox reading, snapshot and deletion:
-//! `cargo run --release -p sluice-store --example bulk -- URL COUNT...`.
+//! `cargo run --release -p sluice-store --example bulk -- URL COUNT[+SECONDARY]...`, with the number of
+//! secondary addresses of each instance.
 //! The figures of `docs/decisions/store.md` were made with it.
 
 use sluice_store::{InstancesOf, NewHost, NewInstance, NewSubnet, NewVpc, PortSettings, Store, open};
@@ -13,7 +14,7 @@ const HOSTS: usize = 1000;
 #[tokio::main]
 async fn main() -> Fallible<()> {
     let mut args = std::env::args().skip(1);
-    let url = args.next().ok_or("usage: bulk URL COUNT...")?;
+    let url = args.next().ok_or("usage: bulk URL COUNT[+SECONDARY]...")?;
     let store = open(&url).await?;
     let run = store.revision().await?;
     let tenant = store.create_tenant(&format!("t{run}")).await?.into_inner();
@@ -47,7 +48,9 @@ async fn main() -> Fallible<()> {
             dns: vec![],
         };
         let subnet = store.create_subnet(subnet).await?.into_inner();
-        measure(store.as_ref(), &vpc, subnet.id, &hosts, count.parse()?).await?;
+        let (count, secondary) = count.split_once('+').unwrap_or((&count, "0"));
+        let counts = (count.parse()?, secondary.parse()?);
+        measure(store.as_ref(), &vpc, subnet.id, &hosts, counts).await?;
     }
     let started = Instant::now();
     let (sink, mut parts) = tokio::sync::mpsc::channel(4);
@@ -70,8 +73,16 @@ async fn measure(
     vpc: &sluice_store::Vpc,
     subnet: SubnetId,
     hosts: &[HostId],
-    count: usize,
+    (count, secondary): (usize, usize),
 ) -> Fallible<()> {
+    let addresses = |i: usize| {
+        let number = |j: usize| 0x0a80_0000 + (i * secondary + j) as u32;
+        (0..secondary).map(|j| std::net::Ipv4Addr::from(number(j)).into()).collect()
+    };
+    let settings = |i: usize| match secondary {
+        0 => PortSettings::default(),
+        _ => PortSettings { secondary_addresses: Some(addresses(i)), ..PortSettings::default() },
+    };
     let one = |i: usize| NewInstance {
         name: format!("vm-{i}"),
         subnet,
@@ -80,7 +91,7 @@ async fn measure(
         ipv4: None,
         ipv6: None,
         security_groups: None,
-        settings: PortSettings::default(),
+        settings: settings(i),
     };
     let before = store.revision().await?;
     let started = Instant::now();

@@ -250,8 +250,9 @@ pub struct Instance {
 }
 
 /// What an instance has besides its addresses and security groups. The column `instances.options` has it as JSON; the
-/// default is NULL.
+/// default is NULL. Fields that a stored row lacks have their default, because they may be newer than the row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct InstanceOptions {
     /// Further addresses in its subnet, in ascending order.
     pub secondary: Vec<IpAddr>,
@@ -269,9 +270,11 @@ pub struct InstanceOptions {
 pub struct StoredPair {
     pub address: IpAddr,
     /// The MAC address that belongs to the address, the same in all instances that list it.
+    #[serde(default)]
     pub mac: Option<MacAddr>,
     /// When the VM announced the address that it holds, in milliseconds of the UNIX epoch by the clock of the database;
     /// `None`: it does not hold it. At most one instance of a VPC holds an address: the one that announced it last.
+    #[serde(default)]
     pub held_since: Option<u64>,
 }
 

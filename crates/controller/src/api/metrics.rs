@@ -80,7 +80,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 14] = [
+    let all: [(&str, &str, &AtomicU64); 15] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
@@ -95,6 +95,7 @@ fn streams(registry: &mut Registry, api: &Api) {
         ("address_claims", "Addresses of pairs that got another holder", &c.claims),
         ("address_claims_late", "Claims of addresses that their holder announced later", &c.claims_late),
         ("address_claims_refused", "Claims of addresses that were refused", &c.claims_refused),
+        ("ending_sessions_answers_ignored", "Answers about sessions that nothing awaits", &c.answers_ignored),
     ];
     for (name, help, value) in all {
         counter(registry, name, help, value.load(Ordering::Relaxed));

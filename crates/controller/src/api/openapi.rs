@@ -20,6 +20,11 @@ use utoipa::{Modify, OpenApi as _};
             Objects have their `revision` as ETag; updates and deletions accept If-Match. \
             It answers 507 `tables-full` if the tables of the cluster's gateways may not hold the object. \
             `programmed` is true when every node that needs the object has written it to its tables. \
+            An address that another instance has is answered with 409 `address-taken`, whether it is an own, secondary or \
+            pair's address; one inside a delegated prefix with `address-delegated`; one that nodes may still have from a \
+            previous owner with `held`. A prefix is answered with 409 `prefix-taken` if another prefix overlaps it, \
+            `prefix-in-use` if it contains an address that is used, and `prefix-is-route` if a route equals it. \
+            The detail names the owner. \
             Lists have pages: pass `next` as `cursor` to get the next page. \
             Errors are problem details (RFC 9457)."
     ),

@@ -217,8 +217,9 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::PrefixOverlap { given, .. } => conflict_with("prefix-overlap", given),
         Conflict::OutsideSubnet { address, .. } => invalid("outside-subnet", address),
         Conflict::ReservedAddress { address, .. } => invalid("reserved-address", address),
-        Conflict::AddressTaken { address, .. } => conflict_with("address-taken", address),
-        Conflict::AddressIsPair { address, .. } => conflict_with("address-is-pair", address),
+        Conflict::AddressTaken { address, .. } | Conflict::AddressIsPair { address, .. } => {
+            conflict_with("address-taken", address)
+        }
         Conflict::AddressDelegated { address, .. } => conflict_with("address-delegated", address),
         Conflict::PairDiffers { given, .. } => conflict_with("pair-differs", given),
         Conflict::PrefixTaken { prefix, .. } => conflict_with("prefix-taken", prefix),

@@ -1,17 +1,17 @@
 //! Asks hosts which of their sessions would end if some rules of security groups did not exist. A host whose stream is on
 //! another replica of the controller is not asked, and counts as one that did not answer.
 
-use super::Push;
+use super::{Push, count};
 use sluice_southbound::proto::{EndingSessions, EndingSessionsRequest, NodeUpdate};
-use sluice_southbound::{EncodedUpdate, UpdateHead};
+use sluice_southbound::{EncodedUpdate, MAX_ENDING_PORTS, UpdateHead};
 use sluice_store::NodeId;
 use sluice_types::{HostId, InstanceId, SecurityRuleId, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 /// Longest wait for the answers. A host needs some hundredths of a second for 100,000 sessions.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,46 +41,64 @@ pub struct Ending {
 #[error("{OPEN_MAX} questions about sessions are being asked already")]
 pub struct TooManyQuestions;
 
-type Answers = mpsc::UnboundedSender<(NodeId, EndingSessions)>;
+/// A question that is open.
+#[derive(Debug, Default)]
+struct Question {
+    /// The hosts that were asked and have not answered.
+    awaited: BTreeSet<HostId>,
+    /// What the others have answered.
+    ending: Ending,
+    /// Notified when no host is awaited.
+    complete: Arc<Notify>,
+}
 
-/// The questions that are open.
+/// The questions that are open. Each keeps at most one answer of each host that it was sent to.
 #[derive(Debug, Default)]
 pub struct EndingQuestions {
     last: AtomicU64,
-    open: Mutex<HashMap<u64, Answers>>,
+    open: Mutex<HashMap<u64, Question>>,
 }
 
 impl EndingQuestions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Answers>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Question>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self) -> Result<(u64, mpsc::UnboundedReceiver<(NodeId, EndingSessions)>), TooManyQuestions> {
+    fn open(&self, awaited: BTreeSet<HostId>) -> Result<Open<'_>, TooManyQuestions> {
         let mut open = self.lock();
         if open.len() >= OPEN_MAX {
             return Err(TooManyQuestions);
         }
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let (sender, answers) = mpsc::unbounded_channel();
-        open.insert(id, sender);
-        Ok((id, answers))
+        open.insert(id, Question { awaited, ..Question::default() });
+        Ok(Open { questions: self, id })
     }
 
-    /// A node has answered. Answers to questions that are not open are ignored.
-    pub fn answered(&self, node: NodeId, answer: EndingSessions) {
-        if let Some(answers) = self.lock().get(&answer.id) {
-            // It fails if the question is being closed.
-            let _ = answers.send((node, answer));
+    /// Takes the answer of a host that an open question awaits. False for all other answers: to a question that is not
+    /// open, of a host that was not asked, or a second one.
+    fn answered(&self, host: HostId, answer: EndingSessions) -> bool {
+        let mut open = self.lock();
+        let Some(question) = open.get_mut(&answer.id) else { return false };
+        let is_awaited = question.awaited.remove(&host);
+        if is_awaited {
+            question.ending.note(host, answer);
         }
+        if question.awaited.is_empty() {
+            question.complete.notify_one();
+        }
+        is_awaited
     }
 }
 
-/// Closes its question.
-struct Open<'a>(&'a EndingQuestions, u64);
+/// Closes its question, also if the user does not wait for the answers.
+struct Open<'a> {
+    questions: &'a EndingQuestions,
+    id: u64,
+}
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        self.0.lock().remove(&self.1);
+        self.questions.lock().remove(&self.id);
     }
 }
 
@@ -94,34 +112,36 @@ impl Push {
         vpc: VpcId,
         rules: &[SecurityRuleId],
     ) -> Result<Ending, TooManyQuestions> {
-        let (id, mut answers) = self.ending.ask()?;
-        let _open = Open(&self.ending, id);
-        let deadline = Instant::now() + TIMEOUT;
-        let request = EndingSessionsRequest { id, rules: rules.iter().map(|rule| rule.get()).collect() };
+        let hosts: BTreeSet<HostId> = self.members(|members| members.hosts_of(vpc)).into_iter().collect();
+        let open = self.ending.open(hosts.clone())?;
+        let request =
+            EndingSessionsRequest { id: open.id, rules: rules.iter().map(|rule| rule.get()).collect() };
         let question = NodeUpdate { ending_sessions: Some(request), ..NodeUpdate::default() };
         // An agent that does not know the question takes it for a part of a step without entries, of its database.
         let head = UpdateHead { database_id: self.database_id(), ..UpdateHead::default() };
         let question = EncodedUpdate::new(head, EncodedUpdate::encode_entries(&question));
-        let mut ending = Ending::default();
-        let mut awaited = BTreeSet::new();
-        for host in self.members(|members| members.hosts_of(vpc)) {
-            if self.hub.ask(NodeId::Host(host), question.clone()) {
-                awaited.insert(host);
-            } else {
-                ending.unanswered.insert(host, "it has no stream to this controller".to_owned());
-            }
+        let (asked, absent): (BTreeSet<_>, BTreeSet<_>) =
+            hosts.into_iter().partition(|host| self.hub.ask(NodeId::Host(*host), question.clone()));
+        let complete = self.ending.lock().get_mut(&open.id).and_then(|question| {
+            question.awaited.retain(|host| asked.contains(host));
+            (!question.awaited.is_empty()).then(|| Arc::clone(&question.complete))
+        });
+        if let Some(complete) = complete {
+            // What has not come by then counts as unanswered.
+            let _ = timeout(TIMEOUT, complete.notified()).await;
         }
-        while !awaited.is_empty() {
-            let Ok(Some((NodeId::Host(host), answer))) = timeout_at(deadline, answers.recv()).await else {
-                break;
-            };
-            if awaited.remove(&host) {
-                ending.note(host, answer);
-            }
-        }
-        let late = awaited.into_iter().map(|host| (host, "it did not answer in time".to_owned()));
-        ending.unanswered.extend(late);
+        let Question { awaited, mut ending, .. } = self.ending.lock().remove(&open.id).unwrap_or_default();
+        let reason = |text: &'static str| move |host| (host, text.to_owned());
+        ending.unanswered.extend(absent.into_iter().map(reason("it has no stream to this controller")));
+        ending.unanswered.extend(awaited.into_iter().map(reason("it did not answer in time")));
         Ok(ending)
+    }
+
+    /// A host has answered. Answers that no question awaits are counted.
+    pub fn note_ending(&self, host: HostId, answer: EndingSessions) {
+        if !self.ending.answered(host, answer) {
+            count(&self.counters.answers_ignored);
+        }
     }
 }
 
@@ -129,8 +149,8 @@ impl Ending {
     fn note(&mut self, host: HostId, answer: EndingSessions) {
         let EndingSessions { sessions, ports, problem, .. } = answer;
         if problem.is_empty() {
-            let instances =
-                ports.iter().map(|port| (InstanceId::new(port.instance), port.sessions)).collect();
+            let ports = ports.iter().take(MAX_ENDING_PORTS);
+            let instances = ports.map(|port| (InstanceId::new(port.instance), port.sessions)).collect();
             self.hosts.insert(host, HostEnding { sessions, instances });
         } else {
             self.unanswered.insert(host, problem);

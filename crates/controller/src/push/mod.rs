@@ -117,6 +117,8 @@ pub struct Counters {
     pub claims_late: AtomicU64,
     /// Claims of addresses that were refused.
     pub claims_refused: AtomicU64,
+    /// Answers of hosts to questions about sessions that nothing awaits.
+    pub answers_ignored: AtomicU64,
 }
 
 /// Adds one to a counter.

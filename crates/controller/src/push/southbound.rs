@@ -296,7 +296,12 @@ impl Listener {
                     return (Some(Status::invalid_argument(text)), false);
                 }
                 Some(Report::Claims(claims)) => self.handle_claims(claims),
-                Some(Report::EndingSessions(answer)) => self.push.ending.answered(self.node, answer),
+                Some(Report::EndingSessions(mut answer)) => {
+                    answer.problem = shorten(answer.problem);
+                    if let NodeId::Host(host) = self.node {
+                        self.push.note_ending(host, answer);
+                    }
+                }
                 // A kind of report that a newer agent sends.
                 None => {}
             }

@@ -7,7 +7,7 @@ use crate::rows::{DERIVED_IPV6, DERIVED_MAC, ipv6};
 use crate::value::{Row, Value, args};
 use crate::{Result, StoreError, Subnet};
 use sluice_types::{IpNet, Ipv6Net, MacAddr, VpcId, eui64_address};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 
 /// Smallest and largest number of used addresses to read at once.
@@ -185,18 +185,28 @@ impl Used {
 #[derive(Default)]
 pub(crate) struct Avoided {
     pub addresses: HashSet<u128>,
-    /// In any order.
-    pub ranges: Vec<(u128, u128)>,
+    /// Last address by first one, disjoint.
+    ranges: BTreeMap<u128, u128>,
 }
 
 impl Avoided {
+    /// Adds a range. What overlaps becomes one.
+    pub fn add_range(&mut self, (mut first, mut last): (u128, u128)) {
+        while let Some((&from, &until)) =
+            self.ranges.range(..=last).next_back().filter(|(_, until)| **until >= first)
+        {
+            self.ranges.remove(&from);
+            (first, last) = (first.min(from), last.max(until));
+        }
+        self.ranges.insert(first, last);
+    }
+
     /// The last address of what contains this one.
     fn until(&self, address: u128) -> Option<u128> {
         if self.addresses.contains(&address) {
             return Some(address);
         }
-        let contains = |(first, last): &&(u128, u128)| (*first..=*last).contains(&address);
-        self.ranges.iter().find(contains).map(|(_, last)| *last)
+        self.ranges.range(..=address).next_back().map(|(_, last)| *last).filter(|last| *last >= address)
     }
 }
 
@@ -379,4 +389,21 @@ pub(crate) fn subnet_full(subnet: &Subnet, net: &IpNet) -> StoreError {
 /// The value of the column `derived` of an instance.
 pub(crate) fn derived_flags(mac: bool, ipv6: bool) -> u8 {
     DERIVED_MAC * u8::from(mac) + DERIVED_IPV6 * u8::from(ipv6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches an address that is allocated although one of several ranges, which may overlap, contains it.
+    #[test]
+    fn avoided_ranges_are_found() {
+        let mut avoided = Avoided::default();
+        for range in [(30, 39), (10, 19), (15, 24), (50, 59), (28, 45), (52, 53)] {
+            avoided.add_range(range);
+        }
+        let found: Vec<_> = [9, 10, 24, 25, 28, 45, 46, 50, 59, 60].map(|at| avoided.until(at)).into();
+        let expected = [None, Some(24), Some(24), None, Some(45), Some(45), None, Some(59), Some(59), None];
+        assert_eq!(found, expected);
+    }
 }

@@ -41,10 +41,11 @@ pub(crate) async fn create(
     let (inserted, parts) =
         futures::join!(w.tx.insert_instances(&made, &derived), async { encode(&plan, &made) });
     inserted?;
+    let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
     for (index, instance) in plan.to_create.iter().zip(&made) {
         if !plan.new[*index].settings.is_empty() {
             let none = InstanceOptions::default();
-            let established = further::establish(w, &plan.vpc, &none, instance, &plan.held).await;
+            let established = further::establish(w, (&plan.vpc, &subnets), &none, instance, &plan.held).await;
             established.map_err(|e| in_bulk(plan.new, *index, e))?;
         }
     }
@@ -94,7 +95,7 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
                     .iter()
                     .any(|state| check::prefixes(&state.subnet).any(|of| of.contains(&net))) =>
             {
-                avoided.ranges.push(range);
+                avoided.add_range(range);
             }
             _ => {}
         }

@@ -99,13 +99,14 @@ impl<'a> BulkPlan<'a> {
         plan.compare_with_existing(q).await?;
         plan.check_families(q).await?;
         plan.collect_given()?;
-        plan.check_held(q).await?;
         if !plan.is_empty {
             plan.check_further(q).await?;
             plan.check_macs(q).await?;
             plan.check_ipv4(q).await?;
             plan.check_ipv6(q).await?;
         }
+        // Last: what has an address now says more than what had it.
+        plan.check_held(q).await?;
         Ok(plan)
     }
 
@@ -248,15 +249,8 @@ impl<'a> BulkPlan<'a> {
         let wanted = self.wanted();
         let Some(further) = FurtherUsers::read(q, self.vpc.id, &wanted).await? else { return Ok(()) };
         for (address, index) in wanted {
-            if let Some((net, instance)) = further.of(address) {
-                let error = if net.prefix_len() == net.max_prefix_len() {
-                    address_taken(address, instance)
-                } else {
-                    let (address, prefix, instance) =
-                        (address.to_string(), net.to_string(), instance.to_owned());
-                    Conflict::AddressDelegated { address, prefix, instance }.into()
-                };
-                return Err(in_bulk(self.new, index, error));
+            if let Some(user) = further.of(address) {
+                return Err(in_bulk(self.new, index, user.conflict(address)));
             }
         }
         Ok(())

@@ -22,7 +22,7 @@ use sluice_types::{
     InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, PortSettings, RouteId, VpcId, first_host, is_unicast, overlap,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::net::IpAddr;
 
@@ -125,7 +125,7 @@ pub(super) fn range(net: IpNet) -> (u128, u128) {
 }
 
 /// What an instance has in a range of addresses.
-struct User {
+pub(super) struct User {
     net: IpNet,
     kind: String,
     instance: InstanceId,
@@ -145,6 +145,17 @@ impl User {
             name: row.text(4)?.to_owned(),
         })
     }
+
+    /// The error for an address that is, or is inside, what this instance has.
+    pub fn conflict(&self, address: IpAddr) -> StoreError {
+        let (address, instance) = (address.to_string(), self.name.clone());
+        match self.kind.as_str() {
+            "prefix" => Conflict::AddressDelegated { address, prefix: self.net.to_string(), instance },
+            "pair" => Conflict::AddressIsPair { address, instance },
+            _ => Conflict::AddressTaken { address, instance },
+        }
+        .into()
+    }
 }
 
 const USER_COLUMNS: &str = "f.first, f.last, f.kind, f.instance, i.name";
@@ -159,17 +170,19 @@ async fn users(q: &mut dyn Query, after: &Instance, net: IpNet, range: IpNet) ->
          WHERE f.vpc = $1 AND f.family = $2 AND f.instance <> $3"
     );
     let of = || args![after.vpc.get(), family.number(), after.id.get()];
-    let inside =
-        format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first, f.kind LIMIT 1");
-    let mut values = of();
-    values.extend(args![bytes(first), bytes(last), bytes(highest)]);
-    let mut rows = q.rows(&inside, values).await?;
-    if first > lowest {
-        let before =
-            format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first DESC LIMIT 1");
+    let within = format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first");
+    let mut rows = Vec::new();
+    if first < last {
         let mut values = of();
-        values.extend(args![bytes(lowest), bytes(first - 1), bytes(highest)]);
-        rows.extend(q.rows(&before, values).await?);
+        values.extend(args![bytes(first), bytes(last), bytes(highest)]);
+        rows = q.rows(&format!("{within}, f.kind LIMIT 1"), values).await?;
+    }
+    // The last one that begins before `range`; for a single address, the last one up to it.
+    let until = if first < last { first.checked_sub(1) } else { Some(first) };
+    if let Some(until) = until.filter(|until| *until >= lowest) {
+        let mut values = of();
+        values.extend(args![bytes(lowest), bytes(until), bytes(highest)]);
+        rows.extend(q.rows(&format!("{within} DESC LIMIT 1"), values).await?);
     }
     let users = rows.iter().map(|row| User::read(family, row)).collect::<Result<Vec<_>>>()?;
     Ok(users.into_iter().filter(|user| overlap(&user.net, &range)).collect())
@@ -221,26 +234,18 @@ async fn check_address(
         return Err(Conflict::AddressTaken { address: text(), instance }.into());
     }
     let net = check::prefixes(subnet).find(|net| net.contains(&address));
-    for user in users(q, after, net.unwrap_or(address.into()), address.into()).await? {
-        let User { net, kind, instance: id, name: instance } = user;
-        return Err(match (kind.as_str(), pair) {
-            ("prefix", _) => {
-                Conflict::AddressDelegated { address: text(), prefix: net.to_string(), instance }.into()
+    if let Some(user) = users(q, after, net.unwrap_or(address.into()), address.into()).await?.pop() {
+        let Some(pair) = pair.filter(|_| user.kind == "pair") else { return Err(user.conflict(address)) };
+        let other: Instance = get(q, user.instance).await?;
+        let theirs = other.options.pairs.iter().find(|other| other.address == address);
+        return match theirs.filter(|theirs| theirs.mac != pair.mac) {
+            // Nothing else has it, and what others have given up does not matter: they shared it as well.
+            None => Ok(()),
+            Some(theirs) => {
+                let theirs = pair_text(theirs);
+                Err(Conflict::PairDiffers { given: pair_text(pair), instance: user.name, theirs }.into())
             }
-            ("pair", Some(pair)) => {
-                let other: Instance = get(q, id).await?;
-                let theirs = other.options.pairs.iter().find(|other| other.address == address);
-                match theirs.filter(|theirs| theirs.mac != pair.mac) {
-                    None => continue,
-                    Some(theirs) => {
-                        let theirs = pair_text(theirs);
-                        Conflict::PairDiffers { given: pair_text(pair), instance, theirs }.into()
-                    }
-                }
-            }
-            ("pair", None) => Conflict::AddressIsPair { address: text(), instance }.into(),
-            _ => Conflict::AddressTaken { address: text(), instance }.into(),
-        });
+        };
     }
     match held.conflicting(address.into(), net) {
         Some((what, revision)) => Err(removals::conflict(q, what, revision).await?),
@@ -416,9 +421,9 @@ fn check_own(subnets: &[Subnet], subnet: &Subnet, after: &Instance) -> Result<()
 
 /// The further addresses and delegated prefixes of a VPC that matter to some addresses.
 pub(super) struct FurtherUsers {
-    addresses: HashMap<IpAddr, String>,
+    addresses: HashMap<IpAddr, User>,
     /// Of both families.
-    prefixes: BTreeMap<(IpAddr, u8), (IpNet, String)>,
+    prefixes: BTreeMap<(IpAddr, u8), User>,
     subnets: Vec<IpNet>,
 }
 
@@ -440,7 +445,7 @@ impl FurtherUsers {
             let sql = format!("{from} WHERE f.vpc = $1 AND f.family = $2 AND f.kind = 'prefix'");
             for row in q.rows(&sql, of()).await? {
                 let user = User::read(family, &row)?;
-                found.prefixes.insert((user.net.network(), user.net.prefix_len()), (user.net, user.name));
+                found.prefixes.insert((user.net.network(), user.net.prefix_len()), user);
             }
             let sql = format!(
                 "{from} WHERE f.vpc = $1 AND f.family = $2 AND f.kind <> 'prefix' AND f.first = ANY($3)"
@@ -453,38 +458,34 @@ impl FurtherUsers {
                 values.push(numbers.to_vec().into());
                 for row in q.rows(&sql, values).await? {
                     let user = User::read(family, &row)?;
-                    found.addresses.insert(user.net.addr(), user.name);
+                    found.addresses.insert(user.net.addr(), user);
                 }
             }
         }
         let subnets = &found.subnets;
-        found.prefixes.retain(|_, (prefix, _)| subnets.iter().any(|net| net.contains(&*prefix)));
+        found.prefixes.retain(|_, user| subnets.iter().any(|net| net.contains(&user.net)));
         Ok(Some(found))
     }
 
-    /// What an address of a subnet belongs to, and the name of the instance.
-    pub fn of(&self, address: IpAddr) -> Option<(IpNet, &str)> {
-        if let Some(name) = self.addresses.get(&address) {
-            return Some((address.into(), name));
-        }
+    /// What has an address of a subnet.
+    pub fn of(&self, address: IpAddr) -> Option<&User> {
         // Prefixes inside subnets are disjoint.
-        let (_, (prefix, name)) = self.prefixes.range(..=(address, u8::MAX)).next_back()?;
-        prefix.contains(&address).then_some((*prefix, name.as_str()))
+        let prefix = || self.prefixes.range(..=(address, u8::MAX)).next_back().map(|(_, user)| user);
+        self.addresses.get(&address).or_else(|| prefix().filter(|user| user.net.contains(&address)))
     }
 }
 
-/// Checks what an instance has more than before, and stores its options.
+/// Checks what an instance has more than before, and stores its options. `subnets` are those of the VPC.
 pub(super) async fn establish(
     w: &mut Write,
-    vpc: &Vpc,
+    (vpc, subnets): (&Vpc, &[Subnet]),
     before: &InstanceOptions,
     after: &Instance,
     held: &HeldAddresses,
 ) -> Result<()> {
-    let subnets: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
     let missing = || StoreError::Corrupt(format!("{} has no subnet", after.id));
     let subnet = subnets.iter().find(|subnet| subnet.id == after.subnet).ok_or_else(missing)?;
-    check_own(&subnets, subnet, after)?;
+    check_own(subnets, subnet, after)?;
     for address in after.options.secondary.iter().filter(|address| !before.secondary.contains(address)) {
         check_address(w.q(), subnet, after, *address, None, held).await?;
     }
@@ -494,13 +495,22 @@ pub(super) async fn establish(
         check_address(w.q(), subnet, after, pair.address, Some(pair), held).await?;
     }
     for prefix in after.options.delegated.iter().filter(|prefix| !before.delegated.contains(prefix)) {
-        check_prefix(w.q(), vpc, &subnets, after, *prefix, held).await?;
+        check_prefix(w.q(), vpc, subnets, after, *prefix, held).await?;
     }
-    save(w.q(), after).await
+    if *before != InstanceOptions::default() {
+        forget(w.q(), after.id).await?;
+    }
+    store(w.q(), after).await
 }
 
-/// Stores the options and the revision of an instance.
+/// Stores the options and the revision of an instance, in place of those before.
 pub(super) async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
+    forget(q, instance.id).await?;
+    store(q, instance).await
+}
+
+/// Stores the options and the revision of an instance of which the table of further addresses has nothing.
+async fn store(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     let options = &instance.options;
     let text = match *options == InstanceOptions::default() {
         true => None,
@@ -509,15 +519,23 @@ pub(super) async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     let (vpc, id) = (instance.vpc.get(), instance.id.get());
     let sql = "UPDATE instances SET options = $2, revision = $3 WHERE id = $1";
     q.run(sql, args![id, text, instance.revision]).await?;
-    forget(q, instance.id).await?;
     let secondary = options.secondary.iter().map(|address| (IpNet::from(*address), "secondary", false));
     let prefixes = options.delegated.iter().map(|prefix| (*prefix, "prefix", false));
     let pairs = options.pairs.iter().map(|pair| (IpNet::from(pair.address), "pair", pair.is_held()));
+    let (mut rows, mut values) = (Vec::new(), Vec::new());
     for (net, kind, held) in secondary.chain(prefixes).chain(pairs) {
-        let (family, (first, last)) = (Family::of(net), range(net));
-        let sql = "INSERT INTO further_addresses (vpc, family, first, last, kind, instance, held) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7)";
-        q.run(sql, args![vpc, family.number(), bytes(first), bytes(last), kind, id, held]).await?;
+        let (family, (first, last), at) = (Family::of(net), range(net), values.len());
+        rows.push(format!(
+            "({})",
+            (at + 1..=at + 7).map(|number| format!("${number}")).collect::<Vec<_>>().join(", ")
+        ));
+        values.extend(args![vpc, family.number(), bytes(first), bytes(last), kind, id, held]);
+    }
+    if !rows.is_empty() {
+        // At most 64 rows of 7 values: less than any database permits.
+        let columns = "vpc, family, first, last, kind, instance, held";
+        let sql = format!("INSERT INTO further_addresses ({columns}) VALUES {}", rows.join(", "));
+        q.run(&sql, values).await?;
     }
     Ok(())
 }
@@ -528,34 +546,21 @@ pub(super) async fn forget(q: &mut dyn Query, instance: InstanceId) -> Result<()
 }
 
 /// Frees what an instance had and has no more, in the allocation of its VPC, and returns what must be held until nodes
-/// have removed it. An address that others may have in turn stays theirs.
+/// have removed it. That includes addresses of pairs which others list: the node of this instance may be the last that has
+/// one when the others have given it up.
 pub(super) async fn release(
     q: &mut dyn Query,
     vpc: VpcId,
     before: &InstanceOptions,
     after: &InstanceOptions,
 ) -> Result<Vec<Hold>> {
-    let mut gone: Vec<IpNet> = before
-        .secondary
-        .iter()
-        .filter(|address| !after.secondary.contains(address))
-        // An address that becomes a pair stays in use.
-        .filter(|address| !after.pairs.iter().any(|pair| pair.address == **address))
-        .map(|a| (*a).into())
-        .collect();
+    let singles = |options: &InstanceOptions| {
+        let pairs = options.pairs.iter().map(|pair| pair.address);
+        options.secondary.iter().copied().chain(pairs).collect::<BTreeSet<IpAddr>>()
+    };
+    // A secondary address that becomes a pair stays in use, and the reverse.
+    let mut gone: Vec<IpNet> = (&singles(before) - &singles(after)).into_iter().map(IpNet::from).collect();
     gone.extend(before.delegated.iter().filter(|prefix| !after.delegated.contains(prefix)));
-    for pair in &before.pairs {
-        if after.pairs.iter().any(|other| other.address == pair.address) {
-            continue;
-        }
-        let net = IpNet::from(pair.address);
-        let (family, (first, last)) = (Family::of(net), range(net));
-        let sql = "SELECT instance FROM further_addresses WHERE vpc = $1 AND family = $2 AND first = $3 AND last = $4 \
-                   LIMIT 1";
-        if !q.any(sql, args![vpc.get(), family.number(), bytes(first), bytes(last)]).await? {
-            gone.push(net);
-        }
-    }
     if gone.is_empty() {
         return Ok(Vec::new());
     }
@@ -585,7 +590,8 @@ pub(crate) async fn update(
     let after = Instance { options, revision: w.revision, ..before.clone() };
     let vpc: Vpc = get(w.q(), after.vpc).await?;
     let held = HeldAddresses::read(w.q(), vpc.id).await?;
-    establish(w, &vpc, &before.options, &after, &held).await?;
+    let subnets: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
+    establish(w, (&vpc, &subnets), &before.options, &after, &held).await?;
     let holds = release(w.q(), vpc.id, &before.options, &after.options).await?;
     let host: Host = get(w.q(), after.host).await?;
     let mut nodes = removals::gateways_of(w.q(), &vpc).await?;

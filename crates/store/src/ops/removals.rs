@@ -63,7 +63,8 @@ impl Hold {
 }
 
 /// Records the deletion of the object `(kind, id, name)` in the transaction that deletes it, and returns its revision.
-/// Records nothing if no node is awaited.
+/// Records nothing if no node is awaited. What an earlier deletion holds is held until the nodes of both have acknowledged
+/// this one.
 pub(super) async fn record(
     w: &mut Write,
     object: (&str, u64, &str),
@@ -74,18 +75,26 @@ pub(super) async fn record(
     if nodes.is_empty() {
         return Ok(revision);
     }
+    for hold in holds {
+        let (kind, scope, value) = hold.key();
+        let sql = "INSERT INTO held (kind, scope, value, revision) VALUES ($1, $2, $3, $4) \
+                   ON CONFLICT (kind, scope, value) DO NOTHING";
+        if w.q().run(sql, args![kind, scope, value.clone(), revision]).await? == 0 {
+            // Others had the address of a pair as well, and an adopted instance may have had one that was held.
+            let sql = "SELECT r.nodes FROM removals r JOIN held h ON h.revision = r.revision \
+                       WHERE h.kind = $1 AND h.scope = $2 AND h.value = $3";
+            if let Some(row) = w.q().row(sql, args![kind, scope, value.clone()]).await? {
+                nodes.extend(row.parse_list::<NodeId>(0)?);
+            }
+            let sql = "UPDATE held SET revision = $4 WHERE kind = $1 AND scope = $2 AND value = $3";
+            w.q().run(sql, args![kind, scope, value, revision]).await?;
+        }
+    }
     nodes.sort();
     nodes.dedup();
     let sql = "INSERT INTO removals (revision, deleted_ms, kind, object, name, nodes) \
                VALUES ($1, $2, $3, $4, $5, $6)";
     w.q().run(sql, args![revision, now_ms, kind, id, name, list(&nodes)]).await?;
-    for hold in holds {
-        let (kind, scope, value) = hold.key();
-        // An adopted instance may have had an address that was held.
-        let sql = "INSERT INTO held (kind, scope, value, revision) VALUES ($1, $2, $3, $4) \
-                   ON CONFLICT (kind, scope, value) DO UPDATE SET revision = excluded.revision";
-        w.q().run(sql, args![kind, scope, value, revision]).await?;
-    }
     Ok(revision)
 }
 

@@ -242,7 +242,7 @@ pub async fn what_another_has(f: Fixture) {
     // New instances.
     for (ipv4, ipv6, part) in [
         (Some("10.0.0.50"), None, "already used by instance `a`"),
-        (Some("10.0.0.60"), None, "already used by instance `"),
+        (Some("10.0.0.60"), None, "in the address pairs of instance `"),
         (Some("10.0.0.130"), None, "inside 10.0.0.128/28"),
         (None, Some("fd00:1::4000:0:0:7"), "inside fd00:1:0:0:4000::/72"),
     ] {
@@ -386,6 +386,43 @@ pub async fn addresses_are_held(f: Fixture) {
     set(s, a, secondary(&["10.0.0.50"])).await;
 }
 
+/// Catches an address of a pair that is free for others while a host of an instance which gave it up earlier may still
+/// have it.
+pub async fn an_address_of_a_pair_is_held_until_all_hosts_have_removed_it(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let second = new(s.create_host(host("h2", "192.0.2.2")).await);
+    let hosts = [NodeId::Host(c.host.id), NodeId::Host(second.id)];
+    for node in hosts {
+        enroll(s, node).await;
+    }
+    let (a, other) = (c.instance("a").await.id, c.instance("other").await.id);
+    let b = new(s.create_instance(c.vpc.id, instance("b", &c.subnet, &second)).await).id;
+    for shared in ["10.0.0.60", "fd00:1::60"] {
+        set(s, a, pairs(&[shared])).await;
+        set(s, b, pairs(&[shared])).await;
+        let first = set(s, a, pairs(&[])).await.revision;
+        assert_eq!(s.removal(first).await.unwrap().unwrap().nodes, hosts[..1]);
+        // Others may share it, and nothing else may have it.
+        set(s, other, pairs(&[shared])).await;
+        set(s, other, pairs(&[])).await;
+        assert!(
+            refused(s, other, secondary(&[shared])).await.contains("in the address pairs of instance `b`")
+        );
+        let second = set(s, b, pairs(&[])).await.revision;
+        assert_eq!(s.removal(second).await.unwrap().unwrap().nodes, hosts);
+        // The removals that await the first host alone have ended.
+        let of = ReleaseOf { nodes: hosts[..1].to_vec(), up_to: second, deleted_before_ms: u64::MAX };
+        assert_eq!(s.release_removals(&of).await.unwrap(), 2);
+        for settings in [secondary(&[shared]), pairs(&[shared])] {
+            let text = refused(s, other, settings).await;
+            assert!(text.starts_with(&format!("{shared} is held until")), "{text}");
+        }
+        release_all(s).await;
+        set(s, other, secondary(&[shared])).await;
+    }
+}
+
 pub async fn claims_have_one_holder(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
@@ -467,24 +504,39 @@ pub async fn adopted_instances_have_them_again(f: Fixture) {
     assert_eq!(s.adopt_instance(lost).await.unwrap().options, vm.options);
 }
 
-/// In a database of version 10, instances have no options.
-pub async fn older_instances_have_no_options() {
-    let (_dir, s) = crate::old_database::migrated(
-        10,
+/// A database of version 10 or 11 with an instance, whose columns behind `derived` are `more`.
+async fn with_instance(version: usize, more: &str) -> (tempfile::TempDir, std::sync::Arc<Store>, Instance) {
+    let columns = if version > 10 { ", options" } else { "" };
+    let rows = format!(
         "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, 77, 9, 40, 4, 0);
          INSERT INTO tenants VALUES (1, 't', 1);
          INSERT INTO clusters (id, name, vips, revision) VALUES (2, 'c', '0=192.0.2.100', 2);
          INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, revision) VALUES (4, 'v', 1, 1, 2, 1430, 4);
          INSERT INTO hosts VALUES (5, 'h', '192.0.2.1', 1, 5);
          INSERT INTO subnets (id, name, vpc, ipv4, ipv6, dns, revision) VALUES (6, 's', 4, '10.0.0.0/24', NULL, '', 6);
-         INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived)
-            VALUES (7, 'i', 4, 6, 5, 2199023255559, 167772162, NULL, 7, 1);
-         INSERT INTO outbox VALUES (9, 0, 1, x'0200');",
-    )
-    .await;
+         INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived{columns})
+            VALUES (7, 'i', 4, 6, 5, 2199023255559, 167772162, NULL, 7, 1{more});
+         INSERT INTO outbox VALUES (9, 0, 1, x'0200');"
+    );
+    let (dir, s) = crate::old_database::migrated(version, &rows).await;
+    let instance = s.instance(InstanceId::new(7)).await.unwrap();
+    (dir, s, instance)
+}
+
+/// In a database of version 10, instances have no options.
+pub async fn older_instances_have_no_options() {
+    let (_dir, s, old) = with_instance(10, "").await;
     assert!(s.outbox(8, 10).await.is_err(), "rows of the old encoding are removed");
-    let old = s.instance(InstanceId::new(7)).await.unwrap();
     assert_eq!(old.options, InstanceOptions::default());
     let changed = set(&s, old.id, secondary(&["10.0.0.9"])).await;
     assert_eq!(changed.options.secondary, [ip("10.0.0.9")]);
+}
+
+/// Catches a field of the options without a default: rows that are older than it could not be read.
+pub async fn options_without_a_newer_field_are_read() {
+    let (_dir, _, smallest) = with_instance(11, ", '{}'").await;
+    assert_eq!(smallest.options, InstanceOptions::default());
+    let (_dir, _, pair) = with_instance(11, r#", '{"pairs": [{"address": "10.0.0.9"}], "qos": {}}'"#).await;
+    let pairs = vec![StoredPair { address: ip("10.0.0.9"), mac: None, held: false }];
+    assert_eq!(pair.options, InstanceOptions { pairs, ..InstanceOptions::default() });
 }

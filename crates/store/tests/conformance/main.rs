@@ -77,7 +77,8 @@ fn cases() -> Vec<Case> {
         subnets: ipv6_modes;
         addresses: options_are_stored_whole, values_that_no_instance_can_have, what_another_has,
             routes_and_subnets_exclude_the_same_prefix, allocation_avoids_them, derived_addresses_avoid_them,
-            addresses_are_held, claims_have_one_holder, adopted_instances_have_them_again;
+            addresses_are_held, an_address_of_a_pair_is_held_until_all_hosts_have_removed_it, claims_have_one_holder,
+            adopted_instances_have_them_again;
         gateway_moves: there_and_back, reversed_move, refusals,
             vpc_that_arrives_during_a_move_keeps_the_last_gateway, preferred_owners_set_by_the_scheduler_are_kept;
         removals: addresses_are_held, vnis_and_vteps_are_held, awaited_nodes, release_in_parts, host_that_an_instance_left_is_awaited,

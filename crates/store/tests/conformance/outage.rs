@@ -29,6 +29,9 @@ pub fn cases() -> Vec<(&'static str, Case)> {
         ("addresses::older_instances_have_no_options", || {
             Box::pin(crate::addresses::older_instances_have_no_options())
         }),
+        ("addresses::options_without_a_newer_field_are_read", || {
+            Box::pin(crate::addresses::options_without_a_newer_field_are_read())
+        }),
         ("subnets::older_subnets_keep_deriving_addresses", || {
             Box::pin(crate::subnets::older_subnets_keep_deriving_addresses())
         }),
