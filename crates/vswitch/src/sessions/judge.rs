@@ -86,7 +86,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// A rule with a prefix has permitted the session, so nobody has asked for the identity of its receiver. One that names
+    /// A rule with a prefix has permitted the session, so the identity of its receiver was not needed. One that names
     /// a group may still permit it.
     fn judge_by_receiver(&mut self, session: &Session, (cell, generation): (u32, u32), vni: u32) -> Fate {
         let mut packet = session.first_packet();

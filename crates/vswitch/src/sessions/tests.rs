@@ -262,7 +262,7 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
     drop::<Region>(regions.config);
 }
 
-/// What has become of sessions to receivers that nobody has asked for yet, when only a rule that names a group is left.
+/// What has become of sessions to receivers whose identity was not needed before, when only a rule that names a group is left.
 /// Catches one that ends though that rule permits it, and one that goes on though it does not, or for ever.
 #[test]
 fn sessions_to_unknown_receivers_are_judged_when_these_are_known() {
