@@ -65,7 +65,7 @@ while read -r program; do
 	begin=\$(cut -d. -f1 /proc/uptime)
 	result=failed options=
 	case \$program in */verifier-*) options=--nocapture ;; esac
-	# An emulated processor does not win the race that the skipped case needs.
+	# An emulated processor does not win the race that the skipped cases need.
 	\$program \$options --skip table_that_never_rests </dev/null && result=passed
 	end=\$(cut -d. -f1 /proc/uptime)
 	echo "program \$result: \${program##*/} in \$((end - begin)) s"
