@@ -40,6 +40,8 @@ pub use receivers::Receivers;
 /// Time between two steps of the sweep, and steps of a round. A round takes a second, and a little more if slots are freed.
 const STEP: Duration = Duration::from_millis(100);
 const ROUND_STEPS: u32 = 10;
+/// Time until the next review while sessions wait for the identities of their receivers.
+const SOON: Duration = Duration::from_millis(20);
 /// Buckets that are reviewed at a time: the writer of the tables may wait for it. About a millisecond.
 const CHUNK_BUCKETS: u32 = 512;
 /// Interval at which sessions are counted by port and state.
@@ -231,7 +233,9 @@ impl Keeper {
         let mut reviewed = None;
         // The change that the last review has tried to reach. Another attempt waits for the next step.
         let mut tried = None;
-        while let Some(changes) = self.scopes.wait(tried, STEP) {
+        while let Some(changes) =
+            self.scopes.wait(tried, if self.receivers.is_waiting() { SOON } else { STEP })
+        {
             if Some(changes) != reviewed {
                 tried = Some(changes);
                 match self.review() {

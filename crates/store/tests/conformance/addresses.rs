@@ -537,6 +537,6 @@ pub async fn options_without_a_newer_field_are_read() {
     let (_dir, _, smallest) = with_instance(11, ", '{}'").await;
     assert_eq!(smallest.options, InstanceOptions::default());
     let (_dir, _, pair) = with_instance(11, r#", '{"pairs": [{"address": "10.0.0.9"}], "qos": {}}'"#).await;
-    let pairs = vec![StoredPair { address: ip("10.0.0.9"), mac: None, held: false }];
+    let pairs = vec![StoredPair { address: ip("10.0.0.9"), mac: None, held_since: None }];
     assert_eq!(pair.options, InstanceOptions { pairs, ..InstanceOptions::default() });
 }

@@ -9,9 +9,9 @@ use sluice_datapath::RemoteIdentities as Map;
 use sluice_rsp::Destination;
 use tokio::sync::mpsc;
 
-/// How long sessions wait for the identities of their receivers. An instance that no gateway knows is never answered
-/// for; the four questions about it take 0.8 s.
-const WAIT: Duration = Duration::from_secs(1);
+/// How long sessions wait for the identities of their receivers, which usually takes a few milliseconds. A revoked rule must
+/// end its sessions soon, and an instance that no gateway knows is never answered for.
+const WAIT: Duration = Duration::from_millis(60);
 /// Questions that may wait for the identity client. The next review repeats those for which there is no room.
 const QUESTIONS_MAX: usize = 16_384;
 
@@ -51,6 +51,11 @@ impl Receivers {
     /// Whether sessions whose receivers are not known may go on until the next review.
     pub fn may_wait(&self) -> bool {
         self.until.is_none_or(|until| Instant::now() < until)
+    }
+
+    /// Whether a review has found some unknown, so that the next one may know more.
+    pub fn is_waiting(&self) -> bool {
+        self.until.is_some()
     }
 
     /// A review has found these unknown. Without any, the next one that does may wait for the whole time again.
