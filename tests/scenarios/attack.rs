@@ -1,16 +1,17 @@
 //! A hostile VM with root, raw sockets and a security group sends 100,000 malformed and forged frames, and then opens more
 //! connections than a port may have. A neighbor on its host and a VM on another host exchange paced streams meanwhile:
 //! they lose nothing, and the neighbor opens new connections. No frame reaches the neighbor, or another tenant's VM on the
-//! host. Drops are counted by reason, and the agent lives.
+//! host. Drops are counted by reason, and the agent lives. At last, a VM opens more connections to the neighbor than that may
+//! have: the neighbor opens its own nevertheless, and others reach it again after seconds.
 
 use crate::Ground;
 use crate::security_groups::{group, permit, reaches_at, set_groups};
 use crate::streams::{Account, Streams, lossless};
-use crate::support::{Failure, Outcome, Probe, address, drops, ensure, ensure_timely, number};
+use crate::support::{Failure, Outcome, Probe, address, drops, ensure, ensure_timely, eventually, number};
 use serde_json::Value;
 use sluice_client::Remote;
 use sluice_lab::{Lab, Options, VmState};
-use sluice_types::{IpNet, Protocol};
+use sluice_types::{IpNet, Protocol, SecurityGroupId};
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
@@ -26,9 +27,14 @@ const OPEN: u16 = 7073;
 const STREAMS: [(&str, &str, bool); 2] = [(REMOTE, NEIGHBOR, false), (REMOTE, NEIGHBOR, true)];
 const PPS: u64 = 200;
 const FRAMES: &str = "100000";
-/// Connections of each family. A port may have 2,048 of each, an eighth of the lab's 16,384.
+/// Connections of each family. A port may have 2,048, an eighth of the lab's 16,384, and of these three quarters that it began
+/// itself.
 const FLOWS: &str = "10000";
-const LIMIT: usize = 2048;
+const LIMIT: usize = 1536;
+/// To the neighbor, of each family.
+const FLOWS_IN: &str = "3000";
+/// Connections without an answer end 5 s after their last packet when there are many, and a round of the sweep takes a second.
+const ROOM: Duration = Duration::from_secs(10);
 /// By how much the slowest answer may be later than without the attack. Both share two processors with the generator.
 const LATER_MAX_US: u64 = 300_000;
 /// Port of hostile frames (`sluice-probe`).
@@ -87,6 +93,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for capture in captures {
         capture.has_nothing_hostile().await?;
     }
+    floods_neighbor(&lab, victim).await?;
     ensure!(lab.process(HOST)?.is_alive(), "the agent of {HOST} has ended");
     Ok(lab.synchronized(HOST, Duration::from_secs(10)).await?)
 }
@@ -139,6 +146,30 @@ async fn floods(lab: &Lab) -> Outcome {
     let sessions = sessions(lab, HOST, &vm.port).await?.len();
     ensure!(sessions <= LIMIT, "the port has {sessions} sessions, at most {LIMIT}");
     Ok(())
+}
+
+/// More connections to the neighbor than it may have, which its groups permit.
+async fn floods_neighbor(lab: &Lab, victim: SecurityGroupId) -> Outcome {
+    let (from, to) = (lab.vm(REMOTE)?, lab.vm(NEIGHBOR)?);
+    for at in from.addresses() {
+        for protocol in [Protocol::TCP, Protocol::UDP] {
+            permit(lab, victim, protocol, HOSTILE_PORT, Remote::Prefix(IpNet::from(at))).await?;
+        }
+    }
+    let before = drops(lab, to.vni, "session_limit").await?;
+    let router = router(lab).await?;
+    for at in to.addresses() {
+        let words = ["flood", &own(from)?, &router, &at.to_string(), FLOWS_IN];
+        Probe::start(lab, REMOTE, &words)?.result().await?;
+    }
+    let more = drops(lab, to.vni, "session_limit").await? - before;
+    ensure!(more > 1000.0, "only {more} packets to {NEIGHBOR} were above its limit of sessions");
+    for at in from.addresses() {
+        let output =
+            lab.exec(NEIGHBOR, &["ping", "-c", "3", "-i", "0.2", "-W", "2", &at.to_string()]).await?;
+        ensure!(output.status.success(), "{NEIGHBOR} does not reach {at} while others fill its sessions");
+    }
+    eventually(ROOM, || reaches_at(lab, REMOTE, NEIGHBOR, OPEN, true)).await
 }
 
 /// The sessions of a port, as `sluice port sessions` shows them.

@@ -60,7 +60,7 @@
 #include <linux/types.h>
 
 #define SESSIONS_MAGIC 0x3130534553554c53ull /* "SLUSES01", little endian */
-#define SESSIONS_LAYOUT_VERSION 2
+#define SESSIONS_LAYOUT_VERSION 3
 
 #define SESSION_SLOTS 7
 
@@ -186,7 +186,7 @@ struct session_config {
 	/*
 	 * The slot that the agent empties now, and what it will store in the share of the session's scope, so that a
 	 * successor counts each session once. Bucket in bits 0..31, slot 32..34, 35: IPv6, generation 40..53, 63: set.
-	 * Then `ended` in bits 0..31, scope 32..47.
+	 * Then `ended` in bits 0..31, scope 32..47, its index 48.
 	 */
 	__u64 emptying[2];
 	__u64 reserved0[4];
@@ -203,18 +203,29 @@ struct session_config {
 	__u64 full[2];	  /* not created because both buckets were full: IPv4, IPv6 */
 	__u64 busy;	  /* operations that gave up after SESSION_ATTEMPTS failed swaps */
 	__u64 duplicates; /* records that died because another one had the same key */
-	__u64 reserved3[4];
+	/*
+	 * Sessions beyond what is assured to their scopes: they take the room that no scope has for itself. The agent corrects
+	 * `shared_ended` a few times a second, so the difference is too high by those that have ended since.
+	 */
+	__u32 shared_begun; /* atomic additions by packets */
+	__u32 shared_ended; /* written only by the agent */
+	__u32 shared_limit; /* written only by the agent */
+	__u32 reserved3;
+	__u64 reserved4[2];
 };
 
 /*
  * Sessions of one scope, on a host: element `scope` of the array map `session_shares`. Packets count each record that
  * they publish, duplicates included, and the agent each record whose slot it empties. So the difference, which may wrap, is
- * the number of records; it is exact when no program runs between the two.
+ * the number of records; it is exact when no program runs between the two. Index 0 is of the sessions that the other end
+ * began, 1 of those that the VM began.
  */
 struct session_share {
-	__u32 begun; /* atomic additions by packets */
-	__u32 ended; /* written only by the agent */
-	__u32 limit; /* new sessions are refused from this number on; 0: the scope is not in use */
+	__u32 begun[2];	  /* atomic additions by packets */
+	__u32 ended[2];	  /* written only by the agent */
+	__u32 limit;	  /* new sessions are refused from this number on; 0: the scope is not in use */
+	__u32 limit_each; /* the same for the sessions of each index: neither takes all */
+	__u32 assured;	  /* up to this number, the scope has room whatever others have */
 	__u32 reserved;
 };
 #define SESSION_SCOPES 65536

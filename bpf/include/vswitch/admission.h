@@ -66,7 +66,7 @@ struct admission {
 	__u32 now;	  /* in ticks of the session table */
 	__u32 generation; /* of the policy that permits the packet */
 	__u32 rule;	  /* of that policy; with SESSION_EGRESS when the session begins */
-	__u32 reserved;
+	__u32 is_shared;  /* whether the session takes room that is assured to no port */
 };
 
 struct {
@@ -425,14 +425,50 @@ __attribute__((noinline)) __u32 admit_again(struct frame *frame, struct admissio
 	return touch_session(config, memory, ipv6);
 }
 
+/* Before the third step: whether the port may have another session. DROP_none, or a reason. */
+__attribute__((noinline)) __u32 has_room(struct admission *memory, __u32 port_cell, __u32 ipv6)
+{
+	const struct port *port = vm_port_at(port_cell);
+	struct session_config *config = session_config_at();
+	struct session_share *share;
+	__u32 scope, egress, alike, sessions;
+
+	if (!port || !config || !memory)
+		return DROP_stale_index;
+	scope = port->scope;
+	share = bpf_map_lookup_elem(&session_shares, &scope);
+	if (!share)
+		return DROP_session_limit;
+	egress = !!(memory->rule & SESSION_EGRESS);
+	alike = READ_ONCE(share->begun[egress]) - READ_ONCE(share->ended[egress]);
+	sessions = alike + READ_ONCE(share->begun[!egress]) - READ_ONCE(share->ended[!egress]);
+	if (sessions >= READ_ONCE(share->limit) || alike >= READ_ONCE(share->limit_each))
+		return DROP_session_limit;
+	memory->is_shared = sessions >= READ_ONCE(share->assured);
+	if (!memory->is_shared || (__s32)(READ_ONCE(config->shared_begun) - READ_ONCE(config->shared_ended) -
+					  READ_ONCE(config->shared_limit)) < 0)
+		return DROP_none;
+	ADD(&config->full[!!ipv6], 1);
+	return DROP_sessions_full;
+}
+
+/* After the third step: counts the record of a session that was published. */
+static __always_inline void count_session(const struct admission *memory, __u32 scope)
+{
+	struct session_share *share = bpf_map_lookup_elem(&session_shares, &scope);
+	struct session_config *config = session_config_at();
+
+	if (share)
+		ADD(&share->begun[!!(memory->rule & SESSION_EGRESS)], 1);
+	if (config && memory->is_shared)
+		ADD(&config->shared_begun, 1);
+}
+
 /* Third step: begins the session of a packet that the policy permits. ADMIT_PASS, or a reason. */
 static __always_inline __u32 begin_session(const struct frame *frame, struct admission *memory, __u32 scope)
 {
-	struct session_share *share = bpf_map_lookup_elem(&session_shares, &scope);
 	enum session_answer answer;
 
-	if (!share || READ_ONCE(share->begun) - READ_ONCE(share->ended) >= READ_ONCE(share->limit))
-		return DROP_session_limit;
 	if (frame->flags & FRAME_IPV6)
 		answer = create_session6(&memory->query, memory->generation, memory->rule, memory->now,
 					 &memory->hit);
@@ -440,7 +476,7 @@ static __always_inline __u32 begin_session(const struct frame *frame, struct adm
 		answer = create_session4(&memory->query, memory->generation, memory->rule, memory->now,
 					 &memory->hit);
 	if (memory->hit.published)
-		ADD(&share->begun, 1);
+		count_session(memory, scope);
 	switch (answer) {
 	case SESSION_CREATED:
 	case SESSION_HIT:
@@ -476,8 +512,11 @@ static __always_inline enum drop_reason admit(struct __sk_buff *skb, struct fram
 		answer = admit_by_policy(frame, memory, port_cell, from);
 	if (answer == DROP_egress_denied && from & ADMIT_UNKNOWN)
 		answer = post_unknown_receiver(frame, port_cell);
-	if (answer == ADMIT_BEGIN)
-		answer = begin_session(frame, memory, scope);
+	if (answer == ADMIT_BEGIN) {
+		answer = has_room(memory, port_cell, frame->flags & FRAME_IPV6);
+		if (answer == DROP_none)
+			answer = begin_session(frame, memory, scope);
+	}
 	if (answer == ADMIT_PASS && (frame->flags & (FRAME_FRAGMENT | FRAME_LATER)) == FRAME_FRAGMENT)
 		remember_fragment(skb, frame, scope, memory->now);
 	return answer;

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 use sluice_tables::PortMeters;
 use sluice_tables::sessions::SessionShares;
 
+/// Sessions that are assured to a new port until the room is divided again.
+const ASSURED_AT_FIRST: u32 = 256;
 /// A retired number stays out of use for at least this time: the programs remember the fragments of a port for 30 s.
 pub const RETIRED_MIN: Duration = Duration::from_secs(31);
 
@@ -96,7 +98,7 @@ impl Scopes {
         let retired = Retired { since: Instant::now(), change: 0 };
         for number in 1..=u16::MAX {
             let share = shares.get(number);
-            if share.sessions != 0 {
+            if share.sessions() != 0 {
                 numbers.retired.insert(number, retired);
             }
         }
@@ -114,7 +116,7 @@ impl Scopes {
 
     /// Number of records of sessions that a port has, with those that have ended and are not yet swept.
     pub fn sessions(&self, number: u16) -> u32 {
-        self.0.shares.get(number).sessions
+        self.0.shares.get(number).sessions()
     }
 
     /// Gives an attachment the number that it had before. Returns false if that is 0, or another one's.
@@ -166,7 +168,11 @@ impl Scopes {
         let mut numbers = self.lock();
         if let Some(owner) = numbers.given.get_mut(&number) {
             *owner = Owner { ifindex, ifname: ifname.into() };
-            self.0.shares.set_limit(number, self.0.limit);
+            let shares = &self.0.shares;
+            if shares.get(number).assured == 0 {
+                shares.set_assured(number, self.0.limit.min(ASSURED_AT_FIRST));
+            }
+            shares.set_limit(number, self.0.limit);
         }
     }
 
@@ -177,6 +183,7 @@ impl Scopes {
         }
         let mut numbers = self.lock();
         self.0.shares.set_limit(number, 0);
+        self.0.shares.set_assured(number, 0);
         numbers.given.remove(&number);
         numbers.changes += 1;
         let change = numbers.changes;
@@ -207,7 +214,7 @@ impl Scopes {
         numbers.retired.retain(|number, retired| {
             let is_over = now.saturating_duration_since(retired.since) >= RETIRED_MIN;
             // Without sessions and grace periods behind it, none can begin.
-            retired.change > changes || !is_over || shares.get(*number).sessions != 0
+            retired.change > changes || !is_over || shares.get(*number).sessions() != 0
         });
     }
 

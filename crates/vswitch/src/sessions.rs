@@ -249,6 +249,9 @@ impl Keeper {
                     }
                 }
             }
+            let map = self.scopes.map();
+            let ports: Vec<u16> = map.given.keys().copied().collect();
+            self.sessions.share_out(&ports, &map.retired, self.scopes.limit());
             let total: u32 = FAMILIES.iter().map(|family| self.sessions.buckets(*family)).sum();
             match self.sessions.sweep(total.div_ceil(ROUND_STEPS), ticks_now()) {
                 Ok(swept) if swept.round_completed => self.end_round(reviewed),

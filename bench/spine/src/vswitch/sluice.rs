@@ -83,6 +83,7 @@ impl Sluice {
         let sessions =
             Sessions::open(&datapath.sessions()?, shares.clone(), ticks_now(), Membarrier::new()?)?;
         shares.set_limit(SCOPE, u32::MAX);
+        shares.set_assured(SCOPE, u32::MAX);
         let sluice = Self { datapath, _tables: tables, sessions, _pins: pins };
         for vm in VMS {
             sluice.attach(PORT_PROGRAM, vm.interface)?;

@@ -1,9 +1,15 @@
 //! The shares that the ports of a host have of the session table: how many sessions each has, and may have.
 //!
+//! A port has a limit. Of it, neither the sessions that the VM begins nor those that others begin with it may take all. A part of
+//! the limit is assured: ports that have more share what is left of the table, so that no number of ports that are filled
+//! from outside leaves another port without room.
+//!
 //! Packets count the records that they publish, and the sweep those whose slot it empties (`struct session_share`). A
 //! sweep may be killed between emptying a slot and counting it. So it notes in the configuration, before it empties a
 //! slot, what it will count, and its successor completes that.
 
+use super::Sessions;
+use super::key::Family;
 use super::table::{Table, TagWord};
 use crate::error::Error;
 use crate::layout::{self, session_config, session_share};
@@ -19,11 +25,31 @@ pub struct SessionShares {
 /// Sessions of one scope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Records of sessions, including those that have ended and are not yet swept.
-    pub sessions: u32,
+    /// Records of sessions, including those that have ended and are not yet swept: those that the other end began, and those
+    /// that the VM began.
+    pub by_origin: [u32; 2],
     /// From this number on, new sessions are refused. While several processors create sessions at the same moment, there may be
     /// as many more as there are processors.
     pub limit: u32,
+    /// The same for each number of `by_origin`.
+    pub limit_each: u32,
+    /// Up to this number, there is room whatever other scopes have.
+    pub assured: u32,
+}
+
+impl Share {
+    /// Records of sessions of both kinds.
+    #[must_use]
+    pub fn sessions(&self) -> u32 {
+        self.by_origin[0].wrapping_add(self.by_origin[1])
+    }
+
+    /// Whether more than three quarters of what it may have are used.
+    fn is_scarce(&self) -> bool {
+        let is_scarce = |sessions: u32, limit: u32| u64::from(sessions) * 4 > u64::from(limit) * 3;
+        let each = self.by_origin.into_iter().max().unwrap_or(0);
+        is_scarce(self.sessions(), self.limit) || is_scarce(each, self.limit_each)
+    }
 }
 
 impl SessionShares {
@@ -60,15 +86,28 @@ impl SessionShares {
     #[must_use]
     pub fn get(&self, scope: u16) -> Share {
         let load = |offset| self.region.load32(Self::at(scope, offset));
-        // In this order, a session that begins and ends in between makes the number too high, never negative.
-        let ended = load(offset_of!(session_share, ended));
-        let begun = load(offset_of!(session_share, begun));
-        Share { sessions: begun.wrapping_sub(ended), limit: load(offset_of!(session_share, limit)) }
+        let sessions = |index: usize| {
+            // In this order, a session that begins and ends in between makes the number too high, never negative.
+            let ended = load(offset_of!(session_share, ended) + index * 4);
+            load(offset_of!(session_share, begun) + index * 4).wrapping_sub(ended)
+        };
+        Share {
+            by_origin: [sessions(0), sessions(1)],
+            limit: load(offset_of!(session_share, limit)),
+            limit_each: load(offset_of!(session_share, limit_each)),
+            assured: load(offset_of!(session_share, assured)),
+        }
     }
 
-    /// Sets how many sessions a scope may have. 0: it is not in use.
+    /// Sets how many sessions a scope may have, of which three quarters may be of the same origin. 0: it is not in use.
     pub fn set_limit(&self, scope: u16, limit: u32) {
+        self.region.store32(Self::at(scope, offset_of!(session_share, limit_each)), limit - limit / 4);
         self.region.store32(Self::at(scope, offset_of!(session_share, limit)), limit);
+    }
+
+    /// Sets how many sessions of a scope have room whatever others have.
+    pub fn set_assured(&self, scope: u16, assured: u32) {
+        self.region.store32(Self::at(scope, offset_of!(session_share, assured)), assured);
     }
 
     /// Forgets all sessions and limits, with the tables in which the sessions were.
@@ -78,12 +117,12 @@ impl SessionShares {
 
     /// Sets what packets count.
     #[cfg(test)]
-    pub(super) fn set_begun(&self, scope: u16, begun: u32) {
-        self.region.store32(Self::at(scope, offset_of!(session_share, begun)), begun);
+    pub(super) fn set_begun(&self, scope: u16, index: usize, begun: u32) {
+        self.region.store32(Self::at(scope, offset_of!(session_share, begun) + index * 4), begun);
     }
 
-    fn store_ended(&self, scope: u16, ended: u32) {
-        self.region.store32(Self::at(scope, offset_of!(session_share, ended)), ended);
+    fn ended_at(scope: u16, index: usize) -> usize {
+        Self::at(scope, offset_of!(session_share, ended) + index * 4)
     }
 
     /// Empties a slot that was seen dying with `word`, and counts its session. A grace period has passed since. Returns
@@ -98,14 +137,16 @@ impl SessionShares {
         let Ok(scope) = u16::try_from(table.scope(bucket, slot)) else {
             return table.compare_and_swap(bucket, slot, word, word.emptied()).is_ok();
         };
-        let ended = self.region.load32(Self::at(scope, offset_of!(session_share, ended))).wrapping_add(1);
+        let index = usize::from(table.is_egress(bucket, slot));
+        let ended_at = Self::ended_at(scope, index);
+        let ended = self.region.load32(ended_at).wrapping_add(1);
         let note = Note { ipv6: table.family.index() == 1, bucket, slot, generation: word.generation() };
-        config.store64(EMPTYING + 8, u64::from(scope) << 32 | u64::from(ended));
+        config.store64(EMPTYING + 8, (index as u64) << 48 | u64::from(scope) << 32 | u64::from(ended));
         config.store64(EMPTYING, note.encode());
         // Only the sweep changes the tag word of a dying slot.
         let is_emptied = table.compare_and_swap(bucket, slot, word, word.emptied()).is_ok();
         if is_emptied {
-            self.store_ended(scope, ended);
+            self.region.store32(ended_at, ended);
         }
         config.store64(EMPTYING, 0);
         is_emptied
@@ -120,10 +161,45 @@ impl SessionShares {
             let word = table.word(note.bucket, note.slot);
             // A slot changes its generation when it becomes empty, and only the sweep empties slots.
             if word.generation() != note.generation {
-                self.store_ended((share >> 32) as u16, share as u32);
+                let ended_at = Self::ended_at((share >> 32) as u16, (share >> 48) as usize & 1);
+                self.region.store32(ended_at, share as u32);
             }
         }
         config.store64(EMPTYING, 0);
+    }
+}
+
+impl Sessions {
+    /// Divides the room between ports, each of which may have `limit` sessions, and finds those that have little left: their
+    /// sessions that are closed or not answered end soon ([`Sessions::sweep`]). If the table has less room than all of them may
+    /// take, half of it is assured to them in equal parts, and what is left is shared by those that need more. `others` are
+    /// scopes whose sessions are being removed. To be called a few times a second.
+    pub fn share_out(&mut self, ports: &[u16], others: &[u16], limit: u32) {
+        let Some(shares) = &self.shares else { return };
+        let capacity = [Family::Ipv4, Family::Ipv6].map(|family| self.usage(family).slots * 2 / 3);
+        let capacity = capacity.into_iter().min().unwrap_or(0);
+        let count = ports.len().max(1) as u64;
+        let is_enough = u64::from(limit) * count <= capacity;
+        let part = if is_enough { limit } else { limit.min((capacity / 2 / count) as u32) };
+        let load = |offset| self.config.load32(offset);
+        // Read first: what begins meanwhile is counted twice until the next time, and never forgotten.
+        let begun = load(offset_of!(session_config, shared_begun));
+        let mut used: u64 = others.iter().map(|scope| u64::from(shares.get(*scope).sessions())).sum();
+        for scope in ports {
+            shares.set_assured(*scope, part);
+            used += u64::from(shares.get(*scope).sessions().saturating_sub(part));
+        }
+        let left = u32::try_from(capacity - u64::from(part) * ports.len() as u64).unwrap_or(u32::MAX);
+        let ended = begun.wrapping_sub(u32::try_from(used).unwrap_or(u32::MAX));
+        self.config.store32(offset_of!(session_config, shared_limit), left);
+        self.config.store32(offset_of!(session_config, shared_ended), ended);
+        let is_all_scarce = used > 0 && used * 4 > u64::from(left) * 3;
+        let is_scarce = |scope: &&u16| {
+            let share = shares.get(**scope);
+            share.is_scarce() || is_all_scarce && share.sessions() > part
+        };
+        let scarce = ports.iter().filter(is_scarce).map(|scope| u32::from(*scope)).collect();
+        self.progress.set_scarce(scarce);
     }
 }
 

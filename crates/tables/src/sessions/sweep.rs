@@ -2,9 +2,10 @@
 
 use super::key::Family;
 use super::table::{SLOTS, Table, TagWord};
-use super::{SessionReader, SessionShares, Sessions};
+use super::{SessionReader, SessionShares, Sessions, timeouts};
 use crate::error::Error;
 use crate::region::Region;
+use std::collections::BTreeSet;
 
 /// Maximum number of slots that one step of the sweep frees after its grace period.
 pub const DYING_MAX: usize = 1 << 16;
@@ -19,7 +20,7 @@ const PREFETCH_AHEAD: u32 = 16;
 pub struct Swept {
     /// Buckets that were looked at.
     pub buckets: u64,
-    /// Sessions that were ended because they had expired.
+    /// Sessions that were ended because they had expired, or to make room.
     pub expired: u64,
     /// Slots that were freed: those of expired sessions, and of sessions that ended otherwise.
     pub freed: u64,
@@ -38,6 +39,8 @@ pub(super) struct Progress {
     live: [Vec<u32>; 2],
     /// Slots that were seen dying: family, bucket, slot and tag word.
     dying: Vec<(usize, u32, u32, TagWord)>,
+    /// Scopes that have little room left.
+    scarce: BTreeSet<u32>,
 }
 
 impl Progress {
@@ -49,7 +52,25 @@ impl Progress {
             block_live: 0,
             live: [blocks(&tables[0]), blocks(&tables[1])],
             dying: Vec::new(),
+            scarce: BTreeSet::new(),
         }
+    }
+
+    pub(super) fn set_scarce(&mut self, scopes: BTreeSet<u32>) {
+        self.scarce = scopes;
+    }
+
+    /// Whether a live session ends before its time, because its scope has little room left.
+    fn makes_room(&self, table: &Table, config: &Region, slot: u32, word: TagWord, now: u32) -> bool {
+        if self.scarce.is_empty() || !self.scarce.contains(&table.scope(self.bucket, slot)) {
+            return false;
+        }
+        let (protocol, state) = table.protocol_and_state(self.bucket, slot);
+        timeouts::when_scarce(config, protocol, state).is_some_and(|(timeout, stay)| {
+            // Packets move the expiry, so it says when the last one came.
+            let left = word.expires_at().wrapping_sub(now);
+            timeout.saturating_sub(left) >= stay
+        })
     }
 
     /// Counts the sessions in all blocks, as the sweep does.
@@ -76,13 +97,13 @@ impl Progress {
         *live = live.saturating_sub(1);
     }
 
-    /// Ends the expired sessions of the present bucket and collects its dying slots. Returns the number of
-    /// expired sessions.
-    fn visit(&mut self, table: &Table, now: u32) -> u64 {
+    /// Ends the expired sessions of the present bucket, and those that make room, and collects its dying slots. Returns the
+    /// number of sessions that it ended.
+    fn visit(&mut self, table: &Table, config: &Region, now: u32) -> u64 {
         let mut expired = 0;
         for slot in 0..SLOTS {
             let mut word = table.word(self.bucket, slot);
-            if word.is_live() && word.has_expired(now) {
+            if word.is_live() && (word.has_expired(now) || self.makes_room(table, config, slot, word, now)) {
                 match table.compare_and_swap(self.bucket, slot, word, word.dying()) {
                     Ok(()) => {
                         word = word.dying();
@@ -131,7 +152,8 @@ impl Progress {
 
 impl Sessions {
     /// Makes one step of the sweep: looks at `buckets` buckets from where the last step ended, or fewer if
-    /// [`DYING_MAX`] slots are dying by then; ends sessions that have expired at `now`; and, if there are
+    /// [`DYING_MAX`] slots are dying by then; ends sessions that have expired at `now`, and of ports that have little room
+    /// left ([`Sessions::share_out`]) those that are closed for 2 s or not answered for 5 s; and, if there are
     /// slots to free, waits for a grace period and frees them. Packets never wait. A dying slot is freed when
     /// the sweep reaches it, so the sweep should complete a round within the shortest timeout.
     ///
@@ -146,7 +168,7 @@ impl Sessions {
         {
             let table = &tables[self.progress.family];
             table.prefetch(self.progress.bucket.saturating_add(PREFETCH_AHEAD));
-            swept.expired += self.progress.visit(table, now);
+            swept.expired += self.progress.visit(table, &self.config, now);
             swept.buckets += 1;
             swept.round_completed = self.progress.advance(tables);
         }

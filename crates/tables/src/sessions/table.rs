@@ -158,6 +158,21 @@ impl Table {
         self.region.load64(self.record_at(bucket, slot)) as u32 & 0xff_ffff
     }
 
+    /// Protocol and state of the session in a slot.
+    pub(super) fn protocol_and_state(&self, bucket: u32, slot: u32) -> (u8, u32) {
+        let at = self.record_at(bucket, slot);
+        let data = at + self.family.key_words() * 8;
+        let who = self.region.load64(at);
+        let state = self.region.load32(data + offset_of!(layout::session_data, state));
+        ((who >> layout::SESSION_PROTOCOL_SHIFT) as u8, state)
+    }
+
+    /// Whether the VM began the session in a slot, on a host.
+    pub(super) fn is_egress(&self, bucket: u32, slot: u32) -> bool {
+        let data = self.record_at(bucket, slot) + self.family.key_words() * 8;
+        self.region.load32(data + offset_of!(layout::session_data, action) + 4) & layout::SESSION_EGRESS != 0
+    }
+
     /// Replaces the data of a session's creator. Returns false if it is not `from`.
     pub(super) fn replace_action(&self, bucket: u32, slot: u32, from: [u32; 2], to: [u32; 2]) -> bool {
         let data = self.record_at(bucket, slot) + self.family.key_words() * 8;

@@ -103,6 +103,29 @@ impl Timeouts {
     }
 }
 
+/// How long sessions of a port that has little room left stay after their last packet, in ticks. A closed connection needs
+/// its record for segments that are sent again, and one without an answer for the first repetitions of its first packet.
+const CLOSED_STAY: u32 = 2 * TICKS;
+const UNANSWERED_STAY: u32 = 5 * TICKS;
+
+/// Of a session that is closed or not answered: its timeout, and how long it stays if room is scarce, both in ticks.
+/// `None` for others.
+pub(super) fn when_scarce(config: &Region, protocol: u8, state: u32) -> Option<(u32, u32)> {
+    let timeout = |offset| config.load32(offset_of!(session_config, timeouts) + offset);
+    let has = |bits: u32| state & bits == bits;
+    let unanswered = |offset| (!has(layout::SESSION_REPLIED)).then(|| (timeout(offset), UNANSWERED_STAY));
+    match protocol {
+        6 if has(layout::SESSION_RST) || has(layout::SESSION_FIN | layout::SESSION_FIN << 1) => {
+            Some((timeout(offset_of!(session_timeouts, tcp_closing)), CLOSED_STAY))
+        }
+        6 if has(layout::SESSION_CONFIRMED) => None,
+        6 => Some((timeout(offset_of!(session_timeouts, tcp_new)), UNANSWERED_STAY)),
+        17 => unanswered(offset_of!(session_timeouts, udp_one_way)),
+        1 | 58 => unanswered(offset_of!(session_timeouts, icmp)),
+        _ => unanswered(offset_of!(session_timeouts, other)),
+    }
+}
+
 /// `NAME=SECONDS,...`, each name once; those that are not named have their defaults.
 impl FromStr for Timeouts {
     type Err = Error;
@@ -160,6 +183,8 @@ pub(super) fn write_config(config: &Region, content: &session_config) {
         offset_of!(session_config, full) + 8,
         offset_of!(session_config, busy),
         offset_of!(session_config, duplicates),
+        offset_of!(session_config, shared_begun),
+        offset_of!(session_config, shared_limit),
     ] {
         config.store64(counter, 0);
     }
