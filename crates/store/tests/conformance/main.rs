@@ -76,6 +76,7 @@ fn cases() -> Vec<Case> {
             onto_existing, full_subnet_is_named, many_hosts;
         subnets: ipv6_modes;
         addresses: options_are_stored_whole, values_that_no_instance_can_have, what_another_has,
+            macs_of_pairs_are_no_instances_own,
             routes_and_subnets_exclude_the_same_prefix, allocation_avoids_them, derived_addresses_avoid_them,
             addresses_are_held, claims_have_one_holder, adopted_instances_have_them_again;
         gateway_moves: there_and_back, reversed_move, refusals,
