@@ -487,6 +487,7 @@ pub(super) async fn establish(
     let missing = || StoreError::Corrupt(format!("{} has no subnet", after.id));
     let subnet = subnets.iter().find(|subnet| subnet.id == after.subnet).ok_or_else(missing)?;
     check_own(&subnets, subnet, after)?;
+    pair_macs::check(w.q(), before, after).await?;
     for address in after.options.secondary.iter().filter(|address| !before.secondary.contains(address)) {
         check_address(w.q(), subnet, after, *address, None, held).await?;
     }
@@ -498,7 +499,6 @@ pub(super) async fn establish(
     for prefix in after.options.delegated.iter().filter(|prefix| !before.delegated.contains(prefix)) {
         check_prefix(w.q(), vpc, &subnets, after, *prefix, held).await?;
     }
-    pair_macs::check(w.q(), before, after).await?;
     save(w.q(), after).await
 }
 
