@@ -147,7 +147,7 @@ async fn each_interface_has_its_peers(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// The guest is reset while it is sent to. Its neighbor on the same host loses nothing, and the guest comes back with its
+/// The guest is reset while it is sent to, and then its QEMU is restarted. Its neighbor on the same host loses nothing, and the guest comes back with its
 /// addresses.
 async fn reset_under_traffic(lab: &Lab) -> Outcome {
     let pairs = [(NEIGHBOR, REMOTE, false), (NEIGHBOR, REMOTE, true)];
@@ -162,6 +162,12 @@ async fn reset_under_traffic(lab: &Lab) -> Outcome {
     ensure!(number(&result, "received")? < number(&result, "sent")?, "nothing was lost by a reset: {result}");
     neighbor.end().await?;
     has_its_addresses(lab).await?;
+    // QEMU ends and is started again.
+    lab.stop(GUEST).await?;
+    lab.restart_guest(GUEST).await?;
+    has_its_addresses(lab).await?;
+    let unknown = lab.command("nosuch", &["true"]).err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(unknown.contains(GUEST), "the places of a lab include its guests: {unknown}");
     transfers(lab, GUEST, REMOTE).await
 }
 

@@ -40,7 +40,7 @@ pub struct Tally {
 pub struct Event {
     /// Kind of object, as [`Resource::NOUN`].
     pub kind: &'static str,
-    /// Name of the object; for instances, the name of their VPC.
+    /// Name of the object; for instances, the name of their VPC, except in the event of one that differs.
     pub name: String,
     /// Outcome of this step.
     pub tally: Tally,
@@ -317,6 +317,7 @@ impl Applier<'_> {
         let existing: HashMap<&str, &Instance> =
             existing.iter().map(|instance| (instance.name.as_str(), instance)).collect();
         let mut subnets = HashMap::new();
+        let mut same = Tally::default();
         for spec in &spec.instances {
             let found = existing.get(spec.name.as_str());
             let difference = match found {
@@ -326,11 +327,16 @@ impl Applier<'_> {
                     None => Some("it refers to an object that does not exist yet".to_owned()),
                 },
             };
-            let tally = match difference {
-                Some(_) => Tally { differing: 1, ..Tally::default() },
-                None => Tally::of(found.is_none()),
-            };
-            self.report_step(Instance::NOUN, &spec.name, tally, difference);
+            match difference {
+                None => same = same.plus(Tally::of(found.is_none())),
+                Some(_) => {
+                    let tally = Tally { differing: 1, ..Tally::default() };
+                    self.report_step(Instance::NOUN, &spec.name, tally, difference);
+                }
+            }
+        }
+        if same != Tally::default() {
+            self.report_step(Instance::NOUN, &spec.name, same, None);
         }
         Ok(())
     }

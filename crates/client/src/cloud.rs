@@ -37,6 +37,11 @@ pub enum CloudFileError {
     /// The file is not YAML or not a cloud file; the source names line and column.
     #[error("not a valid cloud file")]
     Syntax(#[source] Box<serde_saphyr::Error>),
+    /// The file has several YAML documents.
+    #[error(
+        "a cloud file is one YAML document, and `---` begins another: put all of it into one, or apply several files"
+    )]
+    Documents,
     /// Two objects of one kind have the same name.
     #[error("{kind} `{name}` is defined twice{within}")]
     Twice {
@@ -292,8 +297,15 @@ impl CloudFile {
     /// # Errors
     /// [`CloudFileError`] with line and column, or with the name that is defined twice.
     pub fn parse(yaml: &str) -> Result<Self, CloudFileError> {
-        let cloud: Self = serde_saphyr::from_str_with_options(yaml, yaml_options(yaml.len()))
-            .map_err(|source| CloudFileError::Syntax(Box::new(source)))?;
+        let cloud: Self = serde_saphyr::from_str_with_options(yaml, yaml_options(yaml.len())).map_err(
+            |source| match source.without_snippet() {
+                serde_saphyr::Error::Budget {
+                    breach: serde_saphyr::budget::BudgetBreach::Documents { .. },
+                    ..
+                } => CloudFileError::Documents,
+                _ => CloudFileError::Syntax(Box::new(source)),
+            },
+        )?;
         cloud.check()?;
         Ok(cloud)
     }
@@ -491,6 +503,9 @@ peerings: [{name: web-db, vpcs: [web, db]}]
         let text = chain("hosts: [{name: a, vtep: 192.0.2.300}]");
         assert!(text.contains("IP address"), "{text}");
         assert!(!chain("tenants: [{name: a, name: b}]").is_empty());
+        let two = CloudFile::parse("tenants: [{name: a}]\n---\ntenants: [{name: b}]\n");
+        assert!(matches!(two, Err(CloudFileError::Documents)), "{two:?}");
+        assert!(CloudFile::parse("---\ntenants: [{name: a}]\n").is_ok());
     }
 
     #[test]

@@ -60,11 +60,16 @@ impl EndingSessions {
 
 impl Display for EndingSessions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} sessions on {} hosts would end", self.sessions, self.hosts.len())?;
-        for UnansweredHost { host, reason } in &self.unanswered {
-            write!(f, "\n{host} did not answer: {reason}")?;
-        }
-        Ok(())
+        let with_sessions = self.hosts.iter().filter(|host| host.sessions > 0).count();
+        let asked = self.hosts.len() + self.unanswered.len();
+        let plural = |count: u64| if count == 1 { "" } else { "s" };
+        write!(
+            f,
+            "{} session{} on {with_sessions} of {asked} host{} would end",
+            self.sessions,
+            plural(self.sessions),
+            plural(asked as u64)
+        )
     }
 }
 
@@ -77,5 +82,26 @@ impl Client {
         let action = format!("find the sessions of security rule {rule}");
         let path = format!("/v1/security-rules/{rule}/ending-sessions");
         self.get_json(&action, self.at(&path, &[])).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_without_such_sessions_are_only_counted_as_asked() {
+        let of = |host, sessions| HostEndingSessions { host: HostId::new(host), sessions, instances: vec![] };
+        let mut ending = EndingSessions {
+            rule: SecurityRuleId::new(1),
+            sessions: 2,
+            hosts: vec![of(1, 0), of(2, 2), of(3, 0)],
+            unanswered: vec![],
+        };
+        assert_eq!(ending.to_string(), "2 sessions on 1 of 3 hosts would end");
+        ending.unanswered.push(UnansweredHost { host: HostId::new(4), reason: String::new() });
+        assert_eq!(ending.to_string(), "2 sessions on 1 of 4 hosts would end");
+        let one = EndingSessions { sessions: 1, hosts: vec![of(2, 1)], unanswered: vec![], ..ending };
+        assert_eq!(one.to_string(), "1 session on 1 of 1 host would end");
     }
 }

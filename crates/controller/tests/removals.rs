@@ -112,6 +112,59 @@ async fn nodes_that_have_not_acknowledged_are_named_and_addresses_held() {
 }
 
 #[tokio::test]
+async fn deletion_waits_for_the_nodes() {
+    let mut site = Site::start().await;
+    let path = format!("{}?wait=60", site.path());
+    let waiting = tokio::spawn(site.cloud.request(reqwest::Method::DELETE, &path).send());
+    site.gateway.acked_step().await;
+    assert!(!waiting.is_finished(), "the host has not acknowledged the deletion");
+    site.host.acked_step().await;
+    let answer = tokio::time::timeout(PATIENCE, waiting).await.expect("an answer").unwrap().unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let answer: Value = answer.json().await.unwrap();
+    assert_eq!((&answer["removed"], &answer["waiting"]), (&json!(true), &json!([])));
+}
+
+#[tokio::test]
+async fn all_kinds_of_objects_are_deleted_with_a_wait() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let vpc = &basics.vpc;
+    let other = cloud.make("/v1/vpcs", json!({"name": "v2", "tenant": basics.tenant})).await;
+    let peering = cloud.make("/v1/peerings", json!({"name": "p", "vpcs": [vpc, other]})).await;
+    let group = cloud.make(&format!("/v1/vpcs/{vpc}/security-groups"), json!({"name": "g"})).await;
+    let rule = json!({"direction": "ingress", "family": "ipv4", "protocol": "tcp"});
+    let rule = cloud.make(&format!("/v1/security-groups/{group}/rules"), rule).await;
+    let tables = cloud.get(&format!("/v1/route-tables?vpc={vpc}")).await.body;
+    let table = tables["items"][0]["id"].as_str().unwrap();
+    let route = json!({"destination": "192.0.2.0/24", "target": "drop"});
+    let route = cloud.make(&format!("/v1/route-tables/{table}/routes"), route).await;
+    let vm = cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let objects = [
+        format!("/v1/instances/{vm}"),
+        format!("/v1/routes/{route}"),
+        format!("/v1/security-rules/{rule}"),
+        format!("/v1/security-groups/{group}"),
+        format!("/v1/peerings/{peering}"),
+        format!("/v1/vpcs/{other}"),
+        format!("/v1/subnets/{}", basics.subnet),
+        format!("/v1/vpcs/{vpc}"),
+        basics.host_path(),
+        basics.gateway_path(),
+        format!("/v1/clusters/{}", basics.cluster),
+        format!("/v1/tenants/{}", basics.tenant),
+    ];
+    for path in objects {
+        let unknown = cloud.delete(&format!("{path}?wait=1&until=3")).await;
+        assert_eq!(unknown.problem(), (400, "bad-request", "query"), "{path}: {}", unknown.body);
+        let answer = cloud.delete(&format!("{path}?wait=1")).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
+        assert_eq!(answer.body["removed"], true, "no node enrolled: {path}");
+        assert_eq!(cloud.get(&path).await.status, StatusCode::NOT_FOUND, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn node_that_could_not_write_or_was_deleted() {
     let mut site = Site::start().await;
     let at = site.cloud.delete(&site.path()).await.body["revision"].clone();

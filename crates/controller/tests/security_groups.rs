@@ -188,7 +188,21 @@ async fn values_that_cannot_be_read_are_refused() {
         (json!({"direction": "in"}), (422, "invalid", "direction"), "direction: unknown variant `in`"),
         (json!({"family": "ip"}), (422, "invalid", "family"), "family: unknown variant `ip`"),
         (json!({"remote": {"prefix": "ten"}}), (422, "invalid", "remote"), "`ten` is not"),
-        (json!({"remote": "all"}), (422, "invalid", "remote"), "remote: unknown variant `all`"),
+        (
+            json!({"remote": "all"}),
+            (422, "invalid", "remote"),
+            "remote: invalid value: string \"all\", expected \"any\", {\"prefix\"",
+        ),
+        (
+            json!({"remote": {}}),
+            (422, "invalid", "remote"),
+            "remote: neither prefix nor group is given, expected",
+        ),
+        (
+            json!({"remote": {"prefix": "10.0.0.0/8", "group": "sg-1"}}),
+            (422, "invalid", "remote"),
+            "remote: both prefix and group are given, expected",
+        ),
         (json!({"icmp_type": 256}), (422, "invalid", "icmp_type"), "icmp_type: invalid value"),
         (json!({"color": 1}), (422, "invalid", "color"), "color: unknown field"),
         (json!({"family": null}), (422, "invalid", "body"), "body: missing field `family`"),

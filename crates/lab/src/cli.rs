@@ -119,6 +119,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Verb::Restart(OfProcess { named, process }) => {
             let lab = Lab::open(&named.name)?;
             lab.stop(&process).await?;
+            if lab.is_guest(&process) {
+                return lab.restart_guest(&process).await.map(|()| ExitCode::SUCCESS);
+            }
             let started = lab.restart(&process)?;
             started.ended(FIRST_MOMENTS).await;
             started.check(lab.paths()).map(|()| ExitCode::SUCCESS)

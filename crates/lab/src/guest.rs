@@ -159,7 +159,6 @@ impl Lab {
     /// # Errors
     /// [`Error::Io`] if the guest does not run, [`Error::Timeout`] if it does not come back.
     pub async fn reset_guest(&self, name: &str) -> Result<()> {
-        let interfaces = self.state.vms.values().filter(|vm| vm.machine == name).count();
         let before = self.configured(name);
         let socket = self.paths.guest_monitor(name);
         let reset = async {
@@ -168,8 +167,26 @@ impl Lab {
         };
         // QEMU forgets commands that it has not read when the connection ends.
         let _monitor = reset.await.context("cannot reset the guest at", &socket)?;
+        self.returned(name, before).await
+    }
+
+    /// Starts a guest of QEMU that has ended. Returns when it has its addresses.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Died`], [`Error::Timeout`] if it does not come back.
+    pub async fn restart_guest(&self, name: &str) -> Result<()> {
+        let before = self.configured(name);
+        self.restart(name)?;
+        self.returned(name, before).await
+    }
+
+    /// Waits until each interface of a guest has its addresses once more than `before`.
+    async fn returned(&self, name: &str, before: usize) -> Result<()> {
+        let interfaces = self.state.vms.values().filter(|vm| vm.machine == name).count();
+        let process = self.process(name)?;
         let until = Instant::now() + BOOT_TIMEOUT;
         while Instant::now() < until {
+            process.check(&self.paths)?;
             // Not by a channel: QEMU notices only when the guest has booted that a command which waits has ended.
             if self.configured(name) >= before + interfaces {
                 return Ok(());

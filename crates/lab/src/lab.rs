@@ -185,6 +185,8 @@ impl Lab {
             let prefix = self.paths.namespace_prefix();
             let mut places = net::namespaces(&self.paths);
             places.iter_mut().for_each(|place| drop(place.drain(..prefix.len())));
+            let vms = self.state.topology.vms.iter().map(|vm| &vm.name);
+            places.extend(vms.filter(|vm| self.is_guest(vm)).cloned());
             places.sort();
             return Err(unknown(place, &places));
         }

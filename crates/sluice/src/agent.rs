@@ -186,7 +186,13 @@ impl PortCommand {
                     ("limit", Some(limit.to_string())),
                 ];
                 let answer = socket.request("list sessions", &with_query("/sessions", &fields), None).await?;
-                output::list(socket.output, &SESSION_COLUMNS, list_field(&answer, "sessions"))?;
+                let sessions = list_field(&answer, "sessions");
+                if socket.output == Format::Table {
+                    let rows: Vec<Value> = sessions.iter().map(session_row).collect();
+                    output::list(socket.output, &SESSION_COLUMNS, &rows)?;
+                } else {
+                    output::list(socket.output, &[], sessions)?;
+                }
                 if answer.get("is_cut") == Some(&Value::Bool(true)) {
                     eprintln!(
                         "there are more than {limit}; give --limit, or choose a port, an address or a protocol"
@@ -246,6 +252,18 @@ fn with_query(path: &str, fields: &[(&str, Option<String>)]) -> String {
     let url = reqwest::Url::parse_with_params(&format!("{AGENT_URL}{path}"), fields);
     let query = url.ok().and_then(|url| url.query().map(|query| format!("?{query}")));
     format!("{path}{}", query.unwrap_or_default())
+}
+
+/// A session as a table shows it. ICMP has no ports: where the query comes from, its number is the identifier, and where it
+/// goes to, the type.
+fn session_row(session: &Value) -> Value {
+    let mut row = session.clone();
+    if matches!(session["protocol"].as_str(), Some("icmp" | "icmpv6")) {
+        let (local, remote) = if session["direction"] == "egress" { ("id", "type") } else { ("type", "id") };
+        row["local_port"] = json!(format!("{local} {}", session["local_port"]));
+        row["remote_port"] = json!(format!("{remote} {}", session["remote_port"]));
+    }
+    row
 }
 
 fn list_field<'a>(answer: &'a Value, list: &str) -> &'a [Value] {
@@ -332,6 +350,19 @@ mod tests {
         let fields =
             [("port", None), ("instance", Some("red/web 1&2".to_owned())), ("limit", Some("5".to_owned()))];
         assert_eq!(with_query("/sessions", &fields), "/sessions?instance=red%2Fweb+1%262&limit=5");
+    }
+
+    #[test]
+    fn numbers_of_icmp_sessions_are_not_shown_as_ports() {
+        let row = |protocol, direction| {
+            let session =
+                json!({"protocol": protocol, "direction": direction, "local_port": 8, "remote_port": 77});
+            let row = session_row(&session);
+            (row["local_port"].clone(), row["remote_port"].clone())
+        };
+        assert_eq!(row("icmp", "ingress"), (json!("type 8"), json!("id 77")));
+        assert_eq!(row("icmpv6", "egress"), (json!("id 8"), json!("type 77")));
+        assert_eq!(row("tcp", "egress"), (json!(8), json!(77)));
     }
 
     #[test]

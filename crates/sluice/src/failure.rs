@@ -49,6 +49,9 @@ pub enum Failure {
     /// A dry run found existing objects with different content.
     #[error("{0} objects exist with different content; `apply` would stop at the first of them")]
     Differing(u64),
+    /// Hosts did not answer: the result does not include them. A line for each of them, with the reason.
+    #[error("the answer is incomplete; these hosts did not answer:\n  {0}")]
+    HostsUnanswered(String),
     /// A placement plan was not done at the end of the wait.
     #[error("plan {plan} is not done after {seconds} s: {done} of {steps} steps are")]
     PlanNotDone { plan: u64, seconds: u64, done: u64, steps: u64 },
@@ -89,7 +92,7 @@ impl Failure {
             Self::Api(
                 ApiError::NotProgrammed { .. } | ApiError::NotComplete { .. } | ApiError::NotRemoved { .. },
             ) => 5,
-            Self::PlanNotDone { .. } => 5,
+            Self::PlanNotDone { .. } | Self::HostsUnanswered(_) => 5,
             Self::Api(_) | Self::AgentRefused { .. } | Self::Differing(_) | Self::PlanStopped { .. } => 1,
             Self::Cloud { .. } | Self::Usage(_) | Self::LabUsage(_) | Self::System { .. } => 2,
             Self::Role { .. } => 6,

@@ -22,7 +22,7 @@ const EXIT_CODES: &str = "Exit codes:
   2  wrong usage, or a file or another resource of this machine that cannot be used
   3  the API or the agent cannot be reached
   4  not found
-  5  not programmed or not complete before the timeout
+  5  not programmed or not complete before the timeout; `security-rules delete --dry-run`: a host did not answer
   6  `controller`, `gateway`, `vswitch` or `lab` ended with an error
 `lab exec` ends with the exit code of its command.";
 

@@ -96,15 +96,16 @@ fn trimmed(table: &Table) -> String {
     text
 }
 
-/// Field that holds a time in milliseconds of the UNIX epoch; tables show it as a date.
-const TIME_FIELD: &str = "time_ms";
+/// Fields that hold a time in milliseconds of the UNIX epoch; tables show it as a date.
+const TIME_FIELDS: [&str; 3] = ["time_ms", "valid_from_ms", "previous_keys_expire_ms"];
 
 fn header(field: &str) -> String {
-    if field == TIME_FIELD { "TIME".to_owned() } else { field.to_uppercase() }
+    let is_time = TIME_FIELDS.contains(&field);
+    field.strip_suffix("_ms").filter(|_| is_time).unwrap_or(field).to_uppercase()
 }
 
 fn field_cell(field: &str, value: Option<&Value>) -> String {
-    let time_ms = value.filter(|_| field == TIME_FIELD).and_then(Value::as_i64);
+    let time_ms = value.filter(|_| TIME_FIELDS.contains(&field)).and_then(Value::as_i64);
     time_ms.and_then(format_time).unwrap_or_else(|| cell(value))
 }
 
@@ -161,6 +162,12 @@ mod tests {
         assert_eq!(words, ["ID", "TIME", "7", "2026-11-22T21:05:36.045Z"]);
         assert_eq!(field_cell("time_ms", Some(&json!(i64::MAX))), i64::MAX.to_string());
         assert_eq!(field_cell("time_ms", None), "-");
+        let shown = field_cell("previous_keys_expire_ms", Some(&json!(1_795_381_536_045_u64)));
+        assert_eq!(
+            (header("previous_keys_expire_ms"), shown.as_str()),
+            ("PREVIOUS_KEYS_EXPIRE".to_owned(), "2026-11-22T21:05:36.045Z")
+        );
+        assert_eq!(header("hello_interval_ms"), "HELLO_INTERVAL_MS");
     }
 
     #[test]

@@ -151,6 +151,7 @@ fn apply_makes_a_cloud_once() {
     assert_eq!(planned.status.code(), Some(1));
     let planned = String::from_utf8_lossy(&planned.stdout).into_owned();
     assert!(planned.contains("differs      instance web-1: ipv4 is 10.0.0.9, not 10.0.0.8"), "{planned}");
+    assert!(planned.contains("unchanged    1 instance of VPC web\n"), "{planned}");
     let error = site.fails(1, &["apply", "-f", &other]);
     assert!(error.contains("web-1"), "{error}");
     let error = site.fails(2, &["apply", "-f", &site.file("bad.yaml", "tenants: [{nam: red}]")]);
@@ -220,6 +221,11 @@ fn nouns_take_names_and_ids() {
     assert!(error.contains("2 VPCs are named `web`"), "{error}");
     let list = site.ok(&["instances", "list", "--vpc", "red/web"]);
     assert!(list.starts_with("ID") && list.lines().count() == 3 && list.contains("10.0.0.9"), "{list}");
+    let one = site.json(&["instances", "show", "web-1"]);
+    assert_eq!(site.json(&["instances", "show", "red/web/web-1"]), one);
+    assert!(site.fails(4, &["instances", "show", "blue/web/web-1"]).contains("no instance is named `web-1`"));
+    assert!(site.fails(2, &["instances", "show", "web/web-1"]).contains("2 VPCs are named `web`"));
+    site.fails(2, &["instances", "show", "red/web/web-1", "--vpc", "red/web"]);
     let routes = site.json(&["routes", "list", "--vpc", "red/web"]);
     assert_eq!(routes[0]["destination"], "10.9.0.0/16");
     let new = ["instances", "create", "web-3", "--vpc", "red/web", "--subnet", "front", "--host", "metal"];
@@ -542,6 +548,8 @@ fn security_groups_by_file_and_by_commands() {
     assert_eq!((&rule["family"], &rule["ports"]), (&Value::from("ipv4"), &Value::from("22")));
     assert!(site.fails(1, &ssh).contains("has this rule already"));
     let family = ["security-rules", "create", "egress", "--group", "ops", "--vpc", "db"];
+    let no_length = site.fails(2, &[&family[..], &["--remote", "10.1.0.12"]].concat());
+    assert!(no_length.contains("`10.1.0.12` is not a prefix: expected ADDRESS/LENGTH"), "{no_length}");
     assert!(site.fails(2, &family).contains("--family"));
     let from_group = [&family[..], &["--family", "ipv6", "--remote-group", "sql"]].concat();
     assert_eq!(site.json(&from_group)["remote"]["group"], id("sql"));
@@ -565,7 +573,14 @@ fn security_groups_by_file_and_by_commands() {
     assert!(site.fails(2, &set).contains("--no-security-groups"));
     site.fails(2, &[&two[..], &["--no-security-groups"]].concat());
     assert!(site.fails(4, &[&set[..], &["--security-group", "dmz"]].concat()).contains("dmz"));
-    site.ok(&["security-rules", "delete", rule["id"].as_str().expect("an id")]);
+    let delete = ["security-rules", "delete", rule["id"].as_str().expect("an id")];
+    // A host whose agent does not run.
+    site.json(&["hosts", "create", "absent", "--vtep", "192.0.2.29"]);
+    site.json(&["instances", "create", "db-5", "--vpc", "db", "--subnet", "back", "--host", "absent"]);
+    let unanswered = site.fails(5, &[&delete[..], &["--dry-run"]].concat());
+    assert!(unanswered.contains("0 sessions on 0 of 1 host would end"), "{unanswered}");
+    assert!(unanswered.contains("host `absent`: it has no stream"), "{unanswered}");
+    site.ok(&delete);
 }
 
 #[test]

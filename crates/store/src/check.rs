@@ -2,8 +2,8 @@
 
 use crate::{Conflict, NewSubnet, Result, StoreError, Subnet};
 use sluice_types::{
-    HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, IpNet, Ipv6Mode, MacAddr, ROUTER_MAC, first_host,
-    is_unicast, overlap,
+    HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, IpNet, Ipv6Mode, MacAddr, ROUTER_MAC, check_unicast,
+    first_host, overlap,
 };
 use std::net::IpAddr;
 
@@ -82,10 +82,16 @@ pub(crate) fn hello_interval(hello_interval_ms: u16) -> Result<()> {
     Err(invalid("hello_interval_ms", format!("a hello interval of {hello_interval_ms} ms is not {range}")))
 }
 
+/// Checks that an interface may have an address.
+pub(crate) fn unicast(address: IpAddr) -> Result<()> {
+    check_unicast(address).map_err(|error| invalid(address, error.to_string()))
+}
+
 /// Checks an underlay address: a VTEP or a vIP.
 pub(crate) fn underlay(address: IpAddr) -> Result<()> {
-    if !is_unicast(address) || address.to_canonical() != address {
-        return Err(invalid(address, format!("{address} is not a unicast address of an interface")));
+    unicast(address)?;
+    if address.to_canonical() != address {
+        return Err(invalid(address, format!("{address} is an IPv4 address mapped into IPv6")));
     }
     let host = IpNet::from(address);
     match special(&host, |special| special.contains(&host))? {
@@ -179,10 +185,7 @@ pub(crate) fn subnet(new: &NewSubnet) -> Result<()> {
     if dns.len() > MAX_DNS {
         return Err(invalid("dns", format!("{} resolvers; at most {MAX_DNS} are possible", dns.len())));
     }
-    if let Some(bad) = dns.iter().find(|a| !is_unicast(IpAddr::V4(**a))) {
-        return Err(invalid(bad, format!("resolver {bad} is not a unicast address")));
-    }
-    Ok(())
+    dns.iter().try_for_each(|resolver| unicast((*resolver).into()))
 }
 
 /// The prefixes of a subnet, at most one of each family.

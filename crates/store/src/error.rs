@@ -37,6 +37,8 @@ pub enum Conflict {
     UnderlayAddressTaken { address: String, owner: String },
     #[error("MAC {mac} is already used by instance `{instance}` in this VPC")]
     MacTaken { mac: String, instance: String },
+    #[error("MAC {mac} is in the address pairs of instance `{instance}` in this VPC")]
+    MacIsPair { mac: String, instance: String },
     #[error("subnet `{subnet}` has no {family} prefix, but address {address} was requested")]
     NoSuchFamily { subnet: String, family: &'static str, address: String },
     #[error("subnet `{subnet}` ({prefix}) has no free address")]

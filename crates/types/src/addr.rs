@@ -10,6 +10,14 @@ pub enum AddressError {
     /// The text is not of the form ADDRESS/LENGTH.
     #[error("`{0}` is not a prefix: expected ADDRESS/LENGTH, like 10.0.0.0/24 or 2001:db8::/64")]
     NotAPrefix(String),
+    /// No interface can have the address.
+    #[error("{address} is {kind}, which no interface can have")]
+    NotUnicast {
+        /// The address.
+        address: IpAddr,
+        /// What it is, in words.
+        kind: &'static str,
+    },
     /// Bits beyond the prefix length are not zero.
     #[error("prefix {given} has host bits set; did you mean {meant}?")]
     HostBits {
@@ -45,8 +53,23 @@ pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
 /// True for an address that an interface may have: it is not unspecified, multicast, loopback, IPv4 broadcast
 /// or in 0.0.0.0/8.
 pub fn is_unicast(address: IpAddr) -> bool {
-    let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast() || v4.octets()[0] == 0);
-    !(address.is_unspecified() || address.is_multicast() || address.is_loopback() || broadcast)
+    check_unicast(address).is_ok()
+}
+
+/// Checks that an interface may have an address: see [`is_unicast`].
+///
+/// # Errors
+/// [`AddressError::NotUnicast`], which says what the address is.
+pub fn check_unicast(address: IpAddr) -> Result<(), AddressError> {
+    let kind = match address {
+        address if address.is_unspecified() => "the unspecified address",
+        address if address.is_multicast() => "a multicast address",
+        address if address.is_loopback() => "a loopback address",
+        IpAddr::V4(v4) if v4.is_broadcast() => "the broadcast address",
+        IpAddr::V4(v4) if v4.octets()[0] == 0 => "an address of 0.0.0.0/8",
+        _ => return Ok(()),
+    };
+    Err(AddressError::NotUnicast { address, kind })
 }
 
 /// The first address of a subnet behind the network address, which is the router's. `None` for prefixes that
@@ -109,6 +132,26 @@ mod tests {
         assert!(overlap(&net("10.1.0.0/16"), &net("10.0.0.0/8")));
         assert!(!overlap(&net("10.0.0.0/9"), &net("10.128.0.0/9")));
         assert!(!overlap(&net("0.0.0.0/0"), &net("::/0")));
+    }
+
+    #[test]
+    fn addresses_that_no_interface_can_have_are_named() {
+        for (address, kind) in [
+            ("127.0.0.1", "a loopback address"),
+            ("::1", "a loopback address"),
+            ("0.0.0.0", "the unspecified address"),
+            ("::", "the unspecified address"),
+            ("224.0.0.1", "a multicast address"),
+            ("ff02::1", "a multicast address"),
+            ("255.255.255.255", "the broadcast address"),
+            ("0.0.0.1", "an address of 0.0.0.0/8"),
+        ] {
+            let error = check_unicast(address.parse().unwrap()).unwrap_err();
+            assert_eq!(error.to_string(), format!("{address} is {kind}, which no interface can have"));
+        }
+        for address in ["10.0.0.1", "2001:db8::1", "fe80::1"] {
+            assert!(is_unicast(address.parse().unwrap()), "{address}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// The text is not an identifier of the expected kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a {kind} id: expected {prefix}-NUMBER, like {prefix}-42")]
+#[error("`{text}` is not a valid {kind} id: expected {prefix}-NUMBER, like {prefix}-42")]
 pub struct IdError {
     text: String,
     kind: &'static str,
@@ -118,6 +118,6 @@ mod tests {
             assert!(text.parse::<VpcId>().is_err(), "{text}");
         }
         let error = "host-1".parse::<VpcId>().unwrap_err();
-        assert_eq!(error.to_string(), "`host-1` is not a VPC id: expected vpc-NUMBER, like vpc-42");
+        assert_eq!(error.to_string(), "`host-1` is not a valid VPC id: expected vpc-NUMBER, like vpc-42");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::reply::{self, Programmed};
-use super::request::{Id, IfMatch, Json, NoBody, check_name};
+use super::request::{Id, IfMatch, Json, NoBody, check_name, check_unicast};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::compile::vip_mac;
@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use sluice_store::{MAX_VIPS, Page, Store, StoreError};
-use sluice_types::{ClusterId, GatewayId, MacAddr, is_unicast};
+use sluice_types::{ClusterId, GatewayId, MacAddr};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
@@ -134,9 +134,7 @@ fn check_vips(vips: &[IpAddr]) -> Result<(), Problem> {
     let mut seen = HashSet::new();
     for (index, vip) in vips.iter().enumerate() {
         let field = format!("vips[{index}]");
-        if !is_unicast(*vip) {
-            return Err(Problem::invalid(&field, format!("{vip} is not a unicast address")));
-        }
+        check_unicast(&field, *vip)?;
         if !seen.insert(vip) {
             return Err(Problem::invalid(&field, format!("{vip} is in the list twice")));
         }

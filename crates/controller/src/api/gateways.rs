@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::reply::{self, Programmed};
-use super::request::{Id, IfMatch, Json, NoBody, check_name};
+use super::request::{Id, IfMatch, Json, NoBody, check_name, check_unicast};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::ownership::GatewayState;
@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use sluice_store::{Conflict, NodeId, Page, Store, StoreError};
-use sluice_types::{ClusterId, GatewayId, is_unicast};
+use sluice_types::{ClusterId, GatewayId};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -276,12 +276,8 @@ impl Creatable for Gateway {
         if new.vtep4.is_none() && new.vtep6.is_none() {
             return Err(Problem::invalid("vtep4", "a gateway needs vtep4, vtep6 or both"));
         }
-        if let Some(vtep) = new.vtep4.filter(|vtep| !is_unicast((*vtep).into())) {
-            return Err(Problem::invalid("vtep4", format!("{vtep} is not a unicast address")));
-        }
-        if let Some(vtep) = new.vtep6.filter(|vtep| !is_unicast((*vtep).into())) {
-            return Err(Problem::invalid("vtep6", format!("{vtep} is not a unicast address")));
-        }
+        new.vtep4.map_or(Ok(()), |vtep| check_unicast("vtep4", vtep))?;
+        new.vtep6.map_or(Ok(()), |vtep| check_unicast("vtep6", vtep))?;
         let NewGateway { name, cluster, vtep4, vtep6 } = new;
         let new = sluice_store::NewGateway { name, cluster, vtep4, vtep6 };
         api.db.store.create_gateway(new).await.map_err(|error| Problem::of_store(error, None))

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::reply::Programmed;
-use super::request::{Id, NoBody, check_name};
+use super::request::{Id, NoBody, check_name, check_unicast};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::push;
@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use sluice_store::{NodeId, Page, Store, StoreError};
-use sluice_types::{HostId, is_unicast};
+use sluice_types::HostId;
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -99,9 +99,7 @@ impl Creatable for Host {
     type New = NewHost;
     async fn create(api: &Api, new: NewHost) -> Result<sluice_store::Created<Self::Stored>, Problem> {
         check_name("name", &new.name)?;
-        if !is_unicast(new.vtep) {
-            return Err(Problem::invalid("vtep", format!("{} is not a unicast address", new.vtep)));
-        }
+        check_unicast("vtep", new.vtep)?;
         let NewHost { name, vtep, agent } = new;
         Ok(api.db.store.create_host(sluice_store::NewHost { name, vtep, agent }).await?)
     }

@@ -3,7 +3,9 @@
 use super::guard::Arrived;
 use super::problem::Problem;
 use super::reply::{self, Programmed};
-use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, objects, parse};
+use super::request::{
+    Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, check_unicast, objects, parse,
+};
 use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
 use super::{Api, App, FIRST, blocking, settle};
 use crate::place::admission::Admission;
@@ -18,7 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use sluice_store::{Created, Page, Store, StoreError, StoredPair};
 use sluice_types::{
     AddressPair, HostId, InstanceId, IpNet, MacAddr, PortSettings, Qos, SecurityGroupId, SubnetId, VpcId,
-    given, is_unicast,
+    given,
 };
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -268,13 +270,8 @@ impl NewInstance {
         if let Some(mac) = self.mac.filter(|mac| !mac.is_unicast()) {
             return Err(Problem::invalid("mac", format!("{mac} is not a unicast MAC address")));
         }
-        let addresses =
-            [("ipv4", self.ipv4.map(IpAddr::from)), ("ipv6", self.ipv6.map(IpAddr::from))].into_iter();
-        for (field, address) in addresses {
-            if let Some(address) = address.filter(|address| !is_unicast(*address)) {
-                return Err(Problem::invalid(field, format!("{address} is not a unicast address")));
-            }
-        }
+        self.ipv4.map_or(Ok(()), |address| check_unicast("ipv4", address))?;
+        self.ipv6.map_or(Ok(()), |address| check_unicast("ipv6", address))?;
         let Self { name, subnet, host, mac, ipv4, ipv6, security_groups, .. } = self;
         let settings = PortSettings {
             secondary_addresses: self.secondary_addresses,

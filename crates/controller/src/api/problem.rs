@@ -229,7 +229,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::SubnetIsDelegated { given, .. } => conflict_with("subnet-is-delegated", given),
         Conflict::ClaimRefused { address, .. } => conflict_with("claim-refused", address),
         Conflict::UnderlayAddressTaken { address, .. } => conflict_with("underlay-address-taken", address),
-        Conflict::MacTaken { mac, .. } => conflict_with("mac-taken", mac),
+        Conflict::MacTaken { mac, .. } | Conflict::MacIsPair { mac, .. } => conflict_with("mac-taken", mac),
         Conflict::NoSuchFamily { address, .. } => invalid("no-such-family", address),
         Conflict::SubnetFull { subnet, .. } => conflict_with("subnet-full", subnet),
         Conflict::VniTaken { vni, .. } => conflict_with("vni-taken", &vni.to_string()),

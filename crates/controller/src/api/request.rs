@@ -12,6 +12,7 @@ use serde_json::error::Category;
 use sluice_store::Page;
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 /// Largest body of a request in bytes, except that of a bulk creation.
@@ -177,12 +178,35 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         match inner.classify() {
             // The form of an enum is checked as syntax: text that is JSON has the wrong form.
             Category::Syntax if !is_json(bytes) => not_json(&inner),
-            Category::Data | Category::Syntax => Problem::invalid(&at, format!("{at}: {inner}")),
+            Category::Data | Category::Syntax => {
+                Problem::invalid(&at, format!("{at}: {}", plain(&inner.to_string())))
+            }
             Category::Eof | Category::Io => not_json(&inner),
         }
     })?;
     json.end().map_err(|error| not_json(&error))?;
     Ok(value)
+}
+
+/// The message of a decoder about JSON of the wrong form. Decoders name types of Rust, and say nothing of use about enums.
+fn plain(message: &str) -> String {
+    let (text, position) = match message.rfind(" at line ") {
+        Some(at) => message.split_at(at),
+        None => (message, ""),
+    };
+    if text == "expected value" {
+        return format!("expected a string, or an object with exactly one field{position}");
+    }
+    let Some((found, expected)) = text.rsplit_once(", expected ") else { return message.to_owned() };
+    let expected = match expected {
+        "u8" => "a number from 0 to 255",
+        "u16" => "a number from 0 to 65535",
+        "u32" => "a number from 0 to 4294967295",
+        "u64" | "usize" => "a number that is not negative",
+        kind if kind.starts_with("struct ") => "an object",
+        kind => kind,
+    };
+    format!("{found}, expected {expected}{position}")
 }
 
 fn is_json(bytes: &[u8]) -> bool {
@@ -326,6 +350,14 @@ pub fn check_name(field: &str, name: &str) -> Result<(), Problem> {
     ))
 }
 
+/// Checks that an interface may have the address in a field.
+///
+/// # Errors
+/// 422, naming the field.
+pub fn check_unicast(field: &str, address: impl Into<IpAddr>) -> Result<(), Problem> {
+    sluice_types::check_unicast(address.into()).map_err(|error| Problem::invalid(field, error.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -375,15 +407,24 @@ mod tests {
             _list: Vec<Inner>,
             #[serde(rename = "kind")]
             _kind: Option<Kind>,
+            #[serde(rename = "inner")]
+            _inner: Option<Inner>,
         }
         let refused = |body: &str| {
             let problem = parse::<Outer>(body.as_bytes()).unwrap_err();
             (problem.status(), problem.detail().to_owned())
         };
         let (status, detail) = refused(r#"{"list":[{"n":1},{"n":300}]}"#);
-        assert!(status == 422 && detail.starts_with("list[1].n: invalid value"), "{detail}");
+        let expected = "list[1].n: invalid value: integer `300`, expected a number from 0 to 255 at line 1";
+        assert!(status == 422 && detail.starts_with(expected), "{detail}");
+        let (status, detail) = refused(r#"{"list":[],"inner":"x"}"#);
+        let expected = "inner: invalid type: string \"x\", expected an object at line 1";
+        assert!(status == 422 && detail.starts_with(expected), "{detail}");
         let (status, detail) = refused(r#"{"list":[],"kind":{}}"#);
-        assert!(status == 422 && detail.starts_with("kind: "), "JSON of the wrong form: {detail}");
+        assert!(
+            status == 422 && detail.starts_with("kind: expected a string"),
+            "JSON of the wrong form: {detail}"
+        );
         let (status, detail) = refused("[[]]");
         assert!(status == 422 && detail.starts_with("body: invalid type: sequence, expected an object"));
         assert_eq!(refused(r#"{"list":"#).0, 400);

@@ -8,23 +8,66 @@ use super::resource::{self, Deletable, Listable, Resource};
 use crate::push::{Ending, Entries, HostEnding, Needs};
 use axum::extract::State;
 use axum::response::{Json as Answer, Response};
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use sluice_store::{Created, Page, RuleMatch, Store, StoreError};
 use sluice_types::{
     AddressFamily, Direction, HostId, InstanceId, IpNet, PortRange, Protocol, SecurityGroupId,
     SecurityRuleId, VpcId, parse_prefix,
 };
+use std::fmt;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// The other end: the source of ingress, the destination of egress. `"any"` is any address of the family,
 /// `{"prefix": "192.0.2.0/24"}` a range of addresses, `{"group": "sg-1"}` the instances that have the group.
-#[derive(Serialize, Deserialize, ToSchema)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Remote {
     Any,
     Prefix(String),
     Group(GroupRef),
+}
+
+/// The forms of [`Remote`]. The derived decoder of an enum does not say what it expects.
+const REMOTE_FORMS: &str = r#""any", {"prefix": "192.0.2.0/24"} or {"group": "sg-1"}"#;
+
+impl<'de> Deserialize<'de> for Remote {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(RemoteVisitor)
+    }
+}
+
+struct RemoteVisitor;
+
+impl<'de> Visitor<'de> for RemoteVisitor {
+    type Value = Remote;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(REMOTE_FORMS)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Remote, E> {
+        if text == "any" { Ok(Remote::Any) } else { Err(E::invalid_value(Unexpected::Str(text), &self)) }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Remote, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Fields {
+            prefix: Option<String>,
+            group: Option<GroupRef>,
+        }
+        match Fields::deserialize(MapAccessDeserializer::new(map))? {
+            Fields { prefix: Some(prefix), group: None } => Ok(Remote::Prefix(prefix)),
+            Fields { prefix: None, group: Some(group) } => Ok(Remote::Group(group)),
+            Fields { prefix: None, group: None } => {
+                Err(de::Error::custom(format!("neither prefix nor group is given, expected {REMOTE_FORMS}")))
+            }
+            _ => Err(de::Error::custom(format!("both prefix and group are given, expected {REMOTE_FORMS}"))),
+        }
+    }
 }
 
 /// Id of a security group of the same VPC.

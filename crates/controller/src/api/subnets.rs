@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::reply::{self, Programmed};
-use super::request::{Id, Json, check_name};
+use super::request::{Id, Json, check_name, check_unicast};
 use super::resource::{self, Deletable, Listable, Resource};
 use super::{App, FIRST, settle};
 use crate::place::Prefixes;
@@ -124,9 +124,8 @@ impl NewSubnet {
         if self.dns.len() > MAX_DNS {
             return Err(Problem::invalid("dns", format!("at most {MAX_DNS} resolvers can be offered")));
         }
-        if let Some(index) = self.dns.iter().position(|dns| !is_unicast((*dns).into())) {
-            let text = format!("{} is not a unicast address", self.dns[index]);
-            return Err(Problem::invalid(&format!("dns[{index}]"), text));
+        for (index, dns) in self.dns.iter().enumerate() {
+            check_unicast(&format!("dns[{index}]"), *dns)?;
         }
         let (name, ipv6_mode, dns) = (self.name, self.ipv6_mode, self.dns);
         Ok(sluice_store::NewSubnet { name, vpc, ipv4, ipv6, ipv6_mode, dns })

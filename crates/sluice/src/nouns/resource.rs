@@ -320,8 +320,8 @@ impl Select<Vpc> for VpcName {
 /// Selects by name or id; the name is unique in its VPC.
 #[derive(Args)]
 pub struct NameInVpc {
-    /// Name or id
-    #[arg(value_name = "NAME|ID")]
+    /// Name, VPC/NAME, TENANT/VPC/NAME or id
+    #[arg(value_name = "NAME|VPC/NAME|ID")]
     name: String,
     #[command(flatten)]
     vpc: InVpc,
@@ -329,9 +329,17 @@ pub struct NameInVpc {
 
 impl<K: Resource> Select<K> for NameInVpc {
     async fn find(&self, client: &Client) -> Result<K, Failure> {
-        let vpc = self.vpc.id(client).await?;
+        // Names have no `/`.
+        let (vpc, name) = match (self.name.rsplit_once('/'), &self.vpc.vpc) {
+            (None, _) => (self.vpc.id(client).await?, self.name.as_str()),
+            (Some((vpc, name)), None) => (Some(api::vpc(client, vpc).await?.id.to_string()), name),
+            (Some((vpc, _)), Some(_)) => {
+                let text = format!("`{}` names the VPC `{vpc}`: leave out --vpc", self.name);
+                return Err(Failure::Usage(text));
+            }
+        };
         let within: Vec<(&str, &str)> = vpc.as_deref().map(|vpc| ("vpc", vpc)).into_iter().collect();
-        Ok(client.find(&self.name, &within).await?)
+        Ok(client.find(name, &within).await?)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::api;
 use crate::failure::Failure;
 use clap::{ArgGroup, Args};
 use sluice_client::{Client, NewPeering, NewRoute, Peering, Route, RouteTable, RouteTarget};
-use sluice_types::{IpNet, RouteId, RouteTableId};
+use sluice_types::{IpNet, RouteId, RouteTableId, parse_prefix};
 
 impl Kind for RouteTable {
     const HELP: Help =
@@ -80,7 +80,7 @@ impl Filter for InTable {
 #[command(group(ArgGroup::new("target").required(true)))]
 pub struct NewRouteArgs {
     /// Destination prefix
-    #[arg(value_name = "PREFIX")]
+    #[arg(value_name = "PREFIX", value_parser = parse_prefix)]
     destination: IpNet,
     #[command(flatten)]
     table: InTable,

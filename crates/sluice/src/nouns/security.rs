@@ -9,9 +9,12 @@ use crate::failure::Failure;
 use crate::output;
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, Value, json};
-use sluice_client::{Client, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
+use sluice_client::{
+    Client, Host, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule, UnansweredHost,
+};
 use sluice_types::{
     AddressFamily, Direction, IpNet, PortRange, Protocol, SecurityGroupId, SecurityRuleId, VpcId,
+    parse_prefix,
 };
 
 impl Kind for SecurityGroup {
@@ -132,7 +135,16 @@ impl Preview<SecurityRule> for RulePreview {
         } else {
             output::one(api.output, &ending)?;
         }
-        Ok(true)
+        if ending.unanswered.is_empty() {
+            return Ok(true);
+        }
+        let mut hosts = Vec::new();
+        for UnansweredHost { host, reason } in &ending.unanswered {
+            // A host that was deleted meanwhile has no name any more.
+            let name = client.get::<Host>(*host).await.map_or_else(|_| host.to_string(), |host| host.name);
+            hosts.push(format!("host `{name}`: {reason}"));
+        }
+        Err(Failure::HostsUnanswered(hosts.join("\n  ")))
     }
 }
 
@@ -202,7 +214,7 @@ pub struct NewSecurityRuleArgs {
     #[arg(long, value_name = "NUMBER", requires = "icmp_type")]
     icmp_code: Option<u8>,
     /// Source of ingress, or destination of egress [default: any address]
-    #[arg(long, value_name = "PREFIX", conflicts_with = "remote_group")]
+    #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, conflicts_with = "remote_group")]
     remote: Option<IpNet>,
     /// The same, given by the security group of the instances there: name or id
     #[arg(long, value_name = "GROUP")]

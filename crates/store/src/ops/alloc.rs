@@ -7,7 +7,7 @@ use crate::rows::{DERIVED_IPV6, DERIVED_MAC, ipv6};
 use crate::value::{Row, Value, args};
 use crate::{Result, StoreError, Subnet};
 use sluice_types::{IpNet, Ipv6Net, MacAddr, VpcId, eui64_address};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::net::IpAddr;
 
 /// Smallest and largest number of used addresses to read at once.
@@ -306,18 +306,19 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// `macs` and `addresses` are those that the request assigns; `addresses` also has those that are held.
+    /// `macs` and `addresses` are those that the request assigns; `macs` also has those of address pairs, and `addresses`
+    /// those that are held.
     pub fn new(
         vpc: VpcId,
         is_empty: bool,
         prefixes: Vec<Ipv6Net>,
-        macs: &HashMap<u64, usize>,
+        macs: HashSet<u64>,
         addresses: &HashSet<u128>,
     ) -> Self {
         Self {
             vpc,
             prefixes,
-            macs: macs.keys().copied().collect(),
+            macs,
             addresses: addresses.clone(),
             known_until: if is_empty { u64::MAX } else { 0 },
         }

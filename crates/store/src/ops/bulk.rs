@@ -153,8 +153,11 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
     let mut avoided6: HashSet<u128> = given6.iter().chain(plan.held.ipv6.keys()).copied().collect();
     avoided6
         .extend(further_of(plan).filter(|net| !net.addr().is_ipv4()).map(|net| check::number(net.network())));
-    let mut ids =
-        Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), &plan.given.macs, &avoided6);
+    let requested =
+        plan.to_create.iter().flat_map(|index| plan.new[*index].settings.address_pairs.iter().flatten());
+    let of_pairs = requested.filter_map(|pair| Some(pair.mac?.to_u64()));
+    let macs = plan.given.macs.keys().chain(plan.pair_macs.keys()).copied().chain(of_pairs).collect();
+    let mut ids = Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), macs, &avoided6);
     let mut made = Vec::with_capacity(plan.to_create.len());
     let mut derived = Vec::with_capacity(plan.to_create.len());
     for (done, &index) in plan.to_create.iter().enumerate() {

@@ -5,7 +5,7 @@ use super::alloc::{self, Cursor};
 use super::bulk_groups::{self, BulkGroups};
 use super::further::FurtherUsers;
 use super::removals::{self, HeldAddresses};
-use super::{families, further};
+use super::{families, further, pair_macs};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, get, ipv6};
@@ -55,6 +55,8 @@ pub(crate) struct BulkPlan<'a> {
     /// Addresses of deleted instances that nodes may still have.
     pub held: HeldAddresses,
     pub groups: BulkGroups,
+    /// MAC addresses of the VPC's address pairs, with the name of an instance of each.
+    pub pair_macs: HashMap<u64, String>,
 }
 
 /// Adds the index and name of the request to an error.
@@ -93,6 +95,7 @@ impl<'a> BulkPlan<'a> {
             given: Given::default(),
             held,
             groups,
+            pair_macs: HashMap::new(),
         };
         plan.check_subnets(q).await?;
         plan.load_hosts(q).await?;
@@ -101,6 +104,7 @@ impl<'a> BulkPlan<'a> {
         plan.collect_given()?;
         if !plan.is_empty {
             plan.check_further(q).await?;
+            plan.pair_macs = pair_macs::read(q, plan.vpc.id).await?;
             plan.check_macs(q).await?;
             plan.check_ipv4(q).await?;
             plan.check_ipv6(q).await?;
@@ -279,6 +283,12 @@ impl<'a> BulkPlan<'a> {
             if let Some(owner) = alloc::mac_owners(q, self.vpc.id, chunk).await?.first() {
                 let index = self.given.macs[&owner.mac.to_u64()];
                 return Err(in_bulk(self.new, index, self.mac_taken(owner.mac, &owner.name)));
+            }
+        }
+        for (mac, index) in &self.given.macs {
+            if let Some(instance) = self.pair_macs.get(mac) {
+                let (mac, instance) = (MacAddr::from_u64(*mac).to_string(), instance.clone());
+                return Err(in_bulk(self.new, *index, Conflict::MacIsPair { mac, instance }));
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 
 use super::alloc::{self, Family};
 use super::bulk_plan::VALUES_PER_QUERY;
+use super::pair_macs;
 use super::peerings;
 use super::removals::{self, HeldAddresses, Hold};
 use crate::backend::Query;
@@ -20,7 +21,7 @@ use crate::{
 };
 use sluice_types::{
     InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
-    MAX_SECONDARY_ADDRESSES, PortSettings, RouteId, VpcId, first_host, is_unicast, overlap,
+    MAX_SECONDARY_ADDRESSES, PortSettings, RouteId, VpcId, first_host, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
@@ -91,7 +92,10 @@ fn sorted<T: Ord + Copy + Display>(field: &str, values: &[T], max: usize) -> Res
 fn check_delegated(prefix: IpNet) -> Result<()> {
     check::destination(prefix)?;
     if prefix.prefix_len() == prefix.max_prefix_len() {
-        let text = format!("{prefix} is a single address: make it a secondary address");
+        let text = format!(
+            "{prefix} is a single address, and a delegated prefix has at least two: delegate a shorter prefix, or make it \
+             a secondary address if it is in the subnet of the instance"
+        );
         return Err(invalid(prefix, text));
     }
     Ok(())
@@ -393,9 +397,7 @@ fn check_own(subnets: &[Subnet], subnet: &Subnet, after: &Instance) -> Result<()
     let inside: Vec<&IpNet> = delegated.iter().filter(is_inside).collect();
     let singles = secondary.iter().copied().chain(pairs.iter().map(|pair| pair.address));
     for (index, address) in singles.enumerate() {
-        if !is_unicast(address) {
-            return Err(invalid(address, format!("{address} is not a unicast address")));
-        }
+        check::unicast(address)?;
         check::address(subnet, address)?;
         let is_pair = index >= secondary.len();
         if after.addresses().any(|own| own == address) || is_pair && secondary.contains(&address) {
@@ -486,6 +488,7 @@ pub(super) async fn establish(
     let missing = || StoreError::Corrupt(format!("{} has no subnet", after.id));
     let subnet = subnets.iter().find(|subnet| subnet.id == after.subnet).ok_or_else(missing)?;
     check_own(subnets, subnet, after)?;
+    pair_macs::check(w.q(), before, after).await?;
     for address in after.options.secondary.iter().filter(|address| !before.secondary.contains(address)) {
         check_address(w.q(), subnet, after, *address, None, held).await?;
     }

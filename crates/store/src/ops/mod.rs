@@ -20,6 +20,7 @@ pub(crate) mod hosts;
 pub(crate) mod instances;
 pub(crate) mod keys;
 pub(crate) mod outbox;
+mod pair_macs;
 pub(crate) mod peerings;
 pub(crate) mod placement_plans;
 pub(crate) mod removals;

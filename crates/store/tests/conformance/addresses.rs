@@ -185,6 +185,43 @@ pub async fn values_that_no_instance_can_have(f: Fixture) {
     set(s, vm, delegated(&["10.0.0.2/31"])).await;
 }
 
+pub async fn macs_of_pairs_are_no_instances_own(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let (a, b) = (c.instance("a").await, c.instance("b").await);
+    let mac = "02:00:00:00:00:77".parse::<MacAddr>().unwrap();
+    let with_mac = |name: &str, mac| NewInstance { mac: Some(mac), ..c.one(name) };
+    let given = new(s.create_instance(c.vpc.id, with_mac("given", mac)).await);
+    for (other, mac) in [("b", b.mac), ("given", given.mac)] {
+        let text = refused(s, a.id, pairs(&[&format!("10.0.0.99={mac}")])).await;
+        assert_eq!(text, format!("MAC {mac} is already used by instance `{other}` in this VPC"));
+    }
+    // The same MAC address in several instances is right, and so is an instance's own.
+    let vrrp = "00:00:5e:00:01:05".parse::<MacAddr>().unwrap();
+    for (vm, own) in [(&a, "10.0.0.91"), (&b, "10.0.0.92")] {
+        set(s, vm.id, pairs(&[&format!("10.0.0.99={vrrp}"), &format!("{own}={}", vm.mac)])).await;
+    }
+    let text = conflict(s.create_instance(c.vpc.id, with_mac("c", vrrp)).await).to_string();
+    let expected =
+        |name: &str| format!("MAC {vrrp} is in the address pairs of instance `{name}` in this VPC");
+    assert!(text == expected("a") || text == expected("b"), "{text}");
+    // Two instances of one request.
+    let pair = NewInstance { settings: pairs(&["10.0.0.98=02:00:00:00:00:78"]), ..c.one("d") };
+    let both = vec![pair, with_mac("e", "02:00:00:00:00:78".parse().unwrap())];
+    let text = s.create_instances(c.vpc.id, both).await.unwrap_err().to_string();
+    assert!(text.contains("MAC 02:00:00:00:00:78 is already used by instance `e`"), "{text}");
+    // A MAC address that the next instance would derive from its id.
+    let next = MacAddr::local(given.id.get() + 1);
+    set(s, given.id, pairs(&[&format!("10.0.0.97={next}")])).await;
+    let made = c.instance("f").await;
+    assert_eq!((made.id.get(), made.mac == next), (given.id.get() + 2, false));
+    // Another VPC is another network.
+    let vpc = c.vpc("other").await;
+    let subnet = c.subnet("other", &vpc, "10.9.0.0/24").await;
+    let elsewhere = NewInstance { mac: Some(vrrp), ..instance("g", &subnet, &c.host) };
+    assert_eq!(new(s.create_instance(vpc.id, elsewhere).await).mac, vrrp);
+}
+
 pub async fn what_another_has(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;

@@ -76,6 +76,7 @@ fn cases() -> Vec<Case> {
             onto_existing, full_subnet_is_named, many_hosts;
         subnets: ipv6_modes;
         addresses: options_are_stored_whole, values_that_no_instance_can_have, what_another_has,
+            macs_of_pairs_are_no_instances_own,
             routes_and_subnets_exclude_the_same_prefix, allocation_avoids_them, derived_addresses_avoid_them,
             addresses_are_held, an_address_of_a_pair_is_held_until_all_hosts_have_removed_it, claims_have_one_holder,
             adopted_instances_have_them_again;
