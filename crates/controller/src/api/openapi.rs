@@ -16,7 +16,6 @@ use utoipa::{Modify, OpenApi as _};
             Creation is idempotent by name: the same request again answers 200 with the existing object, \
             unless one of its fields has changed, by a request or by the controller: then it answers 409. \
             Security rules have no name: one that exists already is answered with 409 `same-security-rule`. \
-            Hosts do not enforce security groups yet. \
             Objects have their `revision` as ETag; updates and deletions accept If-Match. \
             It answers 507 `tables-full` if the tables of the cluster's gateways may not hold the object. \
             `programmed` is true when every node that needs the object has written it to its tables. \
