@@ -48,8 +48,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     pub path_idle: u64,
 
-    /// Connections that the ports of this host may have in all, for each address family; from more on, some new ones are
-    /// refused. 1000 take 0.27 MB of memory (IPv4 0.11, IPv6 0.16), which is reserved at the first start and kept until
+    /// Connections that the ports of this host may have in all, of both address families; from more on, new ones are
+    /// refused, but for those that are assured to each port. 1000 take 0.27 MB of memory (IPv4 0.11, IPv6 0.16), which is reserved at the first start and kept until
     /// --flush; the default takes 72 MB
     #[arg(long, value_name = "NUMBER", default_value_t = SESSIONS_DEFAULT, value_parser = clap::value_parser!(u32).range(256..=1 << 26))]
     pub sessions: u32,

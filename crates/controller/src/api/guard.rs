@@ -58,8 +58,8 @@ fn check_token(expected: Option<[u8; 32]>, request: &Request) -> Result<(), Prob
     Err(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", cause).offender("authorization"))
 }
 
-/// Only GET and DELETE have parameters, and their handlers refuse those that they do not know. A parameter that another
-/// request ignored could be a condition, such as an expected revision, that its sender relies on.
+/// Only GET and DELETE have parameters; handlers that have some refuse those that they do not know. A parameter that a change
+/// ignored could be a condition, such as an expected revision, that its sender relies on.
 fn check_query(request: &Request) -> Result<(), Problem> {
     let query = request.uri().query().unwrap_or_default();
     if matches!(*request.method(), Method::GET | Method::DELETE) || query.is_empty() {

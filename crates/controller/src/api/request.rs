@@ -199,10 +199,10 @@ fn plain(message: &str) -> String {
     }
     let Some((found, expected)) = text.rsplit_once(", expected ") else { return message.to_owned() };
     let expected = match expected {
-        "u8" => "a number from 0 to 255",
-        "u16" => "a number from 0 to 65535",
-        "u32" => "a number from 0 to 4294967295",
-        "u64" | "usize" => "a number that is not negative",
+        "u8" => "an integer from 0 to 255",
+        "u16" => "an integer from 0 to 65535",
+        "u32" => "an integer from 0 to 4294967295",
+        "u64" | "usize" => "an integer that is not negative",
         kind if kind.starts_with("struct ") => "an object",
         kind => kind,
     };
@@ -415,7 +415,7 @@ mod tests {
             (problem.status(), problem.detail().to_owned())
         };
         let (status, detail) = refused(r#"{"list":[{"n":1},{"n":300}]}"#);
-        let expected = "list[1].n: invalid value: integer `300`, expected a number from 0 to 255 at line 1";
+        let expected = "list[1].n: invalid value: integer `300`, expected an integer from 0 to 255 at line 1";
         assert!(status == 422 && detail.starts_with(expected), "{detail}");
         let (status, detail) = refused(r#"{"list":[],"inner":"x"}"#);
         let expected = "inner: invalid type: string \"x\", expected an object at line 1";

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compile::{Gate, NodeGroup};
-use std::time::Duration;
+use std::time::Instant;
 
 fn pick<T: std::str::FromStr>(texts: &[String], number: u8) -> Vec<T> {
     let chosen = texts.iter().enumerate().filter(|(index, _)| number >> (index % 8) & 1 != 0);
@@ -66,7 +66,7 @@ pub(super) async fn execute(store: &Store, operation: Operation, hosts: &[Host])
             let listing: Vec<_> = instances.iter().filter(|one| !one.options.pairs.is_empty()).collect();
             let instance = choose(&listing, x)?;
             let pair = choose(&instance.options.pairs, y)?;
-            store.claim_address(instance.host, instance.id, pair.address, Duration::ZERO).await.unwrap();
+            store.claim_address(instance.host, instance.id, pair.address, Instant::now()).await.unwrap();
         }
     }
     Some(())
@@ -196,7 +196,7 @@ async fn nodes_follow_the_holder_of_an_address() {
     };
     for (holder, other, host) in [(&one, &two, 0), (&two, &one, 1)] {
         for pair in &holder.options.pairs {
-            store.claim_address(hosts[host], holder.id, pair.address, Duration::ZERO).await.unwrap();
+            store.claim_address(hosts[host], holder.id, pair.address, Instant::now()).await.unwrap();
         }
         world.follow().await;
         world.check().await;
@@ -210,7 +210,7 @@ async fn nodes_follow_the_holder_of_an_address() {
         assert_eq!(held(&world, 1 - host, other.id), [false, false]);
     }
     // The host of the last holder waits until gateways know the new one.
-    store.claim_address(hosts[0], one.id, ip("10.1.0.60"), Duration::ZERO).await.unwrap();
+    store.claim_address(hosts[0], one.id, ip("10.1.0.60"), Instant::now()).await.unwrap();
     let revision = store.revision().await.unwrap();
     let rows = store.outbox(revision - 1, 10).await.unwrap();
     let changes: Vec<Change> = rows.into_iter().map(|row| row.change).collect();
@@ -259,7 +259,7 @@ async fn further_addresses_move_with_their_network() {
     .unwrap();
     let one = NewInstance { settings, ..new_instance("one", subnet, host) };
     let one = store.create_instance(vpc.id, one).await.unwrap().into_inner();
-    store.claim_address(host, one.id, ip("10.1.0.60"), Duration::ZERO).await.unwrap();
+    store.claim_address(host, one.id, ip("10.1.0.60"), Instant::now()).await.unwrap();
     let counts = |world: &World| {
         let of = |id| (world.gateway(id).endpoints.len(), world.gateway(id).routes.len());
         (of(gateways[0]), of(gateways[1]))

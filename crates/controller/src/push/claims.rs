@@ -53,9 +53,8 @@ struct Claimant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pending {
     number: u64,
-    /// When the report with the claim came, and how old the announcement was then.
-    received: Instant,
-    age: Duration,
+    /// When the VM announced the address.
+    announced: Instant,
 }
 
 /// A claim to process.
@@ -82,7 +81,9 @@ impl Inner {
         if !is_known {
             *self.waiting.entry(host).or_default() += 1;
         }
-        let pending = Pending { number: self.next, received: now, age: claim.age };
+        // A process may be younger than an announcement of another one's time.
+        let announced = now.checked_sub(claim.age).unwrap_or(now);
+        let pending = Pending { number: self.next, announced };
         self.claimants.entry(key).or_insert(new).pending.insert(claim.address, pending);
         self.next += 1;
         true
@@ -186,8 +187,7 @@ pub async fn process_claims(push: Arc<Push>) {
 /// Errors of the store that may pass.
 async fn process(push: &Push, due: &Due) -> Result<(), StoreError> {
     let Due { host, instance: id, address, pending } = *due;
-    let age = pending.age.saturating_add(pending.received.elapsed());
-    match push.db.store.claim_address(host, id, address, age).await {
+    match push.db.store.claim_address(host, id, address, pending.announced).await {
         Ok(Claim::Taken(instance)) => {
             push.db.notify_commit();
             count(&push.counters.claims);
@@ -220,7 +220,8 @@ mod tests {
     /// The host of the next claim, and the claim as it was reported.
     fn taken(inner: &mut Inner, now: Instant) -> Option<(HostId, AddressClaim)> {
         let Due { host, instance, address, pending } = inner.take(now).ok()?;
-        Some((host, AddressClaim { instance, address, age: pending.age }))
+        assert!(pending.announced < now, "it is as old as was reported");
+        Some((host, AddressClaim { instance, address, ..claim(0, 0) }))
     }
 
     /// Catches a bucket that never empties or fills, and a claim that is lost because it came too fast.

@@ -114,6 +114,9 @@ impl Creatable for SecurityRule {
     type Preview = RulePreview;
 }
 
+/// Hosts without an answer that are named: each takes a request.
+const NAMED_MAX: usize = 20;
+
 /// Shows which sessions the deletion of a rule would end.
 #[derive(Args)]
 pub struct RulePreview {
@@ -139,10 +142,13 @@ impl Preview<SecurityRule> for RulePreview {
             return Ok(true);
         }
         let mut hosts = Vec::new();
-        for UnansweredHost { host, reason } in &ending.unanswered {
+        for UnansweredHost { host, reason } in ending.unanswered.iter().take(NAMED_MAX) {
             // A host that was deleted meanwhile has no name any more.
             let name = client.get::<Host>(*host).await.map_or_else(|_| host.to_string(), |host| host.name);
             hosts.push(format!("host `{name}`: {reason}"));
+        }
+        if let Some(more @ 1..) = ending.unanswered.len().checked_sub(NAMED_MAX) {
+            hosts.push(format!("and {more} other hosts"));
         }
         Err(Failure::HostsUnanswered(hosts.join("\n  ")))
     }

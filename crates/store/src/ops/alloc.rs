@@ -347,9 +347,14 @@ impl Ids {
     /// Reads the MACs and addresses that conflict with a range of ids.
     async fn learn(&mut self, q: &mut dyn Query, from: u64, until: u64) -> Result<()> {
         let (first, last) = (derived_mac(from), derived_mac(until - 1));
-        let sql = "SELECT mac FROM instances WHERE vpc = $1 AND derived IN (0, 2) AND mac BETWEEN $2 AND $3";
-        for row in q.rows(sql, args![self.vpc.get(), first.to_u64(), last.to_u64()]).await? {
-            self.macs.insert(row.number(0)?);
+        let given =
+            "SELECT mac FROM instances WHERE vpc = $1 AND derived IN (0, 2) AND mac BETWEEN $2 AND $3";
+        let of_pairs =
+            "SELECT mac FROM further_addresses WHERE vpc = $1 AND mac <> 0 AND mac BETWEEN $2 AND $3";
+        for sql in [given, of_pairs] {
+            for row in q.rows(sql, args![self.vpc.get(), first.to_u64(), last.to_u64()]).await? {
+                self.macs.insert(row.number(0)?);
+            }
         }
         for prefix in &self.prefixes {
             let (Some(first), Some(last)) = (eui64_address(prefix, first), eui64_address(prefix, last))

@@ -155,8 +155,9 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
         .extend(further_of(plan).filter(|net| !net.addr().is_ipv4()).map(|net| check::number(net.network())));
     let requested =
         plan.to_create.iter().flat_map(|index| plan.new[*index].settings.address_pairs.iter().flatten());
-    let of_pairs = requested.filter_map(|pair| Some(pair.mac?.to_u64()));
-    let macs = plan.given.macs.keys().chain(plan.pair_macs.keys()).copied().chain(of_pairs).collect();
+    // Of a single request, the MAC address may be the instance's own.
+    let of_pairs = requested.filter(|_| plan.to_create.len() > 1).filter_map(|pair| Some(pair.mac?.to_u64()));
+    let macs = plan.given.macs.keys().copied().chain(of_pairs).collect();
     let mut ids = Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), macs, &avoided6);
     let mut made = Vec::with_capacity(plan.to_create.len());
     let mut derived = Vec::with_capacity(plan.to_create.len());

@@ -55,8 +55,6 @@ pub(crate) struct BulkPlan<'a> {
     /// Addresses of deleted instances that nodes may still have.
     pub held: HeldAddresses,
     pub groups: BulkGroups,
-    /// MAC addresses of the VPC's address pairs, with the name of an instance of each.
-    pub pair_macs: HashMap<u64, String>,
 }
 
 /// Adds the index and name of the request to an error.
@@ -95,7 +93,6 @@ impl<'a> BulkPlan<'a> {
             given: Given::default(),
             held,
             groups,
-            pair_macs: HashMap::new(),
         };
         plan.check_subnets(q).await?;
         plan.load_hosts(q).await?;
@@ -104,7 +101,6 @@ impl<'a> BulkPlan<'a> {
         plan.collect_given()?;
         if !plan.is_empty {
             plan.check_further(q).await?;
-            plan.pair_macs = pair_macs::read(q, plan.vpc.id).await?;
             plan.check_macs(q).await?;
             plan.check_ipv4(q).await?;
             plan.check_ipv6(q).await?;
@@ -284,11 +280,9 @@ impl<'a> BulkPlan<'a> {
                 let index = self.given.macs[&owner.mac.to_u64()];
                 return Err(in_bulk(self.new, index, self.mac_taken(owner.mac, &owner.name)));
             }
-        }
-        for (mac, index) in &self.given.macs {
-            if let Some(instance) = self.pair_macs.get(mac) {
-                let (mac, instance) = (MacAddr::from_u64(*mac).to_string(), instance.clone());
-                return Err(in_bulk(self.new, *index, Conflict::MacIsPair { mac, instance }));
+            if let Some((mac, instance)) = pair_macs::listed(q, self.vpc.id, chunk).await? {
+                let (index, mac) = (self.given.macs[&mac.to_u64()], mac.to_string());
+                return Err(in_bulk(self.new, index, Conflict::MacIsPair { mac, instance }));
             }
         }
         Ok(())

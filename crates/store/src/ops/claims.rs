@@ -9,7 +9,7 @@ use crate::write::Write;
 use crate::{Change, Claim, Conflict, Host, Instance, InstanceChange, Result, StoreError, StoredPair, Vpc};
 use sluice_types::{HostId, InstanceId};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::Instant;
 
 /// The claimant, or `None` if it holds the address.
 ///
@@ -45,7 +45,7 @@ async fn holder(q: &mut dyn Query, vpc: &Vpc, address: IpAddr) -> Result<Option<
     }
 }
 
-/// Records that an instance has announced an address of its pairs `age` ago, and holds it from now on, unless another
+/// Records that an instance has announced an address of its pairs, and holds it from now on, unless another
 /// instance announced it later. `host` reported it.
 ///
 /// # Errors
@@ -55,17 +55,21 @@ pub(crate) async fn claim(
     host: HostId,
     id: InstanceId,
     address: IpAddr,
-    age: Duration,
+    announced: Instant,
 ) -> Result<Claim> {
     let Some(new) = claimant(w.q(), host, id, address).await? else { return Ok(Claim::Held) };
     let vpc: Vpc = get(w.q(), new.vpc).await?;
-    // One clock for all replicas of the controller.
-    let announced = w.tx.now_ms().await?.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+    // One clock for all replicas of the controller. The time in which the write waited for others counts.
+    let now = w.tx.now_ms().await?;
+    let age = u64::try_from(announced.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let announced = now.saturating_sub(age);
+    // A holder from the future has it from before the clock was set back.
+    let is_later = |since: u64| since > announced && since <= now;
     let pair = |instance: &Instance| -> Option<StoredPair> {
         instance.options.pairs.iter().find(|pair| pair.address == address).copied()
     };
     let old = holder(w.q(), &vpc, address).await?;
-    if old.as_ref().and_then(pair).and_then(|pair| pair.held_since).is_some_and(|since| since > announced) {
+    if old.as_ref().and_then(pair).and_then(|pair| pair.held_since).is_some_and(is_later) {
         return Ok(Claim::Late);
     }
     let (mut changes, mut hosts) = (Vec::new(), Vec::<Host>::new());

@@ -21,7 +21,7 @@ use crate::{
 };
 use sluice_types::{
     InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
-    MAX_SECONDARY_ADDRESSES, PortSettings, RouteId, VpcId, first_host, overlap,
+    MAX_SECONDARY_ADDRESSES, MacAddr, PortSettings, RouteId, VpcId, first_host, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
@@ -522,21 +522,24 @@ async fn store(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     let (vpc, id) = (instance.vpc.get(), instance.id.get());
     let sql = "UPDATE instances SET options = $2, revision = $3 WHERE id = $1";
     q.run(sql, args![id, text, instance.revision]).await?;
-    let secondary = options.secondary.iter().map(|address| (IpNet::from(*address), "secondary", false));
-    let prefixes = options.delegated.iter().map(|prefix| (*prefix, "prefix", false));
-    let pairs = options.pairs.iter().map(|pair| (IpNet::from(pair.address), "pair", pair.is_held()));
+    let secondary = options.secondary.iter().map(|address| (IpNet::from(*address), "secondary", false, 0));
+    let prefixes = options.delegated.iter().map(|prefix| (*prefix, "prefix", false, 0));
+    let pairs = options
+        .pairs
+        .iter()
+        .map(|pair| (IpNet::from(pair.address), "pair", pair.is_held(), pair.mac.map_or(0, MacAddr::to_u64)));
     let (mut rows, mut values) = (Vec::new(), Vec::new());
-    for (net, kind, held) in secondary.chain(prefixes).chain(pairs) {
+    for (net, kind, held, mac) in secondary.chain(prefixes).chain(pairs) {
         let (family, (first, last), at) = (Family::of(net), range(net), values.len());
         rows.push(format!(
             "({})",
-            (at + 1..=at + 7).map(|number| format!("${number}")).collect::<Vec<_>>().join(", ")
+            (at + 1..=at + 8).map(|number| format!("${number}")).collect::<Vec<_>>().join(", ")
         ));
-        values.extend(args![vpc, family.number(), bytes(first), bytes(last), kind, id, held]);
+        values.extend(args![vpc, family.number(), bytes(first), bytes(last), kind, id, held, mac]);
     }
     if !rows.is_empty() {
-        // At most 64 rows of 7 values: less than any database permits.
-        let columns = "vpc, family, first, last, kind, instance, held";
+        // At most 64 rows of 8 values: less than any database permits.
+        let columns = "vpc, family, first, last, kind, instance, held, mac";
         let sql = format!("INSERT INTO further_addresses ({columns}) VALUES {}", rows.join(", "));
         q.run(&sql, values).await?;
     }

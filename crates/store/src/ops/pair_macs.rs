@@ -3,27 +3,21 @@
 
 use super::alloc;
 use crate::backend::Query;
-use crate::rows::Record;
 use crate::value::args;
 use crate::{Conflict, Instance, InstanceOptions, Result};
 use sluice_types::{MacAddr, VpcId};
-use std::collections::HashMap;
 
-/// The MAC addresses in the address pairs of a VPC, each with the name of an instance that lists it. This takes time in
-/// proportion to the VPC's instances with pairs.
-pub(super) async fn read(q: &mut dyn Query, vpc: VpcId) -> Result<HashMap<u64, String>> {
-    // The text is how `further::save` writes a pair that has a MAC address.
-    let sql = format!(
-        "SELECT {} FROM instances WHERE options LIKE '%\"mac\":\"%' \
-         AND id IN (SELECT instance FROM further_addresses WHERE vpc = $1 AND kind = 'pair')",
-        Instance::COLUMNS
-    );
-    let mut macs = HashMap::new();
-    for row in q.rows(&sql, args![vpc.get()]).await? {
-        let Instance { options, name, .. } = Instance::decode(&row)?;
-        macs.extend(options.pairs.iter().filter_map(|pair| Some((pair.mac?.to_u64(), name.clone()))));
-    }
-    Ok(macs)
+/// One of these MAC addresses that is in an address pair of the VPC, with the name of an instance that lists it.
+pub(super) async fn listed(
+    q: &mut dyn Query,
+    vpc: VpcId,
+    macs: &[MacAddr],
+) -> Result<Option<(MacAddr, String)>> {
+    let numbers: Vec<i64> = macs.iter().map(|mac| mac.to_u64() as i64).collect();
+    let sql = "SELECT f.mac, i.name FROM further_addresses f JOIN instances i ON i.id = f.instance \
+               WHERE f.vpc = $1 AND f.mac <> 0 AND f.mac = ANY($2)";
+    let row = q.row(sql, args![vpc.get(), numbers]).await?;
+    row.map(|row| Ok((MacAddr::from_u64(row.number(0)?), row.text(1)?.to_owned()))).transpose()
 }
 
 /// Checks that no other instance of the VPC has a MAC address that a new pair has.

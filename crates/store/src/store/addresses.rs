@@ -7,7 +7,7 @@ use crate::write::Write;
 use crate::*;
 use sluice_types::{HostId, InstanceId, PortSettings};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Store {
     /// Changes what an instance has besides its addresses and security groups.
@@ -20,7 +20,7 @@ impl Store {
         write!(self, w => further::update(w, id, settings, expected))
     }
 
-    /// Records that an instance has announced an address that it may have in turn with others, `age` ago: it holds the
+    /// Records that an instance has announced an address that it may have in turn with others: it holds the
     /// address from now on, unless another instance announced it later. `host` reported it. Claims that are refused, and
     /// those of holders, do not wait for other writes.
     ///
@@ -32,11 +32,11 @@ impl Store {
         host: HostId,
         id: InstanceId,
         address: IpAddr,
-        age: Duration,
+        announced: Instant,
     ) -> Result<Claim> {
         if claims::claimant(&mut self.reader(), host, id, address).await?.is_none() {
             return Ok(Claim::Held);
         }
-        write!(self, w => claims::claim(w, host, id, address, age))
+        write!(self, w => claims::claim(w, host, id, address, announced))
     }
 }

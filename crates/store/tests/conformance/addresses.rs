@@ -9,7 +9,7 @@ use sluice_store::{
 };
 use sluice_types::{AddressPair, HostId, InstanceId, IpNet, MacAddr, Qos};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -468,30 +468,30 @@ pub async fn claims_have_one_holder(f: Fixture) {
     let b = new(s.create_instance(c.vpc.id, instance("b", &c.subnet, &there)).await);
     let (here, address) = (c.host.id, ip("10.0.0.60"));
     let reason = async |host: HostId, id, address| {
-        conflict(s.claim_address(host, id, address, Duration::ZERO).await).to_string()
+        conflict(s.claim_address(host, id, address, Instant::now()).await).to_string()
     };
     assert!(reason(here, a.id, address).await.contains("does not list it"));
     set(s, a.id, pairs(&["10.0.0.60=00:00:5e:00:01:05", "fd00:1::60"])).await;
     let b1 = set(s, b.id, pairs(&["10.0.0.60=00:00:5e:00:01:05"])).await;
     assert!(reason(there.id, a.id, address).await.contains("is on another host"));
-    let absent = s.claim_address(here, InstanceId::new(999), address, Duration::ZERO).await;
+    let absent = s.claim_address(here, InstanceId::new(999), address, Instant::now()).await;
     assert!(matches!(absent, Err(StoreError::NotFound { .. })));
 
     let held = |instance: &Instance| -> Vec<bool> {
         instance.options.pairs.iter().map(StoredPair::is_held).collect()
     };
-    let Claim::Taken(first) = s.claim_address(here, a.id, address, Duration::ZERO).await.unwrap() else {
+    let Claim::Taken(first) = s.claim_address(here, a.id, address, Instant::now()).await.unwrap() else {
         panic!("not taken")
     };
     assert_eq!(held(&first), [true, false]);
     let before = s.revision().await.unwrap();
     assert_eq!(
-        (before, s.claim_address(here, a.id, address, Duration::ZERO).await.unwrap()),
+        (before, s.claim_address(here, a.id, address, Instant::now()).await.unwrap()),
         (first.revision, Claim::Held)
     );
     assert_eq!(s.revision().await.unwrap(), before);
 
-    let Claim::Taken(second) = s.claim_address(there.id, b.id, address, Duration::ZERO).await.unwrap() else {
+    let Claim::Taken(second) = s.claim_address(there.id, b.id, address, Instant::now()).await.unwrap() else {
         panic!("not taken")
     };
     let old = s.instance(a.id).await.unwrap();
@@ -507,21 +507,21 @@ pub async fn claims_have_one_holder(f: Fixture) {
     };
     assert_eq!(last(s).await, [told]);
     // A claim that comes late, because it waited for a stream, is older than the holder's.
-    let late = s.claim_address(here, a.id, address, Duration::from_secs(60)).await;
+    let late = s.claim_address(here, a.id, address, Instant::now() - Duration::from_secs(60)).await;
     assert_eq!((late.unwrap(), s.revision().await.unwrap()), (Claim::Late, before + 1));
     // Another change keeps the holder; without the pair, or the instance, the address has no holder.
     let wide = set(s, b.id, pairs(&["10.0.0.60=00:00:5e:00:01:05", "10.0.0.61"])).await;
     assert_eq!(held(&wide), [true, false]);
     set(s, b.id, pairs(&[])).await;
-    assert!(matches!(s.claim_address(here, a.id, address, Duration::ZERO).await, Ok(Claim::Taken(_))));
+    assert!(matches!(s.claim_address(here, a.id, address, Instant::now()).await, Ok(Claim::Taken(_))));
     s.delete_instance(a.id, None).await.unwrap();
     let again = set(s, b.id, pairs(&["10.0.0.60"])).await;
     assert_eq!(held(&again), [false]);
-    assert!(matches!(s.claim_address(there.id, b.id, address, Duration::ZERO).await, Ok(Claim::Taken(_))));
+    assert!(matches!(s.claim_address(there.id, b.id, address, Instant::now()).await, Ok(Claim::Taken(_))));
     // It moves with its host.
     s.move_instance(b.id, here, None).await.unwrap();
     assert!(reason(there.id, b.id, address).await.contains("is on another host"));
-    assert_eq!(s.claim_address(here, b.id, address, Duration::ZERO).await.unwrap(), Claim::Held);
+    assert_eq!(s.claim_address(here, b.id, address, Instant::now()).await.unwrap(), Claim::Held);
 }
 
 pub async fn adopted_instances_have_them_again(f: Fixture) {
@@ -534,6 +534,10 @@ pub async fn adopted_instances_have_them_again(f: Fixture) {
         ..secondary(&["10.0.0.50"])
     };
     let vm = new(s.create_instance(c.vpc.id, NewInstance { settings: settings.clone(), ..c.one("a") }).await);
+    // With the MAC address that it has itself.
+    let own = pairs(&["10.0.0.60", &format!("10.0.0.91={}", vm.mac)]).address_pairs;
+    let settings = PortSettings { address_pairs: own, ..settings };
+    let vm = set(s, vm.id, settings.clone()).await;
     s.delete_instance(vm.id, None).await.unwrap();
     let (id, vni, host, mac, ipv4, ipv6) = (vm.id, c.vpc.vni, c.host.id, vm.mac, vm.ipv4, vm.ipv6);
     let lost =
