@@ -282,7 +282,7 @@ async fn other_rules(lab: &Lab, server: SecurityGroupId) -> Outcome {
         lab.api().delete::<SecurityRule>(rule, None).await?;
     }
     let vm = lab.vm(CLIENT)?;
-    // A second for the answers, of which those about the stranger do not come.
+    // Time for the answers, of which those about the stranger do not come.
     eventually(Duration::from_secs(3), async || {
         let list = sessions(lab, &vm.host, &vm.port).await?;
         for (at, port, end, _) in &clients {

@@ -64,7 +64,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 
 async fn check(lab: &Lab, case: &Case) -> Outcome {
     let target: IpAddr = case.address.parse()?;
-    execute(lab, case.target, &["ip", "addr", "add", case.address, "dev", "lo"]).await?;
+    // Without `nodad`, the address is tentative for a moment, also on the loopback interface.
+    execute(lab, case.target, &["ip", "addr", "add", case.address, "dev", "lo", "nodad"]).await?;
     execute(lab, GATEWAY, &["ip", "route", "add", case.address, "via", case.target_vtep]).await?;
     let pings = PINGS.to_string();
     let options = ["-c", pings.as_str(), "-i", "0.1", "-W", "1"];

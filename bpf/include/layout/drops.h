@@ -58,7 +58,7 @@
 	DROP(46, ingress_denied, "security groups of the receiving port permit no such packet") \
 	DROP(47, no_session, "packet of no known connection, and not the first one of a new connection") \
 	DROP(48, session_limit, "port has all the sessions that one port may have") \
-	DROP(49, sessions_full, "session table has no free slot for the packet's session") \
+	DROP(49, sessions_full, "session table has no room for the packet's session") \
 	DROP(50, unknown_fragment, "fragment whose first fragment was not permitted, or came later") \
 	DROP(51, rate_limit, "port sent more than its rate") \
 	DROP(52, receiver_unknown, "an egress rule that names a group may permit the packet, but the receiver's groups are not known yet")

@@ -41,7 +41,8 @@ struct stray_event {
 struct claim_event {
 	__u64 address[2];
 	__u64 instance; /* as in struct port */
-	__u64 ipv6;	/* 1: the address is IPv6; otherwise 0 */
+	__u32 ipv6;	/* 1: the address is IPv6; otherwise 0 */
+	__u32 at_ms;	/* CLOCK_MONOTONIC in milliseconds, which wrap after 49 days */
 };
 #define CLAIMS_BYTES (1 << 16)
 

@@ -200,7 +200,7 @@ struct session_config {
 	struct session_timeouts timeouts;
 	__u64 reserved2[4];
 	/* Counted by packets. */
-	__u64 full[2];	  /* not created because both buckets were full: IPv4, IPv6 */
+	__u64 full[2];	  /* not created because both buckets, or the shared room, were full: IPv4, IPv6 */
 	__u64 busy;	  /* operations that gave up after SESSION_ATTEMPTS failed swaps */
 	__u64 duplicates; /* records that died because another one had the same key */
 	/*

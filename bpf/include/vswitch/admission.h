@@ -246,13 +246,20 @@ static __always_inline __u32 touch_session(struct session_config *config, struct
 	return answer == SESSION_GONE ? ADMIT_JUDGE : ADMIT_PASS;
 }
 
-/* Whether the sender of the packet began the session that was found, with another identity than it has now. */
-static __always_inline int has_other_identity(const struct admission *memory)
+/*
+ * Whether the sender of the packet began the session that was found, with another identity than it has now. Of a session that
+ * the VM began, the identity is the receiver's: such a packet was the VM's own, and has come back from a gateway.
+ */
+static __always_inline int has_other_identity(const struct admission *memory, int ipv6)
 {
+	const struct session_data *data;
 	__u32 identity = memory->query.identity;
 
-	return memory->hit.direction == SESSION_ORIGINAL && identity != IDENTITY_NOT_COMPARED &&
-	       identity != memory->hit.state >> SESSION_IDENTITY_SHIFT;
+	if (memory->hit.direction != SESSION_ORIGINAL || identity == IDENTITY_NOT_COMPARED ||
+	    identity == memory->hit.state >> SESSION_IDENTITY_SHIFT)
+		return 0;
+	data = ipv6 ? session_data_at(6, &memory->hit) : session_data_at(4, &memory->hit);
+	return data && !(READ_ONCE(data->action[1]) & SESSION_EGRESS);
 }
 
 /* Counts the packet in its session, if that exists. Otherwise the policy is asked. */
@@ -261,7 +268,7 @@ static __always_inline __u32 pass_by_session(struct session_config *config, stru
 {
 	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
 		return ADMIT_JUDGE;
-	if (has_other_identity(memory))
+	if (has_other_identity(memory, ipv6))
 		return ADMIT_AGAIN;
 	return touch_session(config, memory, ipv6);
 }

@@ -77,6 +77,7 @@ __attribute__((noinline)) int claim_address(__u32 port_cell, __u32 ipv6, __u64 h
 	event->address[1] = low;
 	event->instance = port->instance;
 	event->ipv6 = !!ipv6;
+	event->at_ms = bpf_ktime_get_ns() / 1000000;
 	bpf_ringbuf_submit(event, 0);
 	return VERDICT_ABSORBED;
 }

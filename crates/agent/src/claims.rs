@@ -68,9 +68,10 @@ struct State {
 }
 
 impl State {
-    fn announce(&mut self, key: Key, is_held: bool, now: Instant) {
+    fn announce(&mut self, key: Key, is_held: bool, announced: Instant, now: Instant) {
         if let Some(known) = self.waiting.get_mut(&key) {
-            (known.announced, known.is_held, known.is_due) = (now, is_held, !is_held);
+            (known.announced, known.is_held, known.is_due) =
+                (known.announced.max(announced), is_held, !is_held);
             return;
         }
         if self.waiting.len() >= WAITING_MAX {
@@ -80,7 +81,7 @@ impl State {
             self.refused += 1;
             return;
         }
-        self.waiting.insert(key, Waiting { announced: now, sent: None, is_held, is_due: !is_held });
+        self.waiting.insert(key, Waiting { announced, sent: None, is_held, is_due: !is_held });
     }
 
     fn expire(&mut self, now: Instant) {
@@ -123,13 +124,11 @@ impl Claims {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// VMs have announced these addresses now; for each it is said whether the VM holds it.
-    pub fn announce(&self, announced: impl IntoIterator<Item = (InstanceId, IpAddr, bool)>) {
+    /// A VM has announced an address `age` ago, which it holds or not.
+    pub fn announce(&self, instance: InstanceId, address: IpAddr, is_held: bool, age: Duration) {
         let now = Instant::now();
         let mut state = self.state();
-        for (instance, address, is_held) in announced {
-            state.announce((instance, address), is_held, now);
-        }
+        state.announce((instance, address), is_held, now.checked_sub(age).unwrap_or(now), now);
         drop(state);
         self.0.changed.notify_one();
     }
@@ -213,7 +212,7 @@ mod tests {
             let now = after(begin, ms);
             // Announced ten times a second, for two seconds.
             if ms < 2000 {
-                state.announce(key(1, 7), false, now);
+                state.announce(key(1, 7), false, now, now);
             }
             let (claims, due) = state.take(now);
             assert!(claims.is_empty() || claims == [claim(1, 7, ms.saturating_sub(1900))]);
@@ -227,8 +226,8 @@ mod tests {
     #[test]
     fn claims_are_repeated_on_another_stream_unless_they_are_old() {
         let (mut state, begin) = (State::default(), Instant::now());
-        state.announce(key(1, 7), false, begin);
-        state.announce(key(2, 7), false, after(begin, 30_000));
+        state.announce(key(1, 7), false, begin, begin);
+        state.announce(key(2, 7), false, after(begin, 30_000), after(begin, 30_000));
         assert_eq!(state.take(after(begin, 30_000)).0, [claim(1, 7, 30_000), claim(2, 7, 0)]);
         assert_eq!(state.take(after(begin, 40_000)), (vec![], None));
         state.begin_stream();
@@ -245,7 +244,7 @@ mod tests {
         let claims = Claims::default();
         let (instance, address) = key(1, 7);
         let take = |claims: &Claims| claims.state().take(Instant::now()).0.len();
-        claims.announce([(instance, address, true)]);
+        claims.announce(instance, address, true, Duration::ZERO);
         claims.state().begin_stream();
         assert_eq!((take(&claims), claims.waiting()), (0, vec![]));
         claims.decide(instance, |_| Some(true));
@@ -259,11 +258,27 @@ mod tests {
         assert_eq!(claims.waiting(), []);
     }
 
+    /// Catches an announcement that waited for the agent and is taken for a new one.
+    #[test]
+    fn an_announcement_that_waited_is_old() {
+        let claims = Claims::default();
+        let (instance, address) = key(1, 7);
+        claims.announce(instance, address, false, Duration::from_secs(10));
+        let age = |claims: &Claims| claims.state().take(Instant::now()).0[0].age;
+        assert!(age(&claims) >= Duration::from_secs(10));
+        // One that is older than the last one changes nothing.
+        claims.announce(instance, address, false, Duration::from_secs(50));
+        claims.state().begin_stream();
+        assert!(age(&claims) < Duration::from_secs(50));
+    }
+
     #[test]
     fn what_is_decided_is_forgotten() {
         let claims = Claims::default();
         let [first, second, third] = [key(1, 7), key(1, 8), key(2, 7)];
-        claims.announce([first, second, third].map(|(instance, address)| (instance, address, false)));
+        for (instance, address) in [first, second, third] {
+            claims.announce(instance, address, false, Duration::ZERO);
+        }
         claims.decide(first.0, |address| (address == second.1).then_some(false));
         assert_eq!(claims.waiting(), [second, third]);
         claims.decide(third.0, |_| None);
@@ -274,7 +289,7 @@ mod tests {
     fn messages_and_memory_are_bounded() {
         let (mut state, begin) = (State::default(), Instant::now());
         for number in 0..WAITING_MAX as u32 + 5 {
-            state.announce(key(1, number), false, begin);
+            state.announce(key(1, number), false, begin, begin);
         }
         assert_eq!((state.waiting.len(), state.refused), (WAITING_MAX, 5));
         for _ in 0..WAITING_MAX / MAX_CLAIMS {
@@ -284,7 +299,7 @@ mod tests {
         }
         assert_eq!(state.take(begin), (vec![], None));
         // Old claims make room for new ones.
-        state.announce(key(2, 1), false, after(begin, 60_000));
+        state.announce(key(2, 1), false, after(begin, 60_000), after(begin, 60_000));
         assert_eq!(state.waiting.len(), 1);
     }
 
@@ -292,7 +307,9 @@ mod tests {
     fn each_figure_has_its_metric() {
         let claims = Claims::default();
         let (instance, address) = key(1, 7);
-        claims.announce([key(1, 7), key(1, 8)].map(|(instance, address)| (instance, address, false)));
+        for (instance, address) in [key(1, 7), key(1, 8)] {
+            claims.announce(instance, address, false, Duration::ZERO);
+        }
         assert_eq!(claims.state().take(Instant::now()).0.len(), 2);
         claims.decide(instance, |open| Some(open != address));
         claims.state().refused = 9;

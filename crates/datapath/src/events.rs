@@ -65,6 +65,8 @@ pub struct Claim {
     pub instance: u64,
     /// The address.
     pub address: IpAddr,
+    /// When it was announced, in milliseconds of `CLOCK_MONOTONIC`, which wrap after 49 days.
+    pub at_ms: u32,
 }
 
 /// The receiver of a packet that an egress rule may permit if the receiver is in the group that the rule names.
@@ -156,7 +158,8 @@ impl Event for Stray {
 impl Event for Claim {
     fn read(record: &[u8]) -> Option<Self> {
         let event = layout::claim_event::read(record)?;
-        Some(Self { instance: event.instance, address: address(event.address, u8::from(event.ipv6 != 0)) })
+        let address = address(event.address, u8::from(event.ipv6 != 0));
+        Some(Self { instance: event.instance, address, at_ms: event.at_ms })
     }
 }
 

@@ -152,7 +152,7 @@ pub struct SessionUsage {
     /// Capacity. The share of new sessions whose buckets are both full is about 1 in 10^5 at 68% of the
     /// capacity, 1 in 10^3 at 75% and 1 in 7 at 90%, so a table should be used up to two thirds.
     pub slots: u64,
-    /// Sessions that could not be created because both of their buckets were full.
+    /// Sessions that could not be created because both of their buckets were full, or the room beyond what is assured.
     pub full_events: u64,
 }
 

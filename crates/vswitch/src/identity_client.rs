@@ -2,7 +2,7 @@
 //! [`RemoteIdentities`], writes the map of the packet programs, and answers for the instances of this host. This file changes
 //! when the identities get another input or output.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -188,8 +188,16 @@ fn used_ms(now_ms: u64, entry: RemoteIdentity) -> u64 {
     now_ms.saturating_sub(u64::from(ticks) * TICK_MS)
 }
 
+/// The subnets of the ports of each network, as far as they were needed.
+type Subnets = BTreeMap<Vni, BTreeSet<IpNet>>;
+
 /// The port that has an address, or to which a prefix with the address is delegated.
-fn port_with(tables: &NodeTables, reader: &Reader, destination: Destination) -> Option<Port> {
+fn port_with(
+    tables: &NodeTables,
+    reader: &Reader,
+    subnets: &mut Subnets,
+    destination: Destination,
+) -> Option<Port> {
     let Destination { vni, address } = destination;
     match reader.find(vni.get(), address) {
         Lookup::Hit(hit) => match reader.next_hop(hit.cell)? {
@@ -199,29 +207,34 @@ fn port_with(tables: &NodeTables, reader: &Reader, destination: Destination) -> 
         Lookup::Busy => None,
         Lookup::Miss => {
             let Ok(Some(Target::Port(ifindex))) = reader.route(vni, address) else { return None };
-            tables.port(ifindex).filter(|port| !is_in_covered_subnet(tables, port, destination))
+            let subnets = subnets.entry(vni).or_insert_with(|| subnets_of(tables, vni));
+            tables.port(ifindex).filter(|port| !is_in_covered_subnet(subnets, port, address))
         }
     }
 }
 
+fn subnets_of(tables: &NodeTables, vni: Vni) -> BTreeSet<IpNet> {
+    let of_port = |port: Port| {
+        let v4 = port.ipv4.and_then(|v4| IpNet::new(v4.address.into(), v4.length).ok());
+        let v6 = port.ipv6.and_then(|v6| IpNet::new(v6.address.into(), v6.length).ok());
+        v4.into_iter().chain(v6).map(|net| net.trunc())
+    };
+    tables.ports().filter(|port| port.vni == vni).flat_map(of_port).collect()
+}
+
 /// Whether a subnet that has the address is in the port's prefix with it. Such a prefix has no addresses of the subnet: one
 /// without a port here is of an instance that has left.
-fn is_in_covered_subnet(tables: &NodeTables, port: &Port, Destination { vni, address }: Destination) -> bool {
+fn is_in_covered_subnet(subnets: &BTreeSet<IpNet>, port: &Port, address: IpAddr) -> bool {
     let prefixes = port.sources.additional.iter().filter(|net| net.contains(&address));
     let longest = prefixes.map(IpNet::prefix_len).max();
-    let subnets = tables.ports().filter(|other| other.vni == vni).flat_map(|other| {
-        let v4 = other.ipv4.and_then(|v4| IpNet::new(v4.address.into(), v4.length).ok());
-        let v6 = other.ipv6.and_then(|v6| IpNet::new(v6.address.into(), v6.length).ok());
-        v4.into_iter().chain(v6)
-    });
-    subnets.into_iter().any(|subnet| subnet.contains(&address) && Some(subnet.prefix_len()) > longest)
+    subnets.iter().any(|subnet| subnet.contains(&address) && Some(subnet.prefix_len()) > longest)
 }
 
 /// The identities of the instances among `destinations` that have a port of this host.
 pub fn identities_of_ports(tables: &NodeTables, destinations: &[Destination]) -> Vec<IdentityEntry> {
-    let reader = tables.reader();
+    let (reader, mut subnets) = (tables.reader(), Subnets::new());
     let identity = |destination: &Destination| {
-        let port = port_with(tables, &reader, *destination)?;
+        let port = port_with(tables, &reader, &mut subnets, *destination)?;
         Some(IdentityEntry { destination: *destination, identity: port.identity })
     };
     destinations.iter().filter_map(identity).collect()

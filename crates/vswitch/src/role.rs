@@ -33,6 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{Claims, EndingSessionsJob, Role, UpdateContext, error_chain};
 use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
@@ -87,11 +88,15 @@ impl HostRole {
 
     /// VMs have announced addresses, of which those that they may have and do not hold are claimed.
     pub fn note_claims(&self, announced: &[sluice_datapath::Claim]) {
-        let known = announced.iter().filter_map(|claim| {
-            let port = self.ports.instance(InstanceId::new(claim.instance))?;
-            Some((port.instance, claim.address, holds(port, claim.address)?))
-        });
-        self.claims.announce(known);
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+        for claim in announced {
+            let Some(port) = self.ports.instance(InstanceId::new(claim.instance)) else { continue };
+            if let Some(is_held) = holds(port, claim.address) {
+                let age = (now.as_millis() as u32).wrapping_sub(claim.at_ms);
+                let age = Duration::from_millis(age.into());
+                self.claims.announce(port.instance, claim.address, is_held, age);
+            }
+        }
     }
 
     /// The groups for which this host detects elephant flows, as received since the agent started. If the

@@ -44,6 +44,8 @@ pub struct Owner {
     pub ifindex: u32,
     /// Name of the interface.
     pub ifname: Arc<str>,
+    /// Whether the port has a policy: others have no sessions.
+    pub is_filtered: bool,
 }
 
 /// A number that no port has any more.
@@ -158,18 +160,19 @@ impl Scopes {
             return Err(NoScope { given: numbers.given.len(), retired: numbers.retired.len() });
         };
         self.0.meters.reset(number);
+        self.0.shares.reset(number);
         numbers.last = number;
         numbers.given.insert(number, Owner::default());
         Ok(number)
     }
 
     /// A port is about to be written with its number: it may begin sessions.
-    pub fn open(&self, number: u16, ifindex: u32, ifname: &str) {
+    pub fn open(&self, number: u16, ifindex: u32, ifname: &str, is_filtered: bool) {
         let mut numbers = self.lock();
         if let Some(owner) = numbers.given.get_mut(&number) {
-            *owner = Owner { ifindex, ifname: ifname.into() };
+            *owner = Owner { ifindex, ifname: ifname.into(), is_filtered };
             let shares = &self.0.shares;
-            if shares.get(number).assured == 0 {
+            if is_filtered && shares.get(number).assured == 0 {
                 shares.set_assured(number, self.0.limit.min(ASSURED_AT_FIRST));
             }
             shares.set_limit(number, self.0.limit);
@@ -297,12 +300,15 @@ mod tests {
         let scopes = Scopes::new(shares.clone(), PortMeters::anonymous().unwrap(), 100);
         scopes.claim(7);
         scopes.close_unclaimed();
-        scopes.open(7, 50, "tap0");
+        scopes.open(7, 50, "tap0", true);
         let limits = |numbers: [u16; 3]| numbers.map(|number| shares.get(number).limit);
         assert_eq!(limits([7, 8, 9]), [100, 0, 0]);
-        assert_eq!(scopes.map().given, [(7, Owner { ifindex: 50, ifname: "tap0".into() })].into());
+        assert_eq!(
+            scopes.map().given,
+            [(7, Owner { ifindex: 50, ifname: "tap0".into(), is_filtered: true })].into()
+        );
         scopes.retire(7);
-        scopes.open(7, 50, "tap0");
+        scopes.open(7, 50, "tap0", true);
         assert_eq!(limits([7, 8, 9]), [0, 0, 0], "a retired number is not opened again");
         assert_eq!(scopes.map().retired, [7]);
     }

@@ -6,7 +6,7 @@
 //!        --> grace period: no packet is judged by the old ones any more
 //!        --> review: each session that another policy has permitted is judged by the policy of its port
 //!        --> another change was made meanwhile: again
-//!        --> a session depends on the identity of its receiver, which is not known: again, for up to a second
+//!        --> a session depends on the identity of its receiver, which is not known: again, for 60 ms
 //! ```
 //!
 //! The review compares the generations of policies, so it needs not to know what has changed, and a successor of an agent that
@@ -33,7 +33,7 @@ use sluice_tables::sessions::{
 };
 use sluice_tables::{Membarrier, SharedReader, layout};
 
-use crate::scopes::Scopes;
+use crate::scopes::{Owner, Scopes};
 use judge::Judge;
 pub use receivers::Receivers;
 
@@ -250,7 +250,8 @@ impl Keeper {
                 }
             }
             let map = self.scopes.map();
-            let ports: Vec<u16> = map.given.keys().copied().collect();
+            let is_filtered = |(number, owner): (&u16, &Owner)| owner.is_filtered.then_some(*number);
+            let ports: Vec<u16> = map.given.iter().filter_map(is_filtered).collect();
             self.sessions.share_out(&ports, &map.retired, self.scopes.limit());
             let total: u32 = FAMILIES.iter().map(|family| self.sessions.buckets(*family)).sum();
             match self.sessions.sweep(total.div_ceil(ROUND_STEPS), ticks_now()) {
@@ -269,15 +270,16 @@ impl Keeper {
         let map = self.scopes.map();
         self.sessions.wait_for_packets()?;
         let (mut total, mut is_complete) = (Reviewed::default(), true);
-        let (waits, mut unknown) = (self.receivers.may_wait(), BTreeSet::new());
+        let mut unknown = BTreeSet::new();
         for family in FAMILIES {
             let buckets = self.sessions.buckets(family);
             for first in (0..buckets).step_by(CHUNK_BUCKETS as usize) {
                 let chunk = first..buckets.min(first.saturating_add(CHUNK_BUCKETS));
                 let sessions = &mut self.sessions;
                 let identity_of = |receiver| self.receivers.identity_of(receiver);
+                let may_wait = |receiver| self.receivers.may_wait(receiver);
                 let (reviewed, is_certain, of_chunk) = self.tables.read(|reader| {
-                    let mut judge = Judge::new(reader, &map, &identity_of, waits);
+                    let mut judge = Judge::new(reader, &map, &identity_of, &may_wait);
                     let reviewed = sessions.review(family, chunk, |session| judge.decide(session));
                     (reviewed, judge.is_certain(), judge.into_unknown())
                 });
@@ -289,7 +291,7 @@ impl Keeper {
             }
         }
         is_complete &= unknown.is_empty();
-        self.receivers.ask(unknown);
+        self.receivers.ask(&unknown);
         let time = begun.elapsed();
         let Reviewed { sessions, changed, ended, .. } = total;
         tracing::debug!(sessions, changed, ended, ?time, is_complete, "reviewed the sessions of all ports");

@@ -105,6 +105,14 @@ impl SessionShares {
         self.region.store32(Self::at(scope, offset_of!(session_share, limit)), limit);
     }
 
+    /// Balances the books of a scope that has no session and can begin none.
+    pub fn reset(&self, scope: u16) {
+        for index in 0..2 {
+            let begun = self.region.load32(Self::at(scope, offset_of!(session_share, begun) + index * 4));
+            self.region.store32(Self::ended_at(scope, index), begun);
+        }
+    }
+
     /// Sets how many sessions of a scope have room whatever others have.
     pub fn set_assured(&self, scope: u16, assured: u32) {
         self.region.store32(Self::at(scope, offset_of!(session_share, assured)), assured);

@@ -62,15 +62,17 @@ impl Progress {
 
     /// Whether a live session ends before its time, because its scope has little room left.
     fn makes_room(&self, table: &Table, config: &Region, slot: u32, word: TagWord, now: u32) -> bool {
-        if self.scarce.is_empty() || !self.scarce.contains(&table.scope(self.bucket, slot)) {
+        // Packets move the expiry, so it says when the last one came. Most sessions need no look at their record.
+        let left = word.expires_at().wrapping_sub(now);
+        if self.scarce.is_empty() || left > timeouts::longest_when_scarce(config) {
+            return false;
+        }
+        if !self.scarce.contains(&table.scope(self.bucket, slot)) {
             return false;
         }
         let (protocol, state) = table.protocol_and_state(self.bucket, slot);
-        timeouts::when_scarce(config, protocol, state).is_some_and(|(timeout, stay)| {
-            // Packets move the expiry, so it says when the last one came.
-            let left = word.expires_at().wrapping_sub(now);
-            timeout.saturating_sub(left) >= stay
-        })
+        timeouts::when_scarce(config, protocol, state)
+            .is_some_and(|(timeout, stay)| timeout.saturating_sub(left) >= stay)
     }
 
     /// Counts the sessions in all blocks, as the sweep does.

@@ -105,8 +105,23 @@ impl Timeouts {
 
 /// How long sessions of a port that has little room left stay after their last packet, in ticks. A closed connection needs
 /// its record for segments that are sent again, and one without an answer for the first repetitions of its first packet.
-const CLOSED_STAY: u32 = 2 * TICKS;
-const UNANSWERED_STAY: u32 = 5 * TICKS;
+///
+/// Packets move the expiry only by [`layout::SESSION_REFRESH_TICKS`] or more, so the last one may be later by less than that.
+const CLOSED_STAY: u32 = 2 * TICKS + layout::SESSION_REFRESH_TICKS;
+const UNANSWERED_STAY: u32 = 5 * TICKS + layout::SESSION_REFRESH_TICKS;
+
+/// Longest time, in ticks, until the expiry of a session of which [`when_scarce`] says something.
+pub(super) fn longest_when_scarce(config: &Region) -> u32 {
+    let timeout = |offset| config.load32(offset_of!(session_config, timeouts) + offset);
+    let all = [
+        offset_of!(session_timeouts, tcp_new),
+        offset_of!(session_timeouts, tcp_closing),
+        offset_of!(session_timeouts, udp_one_way),
+        offset_of!(session_timeouts, icmp),
+        offset_of!(session_timeouts, other),
+    ];
+    all.map(timeout).into_iter().max().unwrap_or(0)
+}
 
 /// Of a session that is closed or not answered: its timeout, and how long it stays if room is scarce, both in ticks.
 /// `None` for others.

@@ -115,7 +115,7 @@ impl Writer<'_> {
     ) -> Result<(), RegistryError> {
         let known = tables.port(attachment.ifindex);
         let entry = self.entry(known.as_ref(), port, attachment);
-        self.scopes.open(entry.scope, entry.ifindex, ifname);
+        self.scopes.open(entry.scope, entry.ifindex, ifname, entry.policy.is_some());
         let closed = if entry.policy == Some(CLOSED) { Policies::write_closed(tables) } else { Ok(()) };
         match closed.and_then(|()| tables.upsert_port(&entry)) {
             Ok(is_other) => {

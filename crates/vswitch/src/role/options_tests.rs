@@ -140,10 +140,14 @@ fn an_address_moves_between_two_ports_of_the_host() {
     }
 }
 
+fn now_ms() -> u32 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap().as_millis() as u32
+}
+
 #[test]
 fn announcements_are_claims_until_the_controller_has_decided() {
     let mut host = host(false);
-    let announced = |number, address| Claim { instance: number, address: ip(address) };
+    let announced = |number, address| Claim { instance: number, address: ip(address), at_ms: now_ms() };
     let waiting = |host: &Host| -> Vec<IpAddr> {
         host.applier.role.claims().waiting().iter().map(|(_, address)| *address).collect()
     };

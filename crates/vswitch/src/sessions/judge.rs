@@ -25,23 +25,23 @@ pub(super) struct Judge<'a> {
     reader: &'a Reader,
     map: &'a ScopeMap,
     identity_of: &'a dyn Fn(Destination) -> Option<u16>,
-    waits: bool,
+    may_wait: &'a dyn Fn(Destination) -> bool,
     known: HashMap<u16, Basis>,
     is_certain: bool,
     unknown: BTreeSet<Destination>,
 }
 
 impl<'a> Judge<'a> {
-    /// `identity_of`: the identity of an instance on another host, if this host knows it. `waits`: a session that depends on
-    /// one that it does not know goes on; otherwise it ends.
+    /// `identity_of`: the identity of an instance on another host, if this host knows it. `may_wait`: whether a session
+    /// that depends on one that it does not know goes on; otherwise it ends.
     pub fn new(
         reader: &'a Reader,
         map: &'a ScopeMap,
         identity_of: &'a dyn Fn(Destination) -> Option<u16>,
-        waits: bool,
+        may_wait: &'a dyn Fn(Destination) -> bool,
     ) -> Self {
         let (known, unknown) = (HashMap::new(), BTreeSet::new());
-        Self { reader, map, identity_of, waits, known, is_certain: true, unknown }
+        Self { reader, map, identity_of, may_wait, known, is_certain: true, unknown }
     }
 
     /// Receivers whose identity must be known before the sessions to them are judged again.
@@ -77,7 +77,7 @@ impl<'a> Judge<'a> {
                 let packet = session.first_packet();
                 match self.reader.evaluate(cell, &packet) {
                     Verdict::Permitted(rule) => Fate::Changes(session.permitted_by(generation, rule)),
-                    Verdict::Denied if packet.direction == Direction::Egress && packet.identity == 0 => {
+                    Verdict::Denied if packet.direction == Direction::Egress => {
                         self.judge_by_receiver(session, (cell, generation), vni)
                     }
                     Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
@@ -86,8 +86,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// A rule with a prefix has permitted the session, so the identity of its receiver was not needed. One that names
-    /// a group may still permit it.
+    /// A rule with a prefix may have permitted the session, so the identity of its receiver was not needed, or is another one by
+    /// now. A rule that names a group may still permit it.
     fn judge_by_receiver(&mut self, session: &Session, (cell, generation): (u32, u32), vni: u32) -> Fate {
         let mut packet = session.first_packet();
         let Some(vni) = Vni::new(vni).ok().filter(|_| self.reader.names_receivers(cell)) else {
@@ -95,8 +95,9 @@ impl<'a> Judge<'a> {
         };
         let receiver = Destination { vni, address: packet.remote };
         let Some(identity) = (self.identity_of)(receiver) else {
-            self.unknown.extend(self.waits.then_some(receiver));
-            return if self.waits { Fate::Stays } else { Fate::Ends };
+            let waits = (self.may_wait)(receiver);
+            self.unknown.extend(waits.then_some(receiver));
+            return if waits { Fate::Stays } else { Fate::Ends };
         };
         packet.identity = identity;
         match self.reader.evaluate(cell, &packet) {

@@ -1,26 +1,32 @@
 //! Receivers on other hosts, as far as the review of sessions needs their identities: what this host knows, and questions about
 //! others. Whether a question is sent, and when, `crates/vswitch/src/remote_identities.rs` decides.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use sluice_agent::error_chain;
 use sluice_datapath::RemoteIdentities as Map;
 use sluice_rsp::Destination;
+use sluice_types::Vni;
 use tokio::sync::mpsc;
 
-/// How long sessions wait for the identities of their receivers, which usually takes a few milliseconds. A revoked rule must
-/// end its sessions soon, and an instance that no gateway knows is never answered for.
+/// How long sessions wait for the identity of a receiver after the question, which usually takes a few milliseconds. A revoked
+/// rule must end its sessions soon, and an instance that no gateway knows is never answered for.
 const WAIT: Duration = Duration::from_millis(60);
 /// Questions that may wait for the identity client. The next review repeats those for which there is no room.
 const QUESTIONS_MAX: usize = 16_384;
+/// Receivers of one network that are asked for after a review: half of what the client asks for until the next one, so that a
+/// network with many does not delay the packets and sessions of others.
+const NETWORK_MAX: usize = 256;
 
 /// What a host knows of them, or is about to.
 pub struct Receivers {
     identity_of: Box<dyn Fn(Destination) -> Option<u16> + Send>,
     questions: mpsc::Sender<Destination>,
-    /// Until when sessions wait for answers; `None`: none waits.
-    until: Option<Instant>,
+    /// Receivers that sessions wait for, and when each was asked for.
+    asked: BTreeMap<Destination, Instant>,
+    /// Whether the last review has found receivers to wait for.
+    is_waiting: bool,
 }
 
 impl Receivers {
@@ -29,7 +35,10 @@ impl Receivers {
         identity_of: impl Fn(Destination) -> Option<u16> + Send + 'static,
     ) -> (Self, mpsc::Receiver<Destination>) {
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
-        (Self { identity_of: Box::new(identity_of), questions, until: None }, asked)
+        (
+            Self { identity_of: Box::new(identity_of), questions, asked: BTreeMap::new(), is_waiting: false },
+            asked,
+        )
     }
 
     /// Receivers whose identities the map of the packet programs has.
@@ -48,26 +57,28 @@ impl Receivers {
         (self.identity_of)(receiver)
     }
 
-    /// Whether sessions whose receivers are not known may go on until the next review.
-    pub fn may_wait(&self) -> bool {
-        self.until.is_none_or(|until| Instant::now() < until)
+    /// Whether sessions to a receiver that is not known go on until the next review.
+    pub fn may_wait(&self, receiver: Destination) -> bool {
+        self.asked.get(&receiver).is_none_or(|asked| asked.elapsed() < WAIT)
     }
 
-    /// Whether a review has found some unknown, so that the next one may know more.
+    /// Whether the last review has found some unknown, so that the next one may know more.
     pub fn is_waiting(&self) -> bool {
-        self.until.is_some()
+        self.is_waiting
     }
 
-    /// A review has found these unknown. Without any, the next one that does may wait for the whole time again.
-    pub fn ask(&mut self, unknown: BTreeSet<Destination>) {
-        if unknown.is_empty() {
-            self.until = None;
-            return;
-        }
-        self.until.get_or_insert_with(|| Instant::now() + WAIT);
-        for receiver in unknown {
-            if self.questions.try_send(receiver).is_err() {
-                break;
+    /// A review has found these unknown, and others not any more.
+    pub fn ask(&mut self, unknown: &BTreeSet<Destination>) {
+        self.is_waiting = !unknown.is_empty();
+        self.asked.retain(|receiver, _| unknown.contains(receiver));
+        let mut of_network = BTreeMap::<Vni, usize>::new();
+        for receiver in
+            unknown.iter().filter(|receiver| !self.asked.contains_key(receiver)).copied().collect::<Vec<_>>()
+        {
+            let count = of_network.entry(receiver.vni).or_default();
+            *count += 1;
+            if *count <= NETWORK_MAX && self.questions.try_send(receiver).is_ok() {
+                self.asked.insert(receiver, Instant::now());
             }
         }
     }

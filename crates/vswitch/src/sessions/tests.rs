@@ -53,7 +53,7 @@ fn port(policy: Option<u32>) -> Port {
 }
 
 fn map() -> ScopeMap {
-    let owner = Owner { ifindex: IFINDEX, ifname: "tap0".into() };
+    let owner = Owner { ifindex: IFINDEX, ifname: "tap0".into(), is_filtered: true };
     ScopeMap { changes: 1, given: [(SCOPE, owner)].into(), retired: vec![9] }
 }
 
@@ -154,7 +154,7 @@ proptest! {
         let tables = tables(Some(&policy));
         let (reader, map) = (tables.reader(), map());
         let generation = tables.policy_generation(5).unwrap();
-        let mut judge = Judge::new(&reader, &map, &|_| None, false);
+        let mut judge = Judge::new(&reader, &map, &|_| None, &|_| false);
         for packet in packets {
             let permitting: Vec<u32> = policy.permitting(&packet).collect();
             let of_another_policy = session(&packet, generation + 1);
@@ -215,7 +215,7 @@ fn sessions_of_retired_numbers_and_of_ports_without_a_filter_end() {
     let fate = |tables: &NodeTables, scope: u32| {
         let mut session = session(&packet, 1000);
         session.flow.scope = scope;
-        Judge::new(&tables.reader(), &map(), &|_| None, false).decide(&session)
+        Judge::new(&tables.reader(), &map(), &|_| None, &|_| false).decide(&session)
     };
     let closed = tables(Some(&Policy { id: 1, ..Policy::default() }));
     assert_eq!(
@@ -277,7 +277,8 @@ fn sessions_to_unknown_receivers_are_judged_when_these_are_known() {
     let (reader, map, generation) = (tables.reader(), map(), tables.policy_generation(5).unwrap());
     let judge = |packet: PolicyPacket, known: Option<u16>, waits: bool| {
         let identity_of = |_| known;
-        let mut judge = Judge::new(&reader, &map, &identity_of, waits);
+        let may_wait = |_| waits;
+        let mut judge = Judge::new(&reader, &map, &identity_of, &may_wait);
         let fate = judge.decide(&session(&packet, 1000));
         (fate, Vec::from_iter(judge.into_unknown()))
     };
@@ -290,17 +291,15 @@ fn sessions_to_unknown_receivers_are_judged_when_these_are_known() {
     for identity in [0, 1, 3] {
         assert_eq!(judge(question(), Some(identity), true), (Fate::Ends, vec![]), "{identity}");
     }
-    // Of these, the identity was known, or is the sender's.
-    let others = [
-        PolicyPacket { identity: 1, ..question() },
-        PolicyPacket { direction: Direction::Ingress, ..question() },
-    ];
-    for packet in others {
-        assert_eq!(judge(packet, Some(2), true), (Fate::Ends, vec![]), "{packet:?}");
-    }
+    // The receiver has joined another group since the session began.
+    let other = PolicyPacket { identity: 1, ..question() };
+    assert_eq!(judge(other, Some(2), true), (permitted, vec![]));
+    assert_eq!(judge(other, Some(3), true), (Fate::Ends, vec![]));
+    let incoming = PolicyPacket { direction: Direction::Ingress, ..question() };
+    assert_eq!(judge(incoming, Some(2), true), (Fate::Ends, vec![]), "the identity is the sender's");
     let none = self::tables(Some(&Policy { id: 5, rules: vec![rule(1, 53, 7)], ..Policy::default() }));
     let reader = none.reader();
-    let mut judge = Judge::new(&reader, &map, &|_| Some(2), true);
+    let mut judge = Judge::new(&reader, &map, &|_| Some(2), &|_| true);
     assert_eq!(judge.decide(&session(&question(), 1000)), Fate::Ends, "the group has no members");
 }
 
@@ -308,18 +307,43 @@ fn sessions_to_unknown_receivers_are_judged_when_these_are_known() {
 #[test]
 fn receivers_are_waited_for_once() {
     let (mut receivers, mut asked) = Receivers::new(|_| None);
-    let receiver =
-        sluice_rsp::Destination { vni: Vni::new(1).unwrap(), address: "10.0.0.9".parse().unwrap() };
-    receivers.ask([receiver].into());
-    assert_eq!(asked.try_recv().ok(), Some(receiver));
+    let receiver = |last: u8| sluice_rsp::Destination {
+        vni: Vni::new(u32::from(last) + 1).unwrap(),
+        address: [10, 0, 0, last].into(),
+    };
+    let unknown = |lasts: &[u8]| lasts.iter().map(|last| receiver(*last)).collect();
+    receivers.ask(&unknown(&[9]));
+    assert_eq!((asked.try_recv().ok(), receivers.is_waiting()), (Some(receiver(9)), true));
     let begun = Instant::now();
-    while receivers.may_wait() {
+    while receivers.may_wait(receiver(9)) {
         thread::sleep(Duration::from_millis(10));
-        receivers.ask([receiver].into());
+        receivers.ask(&unknown(&[9]));
         assert!(begun.elapsed() < Duration::from_secs(20), "they wait without end");
     }
-    receivers.ask([].into());
-    assert!(receivers.may_wait());
+    assert!(asked.try_recv().is_err(), "it is asked for once");
+    // That of another tenant has not been waited for.
+    assert!(receivers.may_wait(receiver(8)));
+    receivers.ask(&unknown(&[8]));
+    assert!(receivers.may_wait(receiver(8)) && receivers.may_wait(receiver(9)));
+    receivers.ask(&unknown(&[]));
+    assert!(!receivers.is_waiting());
+}
+
+/// Catches a network that takes all questions.
+#[test]
+fn a_network_with_many_receivers_leaves_questions_to_others() {
+    let (mut receivers, mut asked) = Receivers::new(|_| None);
+    let of = |vni: u32, last: u32| sluice_rsp::Destination {
+        vni: Vni::new(vni).unwrap(),
+        address: IpAddr::V4(last.into()),
+    };
+    let unknown = (0..20_000).map(|last| of(1, last)).chain([of(2, 1)]).collect();
+    receivers.ask(&unknown);
+    let first: Vec<_> = std::iter::from_fn(|| asked.try_recv().ok()).collect();
+    assert_eq!((first.len(), first.last()), (257, Some(&of(2, 1))));
+    receivers.ask(&unknown);
+    let next: Vec<_> = std::iter::from_fn(|| asked.try_recv().ok()).collect();
+    assert_eq!((next.len(), next[0]), (256, of(1, 256)));
 }
 
 /// A policy is replaced while sessions are reviewed. Catches a review that ends a session because of the policy before.
@@ -328,7 +352,7 @@ fn a_session_of_a_newer_policy_is_judged_by_that() {
     let packet = question();
     let mut tables = tables(Some(&Policy { id: 5, ..Policy::default() }));
     let (reader, map) = (tables.reader(), map());
-    let mut judge = Judge::new(&reader, &map, &|_| None, false);
+    let mut judge = Judge::new(&reader, &map, &|_| None, &|_| false);
     assert_eq!(judge.decide(&session(&packet, 1000)), Fate::Ends);
     let remote = Remote::Prefix("0.0.0.0/0".parse().unwrap());
     let rule = Rule { id: 1, direction: Direction::Egress, service: Service::Any, remote };

@@ -165,13 +165,38 @@ fn closed_and_unanswered_sessions_make_room() {
     packet(&tables, &scoped(3, 17, 1), 0, seconds(3));
     shares.set_limit(3, 10);
     shares.set_limit(4, 100);
-    for (at, expected) in [(1, 8), (2, 7), (4, 7), (5, 3), (8, 2), (100, 2)] {
+    for (at, expected) in [(2, 8), (3, 7), (5, 7), (6, 3), (9, 2), (100, 2)] {
         sessions.share_out(&[3, 4], &[], 100);
         // What is left is not scarce any more: it is said again that it is.
         shares.set_limit(3, shares.get(3).sessions());
         sessions.share_out(&[3, 4], &[], 100);
         sessions.sweep(120, seconds(at)).unwrap();
         assert_eq!([3, 4].map(|scope| shares.get(scope).sessions()), [expected, 8], "after {at} s");
+    }
+}
+
+/// Catches sessions that stay although the shared room is used up, or the room for connections of one origin; and those of the
+/// protocols that no other test ages.
+#[test]
+fn little_room_of_any_kind_counts() {
+    let seconds = |seconds: u32| NOW + seconds * layout::SESSION_TICKS_PER_SECOND;
+    for (limit, others, left) in [(100, 0, 4), (100, 300, 0), (5, 0, 0)] {
+        let regions = SessionRegions::anonymous(60, 60).unwrap();
+        let shares = SessionShares::anonymous().unwrap();
+        let mut sessions = open(&regions, &shares);
+        let tables = host(&regions);
+        let mut begun = 0;
+        for protocol in [1, 17, 47, 132] {
+            begin(&tables, &shares, &scoped(3, protocol, 1), &mut begun);
+        }
+        // Of five, four may be of one origin. Of 300 others, all are beyond what is assured to them.
+        shares.set_limit(3, limit);
+        shares.set_begun(9, 1, others);
+        let many: Vec<u16> = (1..=280).filter(|scope| *scope != 9).collect();
+        let ports = if others == 0 { vec![3] } else { many };
+        sessions.share_out(&ports, &[9], limit);
+        sessions.sweep(120, seconds(7)).unwrap();
+        assert_eq!(shares.get(3).sessions(), left, "limit {limit}, {others} others");
     }
 }
 
