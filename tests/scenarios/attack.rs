@@ -27,8 +27,8 @@ const OPEN: u16 = 7073;
 const STREAMS: [(&str, &str, bool); 2] = [(REMOTE, NEIGHBOR, false), (REMOTE, NEIGHBOR, true)];
 const PPS: u64 = 200;
 const FRAMES: &str = "100000";
-/// Connections of each family. A port may have 2,048, an eighth of the lab's 16,384, and of these three quarters that it began
-/// itself.
+/// Connections of each family. A port may have 2,048, an eighth of the lab's 16,384, and of these three quarters
+/// that it began itself.
 const FLOWS: &str = "10000";
 const LIMIT: usize = 1536;
 /// To the neighbor, of each family.

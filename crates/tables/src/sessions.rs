@@ -24,6 +24,7 @@
 //! Times are in ticks of 1/8 s of `CLOCK_MONOTONIC` ([`ticks_now`]), as 32 bits that wrap after 17 years.
 
 mod key;
+mod phase;
 mod reader;
 mod review;
 mod shares;
@@ -36,6 +37,7 @@ mod tests;
 
 pub use crate::region::Region;
 pub use key::{Family, Flow};
+pub use phase::Phase;
 pub use reader::{Iter, SessionReader};
 pub use review::{Fate, Reviewed};
 pub use shares::{SessionShares, Share};

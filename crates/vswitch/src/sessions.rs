@@ -28,10 +28,10 @@ use std::time::{Duration, Instant};
 use sluice_agent::{Error, error_chain};
 use sluice_datapath::Datapath;
 use sluice_tables::sessions::{
-    Family, Reviewed, Session, SessionCounters, SessionReader, SessionShares, SessionUsage, Sessions,
-    Timeouts, ticks_now,
+    Family, Reviewed, SessionCounters, SessionReader, SessionShares, SessionUsage, Sessions, Timeouts,
+    ticks_now,
 };
-use sluice_tables::{Membarrier, SharedReader, layout};
+use sluice_tables::{Membarrier, SharedReader};
 
 use crate::scopes::{Owner, Scopes};
 use judge::Judge;
@@ -48,43 +48,6 @@ const CHUNK_BUCKETS: u32 = 512;
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
-
-/// What has become of a session, as far as people need to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// The other end has not answered; TCP: the connection is not established.
-    New,
-    /// Both ends have sent.
-    Established,
-    /// TCP: it was reset, or both ends have closed it.
-    Closing,
-}
-
-impl Phase {
-    /// All phases, in the order of their values.
-    pub const ALL: [Self; 3] = [Self::New, Self::Established, Self::Closing];
-
-    /// The phase of a session.
-    pub fn of(session: &Session) -> Self {
-        const TCP: u8 = 6;
-        let (has, both) =
-            (|bits: u32| session.state & bits == bits, layout::SESSION_FIN | layout::SESSION_FIN << 1);
-        if session.flow.protocol != TCP {
-            return if has(layout::SESSION_REPLIED) { Self::Established } else { Self::New };
-        }
-        match () {
-            () if has(layout::SESSION_RST) || has(both) => Self::Closing,
-            () if has(layout::SESSION_CONFIRMED) => Self::Established,
-            () => Self::New,
-        }
-    }
-
-    /// The phase as users see it.
-    pub fn name(self) -> &'static str {
-        ["new", "established", "closing"][self as usize]
-    }
-}
 
 /// What the thread has counted.
 #[derive(Clone, Debug, Default)]
@@ -316,7 +279,7 @@ impl Keeper {
             let mut by_port: HashMap<u16, [u64; 3]> = HashMap::new();
             for session in self.sessions.reader() {
                 let Ok(number) = u16::try_from(session.flow.scope) else { continue };
-                by_port.entry(number).or_default()[Phase::of(&session) as usize] += 1;
+                by_port.entry(number).or_default()[session.phase() as usize] += 1;
             }
             by_port
         });

@@ -232,8 +232,8 @@ async fn nodes_follow_the_holder_of_an_address() {
     assert!(world.gateway(gateway).routes.values().all(|scope| *scope == Scope::Local));
 }
 
-/// A VPC's cluster changes, and changes back: the new one gets all entries, also if it had them before, and the old one loses
-/// them.
+/// A VPC's cluster changes, and changes back. The new one gets all entries, also if it had them before; the old one loses
+/// all of them.
 #[tokio::test]
 async fn further_addresses_move_with_their_network() {
     let mut world = World::new().await;

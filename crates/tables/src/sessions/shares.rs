@@ -207,7 +207,7 @@ impl Sessions {
             share.is_scarce() || is_all_scarce && share.sessions() > part
         };
         let scarce = ports.iter().filter(is_scarce).map(|scope| u32::from(*scope)).collect();
-        self.progress.set_scarce(scarce);
+        self.progress.set_scarce(scarce, &self.config);
     }
 }
 

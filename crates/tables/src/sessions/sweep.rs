@@ -2,7 +2,8 @@
 
 use super::key::Family;
 use super::table::{SLOTS, Table, TagWord};
-use super::{SessionReader, SessionShares, Sessions, timeouts};
+use super::timeouts::WhenScarce;
+use super::{SessionReader, SessionShares, Sessions};
 use crate::error::Error;
 use crate::region::Region;
 use std::collections::BTreeSet;
@@ -39,8 +40,8 @@ pub(super) struct Progress {
     live: [Vec<u32>; 2],
     /// Slots that were seen dying: family, bucket, slot and tag word.
     dying: Vec<(usize, u32, u32, TagWord)>,
-    /// Scopes that have little room left.
-    scarce: BTreeSet<u32>,
+    /// Scopes that have little room left, and how soon their sessions end; `None`: all have enough.
+    scarce: Option<(BTreeSet<u32>, WhenScarce)>,
 }
 
 impl Progress {
@@ -52,27 +53,22 @@ impl Progress {
             block_live: 0,
             live: [blocks(&tables[0]), blocks(&tables[1])],
             dying: Vec::new(),
-            scarce: BTreeSet::new(),
+            scarce: None,
         }
     }
 
-    pub(super) fn set_scarce(&mut self, scopes: BTreeSet<u32>) {
-        self.scarce = scopes;
+    /// These scopes have little room left.
+    pub(super) fn set_scarce(&mut self, scopes: BTreeSet<u32>, config: &Region) {
+        self.scarce = (!scopes.is_empty()).then(|| (scopes, WhenScarce::read(config)));
     }
 
     /// Whether a live session ends before its time, because its scope has little room left.
-    fn makes_room(&self, table: &Table, config: &Region, slot: u32, word: TagWord, now: u32) -> bool {
-        // Packets move the expiry, so it says when the last one came. Most sessions need no look at their record.
+    fn makes_room(&self, table: &Table, slot: u32, word: TagWord, now: u32) -> bool {
+        let Some((scopes, when_scarce)) = &self.scarce else { return false };
         let left = word.expires_at().wrapping_sub(now);
-        if self.scarce.is_empty() || left > timeouts::longest_when_scarce(config) {
-            return false;
-        }
-        if !self.scarce.contains(&table.scope(self.bucket, slot)) {
-            return false;
-        }
-        let (protocol, state) = table.protocol_and_state(self.bucket, slot);
-        timeouts::when_scarce(config, protocol, state)
-            .is_some_and(|(timeout, stay)| timeout.saturating_sub(left) >= stay)
+        when_scarce.may_end(left)
+            && scopes.contains(&table.scope(self.bucket, slot))
+            && when_scarce.ends(table.protocol_and_state(self.bucket, slot), left)
     }
 
     /// Counts the sessions in all blocks, as the sweep does.
@@ -101,11 +97,11 @@ impl Progress {
 
     /// Ends the expired sessions of the present bucket, and those that make room, and collects its dying slots. Returns the
     /// number of sessions that it ended.
-    fn visit(&mut self, table: &Table, config: &Region, now: u32) -> u64 {
+    fn visit(&mut self, table: &Table, now: u32) -> u64 {
         let mut expired = 0;
         for slot in 0..SLOTS {
             let mut word = table.word(self.bucket, slot);
-            if word.is_live() && (word.has_expired(now) || self.makes_room(table, config, slot, word, now)) {
+            if word.is_live() && (word.has_expired(now) || self.makes_room(table, slot, word, now)) {
                 match table.compare_and_swap(self.bucket, slot, word, word.dying()) {
                     Ok(()) => {
                         word = word.dying();
@@ -170,7 +166,7 @@ impl Sessions {
         {
             let table = &tables[self.progress.family];
             table.prefetch(self.progress.bucket.saturating_add(PREFETCH_AHEAD));
-            swept.expired += self.progress.visit(table, &self.config, now);
+            swept.expired += self.progress.visit(table, now);
             swept.buckets += 1;
             swept.round_completed = self.progress.advance(tables);
         }

@@ -1,5 +1,6 @@
 //! The timeouts of sessions, and the configuration of the session tables in which packets read them.
 
+use super::Phase;
 use crate::error::Error;
 use crate::layout::{self, session_config, session_timeouts};
 use crate::region::Region;
@@ -110,34 +111,46 @@ impl Timeouts {
 const CLOSED_STAY: u32 = 2 * TICKS + layout::SESSION_REFRESH_TICKS;
 const UNANSWERED_STAY: u32 = 5 * TICKS + layout::SESSION_REFRESH_TICKS;
 
-/// Longest time, in ticks, until the expiry of a session of which [`when_scarce`] says something.
-pub(super) fn longest_when_scarce(config: &Region) -> u32 {
-    let timeout = |offset| config.load32(offset_of!(session_config, timeouts) + offset);
-    let all = [
-        offset_of!(session_timeouts, tcp_new),
-        offset_of!(session_timeouts, tcp_closing),
-        offset_of!(session_timeouts, udp_one_way),
-        offset_of!(session_timeouts, icmp),
-        offset_of!(session_timeouts, other),
-    ];
-    all.map(timeout).into_iter().max().unwrap_or(0)
+/// How soon sessions end that are closed or not answered, as long as room is scarce.
+#[derive(Clone, Debug)]
+pub(super) struct WhenScarce {
+    timeouts: session_timeouts,
+    longest: u32,
 }
 
-/// Of a session that is closed or not answered: its timeout, and how long it stays if room is scarce, both in ticks.
-/// `None` for others.
-pub(super) fn when_scarce(config: &Region, protocol: u8, state: u32) -> Option<(u32, u32)> {
-    let timeout = |offset| config.load32(offset_of!(session_config, timeouts) + offset);
-    let has = |bits: u32| state & bits == bits;
-    let unanswered = |offset| (!has(layout::SESSION_REPLIED)).then(|| (timeout(offset), UNANSWERED_STAY));
-    match protocol {
-        6 if has(layout::SESSION_RST) || has(layout::SESSION_FIN | layout::SESSION_FIN << 1) => {
-            Some((timeout(offset_of!(session_timeouts, tcp_closing)), CLOSED_STAY))
-        }
-        6 if has(layout::SESSION_CONFIRMED) => None,
-        6 => Some((timeout(offset_of!(session_timeouts, tcp_new)), UNANSWERED_STAY)),
-        17 => unanswered(offset_of!(session_timeouts, udp_one_way)),
-        1 | 58 => unanswered(offset_of!(session_timeouts, icmp)),
-        _ => unanswered(offset_of!(session_timeouts, other)),
+impl WhenScarce {
+    pub(super) fn read(config: &Region) -> Self {
+        let timeout = |offset| config.load32(offset_of!(session_config, timeouts) + offset);
+        let timeouts = session_timeouts {
+            tcp_new: timeout(offset_of!(session_timeouts, tcp_new)),
+            tcp_closing: timeout(offset_of!(session_timeouts, tcp_closing)),
+            udp_one_way: timeout(offset_of!(session_timeouts, udp_one_way)),
+            icmp: timeout(offset_of!(session_timeouts, icmp)),
+            other: timeout(offset_of!(session_timeouts, other)),
+            ..Default::default()
+        };
+        let session_timeouts { tcp_new, tcp_closing, udp_one_way, icmp, other, .. } = timeouts;
+        let longest = [tcp_new, tcp_closing, udp_one_way, icmp, other].into_iter().max().unwrap_or(0);
+        Self { timeouts, longest }
+    }
+
+    /// Whether a session with `left` ticks until its expiry may end: most need no look at their record.
+    pub(super) fn may_end(&self, left: u32) -> bool {
+        left <= self.longest
+    }
+
+    /// Whether such a session ends. Packets move the expiry, so it says when the last one came.
+    pub(super) fn ends(&self, (protocol, state): (u8, u32), left: u32) -> bool {
+        let of = &self.timeouts;
+        let (timeout, stay) = match (Phase::of(protocol, state), protocol) {
+            (Phase::Established, _) => return false,
+            (Phase::Closing, _) => (of.tcp_closing, CLOSED_STAY),
+            (Phase::New, 6) => (of.tcp_new, UNANSWERED_STAY),
+            (Phase::New, 17) => (of.udp_one_way, UNANSWERED_STAY),
+            (Phase::New, 1 | 58) => (of.icmp, UNANSWERED_STAY),
+            (Phase::New, _) => (of.other, UNANSWERED_STAY),
+        };
+        timeout.saturating_sub(left) >= stay
     }
 }
 

@@ -11,7 +11,6 @@ use sluice_tables::sessions::{Session, SessionReader, ticks_now};
 use sluice_tables::{Direction, layout};
 use sluice_types::{InstanceId, Protocol};
 
-use super::Phase;
 use crate::policies::RuleIds;
 use crate::port_manager::PortError;
 use crate::port_registry::{PortRegistry, RegistryError};
@@ -56,8 +55,8 @@ pub struct SessionView {
     pub remote_address: IpAddr,
     /// Its port, as that of the instance.
     pub remote_port: u16,
-    /// The phase of the session.
-    pub state: Phase,
+    /// The phase of the session: `new`, `established` or `closing`.
+    pub state: &'static str,
     /// Seconds since it began.
     pub age_s: u32,
     /// Seconds until it ends, unless a packet comes.
@@ -186,7 +185,7 @@ fn view(session: &Session, port: &ListedPort, rules: &HashMap<u32, RuleIds>, now
         local_port: local.port(),
         remote_address: remote.ip(),
         remote_port: remote.port(),
-        state: Phase::of(session),
+        state: session.phase().name(),
         age_s: seconds(now.wrapping_sub(session.created_at)),
         expires_in_s: seconds(session.expires_at.wrapping_sub(now)),
         packets_out: session.packets[out],

@@ -8,8 +8,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, counter, gauge};
+use sluice_tables::sessions::Phase;
 
-use super::{Phase, Status, lock};
+use super::{Status, lock};
 use crate::scopes::Scopes;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proptest::prelude::*;
-use sluice_tables::sessions::{Fate, Flow, Region, SessionRegions};
+use sluice_tables::sessions::{Fate, Flow, Region, Session, SessionRegions};
 use sluice_tables::{
     AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4,
-    PortMeters, PortQos, ReaderGate, Remote, Rule, Service, Sizes, Vrf,
+    PortMeters, PortQos, ReaderGate, Remote, Rule, Service, Sizes, Vrf, layout,
 };
 use sluice_types::{MacAddr, Vni};
 
