@@ -180,7 +180,7 @@ fn closed_and_unanswered_sessions_make_room() {
 #[test]
 fn little_room_of_any_kind_counts() {
     let seconds = |seconds: u32| NOW + seconds * layout::SESSION_TICKS_PER_SECOND;
-    for (limit, others, left) in [(100, 0, 4), (100, 300, 0), (5, 0, 0)] {
+    for (limit, others, left) in [(100, 0, 4), (100, 300, 0), (6, 0, 0)] {
         let regions = SessionRegions::anonymous(60, 60).unwrap();
         let shares = SessionShares::anonymous().unwrap();
         let mut sessions = open(&regions, &shares);
@@ -189,7 +189,7 @@ fn little_room_of_any_kind_counts() {
         for protocol in [1, 17, 47, 132] {
             begin(&tables, &shares, &scoped(3, protocol, 1), &mut begun);
         }
-        // Of five, four may be of one origin. Of 300 others, all are beyond what is assured to them.
+        // Of six, five may be of one origin: four are little room for that, and not for all. Of 300 others, all are beyond what is assured to them.
         shares.set_limit(3, limit);
         shares.set_begun(9, 1, others);
         let many: Vec<u16> = (1..=280).filter(|scope| *scope != 9).collect();
