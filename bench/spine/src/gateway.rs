@@ -67,6 +67,7 @@ impl Gateway {
                 ifindex: rig.interfaces.dut_ifindex as u32,
                 mtu: 1500,
                 mac: MacAddr::new(rig.interfaces.dut_mac),
+                internet: false,
             }],
         })?;
         tables.upsert_vip(&Vip {

@@ -259,6 +259,7 @@ struct lpm_skip {
 #define SCOPE_NEXT_HOP 4u
 #define SCOPE_PORT \
 	5u /* host: the prefix is delegated to the VM at the port whose interface index is the argument */
+#define SCOPE_INTERNET 6u /* gateway: the packet goes to the Internet, if the sender has a public address */
 #define PEER_HOPS_MAX 8
 
 #define ELEPHANT_NEVER 0xffffffffu
@@ -501,11 +502,12 @@ struct group {
 
 /* This node, three cells. */
 #define UNDERLAY_PORTS_MAX 8
+#define UNDERLAY_PORT_INTERNET 0x1 /* gateway: it leads to the Internet, and plain IP packets come in */
 struct underlay_port {
 	__u32 ifindex;
 	__u16 mtu;
 	__u8 mac[6];
-	__u32 reserved;
+	__u32 flags;
 };
 
 #define NODE_HAS_IPV4 0x1

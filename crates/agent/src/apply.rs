@@ -472,6 +472,7 @@ impl<R: Role> Applier<R> {
             Scope::Peer(vni) => Target::Peer(vni),
             Scope::Drop => Target::Drop,
             Scope::NextHop(address) => Target::NextHop(address),
+            Scope::Internet => Target::Internet,
         };
         let (vni, prefix) = (route.key.vni, route.key.prefix);
         let result = self.tables.upsert_route(&sluice_tables::Route { vni, prefix, target });

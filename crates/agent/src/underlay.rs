@@ -114,6 +114,7 @@ pub fn node_config(links: &[Link], vteps: Vteps, vxlan_ifindex: u32) -> NodeConf
         ifindex: link.index,
         mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
         mac: link.mac,
+        internet: false,
     };
     NodeConfig {
         vtep4: vteps.v4,

@@ -1,6 +1,6 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Policy, Port, Scope, Update, VtepRole, proto};
+use crate::{Policy, Port, PublicPrefix, Scope, Update, VtepRole, proto};
 use prost::Message;
 use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
 use std::net::IpAddr;
@@ -34,8 +34,12 @@ impl Update {
                 (EntryKey::Endpoint(vni, address), EntryHash::endpoint(vni, address, mac, host))
             })
         });
+        let public = self.public_prefixes.iter().map(|prefix| {
+            let PublicPrefix { outside, vni, inside, vip } = *prefix;
+            (EntryKey::PublicPrefix(outside), EntryHash::public_prefix(outside, vni, inside, vip))
+        });
         let policies = self.policies.iter().map(Policy::entry_hash);
-        let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes);
+        let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(public);
         entries.chain(endpoints).chain(policies).chain(ports)
     }
 }
@@ -56,6 +60,7 @@ impl From<Scope> for DigestTarget {
             Scope::Peer(vni) => Self::Peer(vni),
             Scope::Drop => Self::Drop,
             Scope::NextHop(address) => Self::NextHop(address),
+            Scope::Internet => Self::Internet,
         }
     }
 }

@@ -122,6 +122,22 @@ pub enum Scope {
     Drop,
     /// Send to the instance that has this address in the same VPC, and has every address of the prefix.
     NextHop(IpAddr),
+    /// Send to the Internet, if the sender has a public address.
+    Internet,
+}
+
+/// Public addresses of a VPC: an elastic IP address, or a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PublicPrefix {
+    /// The public addresses, without bits set beyond the length. It identifies the entry.
+    pub outside: IpNet,
+    /// The VPC's VNI.
+    pub vni: Vni,
+    /// The VPC's addresses, to which the public ones are translated one by one: a prefix of the same family and length,
+    /// without bits set beyond it. If it equals `outside`, packets are routed without translation.
+    pub inside: IpNet,
+    /// The vIP of the cluster whose owner answers for the public addresses. It may be of the other family.
+    pub vip: IpAddr,
 }
 
 /// Identifies a route.
@@ -320,6 +336,8 @@ pub struct Update {
     pub endpoints: Vec<Endpoint>,
     /// Routes of VPCs. For gateways only.
     pub routes: Vec<Route>,
+    /// Public addresses of VPCs. For gateways only.
+    pub public_prefixes: Vec<PublicPrefix>,
     /// What the host's ports may send and receive. For hosts only.
     pub policies: Vec<Policy>,
     /// Instances of the host. For hosts only.
@@ -342,6 +360,8 @@ pub struct Update {
     pub removed_endpoints: Vec<EndpointKey>,
     /// Routes to remove from `routes`.
     pub removed_routes: Vec<RouteKey>,
+    /// Public addresses to remove from `public_prefixes`: their [`PublicPrefix::outside`].
+    pub removed_public_prefixes: Vec<IpNet>,
     /// Instances to remove from `ports`.
     pub removed_ports: Vec<InstanceId>,
     /// Direct paths to remove from `paths`.
@@ -362,6 +382,7 @@ impl Update {
             + self.vrfs.len()
             + self.endpoints.len()
             + self.routes.len()
+            + self.public_prefixes.len()
             + self.policies.len()
             + self.ports.len()
             + self.keys.len()
@@ -373,6 +394,7 @@ impl Update {
             + self.removed_vnis.len()
             + self.removed_endpoints.len()
             + self.removed_routes.len()
+            + self.removed_public_prefixes.len()
             + self.removed_ports.len()
             + self.removed_paths.len()
     }

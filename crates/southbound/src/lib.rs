@@ -37,8 +37,8 @@ pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOw
 pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
     AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey,
-    Policy, PolicyKey, Port, PortOptions, Qos, Route, RouteKey, Scope, SecurityRule, Unconfirmed, Update,
-    Vip, Vrf, Vtep, VtepRole,
+    Policy, PolicyKey, Port, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope, SecurityRule,
+    Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use identity::{EnrollmentBundle, Identity};

@@ -1,6 +1,7 @@
 //! Entries that the controller sent and that are not in a node's tables, by name. It changes with the kinds of entries.
 
 use crate::proto::missing_entry::Entry;
+use crate::wire::prefix;
 use crate::{EndpointKey, MAX_MISSING, Malformed, PolicyKey, RouteKey, proto};
 use sluice_types::{EntryKey, Vni};
 use std::collections::BTreeMap;
@@ -51,6 +52,7 @@ fn write(key: EntryKey) -> Option<Entry> {
         EntryKey::Group(id) => Entry::Group(id),
         EntryKey::Policy(vni, identity) => Entry::Policy(PolicyKey { vni, identity }.into()),
         EntryKey::Delegated(vni, prefix) => Entry::Delegated(RouteKey { vni, prefix }.into()),
+        EntryKey::PublicPrefix(prefix) => Entry::PublicPrefix(prefix.into()),
         EntryKey::Interface(_) => return None,
     })
 }
@@ -72,6 +74,7 @@ fn read(entry: Option<Entry>) -> Result<EntryKey, Malformed> {
         Entry::Delegated(key) => {
             RouteKey::try_from(key).map(|key| EntryKey::Delegated(key.vni, key.prefix))?
         }
+        Entry::PublicPrefix(outside) => EntryKey::PublicPrefix(prefix(outside)?),
         Entry::Policy(key) => PolicyKey::try_from(key).map(|key| EntryKey::Policy(key.vni, key.identity))?,
     })
 }
@@ -121,6 +124,7 @@ mod tests {
             EntryKey::Group(3),
             EntryKey::Policy(vni, 4),
             EntryKey::Delegated(vni, "10.0.0.0/28".parse().unwrap()),
+            EntryKey::PublicPrefix("198.51.100.1/32".parse().unwrap()),
         ];
         for key in keys {
             missing.add(key, format!("no memory for {key}"));
@@ -131,7 +135,7 @@ mod tests {
     #[test]
     fn every_kind_of_entry_survives_the_message() {
         let message = proto::MissingEntries::from(all());
-        assert_eq!(message.entries.len(), 11);
+        assert_eq!(message.entries.len(), 12);
         assert_eq!(Missing::from(message), all());
     }
 
@@ -141,13 +145,13 @@ mod tests {
         let mut missing = all();
         missing.add(EntryKey::Interface(5), String::new());
         let message = proto::MissingEntries::from(missing);
-        assert!(message.others && message.entries.len() == 11);
+        assert!(message.others && message.entries.len() == 12);
 
         let mut message = proto::MissingEntries::from(all());
         message.entries[4].entry = Some(Entry::Vni(1 << 24));
         message.entries[5].entry = None;
         let missing = Missing::from(message);
-        assert!(missing.others && missing.entries.len() == 9);
+        assert!(missing.others && missing.entries.len() == 10);
 
         let mut many = Missing::default();
         for id in 0..MAX_MISSING as u32 + 1 {

@@ -2,11 +2,11 @@
 //! rest of an update is applied, and the omitted entries are reported.
 
 use crate::entries::{
-    Endpoint, EndpointKey, Group, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed, Update, Vip,
-    Vrf,
+    Endpoint, EndpointKey, Group, Port, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope, Unconfirmed,
+    Update, Vip, Vrf,
 };
 use crate::proto::{self, address::Family};
-use options::prefix;
+pub(crate) use options::prefix;
 use sluice_types::{
     InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, VniError, ipv6_from_halves, ipv6_halves, is_unicast,
 };
@@ -67,6 +67,14 @@ pub enum Malformed {
     /// A DSCP is not in 0..=63.
     #[error("DSCP {0} is not between 0 and 63")]
     Dscp(u32),
+    /// Public addresses cannot be translated to those of a VPC one by one.
+    #[error("{outside} and {inside} are not prefixes of the same family and length")]
+    Translation {
+        /// The public addresses.
+        outside: IpNet,
+        /// Those of the VPC.
+        inside: IpNet,
+    },
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
@@ -319,6 +327,7 @@ impl From<Route> for proto::Route {
             Scope::Peer(vni) => (proto::Scope::Peer, vni.get()),
             Scope::Drop => (proto::Scope::Drop, 0),
             Scope::NextHop(_) => (proto::Scope::NextHop, 0),
+            Scope::Internet => (proto::Scope::Internet, 0),
         };
         let next_hop = if let Scope::NextHop(address) = route.scope { Some(address.into()) } else { None };
         Self { key: Some(route.key.into()), scope: scope.into(), peer_vni, next_hop }
@@ -335,9 +344,35 @@ impl TryFrom<proto::Route> for Route {
             Ok(proto::Scope::NextHop) => {
                 Scope::NextHop(unicast("next hop", address(route.next_hop, "next hop")?)?)
             }
+            Ok(proto::Scope::Internet) => Scope::Internet,
             Ok(proto::Scope::Unspecified) | Err(_) => return Err(Malformed::Scope(route.scope)),
         };
         Ok(Self { key: route.key.ok_or(Malformed::NoAddress("route"))?.try_into()?, scope })
+    }
+}
+
+impl From<PublicPrefix> for proto::PublicPrefix {
+    fn from(public: PublicPrefix) -> Self {
+        Self {
+            outside: Some(public.outside.into()),
+            vni: public.vni.get(),
+            inside: Some(public.inside.into()),
+            vip: Some(public.vip.into()),
+        }
+    }
+}
+
+impl TryFrom<proto::PublicPrefix> for PublicPrefix {
+    type Error = Malformed;
+    fn try_from(public: proto::PublicPrefix) -> Result<Self> {
+        let outside = prefix(public.outside.ok_or(Malformed::NoAddress("public prefix"))?)?;
+        let inside = prefix(public.inside.ok_or(Malformed::NoAddress("public prefix's VPC addresses"))?)?;
+        if inside.addr().is_ipv4() != outside.addr().is_ipv4() || inside.prefix_len() != outside.prefix_len()
+        {
+            return Err(Malformed::Translation { outside, inside });
+        }
+        let vip = unicast("public prefix's vIP", address(public.vip, "public prefix's vIP")?)?;
+        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip })
     }
 }
 
@@ -487,6 +522,8 @@ impl Update {
             removed_routes: read_all(message.removed_routes, b, TryInto::try_into),
             removed_ports: read_all(message.removed_ports, b, instance_id),
             removed_paths: read_all(message.removed_paths, b, TryInto::try_into),
+            public_prefixes: read_all(message.public_prefixes, b, TryInto::try_into),
+            removed_public_prefixes: read_all(message.removed_public_prefixes, b, prefix),
         };
         (update, bad)
     }
@@ -526,6 +563,8 @@ impl From<Update> for proto::NodeUpdate {
             removed_routes: all(update.removed_routes),
             removed_ports: update.removed_ports.into_iter().map(InstanceId::get).collect(),
             removed_paths: all(update.removed_paths),
+            public_prefixes: all(update.public_prefixes),
+            removed_public_prefixes: all(update.removed_public_prefixes),
             ending_sessions: None,
         }
     }

@@ -114,6 +114,41 @@ fn options() -> PortOptions {
     }
 }
 
+fn public_prefixes() -> Vec<PublicPrefix> {
+    let public = |outside: &str, inside: &str, vip: &str| PublicPrefix {
+        outside: outside.parse().unwrap(),
+        vni: vni(5),
+        inside: inside.parse().unwrap(),
+        vip: vip.parse().unwrap(),
+    };
+    vec![
+        public("198.51.100.1/32", "10.0.0.2/32", "fd00::9"),
+        public("2001:db8:9::/64", "2001:db8:9::/64", "192.0.2.9"),
+    ]
+}
+
+/// Catches: a prefix that would be translated to one of another size or family.
+#[test]
+fn public_addresses_have_one_address_each() {
+    let message = |change: fn(&mut proto::PublicPrefix)| {
+        let mut message = proto::PublicPrefix::from(public_prefixes()[0]);
+        change(&mut message);
+        PublicPrefix::try_from(message)
+    };
+    assert!(message(|_| ()).is_ok());
+    assert!(matches!(
+        message(|public| public.inside.as_mut().unwrap().length = 31),
+        Err(Malformed::Translation { .. })
+    ));
+    assert!(matches!(
+        message(|public| public.inside = Some("2001:db8::/32".parse::<IpNet>().unwrap().into())),
+        Err(Malformed::Translation { .. })
+    ));
+    assert_eq!(message(|public| public.vip = None), Err(Malformed::NoAddress("public prefix's vIP")));
+    assert!(message(|public| public.vni = 0).is_err());
+    assert!(message(|public| public.outside.as_mut().unwrap().length = 8).is_err());
+}
+
 fn full_update() -> Update {
     let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
     let endpoint = Endpoint {
@@ -155,7 +190,10 @@ fn full_update() -> Update {
             Route { key: key("2001:db8:1::/48"), scope: Scope::Peer(vni(6)) },
             Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
             Route { key: key("10.9.0.0/16"), scope: Scope::NextHop("2001:db8::2".parse().unwrap()) },
+            Route { key: key("0.0.0.0/1"), scope: Scope::Internet },
         ],
+        public_prefixes: public_prefixes(),
+        removed_public_prefixes: vec!["198.51.100.7/32".parse().unwrap()],
         policies: policies(),
         ports: vec![Port {
             instance: InstanceId::new(4),
@@ -213,7 +251,7 @@ fn malformed_entry_does_not_affect_others() {
         bad,
         [Malformed::NoAddress("VTEP"), Malformed::Mac("endpoint", 1 << 48), Malformed::Scope(77)]
     );
-    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 3));
+    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 4));
     assert_eq!(read.revision, 9);
 }
 

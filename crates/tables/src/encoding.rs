@@ -15,6 +15,7 @@ impl Target {
             Self::Peer(vni) => scope(layout::SCOPE_PEER) | vni.get(),
             Self::Drop => scope(layout::SCOPE_DROP),
             Self::NextHop(_) => scope(layout::SCOPE_NEXT_HOP) | cell,
+            Self::Internet => scope(layout::SCOPE_INTERNET),
             Self::Port(ifindex) => scope(layout::SCOPE_PORT) | ifindex,
         }
     }
@@ -33,6 +34,7 @@ impl Target {
                     address_from_bytes(hop.address, u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0);
                 (u32::from(hop.kind) == layout::NEXT_HOP_INSTANCE).then_some(Self::NextHop(address))
             }
+            layout::SCOPE_INTERNET => Some(Self::Internet),
             layout::SCOPE_PORT => Some(Self::Port(argument)),
             _ => None,
         }

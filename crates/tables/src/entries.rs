@@ -29,6 +29,8 @@ pub struct UnderlayPort {
     pub mtu: u16,
     /// MAC address of the interface.
     pub mac: MacAddr,
+    /// Gateways: the interface leads to the Internet, not to the other nodes.
+    pub internet: bool,
 }
 
 /// Configuration of this node.
@@ -157,6 +159,8 @@ pub enum Target {
     /// Gateways: they go to the endpoint of the same VPC with this address, of either family, whose instance has all
     /// addresses of the prefix.
     NextHop(IpAddr),
+    /// Gateways: they go to the Internet, if the sender has a public address.
+    Internet,
     /// Hosts: they go to the port with this interface index, below 2^28. Only ports make such routes:
     /// [`PortSources::additional`].
     Port(u32),

@@ -58,7 +58,7 @@ impl Reader {
                     vni = peer;
                     continue;
                 }
-                Some(Target::Drop | Target::Port(_)) | None => return Ok(None),
+                Some(Target::Drop | Target::Internet | Target::Port(_)) | None => return Ok(None),
             };
             let endpoint = self.endpoint_at(vni, endpoint)?;
             return Ok(endpoint.map(|(mac, host)| InstanceLocation {

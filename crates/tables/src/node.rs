@@ -304,6 +304,7 @@ impl NodeTables {
             to.ifindex = port.ifindex;
             to.mtu = port.mtu;
             to.mac = port.mac.octets();
+            to.flags = flag_if(port.internet, layout::UNDERLAY_PORT_INTERNET);
         }
         Ok(self.memory().update(layout::CELL_NODE, &config))
     }
@@ -315,6 +316,7 @@ impl NodeTables {
             ifindex: port.ifindex,
             mtu: port.mtu,
             mac: sluice_types::MacAddr::new(port.mac),
+            internet: port.flags & layout::UNDERLAY_PORT_INTERNET != 0,
         });
         NodeConfig {
             vtep4: ipv4_from_word(config.vtep4),

@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 3;
+pub const DIGEST_VERSION: u32 = 4;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -46,6 +46,8 @@ pub enum EntryKey {
     Policy(Vni, u16),
     /// A prefix that is delegated to an instance of a host.
     Delegated(Vni, IpNet),
+    /// Public addresses of a VPC.
+    PublicPrefix(IpNet),
     /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
     /// no interfaces.
     Interface(u32),
@@ -68,6 +70,7 @@ enum Kind {
     Interface = 8,
     Policy = 9,
     Delegated = 10,
+    PublicPrefix = 11,
 }
 
 /// Where a route sends packets.
@@ -81,6 +84,8 @@ pub enum DigestTarget {
     Drop,
     /// To the instance of the same VNI that has this address.
     NextHop(IpAddr),
+    /// To the Internet.
+    Internet,
 }
 
 const KEYS: [u64; 4] =
@@ -145,6 +150,7 @@ impl EntryHash {
             DigestTarget::Peer(peer) => [peer.get().into(), 0],
             DigestTarget::Drop => [1 << 32, 0],
             DigestTarget::NextHop(address) => [2 << 32, address_hash(address)],
+            DigestTarget::Internet => [3 << 32, 0],
         };
         Self::new(Kind::Route, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
     }
@@ -154,6 +160,13 @@ impl EntryHash {
     pub fn delegated(vni: Vni, prefix: IpNet, mac: MacAddr, instance: u64) -> Self {
         let value = [mac.to_u64(), instance];
         Self::new(Kind::Delegated, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
+    }
+
+    /// Public addresses of a VPC: its own addresses that they are translated to, and the vIP whose owner answers for them.
+    #[must_use]
+    pub fn public_prefix(outside: IpNet, vni: Vni, inside: IpNet, vip: IpAddr) -> Self {
+        let value = [address_hash(inside.trunc().addr()), address_hash(vip)];
+        Self::new(Kind::PublicPrefix, vni.get(), outside.trunc().addr(), outside.prefix_len(), value)
     }
 
     /// A VRF without its routes: MTU and router addresses.
@@ -215,6 +228,7 @@ impl EntryHash {
             EntryKey::Route(vni, prefix) | EntryKey::Delegated(vni, prefix) => (vni.get(), prefix.addr()),
             EntryKey::Vrf(vni) | EntryKey::Policy(vni, _) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
+            EntryKey::PublicPrefix(prefix) => (0, prefix.addr()),
             EntryKey::Group(number) | EntryKey::Interface(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
         };
         let kind = match key {
@@ -228,6 +242,7 @@ impl EntryHash {
             EntryKey::Interface(_) => Kind::Interface,
             EntryKey::Policy(..) => Kind::Policy,
             EntryKey::Delegated(..) => Kind::Delegated,
+            EntryKey::PublicPrefix(_) => Kind::PublicPrefix,
         };
         let identity = if let EntryKey::Policy(_, identity) = key { identity.into() } else { u64::MAX };
         Self::new(kind, vni, address, 0, [identity, u64::MAX])
@@ -246,6 +261,7 @@ impl fmt::Display for EntryKey {
             Self::Endpoint(vni, address) => write!(f, "endpoint {address} of VNI {vni}"),
             Self::Route(vni, prefix) => write!(f, "route {prefix} of VNI {vni}"),
             Self::Delegated(vni, prefix) => write!(f, "delegated prefix {prefix} of VNI {vni}"),
+            Self::PublicPrefix(prefix) => write!(f, "public prefix {prefix}"),
             Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
             Self::Vtep(address) => write!(f, "VTEP {address}"),
             Self::Vip(address) => write!(f, "vIP {address}"),
@@ -333,6 +349,38 @@ mod tests {
             EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::Peer(vni(8))),
             EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::NextHop(at("0.0.0.8"))),
             EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::NextHop(at("::8"))),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::Internet),
+            EntryHash::public_prefix(
+                prefix("198.51.100.1/32"),
+                vni(7),
+                prefix("10.0.0.1/32"),
+                at("192.0.2.1"),
+            ),
+            EntryHash::public_prefix(
+                prefix("198.51.100.2/32"),
+                vni(7),
+                prefix("10.0.0.1/32"),
+                at("192.0.2.1"),
+            ),
+            EntryHash::public_prefix(
+                prefix("198.51.100.1/32"),
+                vni(8),
+                prefix("10.0.0.1/32"),
+                at("192.0.2.1"),
+            ),
+            EntryHash::public_prefix(
+                prefix("198.51.100.1/32"),
+                vni(7),
+                prefix("10.0.0.2/32"),
+                at("192.0.2.1"),
+            ),
+            EntryHash::public_prefix(
+                prefix("198.51.100.1/32"),
+                vni(7),
+                prefix("10.0.0.1/32"),
+                at("192.0.2.2"),
+            ),
+            EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 2),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(3), 1),

@@ -137,7 +137,12 @@ fn fill(datapath: &Datapath, rules: Rules) -> Result<NodeTables, Failure> {
         vtep6: None,
         router_mac: ROUTER_MAC,
         vxlan_ifindex: place::ifindex(DEVICE)?,
-        ports: vec![UnderlayPort { ifindex: place::ifindex(UPLINK)?, mtu: UPLINK_MTU, mac: HOST_MAC }],
+        ports: vec![UnderlayPort {
+            ifindex: place::ifindex(UPLINK)?,
+            mtu: UPLINK_MTU,
+            mac: HOST_MAC,
+            internet: false,
+        }],
     })?;
     tables.upsert_vtep(GATEWAY.into(), Role::Gateway)?;
     for host in place::hosts() {

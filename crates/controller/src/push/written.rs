@@ -24,6 +24,8 @@ pub struct Entries {
     pub routes: Vec<IpNet>,
     /// All routes of the VPCs.
     pub all_routes: bool,
+    /// Public prefixes.
+    pub public_prefixes: Vec<IpNet>,
     /// Underlay addresses: of a host, a gateway, or a cluster.
     pub underlay: Vec<IpAddr>,
     /// Groups of vIPs.
@@ -61,6 +63,7 @@ impl Entries {
                 is_first(*vni) && self.identity.is_none_or(|own| own == *identity)
             }
             EntryKey::Delegated(vni, prefix) => self.routes.contains(prefix) && is_first(*vni),
+            EntryKey::PublicPrefix(outside) => self.public_prefixes.contains(outside),
             EntryKey::Interface(_) => false,
         }
     }

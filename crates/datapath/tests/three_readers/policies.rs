@@ -170,7 +170,7 @@ fn packets_are_judged_by_one_policy() {
         for change in 1..4000usize {
             assert!(tables.upsert_policy(&policies[change % policies.len()]).unwrap());
             // Unlinked cells are used again at once, so that a link to them would be noticed.
-            if change.is_multiple_of(8) {
+            if change.is_multiple_of(7) {
                 tables.flush().unwrap();
             }
             if change.is_multiple_of(500) {

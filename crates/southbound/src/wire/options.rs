@@ -22,8 +22,8 @@ impl Port {
 }
 
 /// Reads a prefix of unicast addresses without bits beyond its length.
-pub(super) fn prefix(message: proto::Prefix) -> Result<IpNet> {
-    let address = address(message.address, "prefix of a port")?;
+pub(crate) fn prefix(message: proto::Prefix) -> Result<IpNet> {
+    let address = address(message.address, "prefix")?;
     let bad = || Malformed::Prefix(address, message.length);
     let length = u8::try_from(message.length).map_err(|_| bad())?;
     let prefix = IpNet::new(address, length).map_err(|_| bad())?;
@@ -32,7 +32,7 @@ pub(super) fn prefix(message: proto::Prefix) -> Result<IpNet> {
     }
     // The lower half of a family, and what contains it, begins with the unspecified address.
     if !address.is_unspecified() {
-        unicast("prefix of a port", address)?;
+        unicast("prefix", address)?;
     }
     Ok(prefix)
 }

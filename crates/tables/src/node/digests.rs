@@ -263,6 +263,7 @@ fn digested(target: Target) -> Option<DigestTarget> {
         Target::Peer(peer) => Some(DigestTarget::Peer(peer)),
         Target::Drop => Some(DigestTarget::Drop),
         Target::NextHop(address) => Some(DigestTarget::NextHop(address)),
+        Target::Internet => Some(DigestTarget::Internet),
         Target::Port(_) => None,
     }
 }

@@ -364,7 +364,7 @@ fn node_configuration_and_revision_survive_adoption() {
         vtep6: None,
         router_mac: sluice_types::ROUTER_MAC,
         vxlan_ifindex: 0,
-        ports: vec![UnderlayPort { ifindex: 3, mtu: 1500, mac: mac(3) }],
+        ports: vec![UnderlayPort { ifindex: 3, mtu: 1500, mac: mac(3), internet: false }],
     };
     assert!(tables.set_node(&node).unwrap());
     assert!(!tables.set_node(&node).unwrap());

@@ -111,6 +111,7 @@ impl Cloud {
                 Target::Peer(peer) => DigestTarget::Peer(peer),
                 Target::Drop => DigestTarget::Drop,
                 Target::NextHop(address) => DigestTarget::NextHop(address),
+                Target::Internet => DigestTarget::Internet,
                 Target::Port(_) => unreachable!("these routes are ports' own"),
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
