@@ -137,11 +137,12 @@ async fn each_interface_has_its_peers(lab: &Lab) -> Outcome {
             let (own, target) = (address(vm, ipv6)?, address(lab.vm(peer)?, ipv6)?);
             answers(lab, GUEST, target, &["-I", &vm.interface]).await?;
             let at = SocketAddr::new(own, ECHO);
-            let _echo = Probe::listening(lab, GUEST, &["echo", &at.to_string(), name]).await?;
+            let echo = Probe::listening(lab, GUEST, &["echo", &at.to_string(), name]).await?;
             for protocol in ["tcp", "udp"] {
                 let answer = who(lab, peer, protocol, at).await?;
                 ensure!(answer.as_deref() == Some(name), "{peer} asked {at} by {protocol}: {answer:?}");
             }
+            echo.kill().await?;
         }
     }
     Ok(())

@@ -104,9 +104,10 @@ async fn table_memory(lab: &Lab) -> Outcome {
 async fn goes_direct(lab: &Lab, from: &str, to: &str) -> Result<bool, Failure> {
     let (sender, there) = (lab.vm(from)?, address(lab.vm(to)?, false)?);
     let at = SocketAddr::new(there, PORT).to_string();
-    let _echo = Probe::listening(lab, to, &["echo", &at, to]).await?;
+    let echo = Probe::listening(lab, to, &["echo", &at, to]).await?;
     let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), &SECONDS.to_string()])?;
     stream.result().await?;
+    echo.kill().await?;
     Ok(path_to(lab, &sender.host, sender.vni, there).await?.is_some())
 }
 

@@ -104,11 +104,11 @@ async fn many_rules(lab: &Lab) -> Outcome {
 async fn answers_at(lab: &Lab, from: &str, port: u16, expected: bool) -> Outcome {
     let ask = async |at: IpAddr| {
         let at = SocketAddr::new(at, port).to_string();
-        let _echo = Probe::listening(lab, "web-3", &["echo", &at, "web-3"]).await?;
+        let echo = Probe::listening(lab, "web-3", &["echo", &at, "web-3"]).await?;
         let answer = Probe::start(lab, from, &["ask", "udp", &at, SILENCE])?.result().await?;
         let answered = answer["name"].is_string();
         ensure!(answered == expected, "{from} -> {at}: answered {answered}, not {expected}");
-        Ok(())
+        echo.kill().await
     };
     futures::future::try_join_all(lab.vm("web-3")?.addresses().into_iter().map(ask)).await.map(drop)
 }

@@ -244,6 +244,11 @@ impl Probe {
         Ok(())
     }
 
+    /// Kills the probe, and waits for its end: then another one can listen at its address.
+    pub async fn kill(mut self) -> Outcome {
+        Ok(self.child.kill().await?)
+    }
+
     /// Waits for the end of the probe, and returns its result.
     pub async fn result(mut self) -> Result<Value, Failure> {
         let mut text = String::new();
