@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The gateway: XDP on the underlay interfaces. Most packets take the fast path (fast_path.h). All others take
+ * The gateway: `gateway` is XDP on the underlay interfaces, `internet` on those that lead to the Internet. In the
+ * first, most packets take the fast path (fast_path.h). All others take
  * the general path, which does the same with the packets of the fast path, in more time. Its stages are
  *
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)
  *                                                                          -> count (flow_accounting.h)
+ *                                                                       -> to the Internet (internet_out.h)
  *
- * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. Address translation and meters will have
- * their place between route() and forward_to_host().
+ * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. What comes from the Internet is
+ * described in internet_in.h.
  *
  * Verdicts: XDP_TX or XDP_REDIRECT for packets that are forwarded or answered, XDP_PASS for packets
  * that belong to the kernel, XDP_DROP for packets that the map `drops` counts.
@@ -23,12 +25,18 @@
 #include "gateway/fast_path.h"
 #include "gateway/flow_accounting.h"
 #include "gateway/forward.h"
+#include "gateway/internet_in.h"
+#include "gateway/internet_out.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
 
-/* With this result the caller has to call answer_underlay(). Not called here, for the sake of the stack. */
+/*
+ * With these results the caller has to call answer_underlay() or send_to_internet(). Not called here, for the sake of the
+ * stack.
+ */
 #define FOR_UNDERLAY 0x100
+#define FOR_INTERNET 0x200
 
 /* A function, so that the fast path does not save and restore its registers. */
 __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
@@ -58,6 +66,8 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 		return answer_nd(ctx, packet);
 	reason = route(packet);
 	if (!reason) {
+		if (packet->to_internet)
+			return FOR_INTERNET;
 		coarse_now(packet);
 		reason = forward_to_host(ctx, packet);
 	}
@@ -72,6 +82,8 @@ static __always_inline int general_path(struct xdp_md *ctx)
 {
 	int verdict = forward_generally(ctx);
 
+	if (verdict == FOR_INTERNET)
+		return send_to_internet(ctx, packet_memory());
 	return verdict == FOR_UNDERLAY ? answer_underlay(ctx, packet_memory()) : verdict;
 }
 
@@ -92,6 +104,13 @@ int gateway(struct xdp_md *ctx)
 #else
 	return general_path(ctx);
 #endif
+}
+
+/* On the Internet ports. */
+SEC("xdp.frags")
+int internet(struct xdp_md *ctx)
+{
+	return internet_in(ctx, packet_begin());
 }
 
 char LICENSE[] SEC("license") = "GPL";

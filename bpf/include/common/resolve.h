@@ -46,7 +46,7 @@ __attribute__((noinline)) enum drop_reason resolve(program_context *ctx, __u32 c
 	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
 		return DROP_no_underlay_neighbor;
-	l2 = underlay_port_index(fib.ifindex);
+	l2 = tunnel_port_index(fib.ifindex);
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS || l2 == UNDERLAY_PORTS_MAX)
 		return DROP_no_underlay_route;
 	l2 <<= L2_PORT_SHIFT;

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge: packets of VMs to the Internet.
+ *
+ * Contract: send_to_internet() expects a packet for which route() (cgw.h) has set to_internet, and returns the program's
+ * verdict. The packet is sent by the Internet port that the kernel's FIB gives; or to a host, in the same pass, if its
+ * destination is a public address of the cluster (hairpin). It is counted in `vni_traffic`, but not as part of a flow,
+ * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
+ * dropped and counted, or becomes an ICMP error to its sender. Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
+ * `sum_chunks` and those of count.h.
+ */
+#ifndef SLUICE_INTERNET_OUT_H
+#define SLUICE_INTERNET_OUT_H
+
+#include "gateway/answer_tenant.h"
+#include "gateway/deliver_inside.h"
+
+/*
+ * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
+ * address of the next router, next_hop, the index of the port, and longest, by the MTU of port and route. The FIB is asked
+ * as in resolve() (resolve.h).
+ */
+__attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx, struct packet *packet)
+{
+	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
+	const struct underlay_port *port;
+	__u32 index;
+	int answer;
+
+	if (!packet)
+		return DROP_stale_index;
+	/* With a length, the kernel compares it with the MTU of the route, and tells that. */
+	fib.tot_len = packet->frame_bytes - ETH_HLEN;
+	if (packet->frame.flags & FRAME_IPV6) {
+		fib.family = AF_INET6;
+		store_halves(fib.ipv6_src, packet->new_source);
+		store_halves(fib.ipv6_dst, packet->new_destination);
+	} else {
+		fib.family = AF_INET;
+		fib.ipv4_src = bpf_htonl((__u32)packet->new_source[1]);
+		fib.ipv4_dst = bpf_htonl((__u32)packet->new_destination[1]);
+	}
+	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	if (answer == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return too_big(packet, fib.mtu_result);
+	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return DROP_no_internet_route;
+	index = underlay_port_index(fib.ifindex);
+	port = underlay_port_at(index);
+	if (index == UNDERLAY_PORTS_MAX || !port || !(port->flags & UNDERLAY_PORT_INTERNET))
+		return DROP_no_internet_route;
+	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return DROP_no_underlay_neighbor;
+	packet->endpoint_mac = 0;
+	/* By bytes, because the structure on the stack does not align them. */
+	for (int i = 0; i < ETH_ALEN; i++)
+		packet->endpoint_mac = packet->endpoint_mac << 8 | fib.dmac[i];
+	packet->next_hop = index;
+	packet->longest = fib.mtu_result < port->mtu ? fib.mtu_result : port->mtu;
+	return DROP_none;
+}
+
+/*
+ * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). One that cannot be marked was
+ * not marked by a correct underlay either: its tunnel says the same of ECN.
+ */
+static __always_inline void mark_congestion(struct cursor *cursor, const struct packet *packet)
+{
+	struct ipv4_header *ip4 = cursor->at + ETH_HLEN;
+	struct ipv6_header *ip6 = cursor->at + ETH_HLEN;
+	__u16 before;
+
+	if ((packet->traffic_class & ECN_MASK) != ECN_CE || !(packet->frame.traffic_class & ECN_MASK))
+		return;
+	if (packet->frame.flags & FRAME_IPV6) {
+		ip6->version |= bpf_htonl(ECN_CE << IPV6_CLASS_SHIFT);
+		return;
+	}
+	before = LOAD16(&ip4->version);
+	ip4->traffic_class |= ECN_CE;
+	ip4->checksum = checksum_update(ip4->checksum, before, LOAD16(&ip4->version));
+}
+
+/* Sends the packet by the Internet port, without its tunnel. */
+static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason = check_ttl(packet);
+	const struct underlay_port *port;
+	struct cursor cursor;
+
+	if (!reason)
+		reason = find_internet_port(ctx, packet);
+	if (reason)
+		return reason;
+	port = underlay_port_at(packet->next_hop);
+	if (!port)
+		return DROP_stale_index;
+	if (packet->frame_bytes - ETH_HLEN > packet->longest)
+		return too_big(packet, packet->longest);
+	/* What comes back must fit into the VPC, too. */
+	if (packet->mtu && packet->mtu < packet->longest)
+		packet->longest = packet->mtu;
+	reason = translate(ctx, packet, tunnel_bytes(packet));
+	if (reason)
+		return reason;
+	/* Bytes behind the IP packet are not sent on. */
+	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)) ||
+	    resize(ctx, ETH_HLEN + packet->frame.ip_bytes))
+		return DROP_headroom;
+	cursor = cursor_at(ctx, 0);
+	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
+		return DROP_headroom;
+	mark_congestion(&cursor, packet);
+	rewrite_frame(&cursor, packet, underlay_port_mac(port));
+	count_traffic(packet->counters, packet->frame_bytes);
+	packet->verdict = send_by(ctx, port->ifindex);
+	return DROP_none;
+}
+
+/* Sends the packet, whose destination is public, to the instance behind it. */
+static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct packet *packet)
+{
+	const struct public_prefix *public = public_prefix_at(packet->destination_public);
+	enum drop_reason reason;
+	__u32 vrf;
+
+	if (!public)
+		return DROP_stale_index;
+	packet->final_vni = public->vni;
+	vrf = find_index(packet->final_vni, 0);
+	if (vrf == INDEX_BUSY)
+		return DROP_table_busy;
+	if (!vrf)
+		return DROP_unknown_vni;
+	/* What comes back must fit into the sender's VPC. */
+	packet->longest = packet->mtu ? packet->mtu : 0xffff;
+	reason = find_inside(packet, vrf);
+	if (reason)
+		return reason;
+	return deliver_inside(ctx, packet, tunnel_bytes(packet));
+}
+
+/* Translates the source, and finds out whether the destination is in the Internet or behind a public address. */
+static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
+{
+	const struct vrf *vrf = vrf_at(packet->vrf, packet->vni);
+	struct frame *frame = &packet->frame;
+
+	if (!vrf)
+		return DROP_stale_index;
+	packet->new_source[0] = frame->source[0];
+	packet->new_source[1] = frame->source[1];
+	packet->new_destination[0] = frame->destination[0];
+	packet->new_destination[1] = frame->destination[1];
+	packet->source_public = find_public_source(vrf, frame->flags, frame->source);
+	if (!packet->source_public)
+		return DROP_no_public_address;
+	if (!to_outside(packet->source_public, packet->new_source))
+		return DROP_stale_index;
+	packet->destination_public = find_public(frame->flags, frame->destination);
+	if (packet->destination_public == INDEX_BUSY)
+		return DROP_table_busy;
+	return packet->destination_public ? turn_back(ctx, packet) : leave(ctx, packet);
+}
+
+__attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	coarse_now(packet);
+	reason = internet_out(ctx, packet);
+	if (!reason)
+		return packet->verdict;
+	return packet->error_type ? drop_with_error(ctx, packet, reason) : drop(packet->vni, reason);
+}
+
+#endif
