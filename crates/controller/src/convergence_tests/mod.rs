@@ -548,7 +548,8 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
 
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
-    random_histories(Model::Zeta, (0..KINDS).collect());
+    let totals = random_histories(Model::Zeta, (0..KINDS).collect());
+    assert!(totals.public > 24 * 10, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -563,6 +564,8 @@ struct Totals {
     policies: usize,
     /// Direct paths that hosts had.
     paths: usize,
+    /// Public addresses that gateways had.
+    public: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -584,7 +587,9 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                     if index % 8 == 0 {
                         world.check().await;
                         world.check_digests().await;
-                        sum.paths += world.nodes.values().map(|node| node.tables.paths.len()).sum::<usize>();
+                        let tables = || world.nodes.values().map(|node| &node.tables);
+                        sum.paths += tables().map(|tables| tables.paths.len()).sum::<usize>();
+                        sum.public += tables().map(|tables| tables.public.len()).sum::<usize>();
                     }
                 }
                 world.check().await;
