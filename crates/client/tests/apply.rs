@@ -93,9 +93,24 @@ async fn run(yaml: &str, dry_run: bool) -> Result<Report, Error> {
     apply(&client().await, &cloud, Options { dry_run }, &mut |_| {}).await
 }
 
+fn neither(object: &str, what: &str) -> String {
+    format!("{object}: neither the file nor the cloud has a {what}")
+}
+
+/// Applying each file is an error of the file, with this text, before anything is created.
+async fn are_refused(cases: &[(&str, String)]) {
+    for (yaml, expected) in cases {
+        for dry_run in [true, false] {
+            // A creation would be another error, since the API creates nothing.
+            let error = run(yaml, dry_run).await.unwrap_err();
+            assert!(matches!(error, Error::CloudFile(_)), "{yaml}: {error}");
+            assert_eq!(error.to_string(), *expected);
+        }
+    }
+}
+
 #[tokio::test]
 async fn wrong_reference_is_an_error_before_anything_is_created() {
-    let neither = |object: &str, what: &str| format!("{object}: neither the file nor the cloud has a {what}");
     let cases = [
         ("gateways: [{name: g, cluster: far}]", neither("gateway `g`: `cluster`", "cluster `far`")),
         ("vpcs: [{name: v, tenant: blue}]", neither("VPC `v`: `tenant`", "tenant `blue`")),
@@ -159,6 +174,13 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
              peerings: [{name: p, vpcs: [web, db]}]",
             neither("route 10.9.0.0/16 in VPC `v`: `target`", "peering `p`"),
         ),
+    ];
+    are_refused(&cases).await;
+}
+
+#[tokio::test]
+async fn wrong_references_of_pools_and_eips_are_errors() {
+    let cases = [
         (
             "public_pools: [{name: p, cluster: far, prefixes: [203.0.113.0/24]}]",
             neither("public pool `p`: `cluster`", "cluster `far`"),
@@ -179,14 +201,7 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
             neither("EIP `e`: `subnet`", "subnet `front`"),
         ),
     ];
-    for (yaml, expected) in cases {
-        for dry_run in [true, false] {
-            // A creation would be another error, since the API creates nothing.
-            let error = run(yaml, dry_run).await.unwrap_err();
-            assert!(matches!(error, Error::CloudFile(_)), "{yaml}: {error}");
-            assert_eq!(error.to_string(), expected);
-        }
-    }
+    are_refused(&cases).await;
 }
 
 #[tokio::test]
