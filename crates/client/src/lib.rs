@@ -10,6 +10,7 @@ mod cloud;
 mod ending;
 mod error;
 mod http;
+mod internet;
 mod model;
 mod new;
 mod placement;
@@ -23,12 +24,14 @@ mod wait;
 
 pub use apply::{Event, Options, Report, Tally, apply};
 pub use cloud::{
-    CloudFile, CloudFileError, ClusterSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec,
-    RouteSpec, RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
+    CloudFile, CloudFileError, ClusterSpec, EipSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec,
+    PeeringSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec,
+    TenantSpec, VpcSpec,
 };
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
+pub use internet::{Eip, NewEip, NewPublicPool, PublicPool};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,

@@ -1,0 +1,118 @@
+//! Public pools and EIPs in a cloud file.
+
+use super::{CloudFile, CloudFileError, FieldError, check_unique, name_in};
+use serde::{Deserialize, Serialize};
+use sluice_types::{AddressFamily, IpNet};
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+/// A public pool in a cloud file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PublicPoolSpec {
+    /// Name, unique in the cloud.
+    pub name: String,
+    /// Cluster whose gateways announce the addresses: name or id.
+    pub cluster: String,
+    /// 1 to 64 prefixes.
+    pub prefixes: Vec<IpNet>,
+}
+
+/// An EIP in a cloud file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EipSpec {
+    /// Name, unique in the tenant.
+    pub name: String,
+    /// Tenant that owns it: name or id.
+    pub tenant: String,
+    /// Pool that it is from: name or id.
+    pub pool: String,
+    /// Address of the pool, or the first one of a prefix; the lowest that is free if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// `ipv4` or `ipv6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<AddressFamily>,
+    /// Length of an IPv6 prefix; a single address if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_length: Option<u8>,
+    /// VPC of the tenant that has the instance or the subnet: name or id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vpc: Option<String>,
+    /// Instance of the VPC to which it is attached: name or id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// Subnet of the VPC to which it is attached: name or id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subnet: Option<String>,
+    /// Which address of the instance; its own of the family if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<IpAddr>,
+}
+
+/// Checks that names are unique, and that an EIP is attached to one thing.
+pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
+    check_unique("public pool", "", cloud.public_pools.iter().map(|spec| spec.name.as_str()))?;
+    let tenants: HashSet<&str> = cloud.eips.iter().map(|eip| name_in(&eip.tenant)).collect();
+    for tenant in tenants {
+        let of_tenant = cloud.eips.iter().filter(|eip| name_in(&eip.tenant) == tenant);
+        check_unique("EIP", &format!(" in tenant `{tenant}`"), of_tenant.map(|eip| eip.name.as_str()))?;
+    }
+    for eip in &cloud.eips {
+        let wrong = |field, problem: &str| {
+            let object = format!("EIP `{}`", eip.name);
+            Err(FieldError { object, field, problem: problem.to_owned() }.into())
+        };
+        match (&eip.vpc, &eip.instance, &eip.subnet) {
+            (_, Some(_), Some(_)) => return wrong("subnet", "an EIP is attached to an instance or a subnet"),
+            (None, Some(_), _) | (None, _, Some(_)) => {
+                return wrong("vpc", "give the VPC of the instance or subnet");
+            }
+            (Some(_), None, None) => return wrong("vpc", "give an instance or a subnet of the VPC"),
+            _ => {}
+        }
+        if eip.inside.is_some() && eip.instance.is_none() {
+            return wrong("inside", "give the instance that has this address");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eips_are_attached_to_one_thing() {
+        let parse = |fields: &str| {
+            CloudFile::parse(&format!("eips: [{{name: e, tenant: t, pool: p, {fields}}}]"))
+                .map_err(|error| error.to_string())
+        };
+        for good in ["", "vpc: v, instance: i", "vpc: v, instance: i, inside: 10.0.0.2", "vpc: v, subnet: s"]
+        {
+            assert_eq!(parse(good).unwrap().len(), 1, "{good}");
+        }
+        for (fields, problem) in [
+            ("vpc: v, instance: i, subnet: s", "`subnet`: an EIP is attached to an instance or a subnet"),
+            ("instance: i", "`vpc`: give the VPC of the instance or subnet"),
+            ("subnet: s", "`vpc`: give the VPC of the instance or subnet"),
+            ("vpc: v", "`vpc`: give an instance or a subnet of the VPC"),
+            ("inside: 10.0.0.2", "`inside`: give the instance that has this address"),
+            ("vpc: v, subnet: s, inside: 10.0.0.2", "`inside`: give the instance that has this address"),
+        ] {
+            assert_eq!(parse(fields).unwrap_err(), format!("EIP `e`: {problem}"));
+        }
+    }
+
+    #[test]
+    fn names_are_unique_in_their_scopes() {
+        let error = |yaml: &str| CloudFile::parse(yaml).unwrap_err().to_string();
+        let pool = "{name: p, cluster: c, prefixes: [198.51.100.0/24]}";
+        assert_eq!(error(&format!("public_pools: [{pool}, {pool}]")), "public pool `p` is defined twice");
+        let eip = |tenant: &str| format!("{{name: e, tenant: {tenant}, pool: p}}");
+        let eips = |a: &str, b: &str| format!("eips: [{}, {}]", eip(a), eip(b));
+        assert_eq!(error(&eips("a", "a")), "EIP `e` is defined twice in tenant `a`");
+        assert!(CloudFile::parse(&eips("a", "b")).is_ok());
+    }
+}
