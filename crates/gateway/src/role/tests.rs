@@ -26,7 +26,7 @@ impl Gateway {
     fn with_tables(tables: NodeTables) -> Self {
         let state_dir = tempfile::tempdir().unwrap();
         let (keys, _) = KeyStore::load(state_dir.path(), GatewayRole::KEY_KIND);
-        let role = GatewayRole::new(&tables, SharedLoad::default());
+        let role = GatewayRole::new(&tables, SharedLoad::default(), PublicAddresses::default());
         Self { applier: Applier::new(tables, role, keys), _state_dir: state_dir }
     }
 
