@@ -105,7 +105,7 @@ __attribute__((noinline)) enum exact_answer find_sender(__u32 vni, __u32 ipv6, _
 	return exact_find_sender(root, vni, ipv6, high, low, sender);
 }
 
-/* The leaf of the longest route for an address. 0: no route. */
+/* The leaf of the longest route for an IPv4 address. 0: no route. */
 __attribute__((noinline)) __u32 find_route4(__u64 root, __u32 address)
 {
 	return lpm_find4(root, address);
@@ -115,6 +115,84 @@ __attribute__((noinline)) __u32 find_route4(__u64 root, __u32 address)
 __attribute__((noinline)) __u32 find_route6(__u64 root, __u64 high, __u64 low)
 {
 	return lpm_find6(root, high, low);
+}
+
+/* On a gateway: the cell of the VPC's struct internet. 0: the VPC has no public address. */
+static __always_inline __u32 vrf_internet(const struct vrf *vrf)
+{
+	return READ_ONCE(vrf->group_id);
+}
+
+/* The public prefix in `cell`, or NULL if it is none. */
+static __always_inline struct public_prefix *public_prefix_at(__u32 cell)
+{
+	struct public_prefix *public = cell_at(cell);
+
+	return public && READ_ONCE(public->kind) == NEXT_HOP_PUBLIC ? public : NULL;
+}
+
+/* The cell of the struct public_prefix that a leaf leads to. 0: it leads to none. */
+static __always_inline __u32 public_cell(__u32 leaf)
+{
+	return leaf >> LEAF_SCOPE_SHIFT == SCOPE_PUBLIC ? leaf & LEAF_ARGUMENT_MASK : 0;
+}
+
+/*
+ * The cell of the struct public_prefix whose outside addresses include this one. 0: it is no public address of the
+ * cluster; INDEX_BUSY: as EXACT_BUSY.
+ */
+static __always_inline __u32 find_public4(__u32 address)
+{
+	__u32 cell = find_index(0, 0);
+	const struct vrf *vrf;
+
+	if (cell == INDEX_BUSY)
+		return INDEX_BUSY;
+	vrf = vrf_at(cell, 0);
+	return vrf ? public_cell(find_route4(READ_ONCE(vrf->lpm4), address)) : 0;
+}
+
+/* As find_public4() for an IPv6 address. */
+static __always_inline __u32 find_public6(__u64 high, __u64 low)
+{
+	__u32 cell = find_index(0, 0);
+	const struct vrf *vrf;
+
+	if (cell == INDEX_BUSY)
+		return INDEX_BUSY;
+	vrf = vrf_at(cell, 0);
+	return vrf ? public_cell(find_route6(READ_ONCE(vrf->lpm6), high, low)) : 0;
+}
+
+/* On a gateway: the Internet side of a VPC, or NULL if it has none. */
+static __always_inline const struct internet *internet_of(const struct vrf *vrf)
+{
+	__u32 cell = vrf_internet(vrf);
+	const struct internet *internet;
+
+	if (!cell)
+		return NULL;
+	internet = cell_at(cell);
+	return internet && READ_ONCE(internet->kind) == NEXT_HOP_INTERNET ? internet : NULL;
+}
+
+/*
+ * On a gateway: the cell of the struct public_prefix whose inside addresses, which are the VPC's own, include this one.
+ * 0: the address has no public address.
+ */
+static __always_inline __u32 find_public_source4(const struct vrf *vrf, __u32 address)
+{
+	const struct internet *internet = internet_of(vrf);
+
+	return internet ? public_cell(find_route4(READ_ONCE(internet->sources4), address)) : 0;
+}
+
+/* As find_public_source4() for an IPv6 address. */
+static __always_inline __u32 find_public_source6(const struct vrf *vrf, __u64 high, __u64 low)
+{
+	const struct internet *internet = internet_of(vrf);
+
+	return internet ? public_cell(find_route6(READ_ONCE(internet->sources6), high, low)) : 0;
 }
 
 #endif

@@ -22,7 +22,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 4
+#define TABLES_LAYOUT_VERSION 5
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
@@ -83,7 +83,8 @@ struct superblock {
 #define EXACT_IPV4 1ull /* (VNI, IPv4 address) */
 #define EXACT_IPV6 2ull /* (VNI, digest of an IPv6 address) */
 /*
- * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (0, EXACT_POLICY_ID | id): a struct policy;
+ * (VNI, 0): the VNI's struct vrf; (0, 0): the struct vrf of the Internet side, see SCOPE_PUBLIC; (0, ifindex): a
+ * struct port; (0, EXACT_POLICY_ID | id): a struct policy;
  * (EXACT_GROUP_VNI, id): a struct group.
  * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
  * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the
@@ -260,11 +261,22 @@ struct lpm_skip {
 #define SCOPE_PORT \
 	5u /* host: the prefix is delegated to the VM at the port whose interface index is the argument */
 #define SCOPE_INTERNET 6u /* gateway: the packet goes to the Internet, if the sender has a public address */
+/*
+ * Gateway: the address belongs to the struct public_prefix in the argument's cell. Such leaves are in no VPC's routes, but
+ * in those of VNI 0, by outside address, and in the sources of a struct internet, by inside address. The leaves of a
+ * prefix in both lead to the same cell.
+ */
+#define SCOPE_PUBLIC 7u
 #define PEER_HOPS_MAX 8
 
 #define ELEPHANT_NEVER 0xffffffffu
 
-/* A VNI. (EXACT_INDEX, VNI, 0) refers to it. */
+#define VRF_INTERNET 0x1 /* only for the writer: `group_id` is a cell */
+
+/*
+ * A VNI. (EXACT_INDEX, VNI, 0) refers to it. That of VNI 0, which only gateways with public prefixes have, is the
+ * Internet side: its routes have all outside prefixes (SCOPE_PUBLIC), and its other words are 0.
+ */
 struct vrf {
 	__u32 vni;
 	__u32 counters; /* index into the counters by VNI; 0: shared by all VNIs without their own */
@@ -277,9 +289,13 @@ struct vrf {
 	 */
 	__u32 by_role;
 	__u16 mtu; /* of the tenant's interfaces, in bytes of IP packet */
-	__u16 reserved16;
-	__u32 router4;	/* source of ICMP errors, network order; 0: none */
-	__u32 group_id; /* host, only for the writer: id of the group; gateway: 0 */
+	__u16 flags;
+	__u32 router4; /* source of ICMP errors, network order; 0: none */
+	/*
+	 * Host, only for the writer: id of the group. Gateway: cell of the VPC's struct internet, read by vrf_internet()
+	 * and published by its own store; 0: the VPC has no public address.
+	 */
+	__u32 group_id;
 	__u8 router6[16];
 	__u32 routes4; /* number of routes, for metrics */
 	__u32 routes6;
@@ -299,6 +315,8 @@ struct vrf {
 #define NEXT_HOP_DIRECT 4
 #define NEXT_HOP_POLICY 5   /* not a next hop: struct policy */
 #define NEXT_HOP_INSTANCE 6 /* gateway: an instance, by `address`; see SCOPE_NEXT_HOP */
+#define NEXT_HOP_PUBLIC 7   /* not a next hop: struct public_prefix */
+#define NEXT_HOP_INTERNET 8 /* not a next hop: struct internet */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
@@ -328,6 +346,49 @@ struct next_hop {
 	__u32 used;
 	__u32 reserved32;
 	__u64 reserved;
+};
+
+#define PUBLIC_IPV6 0x1	    /* `outside` and `inside` are IPv6; otherwise IPv4 in their first 4 bytes */
+#define PUBLIC_ROUTED 0x2   /* `inside` is `outside`: addresses are not translated */
+#define PUBLIC_VIP_IPV6 0x4 /* `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
+
+/*
+ * Gateway: public addresses of a VPC, and its own addresses that they stand for, one by one: both are prefixes of the
+ * same length, without bits beyond it. Leaves of SCOPE_PUBLIC refer to it. Only `vip` changes; for any other change the
+ * writer makes another cell.
+ */
+struct public_prefix {
+	__u8 kind; /* NEXT_HOP_PUBLIC */
+	__u8 flags;
+	__u8 length;
+	__u8 reserved8;
+	__u32 vni;
+	/*
+	 * The struct next_hop of the vIP whose owner answers ARP and neighbor discovery for `outside`, with the vIP's vMAC.
+	 * 0: the node does not have the vIP at the moment. Published by its own store, before the cell that it led to is
+	 * reused.
+	 */
+	__u32 vip;
+	__u32 reserved32; /* room for the meter of the prefix */
+	__u8 outside[16]; /* network order */
+	__u8 inside[16];
+	__u8 vip_address[16]; /* only for the writer: which vIP `vip` leads to, as soon as the node has it */
+};
+
+/*
+ * Gateway: the Internet side of a VPC, which is reached through `group_id` of its struct vrf. The sources are longest
+ * prefix matches of IPv4 and IPv6 by the VPC's own addresses, with leaves of SCOPE_PUBLIC. Their prefixes do not
+ * overlap.
+ */
+struct internet {
+	__u8 kind; /* NEXT_HOP_INTERNET */
+	__u8 reserved8[3];
+	__u32 vni;
+	__u64 sources4; /* root words */
+	__u64 sources6;
+	__u32 count4; /* number of prefixes in them, only for the writer */
+	__u32 count6;
+	__u64 reserved[4];
 };
 
 /*

@@ -89,9 +89,19 @@ pub(crate) fn mac_from_bytes(bytes: [u8; 8]) -> MacAddr {
     MacAddr::new([a, b, c, d, e, f])
 }
 
+/// The identifier of a VRF's group; 0: it has no group.
+pub(crate) fn group_id(cell: &layout::vrf) -> u32 {
+    if u32::from(cell.flags) & layout::VRF_INTERNET == 0 { cell.group_id } else { 0 }
+}
+
+/// The cell of the Internet side of a VRF; 0: it has none.
+pub(crate) fn internet_cell(cell: &layout::vrf) -> u32 {
+    if u32::from(cell.flags) & layout::VRF_INTERNET == 0 { 0 } else { cell.group_id }
+}
+
 /// The elephant threshold of a VRF, in bytes per period. `None` if it has none, or if it has a group.
 pub(crate) fn elephant_bytes(cell: &layout::vrf) -> Option<u32> {
-    (cell.group_id == 0 && cell.by_role != 0).then_some(cell.by_role)
+    (group_id(cell) == 0 && cell.by_role != 0).then_some(cell.by_role)
 }
 
 /// The role of the node that a VTEP's cell describes.

@@ -177,6 +177,20 @@ pub struct Route {
     pub target: Target,
 }
 
+/// Gateways: public addresses of a VPC, each of which stands for one address of the VPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PublicPrefix {
+    /// The addresses on the Internet. No other public prefix has the same; of those that overlap, the longest counts.
+    pub outside: IpNet,
+    /// VNI of the VPC. Its VRF must be in the tables before.
+    pub vni: Vni,
+    /// The addresses in the VPC, of the same family and number. Those of two public prefixes of a VPC do not overlap. If
+    /// they equal `outside`, packets are not translated.
+    pub inside: IpNet,
+    /// The vIP whose owner answers ARP and neighbor discovery for the addresses. It must be in the tables before.
+    pub vip: IpAddr,
+}
+
 /// IPv4 configuration of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortIpv4 {

@@ -14,6 +14,8 @@ const _: () = {
     assert!(size_of::<exact_conflict>() == cell);
     assert!(size_of::<vrf>() == cell);
     assert!(size_of::<next_hop>() == cell);
+    assert!(size_of::<public_prefix>() == cell);
+    assert!(size_of::<internet>() == cell);
     assert!(size_of::<port>() == 2 * cell);
     assert!(size_of::<policy>() == cell);
     assert!(size_of::<group>() == GROUP_CELLS_MAX as usize * cell);

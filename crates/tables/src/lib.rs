@@ -39,7 +39,7 @@ pub mod sessions;
 
 pub use entries::{
     AddressPair, DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, PortQos, PortSources,
-    Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf, VrfEntry,
+    PublicPrefix, Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};

@@ -15,6 +15,7 @@ use super::routes::next_hop_cell;
 use super::sources;
 use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
+use crate::encoding::group_id;
 use crate::entries::{DirectPath, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Exact, Key, Survey};
@@ -342,7 +343,7 @@ impl NodeTables {
         for &cell in self.vrfs.values() {
             let known: vrf = memory.read(cell);
             // Without an identifier, `by_role` is a gateway's threshold.
-            if known.group_id != 0 {
+            if group_id(&known) != 0 {
                 let group = self.groups.get(&known.group_id).copied().unwrap_or(0);
                 if known.by_role != group {
                     memory.store32(cell, offset_of!(vrf, by_role), group);

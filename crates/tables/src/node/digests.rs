@@ -7,7 +7,7 @@ use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, delegated_routes, has_address, port_key};
 use super::underlay::{kind_of, next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
-use crate::encoding::{mac_from_bytes, role_of};
+use crate::encoding::{group_id, mac_from_bytes, role_of};
 use crate::entries::{Role, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
@@ -160,7 +160,7 @@ impl NodeTables {
     fn has_group_cell(&self, cell: u32) -> bool {
         let memory = self.memory();
         let known = if memory.contains(cell, 1) { memory.read(cell) } else { vrf::default() };
-        known.group_id == 0
+        group_id(&known) == 0
             || self.visible_group(known.group_id).is_some_and(|(group, _)| group == known.by_role)
     }
 

@@ -5,6 +5,7 @@
 
 use super::NodeTables;
 use super::underlay::{encode_vtep, kind_of, next_hop_address};
+use crate::encoding::group_id;
 use crate::entries::Group;
 use crate::error::Error;
 use crate::exact::{self, Key};
@@ -118,7 +119,7 @@ impl NodeTables {
     fn point_vrfs(&mut self, id: u32, run: u32) {
         let memory = self.pool.memory();
         for &cell in self.vrfs.values() {
-            if memory.load32(cell, offset_of!(vrf, group_id)) == id {
+            if group_id(&memory.read(cell)) == id {
                 memory.store32(cell, offset_of!(vrf, by_role), run);
                 if run == 0 {
                     memory.store32(cell, offset_of!(vrf, group_id), 0);

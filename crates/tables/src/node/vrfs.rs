@@ -1,7 +1,9 @@
 //! Changes to VRFs, and the assignment of per-VNI counters to them.
 
 use super::NodeTables;
-use crate::encoding::{elephant_bytes, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
+use crate::encoding::{
+    elephant_bytes, group_id, internet_cell, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes,
+};
 use crate::entries::{Vrf, VrfEntry};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
@@ -100,7 +102,7 @@ pub(super) fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
         mtu: cell.mtu,
         router4: ipv4_from_word(cell.router4),
         router6: ipv6_from_bytes(cell.router6),
-        group: (cell.group_id != 0).then_some(cell.group_id),
+        group: (group_id(cell) != 0).then_some(group_id(cell)),
         elephant_bytes: elephant_bytes(cell),
     };
     Some(VrfEntry { vrf, counters: cell.counters, routes4: cell.routes4, routes6: cell.routes6 })
@@ -144,14 +146,22 @@ impl NodeTables {
             self.put_all_delegated(vrf.vni)?;
             return Ok(false);
         }
+        let internet = internet_cell(&known);
+        if vrf.group.is_some() && internet != 0 {
+            return Err(Error::Invalid(format!(
+                "VNI {} has public addresses: only the VRF of a gateway can have them, which has no group",
+                vrf.vni
+            )));
+        }
         let run = self.pool.allocate(1)?;
         let counters = if old.is_some() { known.counters } else { self.assign_counter_index() };
         let new = layout::vrf {
             vni: vrf.vni.get(),
             counters,
             by_role,
-            group_id: vrf.group.unwrap_or(0),
+            group_id: vrf.group.unwrap_or(internet),
             mtu: vrf.mtu,
+            flags: if internet == 0 { 0 } else { layout::VRF_INTERNET as u16 },
             router4: ipv4_to_word(vrf.router4),
             router6: ipv6_to_bytes(vrf.router6),
             ..known
