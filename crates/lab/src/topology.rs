@@ -8,8 +8,8 @@ use crate::internet;
 use serde::{Deserialize, Serialize};
 use sluice_client::{DEFAULT_GROUP, SecurityGroupSpec};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, SubnetId,
-    TenantId, Vni, VpcId, first_host,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId,
+    SubnetId, TenantId, Vni, VpcId, first_host,
 };
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
