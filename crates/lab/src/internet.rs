@@ -17,9 +17,11 @@ use crate::paths::Paths;
 use crate::process::Process;
 use crate::topology::{Internet, Topology};
 use futures::future::try_join_all;
+use sluice_types::IpNet;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// The switch between the gateways and the Internet.
 pub const EXCHANGE: &str = "ix";
@@ -33,6 +35,21 @@ pub const WEB: &str = "internet-web";
 pub const CLIENT: &str = "internet-client";
 /// The places of the Internet.
 pub(crate) const PLACES: [&str; 5] = [EXCHANGE, ISP, FAR, WEB, CLIENT];
+
+/// Address of the web server.
+pub fn web_address(ipv6: bool) -> IpAddr {
+    address_of(WEB, ipv6)
+}
+
+/// Address of [`CLIENT`].
+pub fn client_address(ipv6: bool) -> IpAddr {
+    address_of(CLIENT, ipv6)
+}
+
+/// URL of the web server's page.
+pub fn page(ipv6: bool) -> String {
+    format!("http://{}/", SocketAddr::new(web_address(ipv6), 80)).replace(":80/", "/")
+}
 
 /// Name of the file on the web server besides its page.
 pub const LARGE_FILE: &str = "large";
@@ -73,6 +90,13 @@ const ROUTES: [(&str, &str); 8] = [
     (CLIENT, "default via 198.51.100.193"),
     (CLIENT, "default via 2001:db8:100:4::1"),
 ];
+
+/// Address of a place with one interface.
+fn address_of(place: &str, ipv6: bool) -> IpAddr {
+    let interface = INTERFACES.iter().find(|interface| interface.0 == place);
+    let network = interface.and_then(|interface| interface.2[usize::from(ipv6)].parse::<IpNet>().ok());
+    network.map_or(Ipv4Addr::UNSPECIFIED.into(), |network| network.addr())
+}
 
 /// Lines of `ip -batch` in the root namespace that make the places and their links. The gateways' namespaces exist.
 pub(crate) fn links(paths: &Paths, topology: &Topology) -> String {
