@@ -23,6 +23,8 @@
 #include "gateway/fast_path.h"
 #include "gateway/flow_accounting.h"
 #include "gateway/forward.h"
+#include "gateway/internet_in.h"
+#include "gateway/internet_out.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
@@ -59,10 +61,13 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 	reason = route(packet);
 	if (!reason) {
 		coarse_now(packet);
-		reason = forward_to_host(ctx, packet);
+		reason = packet->to_internet ? internet_out(ctx, packet) : forward_to_host(ctx, packet);
 	}
 	if (reason)
 		return packet->error_type ? drop_with_error(ctx, packet, reason) : drop(packet->vni, reason);
+	/* There is no direct path to the Internet: flows to it are not counted. */
+	if (packet->to_internet)
+		return packet->verdict;
 	if (packet->verdict == XDP_TX || packet->verdict == XDP_REDIRECT)
 		count_flow(packet);
 	return packet->verdict;
@@ -92,6 +97,13 @@ int gateway(struct xdp_md *ctx)
 #else
 	return general_path(ctx);
 #endif
+}
+
+/* On the Internet ports. */
+SEC("xdp.frags")
+int internet(struct xdp_md *ctx)
+{
+	return internet_in(ctx, packet_begin());
 }
 
 char LICENSE[] SEC("license") = "GPL";

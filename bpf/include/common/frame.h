@@ -21,6 +21,10 @@
 #define FRAME_DF 0x08	    /* must not be fragmented; always set in IPv6 */
 #define FRAME_OPTIONS 0x10  /* IPv4 options or IPv6 extension headers */
 
+#define ECN_MASK 0x3 /* of the traffic class */
+#define ECN_ECT0 0x2
+#define ECN_CE 0x3
+
 /* Addresses are halves in host order, high half first. An IPv4 address is in the low 32 bits of [1]. */
 struct frame {
 	__u64 source[2];
@@ -73,6 +77,17 @@ static __always_inline int source_valid(const struct frame *frame)
 	if (frame->flags & FRAME_IPV6)
 		return !ipv6_multicast(high) && (high || low > 1);
 	return low >> 24 != 0 && low >> 24 != 127 && !ipv4_multicast(low);
+}
+
+/*
+ * The outer mark of congestion notification: the tenant's, but not that there was congestion, which the
+ * underlay must be able to say itself (RFC 3168 section 9.1.1; the VXLAN device does the same).
+ */
+static __always_inline __u8 outer_ecn(const struct frame *frame)
+{
+	__u8 ecn = frame->traffic_class & ECN_MASK;
+
+	return ecn == ECN_CE ? ECN_ECT0 : ecn;
 }
 
 /* Whether the transport headers of the protocol begin with two ports. */

@@ -4,8 +4,8 @@
  * route, the peerings that the route follows, and the endpoint with its host.
  *
  * Contract: classify() expects vni, and fills in vrf, counters and elephant_bytes. route() expects
- * these and the tenant's frame, and fills in routed, final_vni, mtu, endpoint, endpoint_mac and next_hop. Both
- * return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
+ * these and the tenant's frame, and fills in routed, final_vni, mtu, to_internet, and unless that is set endpoint,
+ * endpoint_mac and next_hop. Both return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
  * Packet bytes are neither read nor changed. Reads only the map `cells`.
  */
 #ifndef SLUICE_CGW_H
@@ -43,6 +43,17 @@ static __always_inline enum drop_reason deliver_to_destination(struct packet *pa
 	packet->endpoint[0] = packet->frame.destination[0];
 	packet->endpoint[1] = packet->frame.destination[1];
 	packet->endpoint_ipv6 = !!(packet->frame.flags & FRAME_IPV6);
+	return DROP_none;
+}
+
+/* The packet goes to the Internet (internet_out.h). By a peer's route it does not: its source is of another VPC. */
+static __always_inline enum drop_reason leave_to_internet(struct packet *packet)
+{
+	if (!packet->routed)
+		return DROP_wrong_mac;
+	if (packet->final_vni != packet->vni)
+		return DROP_no_public_address;
+	packet->to_internet = 1;
 	return DROP_none;
 }
 
@@ -88,6 +99,8 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 			return deliver_to_destination(packet);
 		case SCOPE_NEXT_HOP:
 			return read_next_hop(leaf, vni, packet->endpoint, &packet->endpoint_ipv6);
+		case SCOPE_INTERNET:
+			return leave_to_internet(packet);
 		case SCOPE_PEER:
 			break;
 		case SCOPE_DROP:
@@ -123,6 +136,15 @@ static __always_inline enum drop_reason find_endpoint(__u32 vni, int ipv6, const
 	return answer == EXACT_HIT ? DROP_none : DROP_no_endpoint;
 }
 
+/* A router drops a packet that it would send with a TTL of 0 (RFC 1812 section 5.3.1). */
+static __always_inline enum drop_reason check_ttl(struct packet *packet)
+{
+	if (packet->frame.ttl > 1)
+		return DROP_none;
+	packet->error_type = packet->frame.flags & FRAME_IPV6 ? ICMP6_TIME_EXCEEDED : ICMP4_TIME_EXCEEDED;
+	return DROP_ttl_exceeded;
+}
+
 __attribute__((noinline)) enum drop_reason route(struct packet *packet)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
@@ -140,19 +162,17 @@ __attribute__((noinline)) enum drop_reason route(struct packet *packet)
 	if (packet->frame.flags & FRAME_IPV6 && packet->routed &&
 	    (ipv6_link_local(packet->frame.source[0]) || ipv6_link_local(packet->frame.destination[0])))
 		return DROP_link_local;
+	packet->to_internet = 0;
 	reason = follow_route(packet);
-	if (reason)
+	if (reason || packet->to_internet)
 		return reason;
 	reason = find_endpoint(packet->final_vni, packet->endpoint_ipv6, packet->endpoint, &hit);
 	if (reason)
 		return reason;
 	if (!packet->routed && hit.mac != packet->frame.destination_mac)
 		return DROP_wrong_mac;
-	if (packet->routed && packet->frame.ttl <= 1) {
-		packet->error_type =
-			packet->frame.flags & FRAME_IPV6 ? ICMP6_TIME_EXCEEDED : ICMP4_TIME_EXCEEDED;
+	if (packet->routed && check_ttl(packet))
 		return DROP_ttl_exceeded;
-	}
 	packet->endpoint_mac = hit.mac;
 	packet->next_hop = hit.next;
 	return DROP_none;

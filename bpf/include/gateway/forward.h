@@ -137,56 +137,83 @@ static __always_inline enum drop_reason too_big(struct packet *packet, __u32 mtu
 	return DROP_too_big;
 }
 
+/* The way to a host. */
+struct path {
+	struct next_hop *hop;
+	struct underlay_port *port;
+	__u64 l2;
+	int ipv6;
+	__u32 mtu; /* longest IP packet of a tenant, in bytes */
+};
+
+/* Finds the way to the packet's next hop. The packet must fit in its MTU. */
+static __always_inline enum drop_reason find_path(struct xdp_md *ctx, struct packet *packet,
+						  const struct node_config *node, struct path *path)
+{
+	enum drop_reason reason;
+
+	path->hop = next_hop_at(packet->next_hop, NEXT_HOP_VTEP);
+	if (!path->hop || !node)
+		return DROP_stale_index;
+	path->ipv6 = READ_ONCE(path->hop->flags) & NEXT_HOP_IPV6;
+	if (!(node->flags & (path->ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
+		return DROP_no_vtep_address;
+	reason = refresh_l2(ctx, path->hop, packet->next_hop, packet->now_ns);
+	if (reason)
+		return reason;
+	path->l2 = READ_ONCE(path->hop->l2);
+	path->port = underlay_port_at(path->l2 >> L2_PORT_SHIFT);
+	/* Without an ifindex, the interface was removed since the path was looked up. */
+	if (!path->port || !path->port->ifindex)
+		return DROP_stale_index;
+	path->mtu = path_mtu(packet, path->port, path->ipv6);
+	if (packet->frame_bytes - ETH_HLEN > path->mtu)
+		return too_big(packet, path->mtu);
+	return DROP_none;
+}
+
+/* Fills in the outer headers of a packet that goes this way, except its identity. */
+static __always_inline void describe_outer(const struct packet *packet, const struct node_config *node,
+					   const struct path *path, struct outer *outer)
+{
+	const struct next_hop *hop = path->hop;
+
+	outer->node = node;
+	outer->source_mac = underlay_port_mac(path->port);
+	outer->destination_mac = load_mac(&path->l2);
+	outer->vni = packet->final_vni;
+	outer->hash = frame_hash(&packet->frame); /* spreads flows over the paths of the underlay */
+	outer->udp_bytes = TUNNEL_BYTES + packet->frame_bytes;
+	outer->traffic_class = packet->traffic_class;
+	outer->destination[0] = path->ipv6 ? load_half(hop->address) : 0;
+	outer->destination[1] = path->ipv6 ? load_half(hop->address + 8) : bpf_ntohl(LOAD32(hop->address));
+}
+
 __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, struct packet *packet)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
-	struct underlay_port *port;
-	struct next_hop *hop;
+	struct path path = {};
 	struct outer outer = {};
 	enum drop_reason reason;
-	int ipv6, carry;
-	__u32 mtu;
-	__u64 l2;
+	int carry;
 
 	if (!packet)
 		return DROP_stale_index;
-	hop = next_hop_at(packet->next_hop, NEXT_HOP_VTEP);
-	if (!hop || !node)
-		return DROP_stale_index;
-	ipv6 = READ_ONCE(hop->flags) & NEXT_HOP_IPV6;
-	if (!(node->flags & (ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
-		return DROP_no_vtep_address;
-	reason = refresh_l2(ctx, hop, packet->next_hop, packet->now_ns);
+	reason = find_path(ctx, packet, node, &path);
 	if (reason)
 		return reason;
-	l2 = READ_ONCE(hop->l2);
-	port = underlay_port_at(l2 >> L2_PORT_SHIFT);
-	/* Without an ifindex, the interface was removed since the path was looked up. */
-	if (!port || !port->ifindex)
-		return DROP_stale_index;
-	mtu = path_mtu(packet, port, ipv6);
-	if (packet->frame_bytes - ETH_HLEN > mtu)
-		return too_big(packet, mtu);
-	outer.node = node;
-	outer.source_mac = underlay_port_mac(port);
-	outer.destination_mac = load_mac(&l2);
-	outer.vni = packet->final_vni;
-	outer.hash = frame_hash(&packet->frame); /* spreads flows over the paths of the underlay */
-	outer.udp_bytes = TUNNEL_BYTES + packet->frame_bytes;
-	outer.traffic_class = packet->traffic_class;
+	describe_outer(packet, node, &path, &outer);
 	/* An identity means something in its own VPC only, and a host without a vSwitch does not know the flag. */
-	if (packet->final_vni == packet->vni && !(READ_ONCE(hop->flags) & NEXT_HOP_FOREIGN))
+	if (packet->final_vni == packet->vni && !(READ_ONCE(path.hop->flags) & NEXT_HOP_FOREIGN))
 		outer.identity = packet->frame.identity;
-	outer.destination[0] = ipv6 ? load_half(hop->address) : 0;
-	outer.destination[1] = ipv6 ? load_half(hop->address + 8) : bpf_ntohl(LOAD32(hop->address));
-	carry = ipv6 && packet->udp_checksum;
+	carry = path.ipv6 && packet->udp_checksum;
 	reason = rewrite_tunnel(ctx, packet, &outer, carry);
 	if (!reason)
-		reason = rewrite_outer(ctx, packet, &outer, ipv6, carry);
+		reason = rewrite_outer(ctx, packet, &outer, path.ipv6, carry);
 	if (reason)
 		return reason;
 	count_traffic(packet->counters, packet->frame_bytes);
-	packet->verdict = send_by(ctx, port->ifindex);
+	packet->verdict = send_by(ctx, path.port->ifindex);
 	return DROP_none;
 }
 

@@ -61,7 +61,10 @@
 	DROP(49, sessions_full, "session table has no room for the packet's session") \
 	DROP(50, unknown_fragment, "fragment whose first fragment was not permitted, or came later") \
 	DROP(51, rate_limit, "port sent more than its rate") \
-	DROP(52, receiver_unknown, "an egress rule that names a group may permit the packet, but the receiver's groups are not known yet")
+	DROP(52, receiver_unknown, "an egress rule that names a group may permit the packet, but the receiver's groups are not known yet") \
+	DROP(53, no_public_address, "packet to the Internet from an address that has no public address") \
+	DROP(54, no_internet_route, "kernel has no route by an Internet port to the destination") \
+	DROP(55, martian_source, "packet from the Internet with a source address that cannot be there")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

@@ -16,9 +16,6 @@
 #include "common/encapsulate.h"
 #include "common/resolve.h"
 
-#define ECN_MASK 0x3
-#define ECN_ECT0 0x2
-#define ECN_CE 0x3
 #define IPV4_LENGTH_MAX 0xffff
 /* The packet was left as it is. */
 #define NOT_ENCAPSULATED (-1)
@@ -40,17 +37,6 @@ static __always_inline void learn_l2(struct __sk_buff *skb, __u32 cell)
 		return;
 	WRITE_ONCE(hop->l2, L2_BY_DEVICE);
 	WRITE_ONCE(hop->l2_expires_ns, bpf_ktime_get_coarse_ns() + L2_LIFETIME_NS);
-}
-
-/*
- * The outer mark of congestion notification: the tenant's, but not that there was congestion, which the
- * underlay must be able to say itself (RFC 3168 section 9.1.1; the VXLAN device does the same).
- */
-static __always_inline __u8 outer_ecn(const struct frame *frame)
-{
-	__u8 ecn = frame->traffic_class & ECN_MASK;
-
-	return ecn == ECN_CE ? ECN_ECT0 : ecn;
 }
 
 /*

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge: sends a packet to a public address to the host of the instance behind it.
+ *
+ * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, `at` bytes into which the frame
+ * begins: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
+ * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
+ * translated and encapsulated, and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
+ * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Uses the
+ * maps `cells`, `vni_traffic` and `sum_chunks`.
+ */
+#ifndef SLUICE_DELIVER_INSIDE_H
+#define SLUICE_DELIVER_INSIDE_H
+
+#include "gateway/forward.h"
+#include "gateway/translate.h"
+
+/* Writes the outer headers in front of the frame, where there were `at` bytes of others. */
+static __always_inline enum drop_reason encapsulate(struct xdp_md *ctx, const struct outer *outer, int ipv6, __u32 at)
+{
+	int grow = (ipv6 ? TUNNEL6_BYTES : TUNNEL4_BYTES) - (int)at;
+	struct cursor cursor;
+
+	if (grow && bpf_xdp_adjust_head(ctx, -grow))
+		return DROP_headroom;
+	cursor = cursor_at(ctx, 0);
+	if (!ipv6) {
+		if (!cursor_has(&cursor, TUNNEL4_BYTES))
+			return DROP_headroom;
+		write_outer4(&cursor, outer);
+		write_vxlan(&cursor, outer);
+		return DROP_none;
+	}
+	if (!cursor_has(&cursor, TUNNEL6_BYTES))
+		return DROP_headroom;
+	write_outer6(&cursor, outer);
+	write_vxlan(&cursor, outer);
+	return store_udp6_checksum(ctx, outer);
+}
+
+__attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, struct packet *packet, __u32 at)
+{
+	const struct node_config *node = cell_at(CELL_NODE);
+	struct path path = {};
+	struct outer outer = {};
+	enum drop_reason reason;
+	struct cursor cursor;
+
+	if (!packet || at > TUNNEL6_BYTES)
+		return DROP_stale_index;
+	reason = find_path(ctx, packet, node, &path);
+	if (reason)
+		return reason;
+	if (path.mtu < packet->longest)
+		packet->longest = path.mtu;
+	reason = translate(ctx, packet, at);
+	if (reason)
+		return reason;
+	cursor = cursor_at(ctx, at);
+	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
+		return DROP_headroom;
+	rewrite_frame(&cursor, packet, load_mac(node->router_mac));
+	describe_outer(packet, node, &path, &outer);
+	reason = encapsulate(ctx, &outer, path.ipv6, at);
+	if (reason)
+		return reason;
+	count_traffic(packet->counters, packet->frame_bytes);
+	packet->verdict = send_by(ctx, path.port->ifindex);
+	return DROP_none;
+}
+
+#endif

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge: packets that come in by an Internet port. Those to public addresses go to the VMs behind them,
+ * from any gateway of the cluster. ARP and neighbor discovery for public addresses are answered by the owner of their
+ * vIP, with its vMAC. All else belongs to the kernel, which gets only what it does not route (pass.h), and
+ * nothing for the node's underlay address: VXLAN and the nodes' own messages do not come from the Internet.
+ *
+ * Contract: internet_in() returns the program's verdict: XDP_TX or XDP_REDIRECT for packets that were forwarded or
+ * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. Drops are counted for the VNI once the
+ * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of count.h.
+ */
+#ifndef SLUICE_INTERNET_IN_H
+#define SLUICE_INTERNET_IN_H
+
+#include "gateway/answer_underlay.h"
+#include "gateway/deliver_inside.h"
+
+/* The vIP of a public prefix. NULL: this node does not have it. */
+static __always_inline const struct next_hop *public_vip(__u32 cell)
+{
+	const struct public_prefix *public = public_prefix_at(cell);
+
+	return public ? next_hop_at(READ_ONCE(public->vip), NEXT_HOP_VIP) : NULL;
+}
+
+/* The vMAC by which a public address is reached, if this node owns it; otherwise 0. */
+static __always_inline __u64 owned_public_mac(__u32 flags, const __u64 *address)
+{
+	__u32 cell = find_public(flags, address);
+	const struct next_hop *vip = cell == INDEX_BUSY ? NULL : public_vip(cell);
+
+	return vip && READ_ONCE(vip->flags) & NEXT_HOP_OWNED ? load_mac(vip->mac) : 0;
+}
+
+/* Answers an ARP request for an owned public address. XDP_PASS: it is none. */
+__attribute__((noinline)) int answer_public_arp(struct xdp_md *ctx, struct packet *packet)
+{
+	struct cursor cursor = cursor_at(ctx, 0);
+	struct ethernet_header *ethernet;
+	struct arp_message question = {};
+	struct arp_header *arp;
+	__u64 target[2] = {}, mac;
+
+	if (!packet || !cursor_has(&cursor, ETH_HLEN + ARP_BYTES))
+		return XDP_PASS;
+	ethernet = next_header(&cursor, struct ethernet_header);
+	arp = next_header(&cursor, struct arp_header);
+	packet->frame.source_mac = load_mac(ethernet->source);
+	/* An announcement has the same sender and target. It asks nothing. */
+	if (parse_arp(arp, &packet->frame, &question) || question.operation != ARP_REQUEST ||
+	    question.sender == question.target)
+		return XDP_PASS;
+	target[1] = question.target;
+	mac = owned_public_mac(0, target);
+	if (!mac)
+		return XDP_PASS;
+	write_arp_reply(ethernet, arp, &question, mac);
+	return XDP_TX;
+}
+
+/* Answers a neighbor solicitation for an owned public address. XDP_PASS: it is none. */
+__attribute__((noinline)) int answer_public_solicit(struct xdp_md *ctx, struct packet *packet)
+{
+	__u64 target[2] = {}, mac;
+	enum drop_reason reason;
+	struct cursor cursor;
+
+	if (!packet || packet->frame.transport >> 24 != ICMP6_SOLICIT)
+		return XDP_PASS;
+	reason = parse_solicit(ctx, 0, &packet->frame, target);
+	mac = owned_public_mac(FRAME_IPV6, target);
+	if (!mac)
+		return XDP_PASS;
+	if (reason)
+		return drop(0, reason);
+	if (resize(ctx, ND_ADVERT_FRAME))
+		return drop(0, DROP_headroom);
+	cursor = cursor_at(ctx, 0);
+	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
+		return drop(0, DROP_headroom);
+	write_advert(&cursor, &packet->frame, target, mac, 0);
+	return XDP_TX;
+}
+
+/* Whether an address of the Internet can be the source, besides what no host has (source_valid(), frame.h). */
+static __always_inline int internet_source_valid(const struct frame *frame)
+{
+	__u64 address = frame->source[1];
+
+	if (!source_valid(frame))
+		return 0;
+	if (frame->flags & FRAME_IPV6)
+		return !ipv6_link_local(frame->source[0]);
+	return address >> 28 != 0xf && address >> 16 != 0xa9fe;
+}
+
+/* Describes the ICMP error that error_type asks for. It comes from the public address that the packet was sent to. */
+static __always_inline void describe_public_error(const struct packet *packet, const struct underlay_port *port,
+						  struct icmp_error *error)
+{
+	error->router4 = packet->frame.destination[1];
+	error->router6[0] = packet->frame.destination[0];
+	error->router6[1] = packet->frame.destination[1];
+	error->router_mac = underlay_port_mac(port);
+	error->quoted = icmp_quoted(&packet->frame);
+	error->type = packet->error_type;
+	if (error->type == ICMP4_UNREACHABLE && !(packet->frame.flags & FRAME_IPV6))
+		error->code = ICMP4_NEEDS_FRAGMENTATION;
+	error->mtu = packet->error_mtu;
+}
+
+/* As drop_with_error() (answer_tenant.h), for a packet from the Internet. */
+__attribute__((noinline)) int drop_with_public_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
+{
+	const struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
+	struct icmp_error error = {};
+	__u32 added;
+
+	if (!packet || !port)
+		return XDP_DROP;
+	count_drop(packet->vni, reason);
+	if (!icmp_error_allowed(&packet->frame))
+		return XDP_DROP;
+	if (!icmp_within_budget(packet->counters))
+		return drop(packet->vni, DROP_icmp_rate);
+	describe_public_error(packet, port, &error);
+	added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;
+	if (resize(ctx, ETH_HLEN + error.quoted) || bpf_xdp_adjust_head(ctx, -(int)added) ||
+	    write_error(ctx, &packet->frame, 0, &error))
+		return drop(packet->vni, DROP_headroom);
+	return XDP_TX;
+}
+
+/* Reads what says where a packet goes, without a check of its header. 0: it is not IP, or too short. */
+static __always_inline int read_destination(struct xdp_md *ctx, struct packet *packet)
+{
+	struct cursor cursor = cursor_at(ctx, 0);
+	const struct ethernet_header *ethernet = take_header(&cursor, struct ethernet_header);
+	const struct ipv4_header *ip4;
+	const struct ipv6_header *ip6;
+
+	if (!ethernet)
+		return 0;
+	packet->frame.destination_mac = load_mac(ethernet->destination);
+	packet->frame.flags = 0;
+	packet->frame.ethertype = bpf_ntohs(ethernet->type);
+	packet->frame.ttl = 0;
+	if (packet->frame.ethertype == ETH_P_IP) {
+		ip4 = take_header(&cursor, struct ipv4_header);
+		if (!ip4)
+			return 0;
+		packet->frame.protocol = ip4->protocol;
+		packet->frame.destination[0] = 0;
+		packet->frame.destination[1] = bpf_ntohl(ip4->destination);
+		return 1;
+	}
+	ip6 = take_header(&cursor, struct ipv6_header);
+	if (packet->frame.ethertype != ETH_P_IPV6 || !ip6)
+		return 0;
+	packet->frame.flags = FRAME_IPV6;
+	packet->frame.protocol = ip6->next;
+	packet->frame.ttl = ip6->hop_limit;
+	load_halves(packet->frame.destination, ip6->destination);
+	return 1;
+}
+
+/* Whether the destination is the node's own address on the underlay. */
+static __always_inline int is_vtep(const struct frame *frame)
+{
+	const struct node_config *node = cell_at(CELL_NODE);
+
+	if (!node)
+		return 0;
+	if (frame->flags & FRAME_IPV6)
+		return node->flags & NODE_HAS_IPV6 && load_half(node->vtep6) == frame->destination[0] &&
+		       load_half(node->vtep6 + 8) == frame->destination[1];
+	return node->flags & NODE_HAS_IPV4 && bpf_ntohl(node->vtep4) == frame->destination[1];
+}
+
+/* Whether the frame is for this node: to the vMAC or to the MAC address of the port. A switch floods others. */
+static __always_inline int is_for_public(struct xdp_md *ctx, const struct packet *packet)
+{
+	const struct next_hop *vip = public_vip(packet->destination_public);
+
+	return (vip && load_mac(vip->mac) == packet->frame.destination_mac) ||
+	       is_port_mac(ctx->ingress_ifindex, packet->frame.destination_mac);
+}
+
+/* Checks a packet to a public address, and finds the instance that gets it. */
+__attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ctx, struct packet *packet)
+{
+	const struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
+	enum drop_reason reason;
+	__u32 cell;
+
+	if (!packet || !port)
+		return DROP_stale_index;
+	packet->frame.identity = 0;
+	reason = parse_frame(ctx, 0, context_bytes(ctx), &packet->frame);
+	if (reason)
+		return reason;
+	if (!internet_source_valid(&packet->frame))
+		return DROP_martian_source;
+	cell = find_public(packet->frame.flags, packet->frame.source);
+	if (cell)
+		return cell == INDEX_BUSY ? DROP_table_busy : DROP_martian_source;
+	packet->new_source[0] = packet->frame.source[0];
+	packet->new_source[1] = packet->frame.source[1];
+	packet->source_public = 0;
+	packet->final_vni = packet->vni;
+	packet->traffic_class = outer_ecn(&packet->frame);
+	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
+	packet->longest = port->mtu;
+	return find_inside(packet, packet->vrf);
+}
+
+/* Forwards a packet to the public address in destination_public. */
+static __always_inline int forward_from_internet(struct xdp_md *ctx, struct packet *packet)
+{
+	const struct public_prefix *public = public_prefix_at(packet->destination_public);
+	enum drop_reason reason;
+
+	if (!public)
+		return drop(0, DROP_stale_index);
+	packet->vni = public->vni;
+	reason = classify(packet);
+	if (reason)
+		return drop(0, reason);
+	reason = admit_from_internet(ctx, packet);
+	/* Bytes behind the IP packet are not sent on. */
+	if (!reason && resize(ctx, packet->frame_bytes))
+		reason = DROP_headroom;
+	if (!reason) {
+		coarse_now(packet);
+		reason = deliver_inside(ctx, packet, 0);
+	}
+	if (reason)
+		return packet->error_type ? drop_with_public_error(ctx, packet, reason)
+					  : drop(packet->vni, reason);
+	return packet->verdict;
+}
+
+/* Whether the packet may be neighbor discovery, which is never routed (RFC 4861 section 7.1). */
+static __always_inline int may_be_nd(const struct frame *frame)
+{
+	return frame->flags & FRAME_IPV6 && frame->protocol == IPPROTO_ICMPV6 && frame->ttl == ND_HOP_LIMIT;
+}
+
+/* Answers what asks for a public address. XDP_PASS: the packet asks for none. */
+static __always_inline int answer_internet(struct xdp_md *ctx, struct packet *packet, int is_ip)
+{
+	if (packet->frame.ethertype == ETH_P_ARP)
+		return answer_public_arp(ctx, packet);
+	if (is_ip && may_be_nd(&packet->frame) && !parse_underlay_frame(ctx, packet) && is_nd(&packet->frame))
+		return answer_public_solicit(ctx, packet);
+	return XDP_PASS;
+}
+
+__attribute__((noinline)) int internet_in(struct xdp_md *ctx, struct packet *packet)
+{
+	int is_ip, verdict;
+	__u32 cell = 0;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	is_ip = read_destination(ctx, packet);
+	verdict = answer_internet(ctx, packet, is_ip);
+	if (verdict == XDP_TX)
+		return send_answer(ctx, packet->frame.destination_mac);
+	if (verdict != XDP_PASS)
+		return verdict;
+	if (!is_ip)
+		return pass_to_kernel(ctx);
+	cell = find_public(packet->frame.flags, packet->frame.destination);
+	if (cell == INDEX_BUSY)
+		return drop(0, DROP_table_busy);
+	packet->destination_public = cell;
+	if (cell && is_for_public(ctx, packet))
+		return forward_from_internet(ctx, packet);
+	return is_vtep(&packet->frame) ? drop(0, DROP_not_routed) : pass_to_kernel(ctx);
+}
+
+#endif

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge: packets of VMs to the Internet.
+ *
+ * Contract: internet_out() expects a packet for which route() (cgw.h) has set to_internet, and now_ns. It never sends a
+ * packet from an address that has no public one. The packet is sent by the Internet port that the kernel's FIB gives; or
+ * to a host, in the same pass, if its destination is a public address of the cluster (hairpin). DROP_none: it was
+ * translated, sent and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason to drop, with
+ * error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Uses the maps `cells`,
+ * `vni_traffic` and `sum_chunks`.
+ */
+#ifndef SLUICE_INTERNET_OUT_H
+#define SLUICE_INTERNET_OUT_H
+
+#include "gateway/answer_tenant.h"
+#include "gateway/deliver_inside.h"
+
+/*
+ * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
+ * address of the next router. `index` is set to that of the port. The FIB is asked as in resolve() (resolve.h).
+ */
+__attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx, struct packet *packet)
+{
+	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
+	const struct underlay_port *port;
+	__u32 index;
+	int answer;
+
+	if (!packet)
+		return DROP_stale_index;
+	if (packet->frame.flags & FRAME_IPV6) {
+		fib.family = AF_INET6;
+		store_halves(fib.ipv6_src, packet->new_source);
+		store_halves(fib.ipv6_dst, packet->new_destination);
+	} else {
+		fib.family = AF_INET;
+		fib.ipv4_src = bpf_htonl((__u32)packet->new_source[1]);
+		fib.ipv4_dst = bpf_htonl((__u32)packet->new_destination[1]);
+	}
+	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return DROP_no_internet_route;
+	index = underlay_port_index(fib.ifindex);
+	port = underlay_port_at(index);
+	if (index == UNDERLAY_PORTS_MAX || !port || !(port->flags & UNDERLAY_PORT_INTERNET))
+		return DROP_no_internet_route;
+	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return DROP_no_underlay_neighbor;
+	packet->endpoint_mac = 0;
+	/* By bytes, because the structure on the stack does not align them. */
+	for (int i = 0; i < ETH_ALEN; i++)
+		packet->endpoint_mac = packet->endpoint_mac << 8 | fib.dmac[i];
+	packet->next_hop = index;
+	return DROP_none;
+}
+
+/* Sends the packet by the Internet port, without its tunnel. */
+static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason = find_internet_port(ctx, packet);
+	const struct underlay_port *port;
+	struct cursor cursor;
+
+	if (reason)
+		return reason;
+	reason = check_ttl(packet);
+	if (reason)
+		return reason;
+	port = underlay_port_at(packet->next_hop);
+	if (!port)
+		return DROP_stale_index;
+	if (packet->frame_bytes - ETH_HLEN > port->mtu)
+		return too_big(packet, port->mtu);
+	/* What comes back must fit into the VPC, too. */
+	packet->longest = packet->mtu && packet->mtu < port->mtu ? packet->mtu : port->mtu;
+	reason = translate(ctx, packet, tunnel_bytes(packet));
+	if (reason)
+		return reason;
+	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)))
+		return DROP_headroom;
+	cursor = cursor_at(ctx, 0);
+	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
+		return DROP_headroom;
+	rewrite_frame(&cursor, packet, underlay_port_mac(port));
+	count_traffic(packet->counters, packet->frame_bytes);
+	packet->verdict = send_by(ctx, port->ifindex);
+	return DROP_none;
+}
+
+/* Sends the packet, whose destination is public, to the instance behind it. */
+static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct packet *packet)
+{
+	const struct public_prefix *public = public_prefix_at(packet->destination_public);
+	enum drop_reason reason;
+	__u32 vrf;
+
+	if (!public)
+		return DROP_stale_index;
+	packet->final_vni = public->vni;
+	vrf = find_index(packet->final_vni, 0);
+	if (vrf == INDEX_BUSY)
+		return DROP_table_busy;
+	if (!vrf)
+		return DROP_unknown_vni;
+	reason = find_inside(packet, vrf);
+	if (reason)
+		return reason;
+	packet->longest = 0xffff;
+	return deliver_inside(ctx, packet, tunnel_bytes(packet));
+}
+
+__attribute__((noinline)) enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
+{
+	const struct vrf *vrf;
+	struct frame *frame;
+
+	if (!packet)
+		return DROP_stale_index;
+	frame = &packet->frame;
+	vrf = vrf_at(packet->vrf, packet->vni);
+	if (!vrf)
+		return DROP_stale_index;
+	packet->new_source[0] = frame->source[0];
+	packet->new_source[1] = frame->source[1];
+	packet->new_destination[0] = frame->destination[0];
+	packet->new_destination[1] = frame->destination[1];
+	packet->source_public = find_public_source(vrf, frame->flags, frame->source);
+	if (!packet->source_public)
+		return DROP_no_public_address;
+	if (!to_outside(packet->source_public, packet->new_source))
+		return DROP_stale_index;
+	packet->destination_public = find_public(frame->flags, frame->destination);
+	if (packet->destination_public == INDEX_BUSY)
+		return DROP_table_busy;
+	return packet->destination_public ? turn_back(ctx, packet) : leave(ctx, packet);
+}
+
+#endif

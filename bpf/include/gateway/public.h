@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge: public addresses and the VPCs' own addresses that they stand for (struct public_prefix).
+ *
+ * Contract: addresses are halves in host order, as in struct frame. Packet bytes are neither read nor changed. Reads only
+ * the map `cells`.
+ */
+#ifndef SLUICE_PUBLIC_H
+#define SLUICE_PUBLIC_H
+
+#include "gateway/cgw.h"
+
+/* The cell of the public prefix that an address of the Internet side is in; as find_public4() (lookup.h). */
+static __always_inline __u32 find_public(__u32 flags, const __u64 *address)
+{
+	return flags & FRAME_IPV6 ? find_public6(address[0], address[1]) : find_public4(address[1]);
+}
+
+/* The cell of the public prefix of an address of the VPC. 0: it has none. */
+static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 flags, const __u64 *address)
+{
+	return flags & FRAME_IPV6 ? find_public_source6(vrf, address[0], address[1])
+				  : find_public_source4(vrf, address[1]);
+}
+
+/* Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with others bits. */
+static __always_inline int replace_prefix(const struct public_prefix *public, const __u8 *from, const __u8 *to,
+					  __u64 *address)
+{
+	int ipv6 = public->flags & PUBLIC_IPV6;
+	__u32 bits = ipv6 ? public->length : 96 + public->length;
+	__u64 high = bits >= 64 ? ~0ull : ~(~0ull >> (bits & 63));
+	__u64 low = bits >= 128 ? ~0ull : bits <= 64 ? 0 : ~(~0ull >> (bits & 63));
+	__u64 from_high = ipv6 ? load_half(from) : 0, to_high = ipv6 ? load_half(to) : 0;
+	__u64 from_low = ipv6 ? load_half(from + 8) : bpf_ntohl(LOAD32(from));
+	__u64 to_low = ipv6 ? load_half(to + 8) : bpf_ntohl(LOAD32(to));
+
+	if ((address[0] ^ from_high) & high || (address[1] ^ from_low) & low)
+		return 0;
+	address[0] = to_high | (address[0] & ~high);
+	address[1] = to_low | (address[1] & ~low);
+	return 1;
+}
+
+/* Replaces an address of the VPC by the public one that the cell gives. 0: the address is not in the cell. */
+static __always_inline int to_outside(__u32 cell, __u64 *address)
+{
+	const struct public_prefix *public = public_prefix_at(cell);
+
+	return public && replace_prefix(public, public->inside, public->outside, address);
+}
+
+/* Replaces a public address by that of the VPC. 0: the address is not in the cell. */
+static __always_inline int to_inside(__u32 cell, __u64 *address)
+{
+	const struct public_prefix *public = public_prefix_at(cell);
+
+	return public && replace_prefix(public, public->outside, public->inside, address);
+}
+
+/*
+ * Whether the VPC may get a packet from this address of the Internet: its own routes must lead there. So no packet from
+ * the Internet seems to come from the VPC or from a peer of it, and each can be answered.
+ */
+static __always_inline enum drop_reason check_way_back(const struct packet *packet, const struct vrf *vrf)
+{
+	__u32 leaf = find_leaf(vrf, &packet->frame, packet->new_source);
+
+	if (!leaf)
+		return DROP_no_route;
+	return leaf >> LEAF_SCOPE_SHIFT == SCOPE_INTERNET ? DROP_none : DROP_martian_source;
+}
+
+/* The address of the instance that gets packets to new_destination, by the VPC's own routes. */
+static __always_inline enum drop_reason find_own_instance(struct packet *packet, const struct vrf *vrf)
+{
+	__u32 leaf = find_leaf(vrf, &packet->frame, packet->new_destination);
+
+	switch (leaf >> LEAF_SCOPE_SHIFT) {
+	case SCOPE_LOCAL:
+		packet->endpoint[0] = packet->new_destination[0];
+		packet->endpoint[1] = packet->new_destination[1];
+		packet->endpoint_ipv6 = !!(packet->frame.flags & FRAME_IPV6);
+		return DROP_none;
+	case SCOPE_NEXT_HOP:
+		return read_next_hop(leaf, packet->final_vni, packet->endpoint, &packet->endpoint_ipv6);
+	case SCOPE_DROP:
+		return DROP_route_drop;
+	default:
+		return leaf ? DROP_no_endpoint : DROP_no_route;
+	}
+}
+
+/*
+ * Stage "inside": the instance that gets a packet to a public address. Expects the frame, destination_public,
+ * new_source, and final_vni with its VRF in the cell `vrf_cell`. Fills in new_destination, mtu, endpoint, endpoint_mac and
+ * next_hop. Returns DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
+ */
+__attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __u32 vrf_cell)
+{
+	struct exact_hit hit = {};
+	const struct vrf *vrf;
+	enum drop_reason reason;
+
+	if (!packet)
+		return DROP_stale_index;
+	vrf = vrf_at(vrf_cell, packet->final_vni);
+	packet->new_destination[0] = packet->frame.destination[0];
+	packet->new_destination[1] = packet->frame.destination[1];
+	if (!vrf || !to_inside(packet->destination_public, packet->new_destination))
+		return DROP_stale_index;
+	packet->mtu = READ_ONCE(vrf->mtu);
+	reason = check_way_back(packet, vrf);
+	if (!reason)
+		reason = find_own_instance(packet, vrf);
+	if (!reason)
+		reason = find_endpoint(packet->final_vni, packet->endpoint_ipv6, packet->endpoint, &hit);
+	if (reason)
+		return reason;
+	packet->endpoint_mac = hit.mac;
+	packet->next_hop = hit.next;
+	return check_ttl(packet);
+}
+
+#endif
