@@ -153,6 +153,15 @@ pub(crate) fn prefix(net: IpNet) -> Result<()> {
     Ok(())
 }
 
+/// Checks a prefix: without host bits, and without an address of the [`SPECIAL`] ranges.
+pub(crate) fn unicast_prefix(net: IpNet) -> Result<()> {
+    prefix(net)?;
+    match special(&net, |special| overlap(&net, special))? {
+        Some((range, what)) => Err(invalid(net, format!("prefix {net} contains {what} addresses ({range})"))),
+        None => Ok(()),
+    }
+}
+
 /// Checks the prefixes, the mode of IPv6 addresses and the resolvers of a new subnet.
 pub(crate) fn subnet(new: &NewSubnet) -> Result<()> {
     let (v4, v6, dns) = (new.ipv4, new.ipv6, &new.dns);
@@ -160,12 +169,9 @@ pub(crate) fn subnet(new: &NewSubnet) -> Result<()> {
         return Err(invalid("ipv4", "a subnet needs an IPv4 or an IPv6 prefix"));
     }
     for net in v4.map(IpNet::V4).into_iter().chain(v6.map(IpNet::V6)) {
-        prefix(net)?;
+        unicast_prefix(net)?;
         if first_host(&net).is_none() {
             return Err(invalid(net, format!("prefix {net} is too small for a router and an instance")));
-        }
-        if let Some((range, what)) = special(&net, |special| overlap(&net, special))? {
-            return Err(invalid(net, format!("prefix {net} contains {what} addresses ({range})")));
         }
     }
     match (new.ipv6_mode, v6) {

@@ -102,6 +102,29 @@ pub enum Conflict {
     GatewayMoves { gateway: String, to: String },
     #[error("gateway `{gateway}` has no {family} VTEP, and cluster `{cluster}` has {family} vIPs")]
     FamilyMissing { gateway: String, cluster: String, family: &'static str },
+    #[error("{given} overlaps {existing} of public pool `{pool}`")]
+    PoolOverlap { given: String, existing: String, pool: String },
+    #[error("{address} is not in a prefix of public pool `{pool}`")]
+    OutsidePool { address: String, pool: String },
+    #[error("public pool `{pool}` has no free {what}")]
+    PoolFull { pool: String, what: String },
+    #[error("{address} has an address in common with {existing} of EIP `{eip}`")]
+    PublicAddressTaken { address: String, existing: String, eip: String },
+    #[error(
+        "{inside} has an address in common with {existing}, which has EIP `{eip}`: detach that EIP first"
+    )]
+    InsideTaken { inside: String, existing: String, eip: String },
+    #[error("EIP `{eip}` and VPC `{vpc}` belong to different tenants")]
+    EipAcrossTenants { eip: String, vpc: String },
+    #[error(
+        "EIP `{eip}` is from a pool of cluster `{cluster}`, but VPC `{vpc}` is on cluster `{vpc_cluster}`"
+    )]
+    EipAcrossClusters { eip: String, cluster: String, vpc: String, vpc_cluster: String },
+    #[error(
+        "VPC `{vpc}` cannot move: EIP `{eip}` is attached to it, and its pool is on cluster `{cluster}`; detach the EIPs of \
+         the VPC first"
+    )]
+    VpcHasEip { vpc: String, eip: String, cluster: String },
     #[error("plan {plan} is being applied; only one plan can be applied at a time")]
     PlanApplying { plan: u64 },
     #[error("plan {plan} is already done")]

@@ -13,6 +13,7 @@ mod backend;
 mod check;
 mod codec;
 mod error;
+mod internet;
 mod model;
 mod ops;
 mod placement_plans;
@@ -29,6 +30,7 @@ mod write;
 
 pub use check::{MAX_DNS, MAX_VIPS, MTU};
 pub use error::{Conflict, StoreError};
+pub use internet::*;
 pub use model::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;

@@ -3,7 +3,7 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
-use crate::{GroupSet, SecurityGroup, SecurityRule};
+use crate::{Eip, GroupSet, PublicPool, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos,
@@ -320,6 +320,8 @@ pub enum RouteTarget {
     Peering(PeeringId),
     /// Drops them; they are counted as `route_drop`.
     Drop,
+    /// Sends those to the Internet whose sender has a public address.
+    Internet,
 }
 
 /// A route. A table has at most one route for each prefix.
@@ -570,6 +572,12 @@ pub enum Change {
         hosts: Vec<Host>,
         changes: Vec<InstanceChange>,
     },
+    /// Not sent to any node, as the next one.
+    PublicPoolUpserted(PublicPool),
+    PublicPoolRemoved(PublicPool),
+    /// The EIP was created, attached, moved or detached, or has another name.
+    EipUpserted(Eip),
+    EipRemoved(Eip),
 }
 
 /// An instance before and after a change of its options; nothing else differs but its revision.

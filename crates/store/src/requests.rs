@@ -2,7 +2,7 @@
 //! snapshots.
 
 use crate::{
-    Cluster, ClusterKey, Gateway, GroupSet, Host, Instance, NodeId, Peering, Route, RouteTarget,
+    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, NodeId, Peering, Route, RouteTarget,
     SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
@@ -150,6 +150,7 @@ pub struct Topology {
     pub security_rules: Vec<SecurityRule>,
     /// In order of VPC and identity.
     pub group_sets: Vec<GroupSet>,
+    pub eips: Vec<Eip>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
 }

@@ -3,13 +3,13 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, InstanceOptions, Move, Page,
-    Peering, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule,
-    StoreError, Subnet, Tenant, Vpc,
+    Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
+    InstanceOptions, Move, Page, Peering, PublicPool, Remote, Result, Route, RouteTable, RouteTarget,
+    RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, Protocol, RouteId, RouteTableId, Secret,
-    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, Protocol, PublicPoolId, RouteId,
+    RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -162,15 +162,16 @@ record!(RouteTable, RouteTableId, "route table", "route_tables", "id, name, vpc,
     revision: row.number(3)?,
 });
 
-record!(Route, RouteId, "route", "routes", "id, route_table, prefix, peering, revision", row => Route {
+record!(Route, RouteId, "route", "routes", "id, route_table, prefix, peering, internet, revision", row => Route {
     id: RouteId::new(row.number(0)?),
     table: RouteTableId::new(row.number(1)?),
     prefix: row.parse(2)?,
     target: match row.opt_int(3)? {
         Some(peering) => RouteTarget::Peering(PeeringId::new(peering.unsigned_abs())),
+        None if row.int(4)? != 0 => RouteTarget::Internet,
         None => RouteTarget::Drop,
     },
-    revision: row.number(4)?,
+    revision: row.number(5)?,
 });
 
 record!(Peering, PeeringId, "peering", "peerings", "id, name, a, b, revision", row => Peering {
@@ -225,6 +226,42 @@ record!(
         },
         description: row.text(11)?.to_owned(),
         revision: row.number(12)?,
+    }
+);
+
+record!(PublicPool, PublicPoolId, "public pool", "public_pools", "id, name, cluster, prefixes, revision", row => PublicPool {
+    id: PublicPoolId::new(row.number(0)?),
+    name: row.text(1)?.to_owned(),
+    cluster: ClusterId::new(row.number(2)?),
+    prefixes: row.parse_list(3)?,
+    revision: row.number(4)?,
+});
+
+record!(
+    Eip,
+    EipId,
+    "EIP",
+    "eips",
+    "id, name, tenant, pool, cluster, prefix, vpc, instance, subnet, inside, revision",
+    row => Eip {
+        id: EipId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        tenant: TenantId::new(row.number(2)?),
+        pool: PublicPoolId::new(row.number(3)?),
+        cluster: ClusterId::new(row.number(4)?),
+        prefix: row.parse(5)?,
+        attachment: match row.opt_int(6)? {
+            Some(vpc) => Some(EipAttachment {
+                vpc: VpcId::new(vpc.unsigned_abs()),
+                target: match row.opt_int(7)? {
+                    Some(instance) => EipTarget::Instance(InstanceId::new(instance.unsigned_abs())),
+                    None => EipTarget::Subnet(SubnetId::new(row.number(8)?)),
+                },
+                inside: row.parse(9)?,
+            }),
+            None => None,
+        },
+        revision: row.number(10)?,
     }
 );
 

@@ -113,6 +113,7 @@ macro_rules! write_unversioned {
 }
 
 mod addresses;
+mod internet;
 mod security;
 
 impl Store {

@@ -102,6 +102,10 @@ ids! {
     SecurityGroupId, "sg", "security group";
     /// Identifier of a rule of a security group.
     SecurityRuleId, "sgr", "security rule";
+    /// Identifier of a pool of public addresses.
+    PublicPoolId, "pool", "public pool";
+    /// Identifier of an EIP (elastic IP): public addresses of a tenant.
+    EipId, "eip", "EIP";
 }
 
 #[cfg(test)]

@@ -24,8 +24,8 @@ pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use id::{
-    ClusterId, GatewayId, HostId, IdError, InstanceId, PeeringId, RouteId, RouteTableId, SecurityGroupId,
-    SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, PeeringId, PublicPoolId, RouteId, RouteTableId,
+    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use ipv6_mode::Ipv6Mode;

@@ -4,6 +4,7 @@
 mod blocking;
 mod clusters;
 mod decoders;
+mod eips;
 mod events;
 mod gateways;
 mod guard;
@@ -15,6 +16,7 @@ mod openapi;
 mod peerings;
 mod placement;
 mod problem;
+mod public_pools;
 mod removals;
 mod reply;
 mod request;
@@ -188,6 +190,8 @@ fn described() -> OpenApiRouter<App> {
         .merge(peerings::routes())
         .merge(security_groups::routes())
         .merge(security_rules::routes())
+        .merge(public_pools::routes())
+        .merge(eips::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())

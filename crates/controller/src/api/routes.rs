@@ -15,12 +15,14 @@ use sluice_types::{IpNet, PeeringId, RouteId, RouteTableId, VpcId, parse_prefix}
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// `{"peering": "peer-1"}` leads to the other VPC of the peering. `"drop"` drops the packets.
+/// `{"peering": "peer-1"}` leads to the other VPC of the peering. `"drop"` drops the packets. `"internet"` leads to the
+/// Internet, for senders that have a public address.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Target {
     Peering(PeeringRef),
     Drop,
+    Internet,
 }
 
 /// Id of a peering.
@@ -60,6 +62,7 @@ impl Resource for Route {
         let target = match target {
             RouteTarget::Peering(peering) => Target::Peering(PeeringRef(peering)),
             RouteTarget::Drop => Target::Drop,
+            RouteTarget::Internet => Target::Internet,
         };
         Self { id, table, destination: prefix, target, revision, programmed }
     }
@@ -123,6 +126,7 @@ async fn create_route(
     let target = match body.target {
         Target::Peering(PeeringRef(peering)) => RouteTarget::Peering(peering),
         Target::Drop => RouteTarget::Drop,
+        Target::Internet => RouteTarget::Internet,
     };
     let store = &api.db.store;
     let vpc = store.route_table(table).await?.vpc;

@@ -120,6 +120,7 @@ impl State {
         update.removed_vips = old_vips.iter().filter(|vip| !vips.contains(vip)).copied().collect();
         out.of(Target::Members(cluster.id)).cluster = Some(vip_plan(&new));
         self.clusters.insert(cluster.id, new);
+        self.change_vips(cluster.id, &old_vips, out);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
         // A gateway that is in another cluster now was not deleted.
         let moved =

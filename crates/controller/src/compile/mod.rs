@@ -12,6 +12,7 @@ mod clusters;
 mod entries;
 mod host;
 mod intent;
+mod internet;
 mod model;
 mod paths;
 mod security;

@@ -7,13 +7,14 @@ use super::entries::{
     change_groups, change_instances, create_instances, endpoint_keys, endpoints, endpoints_of, move_instance,
     port, remove_instances, routes, routes_of, vrf,
 };
+use super::internet::PublicAddresses;
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
 use super::security::{self, SecurityGroups};
 use super::{ALL_NODES, Compiled, Family, Membership, Target};
 use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
+    Change, Eip, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
 };
 use sluice_types::{ClusterId, GatewayId, HostId, IpNet, RouteId, SubnetId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -34,6 +35,7 @@ pub(super) struct VpcState {
 pub(super) enum Via {
     Peer(VpcId),
     Drop,
+    Internet,
 }
 
 /// The topology at a revision. Holds no instances, except in the model that preprograms paths.
@@ -46,6 +48,7 @@ pub struct State {
     pub(super) vpcs: BTreeMap<VpcId, VpcState>,
     /// The security groups of each VPC, by its VNI.
     pub(super) security: BTreeMap<Vni, SecurityGroups>,
+    pub(super) public: PublicAddresses,
     /// Filled only if the model preprograms paths.
     pub(super) instances: InstanceLocations,
 }
@@ -108,7 +111,7 @@ impl State {
                 RouteTarget::Peering(peering) => {
                     ends.get(&peering).map(|(a, b)| if a == id { *b } else { *a })
                 }
-                RouteTarget::Drop => None,
+                RouteTarget::Drop | RouteTarget::Internet => None,
             };
             state.add_route(*id, route, peer);
         }
@@ -116,6 +119,9 @@ impl State {
             state.add_peering(*a, *b);
         }
         state.security = security::of_topology(topology);
+        for eip in &topology.eips {
+            state.public.set(eip);
+        }
         state
     }
 
@@ -143,7 +149,10 @@ impl State {
     /// Adds a static route. If its peering does not exist, the route drops packets until it is replaced.
     fn add_route(&mut self, vpc: VpcId, route: &StoredRoute, peer: Option<VpcId>) {
         if let Some(state) = self.vpcs.get_mut(&vpc) {
-            let via = peer.map_or(Via::Drop, Via::Peer);
+            let via = match route.target {
+                RouteTarget::Internet => Via::Internet,
+                RouteTarget::Peering(_) | RouteTarget::Drop => peer.map_or(Via::Drop, Via::Peer),
+            };
             state.routes.entry(route.prefix).or_default().insert(route.id, via);
         }
     }
@@ -170,6 +179,7 @@ impl State {
         }
         let scope = |via: &Via| match via {
             Via::Drop => Some(Scope::Drop),
+            Via::Internet => Some(Scope::Internet),
             Via::Peer(peer) => self.vpcs.get(peer).map(|peer| Scope::Peer(peer.vpc.vni)),
         };
         let fixed = vpc.routes.get(prefix).and_then(|routes| routes.values().find_map(scope));
@@ -320,7 +330,13 @@ impl State {
             | Change::GroupSetsCreated { vpc, .. } => self.change_security_groups(vpc.vni, change, out),
             // No node has the names of groups.
             Change::SecurityGroupUpdated { .. } => {}
-            Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::HistoryForked => {}
+            Change::EipUpserted(eip) => self.change_eip(eip, out),
+            Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
+            Change::PublicPoolUpserted(_)
+            | Change::PublicPoolRemoved(_)
+            | Change::TenantUpserted(_)
+            | Change::TenantRemoved(_)
+            | Change::HistoryForked => {}
         }
     }
 
@@ -389,6 +405,8 @@ impl State {
             update.vrfs.push(vrf_on_gateway(self.model, vpc));
             update.routes.extend(self.routes(vpc));
         }
+        update.public_prefixes =
+            gateway.clusters().flat_map(|cluster| self.public_prefixes(cluster)).collect();
         Some((gateway.clone(), update))
     }
 

@@ -3,9 +3,9 @@
 //! placement needs to know more about objects.
 
 use sluice_store::{
-    AddressCounts, Change, Cluster, Gateway, Instance, InstanceChange, Subnet, Topology, Vpc,
+    AddressCounts, Change, Cluster, Eip, Gateway, Instance, InstanceChange, Subnet, Topology, Vpc,
 };
-use sluice_types::{ClusterId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
+use sluice_types::{ClusterId, EipId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A VPC in the ledger.
@@ -124,6 +124,8 @@ pub struct Ledger {
     /// Clusters by id.
     pub clusters: BTreeMap<ClusterId, LedgerCluster>,
     peers: BTreeSet<(VpcId, VpcId)>,
+    /// The VPC to which each EIP is attached.
+    eips: BTreeMap<EipId, VpcId>,
 }
 
 impl Ledger {
@@ -137,7 +139,9 @@ impl Ledger {
             vpcs: topology.vpcs.iter().map(|vpc| (vpc.id, LedgerVpc::new(vpc, None))).collect(),
             peers: topology.peerings.iter().map(|peering| (peering.a, peering.b)).collect(),
             clusters: BTreeMap::new(),
+            eips: BTreeMap::new(),
         };
+        topology.eips.iter().for_each(|eip| ledger.set_eip(eip));
         for cluster in &topology.clusters {
             let mut gateways: Vec<_> =
                 topology.gateways.iter().filter(|gateway| gateway.cluster == cluster.id).cloned().collect();
@@ -175,6 +179,18 @@ impl Ledger {
         if let Some(vpc) = self.vpcs.get_mut(&id) {
             change(vpc);
         }
+    }
+
+    fn set_eip(&mut self, eip: &Eip) {
+        match eip.attachment {
+            Some(at) => drop(self.eips.insert(eip.id, at.vpc)),
+            None => drop(self.eips.remove(&eip.id)),
+        }
+    }
+
+    /// VPCs to which EIPs are attached: they stay on their clusters.
+    pub fn with_eips(&self) -> BTreeSet<VpcId> {
+        self.eips.values().copied().collect()
     }
 
     fn change_addresses(&mut self, id: VpcId, removed: AddressCounts, added: AddressCounts) {
@@ -244,6 +260,8 @@ impl Ledger {
                 Change::RouteRemoved { vpc, route } => {
                     self.change_vpc(vpc.id, |vpc| vpc.routes.remove(&route.id));
                 }
+                Change::EipUpserted(eip) => self.set_eip(eip),
+                Change::EipRemoved(eip) => drop(self.eips.remove(&eip.id)),
                 Change::PeeringCreated { a, b, .. } => {
                     self.peers.insert((a.id, b.id));
                 }

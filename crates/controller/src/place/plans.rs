@@ -74,17 +74,21 @@ pub fn compute_plan(
 ) -> Result<ComputedPlan, PlacementError> {
     let (problem, present) = usage.problem()?;
     let before = usage.balance();
-    let (plan, wanted) = match kind {
+    let (movable, movable_present) = usage.movable_problem()?;
+    let (plan, found) = match kind {
         PlanKind::Rebalance => {
-            let found = rebalance(&problem, &present, tolerance)?;
+            let found = rebalance(&movable, &movable_present, tolerance)?;
             (found.plan, found.placement)
         }
         PlanKind::Solve => {
             let settings = sluice_placement::Settings { seed, ..Default::default() };
-            let found = solve(&problem, &settings)?;
-            (PlacementPlan::between(&problem, &present, &found.placement)?, found.placement)
+            let found = solve(&movable, &settings)?;
+            (PlacementPlan::between(&movable, &movable_present, &found.placement)?, found.placement)
         }
     };
+    let mut wanted = present;
+    wanted.extend(found);
+    wanted.retain(|_, at| problem.clusters().iter().any(|cluster| cluster.id == *at));
     let steps = plan.moves.into_iter().map(|step| self::step(usage, step));
     Ok(ComputedPlan {
         kind,

@@ -122,6 +122,8 @@ pub struct Usage {
     pub expected_pps: u64,
     /// Groups of peered VPCs, which move together, by the first VPC of each group.
     pub units: BTreeMap<VpcId, Vec<VpcId>>,
+    /// Those of the groups that stay where they are, because EIPs are attached to one of their VPCs.
+    pub pinned: BTreeSet<VpcId>,
 }
 
 fn amount(pps: f64) -> u64 {
@@ -138,8 +140,12 @@ impl Usage {
             vpcs: Vec::new(),
             expected_pps: 0,
             units: ledger.units(),
+            pinned: BTreeSet::new(),
             settings,
         };
+        let with_eips = ledger.with_eips();
+        let pinned = usage.units.iter().filter(|(_, unit)| unit.iter().any(|vpc| with_eips.contains(vpc)));
+        usage.pinned = pinned.map(|(first, _)| *first).collect();
         usage.add_vpcs(ledger, loads);
         let positions: BTreeMap<ClusterId, usize> =
             usage.clusters.iter().zip(0..).map(|(cluster, position)| (cluster.id, position)).collect();
@@ -201,12 +207,48 @@ impl Usage {
     /// # Errors
     /// There is more than can be placed, or no cluster.
     pub fn problem(&self) -> Result<(Problem, Placement), InputError> {
+        let (vpcs, present) = self.placed();
+        Ok((self.problem_of(self.serving(), vpcs)?, present))
+    }
+
+    /// The same without the groups of VPCs that stay where they are: what these need is taken from their clusters.
+    ///
+    /// # Errors
+    /// The errors of [`Usage::problem`].
+    pub fn movable_problem(&self) -> Result<(Problem, Placement), InputError> {
+        let (all, mut present) = self.placed();
+        let (pinned, movable): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|vpc| self.pinned.contains(&vpc.id));
+        let mut clusters = self.serving();
+        for vpc in pinned {
+            let at = present.remove(&vpc.id);
+            if let Some(cluster) = clusters.iter_mut().find(|cluster| Some(cluster.id) == at) {
+                // A cluster without capacity is no cluster, so one that is full keeps the least.
+                cluster.capacity_pps = cluster.capacity_pps.saturating_sub(vpc.demand_pps).max(1);
+                cluster.capacity_entries = cluster.capacity_entries.saturating_sub(vpc.entries);
+            }
+        }
+        Ok((self.problem_of(clusters, movable)?, present))
+    }
+
+    fn problem_of(&self, clusters: Vec<Cluster>, vpcs: Vec<Vpc>) -> Result<Problem, InputError> {
+        let PlacementSettings { clusters_per_tenant, water_level, .. } = self.settings;
+        Problem::new(clusters, vpcs, clusters_per_tenant, water_level)
+    }
+
+    /// Clusters with serving gateways.
+    fn serving(&self) -> Vec<Cluster> {
         let clusters = self.clusters.iter().filter(|cluster| cluster.capacity_pps > 0);
         let clusters = clusters.map(|cluster| Cluster {
             id: cluster.id,
             capacity_pps: cluster.capacity_pps,
             capacity_entries: cluster.capacity_entries,
         });
+        clusters.collect()
+    }
+
+    /// Each group of peered VPCs as one VPC, and where they are.
+    fn placed(&self) -> (Vec<Vpc>, Placement) {
         let by_id: BTreeMap<VpcId, &VpcUsage> = self.vpcs.iter().map(|vpc| (vpc.id, vpc)).collect();
         let (mut vpcs, mut present) = (Vec::new(), Placement::new());
         for (id, members) in &self.units {
@@ -220,8 +262,7 @@ impl Usage {
             });
             present.insert(*id, first.cluster);
         }
-        let PlacementSettings { clusters_per_tenant, water_level, .. } = self.settings;
-        Ok((Problem::new(clusters.collect(), vpcs, clusters_per_tenant, water_level)?, present))
+        (vpcs, present)
     }
 
     /// A moving gateway has the entries of both clusters for a while. If its tables are too small for them,

@@ -23,6 +23,8 @@ pub enum Needs {
     Instance(VpcId, HostId),
     /// The hosts that run agents and have instances of this VPC. For security groups and their rules.
     HostsOf(VpcId),
+    /// The gateways of this cluster, if it has any. For EIPs that are not attached, which gateways must not have.
+    Gateways(ClusterId),
     /// All gateways. For hosts, whose packets every gateway must accept.
     AllGateways,
     /// The gateways of this cluster, and all hosts that run agents. For clusters.
@@ -254,9 +256,10 @@ impl Members {
                 self.instances.get(&vpc).is_some_and(|hosts| hosts.contains_key(&id))
             }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
-            (Needs::Cluster(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
+            (Needs::Cluster(cluster) | Needs::Gateways(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
             (Needs::Gateway(gateway), NodeId::Gateway(id)) => gateway == id,
             (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
+            (Needs::Gateways(_), NodeId::Host(_)) => false,
             (Needs::Nothing | Needs::Vpc(_) | Needs::HostsOf(_) | Needs::AllGateways, _) => false,
         }
     }
@@ -329,6 +332,7 @@ impl Members {
                 }
                 Needs::Instance(id, _) => vpc(id),
                 Needs::HostsOf(id) => hosts_of(id),
+                Needs::Gateways(id) => cluster(id).unwrap_or(u64::MAX),
                 Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
                 Needs::Gateway(id) => gateway(id).min(all_hosts()),

@@ -132,15 +132,15 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         };
     }
-    cut!(vteps vips groups vrfs endpoints routes);
+    cut!(vteps vips groups vrfs endpoints routes public_prefixes);
     cut_by_size!(policies, policies);
     cut_by_size!(ports, ports);
     cut!(keys paths);
     if let Some(part) = parts.last_mut() {
         part.cluster = update.cluster;
     }
-    cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes removed_ports
-        removed_paths);
+    cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes
+        removed_public_prefixes removed_ports removed_paths);
     parts
 }
 

@@ -15,7 +15,7 @@ struct Inner {
     /// The last positions that were followed, in order. What is read at another position is of a history of the
     /// database that the follower does not follow, or has not reached.
     followed: VecDeque<Position>,
-    /// Last of these that changed more than instances, tenants and names of groups, as far as is known.
+    /// Last of these that changed what hosts have besides their instances, as far as is known.
     changed: u64,
     state: Option<Arc<State>>,
 }
@@ -32,7 +32,7 @@ pub struct SharedTopology {
     inner: Mutex<Inner>,
 }
 
-/// Whether a change leaves the entries that [`State`] has for any instance the same.
+/// Whether a change leaves the entries that [`State`] has for any host with its instances the same.
 fn is_of_instances(change: &Change) -> bool {
     matches!(
         change,
@@ -46,6 +46,10 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::SecurityGroupUpdated { .. }
             | Change::TenantUpserted(_)
             | Change::TenantRemoved(_)
+            | Change::PublicPoolUpserted(_)
+            | Change::PublicPoolRemoved(_)
+            | Change::EipUpserted(_)
+            | Change::EipRemoved(_)
     )
 }
 

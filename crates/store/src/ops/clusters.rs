@@ -156,6 +156,8 @@ pub(crate) async fn delete(w: &mut Write, id: ClusterId, expected: Option<u64>) 
     )
     .await?;
     check_unused(w.q(), object, "VPC", VPC_ON_CLUSTER).await?;
+    let pools = "SELECT name FROM public_pools WHERE cluster = $1 LIMIT 1";
+    check_unused(w.q(), object, "public pool", pools).await?;
     release(w.q(), id.get()).await?;
     keys::delete_all(w, id).await?;
     w.q().run("DELETE FROM clusters WHERE id = $1", args![id.get()]).await?;

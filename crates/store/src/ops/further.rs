@@ -7,6 +7,7 @@
 
 use super::alloc::{self, Family};
 use super::bulk_plan::VALUES_PER_QUERY;
+use super::eips;
 use super::pair_macs;
 use super::peerings;
 use super::removals::{self, HeldAddresses, Hold};
@@ -594,6 +595,7 @@ pub(crate) async fn update(
         return Ok(before);
     }
     let after = Instance { options, revision: w.revision, ..before.clone() };
+    eips::check_addresses(w.q(), &after).await?;
     let vpc: Vpc = get(w.q(), after.vpc).await?;
     let held = HeldAddresses::read(w.q(), vpc.id).await?;
     let subnets: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;

@@ -2,7 +2,7 @@
 
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
-use super::{alloc, bulk, events, families, further, group_sets};
+use super::{alloc, bulk, eips, events, families, further, group_sets};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Value, args};
@@ -136,6 +136,7 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     holds.extend(further::release(w.q(), vpc.id, &instance.options, &none).await?);
     let name = instance.name.clone();
     w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })?;
+    eips::detach_from(w, id).await?;
     removals::record(w, ("instance", id.get(), &name), nodes, &holds).await
 }
 

@@ -29,6 +29,8 @@ pub(super) enum Hold {
     Underlay(IpAddr),
     /// Of a set of security groups.
     Identity(VpcId, u16),
+    /// Of an EIP.
+    Public(IpNet),
 }
 
 impl Hold {
@@ -49,6 +51,7 @@ impl Hold {
             Self::Vni(vni) => ("vni", 0, vni.to_be_bytes().to_vec()),
             Self::Underlay(address) => ("underlay", 0, address.to_string().into_bytes()),
             Self::Identity(vpc, identity) => ("identity", vpc.get(), identity.to_be_bytes().to_vec()),
+            Self::Public(net) => ("public", 0, net.to_string().into_bytes()),
         }
     }
 
@@ -58,6 +61,7 @@ impl Hold {
             Self::Prefix(_, net) => net.to_string(),
             Self::Vni(vni) => format!("VNI {vni}"),
             Self::Identity(_, identity) => format!("identity {identity}"),
+            Self::Public(net) => super::eips::text(*net),
         }
     }
 }
@@ -119,11 +123,15 @@ async fn hosts(q: &mut dyn Query, condition: &str, values: Vec<Value>) -> Result
 /// The gateways of a VPC's clusters, also of the one that it moves to, and gateways that join these clusters or leave
 /// them.
 pub(super) async fn gateways_of(q: &mut dyn Query, vpc: &Vpc) -> Result<Vec<NodeId>> {
-    let clusters: Vec<i64> = [Some(vpc.cluster), vpc.moving.map(|moving| moving.to)]
-        .iter()
-        .flatten()
-        .map(|c| c.get() as i64)
-        .collect();
+    gateways_of_clusters(q, vpc.clusters()).await
+}
+
+/// The gateways of clusters, and those that join them or leave them.
+pub(super) async fn gateways_of_clusters(
+    q: &mut dyn Query,
+    clusters: impl IntoIterator<Item = ClusterId>,
+) -> Result<Vec<NodeId>> {
+    let clusters: Vec<i64> = clusters.into_iter().map(|cluster| cluster.get() as i64).collect();
     gateways(q, "(g.cluster = ANY($1) OR g.other_cluster = ANY($2))", args![clusters.clone(), clusters]).await
 }
 
@@ -241,14 +249,22 @@ impl HeldAddresses {
     }
 }
 
+fn prefix_of(value: &[u8]) -> Result<IpNet> {
+    let text = std::str::from_utf8(value).unwrap_or_default();
+    text.parse().map_err(|_| StoreError::Corrupt(format!("`{text}` as a held prefix")))
+}
+
+/// Public addresses that are held, each with the revision of the deletion.
+pub(super) async fn held_public(q: &mut dyn Query) -> Result<Vec<(IpNet, u64)>> {
+    let rows = q.rows("SELECT value, revision FROM held WHERE kind = 'public'", vec![]).await?;
+    rows.iter().map(|row| Ok((prefix_of(row.blob(0)?)?, row.number(1)?))).collect()
+}
+
 /// The address or prefix in the columns `kind` and `value`, which start at `column`.
 fn held_net(row: &Row, column: usize) -> Result<IpNet> {
     let value = row.blob(column + 1)?;
     match (row.text(column)?, <[u8; 4]>::try_from(value)) {
-        ("prefix", _) => {
-            let text = std::str::from_utf8(value).unwrap_or_default();
-            text.parse().map_err(|_| StoreError::Corrupt(format!("`{text}` as a held prefix")))
-        }
+        ("prefix", _) => prefix_of(value),
         ("ipv4", Ok(bytes)) => ipv4(u32::from_be_bytes(bytes).into()).map(|v4| IpAddr::V4(v4).into()),
         _ => ipv6(value).map(|v6| IpAddr::V6(v6).into()),
     }

@@ -14,6 +14,7 @@ fn target_text(target: RouteTarget) -> String {
     match target {
         RouteTarget::Peering(peering) => peering.to_string(),
         RouteTarget::Drop => "drop".to_owned(),
+        RouteTarget::Internet => "internet".to_owned(),
     }
 }
 
@@ -59,10 +60,12 @@ pub(crate) async fn create(w: &mut Write, new: &NewRoute) -> Result<Created<Rout
     };
     let peering = match new.target {
         RouteTarget::Peering(peering) => Some(PeeringId::get(peering) as i64),
-        RouteTarget::Drop => None,
+        RouteTarget::Drop | RouteTarget::Internet => None,
     };
-    let sql = "INSERT INTO routes (id, route_table, prefix, peering, revision) VALUES ($1, $2, $3, $4, $5)";
-    w.q().run(sql, args![route.id.get(), table.id.get(), prefix, peering, route.revision]).await?;
+    let sql = "INSERT INTO routes (id, route_table, prefix, peering, internet, revision) \
+               VALUES ($1, $2, $3, $4, $5, $6)";
+    let internet = new.target == RouteTarget::Internet;
+    w.q().run(sql, args![route.id.get(), table.id.get(), prefix, peering, internet, route.revision]).await?;
     w.push(&Change::RouteUpserted { vpc, route: route.clone(), peer })?;
     Ok(Created::New(route))
 }

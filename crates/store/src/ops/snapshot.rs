@@ -97,17 +97,18 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         security_groups: find(q, vec![]).await?,
         security_rules: find(q, vec![]).await?,
         group_sets: group_sets::all(q).await?,
+        eips: find(q, vec![]).await?,
         keys: keys::list(q, None).await?,
     })
 }
 
 async fn routes(q: &mut dyn Query) -> Result<Vec<(VpcId, Route)>> {
-    let sql = "SELECT r.id, r.route_table, r.prefix, r.peering, r.revision, t.vpc FROM routes r \
+    let sql = "SELECT r.id, r.route_table, r.prefix, r.peering, r.internet, r.revision, t.vpc FROM routes r \
                JOIN route_tables t ON t.id = r.route_table ORDER BY r.id";
     q.rows(sql, vec![])
         .await?
         .iter()
-        .map(|row| Ok((VpcId::new(row.number(5)?), Route::decode(row)?)))
+        .map(|row| Ok((VpcId::new(row.number(6)?), Route::decode(row)?)))
         .collect()
 }
 

@@ -1,8 +1,8 @@
 //! Subnets: creation and deletion.
 
-use super::{further, peerings, removals};
+use super::{check_unused, further, peerings, removals};
 use crate::check::{self, Difference};
-use crate::rows::{check_revision, find, get};
+use crate::rows::{Record, check_revision, find, get};
 use crate::value::{args, list};
 use crate::write::Write;
 use crate::{Change, Conflict, Created, NewSubnet, Result, Route, Subnet, Vpc};
@@ -80,10 +80,12 @@ async fn check_overlaps(
             return Err(Conflict::SubnetIsDelegated { given, existing, instance }.into());
         }
     }
-    let sql = "SELECT id, route_table, prefix, peering, revision FROM routes WHERE route_table IN \
-               (SELECT id FROM route_tables WHERE vpc = $1)";
-    for row in w.q().rows(sql, args![vpc.id.get()]).await? {
-        let route = <Route as crate::rows::Record>::decode(&row)?;
+    let sql = format!(
+        "SELECT {} FROM routes WHERE route_table IN (SELECT id FROM route_tables WHERE vpc = $1)",
+        Route::COLUMNS
+    );
+    for row in w.q().rows(&sql, args![vpc.id.get()]).await? {
+        let route = Route::decode(&row)?;
         if let Some(existing) = given.iter().find(|net| net.contains(&route.prefix)) {
             return Err(Conflict::RouteInsideSubnet {
                 prefix: route.prefix.to_string(),
@@ -132,6 +134,8 @@ pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -
             return Err(Conflict::InUse { kind: "subnet", name: subnet.name, user }.into());
         }
     }
+    let eips = "SELECT name FROM eips WHERE subnet = $1 LIMIT 1";
+    check_unused(w.q(), ("subnet", &subnet.name, id.get()), "EIP", eips).await?;
     let vpc: Vpc = get(w.q(), subnet.vpc).await?;
     w.q().run("DELETE FROM subnets WHERE id = $1", args![id.get()]).await?;
     let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;

@@ -1,9 +1,11 @@
-//! Underlay addresses: each belongs to at most one host, gateway or cluster.
+//! Underlay addresses: each belongs to at most one host, gateway or cluster, and to no pool of public addresses.
 
+use super::public_pools;
 use super::removals::{self, Hold};
 use crate::backend::Query;
 use crate::value::args;
 use crate::{Conflict, Result};
+use sluice_types::IpNet;
 use std::net::IpAddr;
 
 /// Assigns addresses to an owner.
@@ -23,11 +25,26 @@ pub(super) async fn claim(
             let owner = format!("{} `{}`", row.text(0)?, row.text(1)?);
             return Err(Conflict::UnderlayAddressTaken { address: address.to_string(), owner }.into());
         }
+        if let Some(pool) = public_pools::containing(q, *address).await? {
+            let owner = format!("public pool `{}`", pool.name);
+            return Err(Conflict::UnderlayAddressTaken { address: address.to_string(), owner }.into());
+        }
         removals::check_free(q, &Hold::Underlay(*address)).await?;
         let sql = "INSERT INTO underlay (address, kind, owner, owner_name) VALUES ($1, $2, $3, $4)";
         q.run(sql, args![address.to_string(), kind, owner, name]).await?;
     }
     Ok(())
+}
+
+/// An underlay address in one of these prefixes, and its owner.
+pub(super) async fn inside(q: &mut dyn Query, prefixes: &[IpNet]) -> Result<Option<(IpNet, IpAddr, String)>> {
+    for row in q.rows("SELECT address, kind, owner_name FROM underlay ORDER BY address", vec![]).await? {
+        let address: IpAddr = row.parse(0)?;
+        if let Some(prefix) = prefixes.iter().find(|prefix| prefix.contains(&address)) {
+            return Ok(Some((*prefix, address, format!("{} `{}`", row.text(1)?, row.text(2)?))));
+        }
+    }
+    Ok(None)
 }
 
 /// Frees all addresses of an owner.

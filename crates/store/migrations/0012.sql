@@ -1,0 +1,40 @@
+-- Pools of public addresses. `prefixes` is a list in ascending order, separated by commas.
+CREATE TABLE public_pools (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    cluster INTEGER NOT NULL REFERENCES clusters (id),
+    prefixes TEXT NOT NULL,
+    revision INTEGER NOT NULL
+) STRICT;
+CREATE INDEX public_pools_cluster ON public_pools (cluster);
+
+-- Public addresses of tenants. `cluster` is that of the pool, `family` is 4 or 6. `first` and `last` are the lowest and the
+-- highest public address, `inside_first` and `inside_last` those of the VPC, as numbers of 16 bytes in network byte order.
+-- `vpc` and what is inside are NULL if the EIP is not attached; then `instance` and `subnet` are NULL, too, else one of them.
+CREATE TABLE eips (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    tenant INTEGER NOT NULL REFERENCES tenants (id),
+    pool INTEGER NOT NULL REFERENCES public_pools (id),
+    cluster INTEGER NOT NULL,
+    prefix TEXT NOT NULL,
+    family INTEGER NOT NULL,
+    first BLOB NOT NULL,
+    last BLOB NOT NULL,
+    vpc INTEGER REFERENCES vpcs (id),
+    instance INTEGER,
+    subnet INTEGER REFERENCES subnets (id),
+    inside TEXT,
+    inside_first BLOB,
+    inside_last BLOB,
+    revision INTEGER NOT NULL,
+    UNIQUE (tenant, name),
+    UNIQUE (family, first)
+) STRICT;
+CREATE INDEX eips_pool ON eips (pool, family, first);
+CREATE UNIQUE INDEX eips_inside ON eips (vpc, family, inside_first);
+CREATE INDEX eips_instance ON eips (instance);
+CREATE INDEX eips_subnet ON eips (subnet);
+
+-- 1: the route leads to the Internet; `peering` is NULL then.
+ALTER TABLE routes ADD COLUMN internet INTEGER NOT NULL DEFAULT 0;

@@ -1,0 +1,122 @@
+//! Pools of public addresses, and the EIPs (elastic IPs) that tenants have from them.
+
+use serde::{Deserialize, Serialize};
+use sluice_types::{
+    AddressFamily, ClusterId, EipId, InstanceId, IpNet, PublicPoolId, SubnetId, TenantId, VpcId,
+};
+use std::net::IpAddr;
+
+/// Most prefixes of a pool. All of them are compared with each new underlay address.
+pub const MAX_POOL_PREFIXES: usize = 64;
+
+/// Public addresses that the gateways of a cluster announce. Names are unique in the cloud.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublicPool {
+    pub id: PublicPoolId,
+    pub name: String,
+    pub cluster: ClusterId,
+    /// 1 to [`MAX_POOL_PREFIXES`], in ascending order. No two prefixes of all pools have an address in common.
+    pub prefixes: Vec<IpNet>,
+    pub revision: u64,
+}
+
+/// Public addresses of a tenant: one address, or a whole IPv6 prefix. Names are unique in the tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Eip {
+    pub id: EipId,
+    pub name: String,
+    pub tenant: TenantId,
+    pub pool: PublicPoolId,
+    /// That of the pool.
+    pub cluster: ClusterId,
+    /// The public addresses.
+    pub prefix: IpNet,
+    pub attachment: Option<EipAttachment>,
+    pub revision: u64,
+}
+
+/// What an EIP is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EipAttachment {
+    /// On the cluster of the EIP.
+    pub vpc: VpcId,
+    pub target: EipTarget,
+    /// The addresses of the VPC to which the public ones are translated one by one: of the same family and length. No two
+    /// EIPs of a VPC have one of them in common.
+    pub inside: IpNet,
+}
+
+/// The object that has an EIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EipTarget {
+    /// Has an EIP of a single address for one of its own or secondary addresses.
+    Instance(InstanceId),
+    /// Has an EIP that is an IPv6 prefix, for its own IPv6 prefix.
+    Subnet(SubnetId),
+}
+
+impl std::fmt::Display for EipTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Instance(id) => id.fmt(f),
+            Self::Subnet(id) => id.fmt(f),
+        }
+    }
+}
+
+/// A request for a pool.
+#[derive(Clone, Debug)]
+pub struct NewPublicPool {
+    pub name: String,
+    pub cluster: ClusterId,
+    pub prefixes: Vec<IpNet>,
+}
+
+/// New values of a pool; fields that are `None` keep their values.
+#[derive(Clone, Debug, Default)]
+pub struct PublicPoolUpdate {
+    pub name: Option<String>,
+    pub prefixes: Option<Vec<IpNet>>,
+}
+
+/// A request for an EIP.
+#[derive(Clone, Debug)]
+pub struct NewEip {
+    pub name: String,
+    pub tenant: TenantId,
+    pub pool: PublicPoolId,
+    /// `None`: the lowest free one of the family.
+    pub address: Option<IpAddr>,
+    /// `None`: that of the address, or IPv6 if the length is given, else IPv4 if the pool has IPv4 addresses.
+    pub family: Option<AddressFamily>,
+    /// Length of an IPv6 prefix. `None`: a single address.
+    pub prefix_length: Option<u8>,
+    /// `None`: a new EIP is not attached, and an existing one may be.
+    pub attach: Option<Attach>,
+}
+
+/// A request to attach an EIP.
+#[derive(Clone, Copy, Debug)]
+pub struct Attach {
+    pub target: EipTarget,
+    /// Which address of an instance. `None`: its own of the family of the EIP.
+    pub inside: Option<IpAddr>,
+}
+
+/// A change of an EIP; fields that are `None` keep their values.
+#[derive(Clone, Debug, Default)]
+pub struct EipUpdate {
+    pub name: Option<String>,
+    /// `Some(None)` detaches it.
+    pub attach: Option<Option<Attach>>,
+}
+
+/// Selects EIPs; fields that are `None` select all.
+#[derive(Clone, Debug, Default)]
+pub struct EipFilter {
+    pub tenant: Option<TenantId>,
+    pub pool: Option<PublicPoolId>,
+    pub vpc: Option<VpcId>,
+    pub instance: Option<InstanceId>,
+    pub name: Option<String>,
+}

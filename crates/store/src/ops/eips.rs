@@ -1,0 +1,438 @@
+//! EIPs: creation with allocation of the address, attachment, deletion.
+//!
+//! An EIP keeps its addresses until it is deleted. Its deletion is a removal of all gateways of the cluster, whether it is
+//! attached or not: a gateway may still have an attachment that has ended, and a gateway that acknowledges the deletion has
+//! acknowledged everything before it, too.
+
+use super::alloc::Family;
+use super::further::{bytes, range};
+use super::removals::{self, Hold};
+use super::vpcs::check_not_moving;
+use crate::backend::Query;
+use crate::check::{self, Difference, invalid};
+use crate::rows::{Record, check_revision, find, find_one, get, ipv6};
+use crate::value::{Row, Value, args};
+use crate::write::Write;
+use crate::{
+    Attach, Change, Cluster, Conflict, Created, Eip, EipAttachment, EipFilter, EipTarget, EipUpdate,
+    Instance, NewEip, PublicPool, Result, StoreError, Subnet, Tenant, Vpc,
+};
+use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, overlap};
+use std::net::IpAddr;
+
+/// An address, or a prefix of more than one.
+pub(super) fn text(net: IpNet) -> String {
+    if is_single(net) { net.addr().to_string() } else { net.to_string() }
+}
+
+fn is_single(net: IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
+}
+
+/// The columns by which lists are filtered.
+pub(crate) fn filters(filter: &EipFilter) -> Vec<(&'static str, Option<Value>)> {
+    vec![
+        ("tenant", filter.tenant.map(|id| id.get().into())),
+        ("pool", filter.pool.map(|id| id.get().into())),
+        ("vpc", filter.vpc.map(|id| id.get().into())),
+        ("instance", filter.instance.map(|id| id.get().into())),
+        ("name", filter.name.as_deref().map(Into::into)),
+    ]
+}
+
+/// Why nothing may have an address of a pool's prefix as its only public address; `None` if it may.
+fn reserved(pool: IpNet, address: IpAddr) -> Option<&'static str> {
+    // The last two lengths have no such addresses (RFC 3021, RFC 6164).
+    if pool.prefix_len() + 1 >= pool.max_prefix_len() {
+        return None;
+    }
+    match pool {
+        _ if address == pool.network() && address.is_ipv4() => Some("network"),
+        // Routers that have the prefix on a link receive what is sent to it (RFC 4291 section 2.6.1).
+        _ if address == pool.network() => Some("subnet-router anycast"),
+        IpNet::V4(v4) if address == IpAddr::V4(v4.broadcast()) => Some("broadcast"),
+        _ => None,
+    }
+}
+
+/// The last of the EIPs that `condition` selects whose addresses `column` begins not behind `net`, if it has an address in
+/// common with it: these EIPs have none in common with each other, so no other overlaps if this one does not.
+async fn overlapping(
+    q: &mut dyn Query,
+    condition: &str,
+    mut values: Vec<Value>,
+    (column, net): (&str, IpNet),
+) -> Result<Option<Eip>> {
+    let (family, last) = (Family::of(net).number(), bytes(range(net).1));
+    values.extend(args![family, last]);
+    let at = values.len();
+    let sql = format!(
+        "SELECT {} FROM eips WHERE {condition} AND family = ${} AND {column} <= ${at} ORDER BY {column} DESC LIMIT 1",
+        Eip::COLUMNS,
+        at - 1
+    );
+    q.row(&sql, values).await?.map(|row| Eip::decode(&row)).transpose()
+}
+
+/// Checks that a requested address or prefix is in the pool and free.
+async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) -> Result<()> {
+    check::prefix(wanted)?;
+    let address = text(wanted);
+    let Some(of) = pool.prefixes.iter().find(|prefix| prefix.contains(&wanted)) else {
+        return Err(Conflict::OutsidePool { address, pool: pool.name.clone() }.into());
+    };
+    if let Some(role) = reserved(*of, wanted.addr()).filter(|_| is_single(wanted)) {
+        return Err(Conflict::ReservedAddress { address, prefix: of.to_string(), role }.into());
+    }
+    if let Some(other) = overlapping(q, "1 = 1", vec![], ("first", wanted)).await?
+        && overlap(&other.prefix, &wanted)
+    {
+        let existing = text(other.prefix);
+        return Err(Conflict::PublicAddressTaken { address, existing, eip: other.name }.into());
+    }
+    let held = removals::held_public(q).await?;
+    match held.into_iter().find(|(net, _)| overlap(net, &wanted)) {
+        Some((net, revision)) => Err(removals::conflict(q, text(net), revision).await?),
+        None => Ok(()),
+    }
+}
+
+/// The lowest free prefix of a length in a prefix of a pool. `used` are the ranges that are not free, in ascending order.
+fn lowest_free(pool: IpNet, length: u8, used: &[(u128, u128)]) -> Option<IpNet> {
+    let bits = pool.max_prefix_len() - length;
+    let (mut first, last) = range(pool);
+    let net = |first: u128| {
+        let address = match pool {
+            IpNet::V4(_) => IpAddr::V4(u32::try_from(first).ok()?.into()),
+            IpNet::V6(_) => IpAddr::V6(first.into()),
+        };
+        IpNet::new(address, length).ok()
+    };
+    let mut used = used.iter().peekable();
+    loop {
+        let end = first | (1u128.checked_shl(bits.into())?).wrapping_sub(1);
+        if end > last {
+            return None;
+        }
+        while used.next_if(|(_, until)| *until < first).is_some() {}
+        let taken = used.peek().filter(|(from, _)| *from <= end).map(|(_, until)| *until);
+        let found = net(first)?;
+        let occupied = match taken {
+            Some(until) => until,
+            None if is_single(found) && reserved(pool, found.addr()).is_some() => end,
+            None => return Some(found),
+        };
+        first = ((occupied >> bits).checked_add(1)?).checked_mul(1 << bits)?;
+    }
+}
+
+/// The lowest free prefix of a family and length.
+async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, length: u8) -> Result<IpNet> {
+    let is_ipv4 = family == AddressFamily::Ipv4;
+    let held = removals::held_public(q).await?;
+    let fits = |prefix: &&IpNet| prefix.addr().is_ipv4() == is_ipv4 && prefix.prefix_len() <= length;
+    for prefix in pool.prefixes.iter().filter(fits) {
+        let (first, last) = range(*prefix);
+        let sql = "SELECT first, last FROM eips WHERE family = $1 AND first BETWEEN $2 AND $3";
+        let values = args![Family::of(*prefix).number(), bytes(first), bytes(last)];
+        let read = |row: &Row| Ok((ipv6(row.blob(0)?)?.into(), ipv6(row.blob(1)?)?.into()));
+        let mut used = q.rows(sql, values).await?.iter().map(read).collect::<Result<Vec<_>>>()?;
+        used.extend(held.iter().filter(|(net, _)| overlap(net, prefix)).map(|(net, _)| range(*net)));
+        used.sort_unstable();
+        if let Some(free) = lowest_free(*prefix, length, &used) {
+            return Ok(free);
+        }
+    }
+    let what = match family {
+        AddressFamily::Ipv4 => "IPv4 address".to_owned(),
+        AddressFamily::Ipv6 if length == 128 => "IPv6 address".to_owned(),
+        AddressFamily::Ipv6 => format!("IPv6 prefix of length {length}"),
+    };
+    Err(Conflict::PoolFull { pool: pool.name.clone(), what }.into())
+}
+
+/// Family and length of a requested EIP.
+///
+/// # Errors
+/// Fields of the request contradict each other.
+fn shape(new: &NewEip, pool: &PublicPool) -> Result<(AddressFamily, u8)> {
+    let of = |is_ipv4| if is_ipv4 { AddressFamily::Ipv4 } else { AddressFamily::Ipv6 };
+    let has_ipv4 = || pool.prefixes.iter().any(|prefix| prefix.addr().is_ipv4());
+    let family = match (new.family, new.address) {
+        (Some(family), Some(address)) if family != of(address.is_ipv4()) => {
+            return Err(invalid("family", format!("{address} is no {family} address")));
+        }
+        (_, Some(address)) => of(address.is_ipv4()),
+        (Some(family), None) => family,
+        (None, None) => of(new.prefix_length.is_none() && has_ipv4()),
+    };
+    let whole = if family == AddressFamily::Ipv4 { 32 } else { 128 };
+    match new.prefix_length.unwrap_or(whole) {
+        length if family == AddressFamily::Ipv4 && length != 32 => {
+            Err(invalid("prefix_length", "an IPv4 EIP is a single address, so its length is 32"))
+        }
+        length if !(1..=whole).contains(&length) => {
+            Err(invalid("prefix_length", format!("a prefix length of {length} is not between 1 and {whole}")))
+        }
+        length => Ok((family, length)),
+    }
+}
+
+pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> {
+    check::name("EIP", &new.name)?;
+    get::<Tenant>(w.q(), new.tenant).await?;
+    let pool: PublicPool = get(w.q(), new.pool).await?;
+    let (family, length) = shape(new, &pool)?;
+    let wanted = new.address.map(|address| IpNet::new(address, length)).transpose();
+    let wanted = wanted.map_err(|error| invalid("prefix_length", error.to_string()))?;
+    if let Some(existing) = named(w.q(), new).await? {
+        let target = |attachment: Option<EipAttachment>| attachment.map(|attachment| attachment.target);
+        let family_of = |net: IpNet| if net.addr().is_ipv4() { "ipv4" } else { "ipv6" };
+        Difference::default()
+            .field("pool", existing.pool, pool.id)
+            .given("address", Some(text(existing.prefix)), wanted.map(text))
+            .given("family", Some(family_of(existing.prefix).to_owned()), new.family.map(|f| f.to_string()))
+            .given("prefix_length", Some(existing.prefix.prefix_len()), new.prefix_length)
+            .given("the attachment", target(existing.attachment), new.attach.map(|attach| attach.target))
+            .given(
+                "inside",
+                existing.attachment.map(|attachment| text(attachment.inside)),
+                new.attach.and_then(|attach| attach.inside).map(|inside| inside.to_string()),
+            )
+            .conflict("EIP", &new.name)?;
+        return Ok(Created::Existing(existing));
+    }
+    let prefix = match wanted {
+        Some(wanted) => check_requested(w.q(), &pool, wanted).await.map(|()| wanted)?,
+        None => allocate(w.q(), &pool, family, length).await?,
+    };
+    let mut eip = Eip {
+        id: EipId::new(w.id()),
+        name: new.name.clone(),
+        tenant: new.tenant,
+        pool: pool.id,
+        cluster: pool.cluster,
+        prefix,
+        attachment: None,
+        revision: w.revision,
+    };
+    if let Some(attach) = &new.attach {
+        eip.attachment = Some(attachment(w.q(), &eip, attach).await?);
+    }
+    let (first, last) = range(prefix);
+    let sql = "INSERT INTO eips (id, name, tenant, pool, cluster, prefix, family, first, last, revision) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+    let values = args![
+        eip.id.get(),
+        eip.name.as_str(),
+        eip.tenant.get(),
+        pool.id.get(),
+        pool.cluster.get(),
+        prefix.to_string(),
+        Family::of(prefix).number(),
+        bytes(first),
+        bytes(last),
+        eip.revision,
+    ];
+    w.q().run(sql, values).await?;
+    save(w, &eip).await?;
+    Ok(Created::New(eip))
+}
+
+async fn named(q: &mut dyn Query, new: &NewEip) -> Result<Option<Eip>> {
+    find_one(q, vec![("tenant", new.tenant.get().into()), ("name", new.name.as_str().into())]).await
+}
+
+/// Stores name and attachment of an EIP, and publishes it.
+async fn save(w: &mut Write, eip: &Eip) -> Result<()> {
+    let at = eip.attachment;
+    let (instance, subnet) = match at.map(|at| at.target) {
+        Some(EipTarget::Instance(id)) => (Some(id.get() as i64), None),
+        Some(EipTarget::Subnet(id)) => (None, Some(id.get() as i64)),
+        None => (None, None),
+    };
+    let inside = at.map(|at| range(at.inside));
+    let sql = "UPDATE eips SET name = $2, vpc = $3, instance = $4, subnet = $5, inside = $6, inside_first = $7, \
+               inside_last = $8, revision = $9 WHERE id = $1";
+    let values = args![
+        eip.id.get(),
+        eip.name.as_str(),
+        at.map(|at| at.vpc.get() as i64),
+        instance,
+        subnet,
+        at.map(|at| at.inside.to_string()),
+        inside.map(|(first, _)| bytes(first)),
+        inside.map(|(_, last)| bytes(last)),
+        eip.revision,
+    ];
+    w.q().run(sql, values).await?;
+    w.push(&Change::EipUpserted(eip.clone()))
+}
+
+/// The VPC and the addresses of what an EIP is to be attached to.
+async fn resolve(q: &mut dyn Query, eip: &Eip, attach: &Attach) -> Result<EipAttachment> {
+    let net = eip.prefix;
+    let (family, length) = (if net.addr().is_ipv4() { "IPv4" } else { "IPv6" }, net.prefix_len());
+    let target = attach.target;
+    match target {
+        EipTarget::Instance(id) => {
+            let instance: Instance = get(q, id).await?;
+            if !is_single(net) {
+                let message = format!("EIP `{}` is the prefix {net}: attach it to a subnet", eip.name);
+                return Err(invalid("instance", message));
+            }
+            let of_family = |address: &IpAddr| address.is_ipv4() == net.addr().is_ipv4();
+            let inside = match attach.inside {
+                Some(inside) if !instance.all_addresses().any(|address| address == inside) => {
+                    let message = format!("instance `{}` does not have {inside}", instance.name);
+                    return Err(invalid("inside", message));
+                }
+                Some(inside) if !of_family(&inside) => {
+                    return Err(invalid(
+                        "inside",
+                        format!("{inside} is no {family} address, as {} is", text(net)),
+                    ));
+                }
+                Some(inside) => inside,
+                None => instance.addresses().find(of_family).ok_or_else(|| {
+                    invalid("instance", format!("instance `{}` has no {family} address", instance.name))
+                })?,
+            };
+            Ok(EipAttachment { vpc: instance.vpc, target, inside: inside.into() })
+        }
+        EipTarget::Subnet(id) => {
+            let subnet: Subnet = get(q, id).await?;
+            if is_single(net) {
+                let message =
+                    format!("EIP `{}` is the address {}: attach it to an instance", eip.name, net.addr());
+                return Err(invalid("subnet", message));
+            }
+            if attach.inside.is_some() {
+                return Err(invalid("inside", "the addresses of a subnet are those of its IPv6 prefix"));
+            }
+            let inside = subnet.ipv6.filter(|inside| inside.prefix_len() == length).ok_or_else(|| {
+                let message =
+                    format!("subnet `{}` has no IPv6 prefix of length {length}, as {net} is", subnet.name);
+                invalid("subnet", message)
+            })?;
+            Ok(EipAttachment { vpc: subnet.vpc, target, inside: inside.into() })
+        }
+    }
+}
+
+/// What an EIP is attached to after a request.
+async fn attachment(q: &mut dyn Query, eip: &Eip, attach: &Attach) -> Result<EipAttachment> {
+    let found = resolve(q, eip, attach).await?;
+    let vpc: Vpc = get(q, found.vpc).await?;
+    if vpc.tenant != eip.tenant {
+        return Err(Conflict::EipAcrossTenants { eip: eip.name.clone(), vpc: vpc.name }.into());
+    }
+    check_not_moving(&vpc)?;
+    if vpc.cluster != eip.cluster {
+        let (own, theirs): (Cluster, Cluster) = (get(q, eip.cluster).await?, get(q, vpc.cluster).await?);
+        let (eip, cluster, vpc_cluster) = (eip.name.clone(), own.name, theirs.name);
+        return Err(Conflict::EipAcrossClusters { eip, cluster, vpc: vpc.name, vpc_cluster }.into());
+    }
+    let values = args![vpc.id.get(), eip.id.get()];
+    let other = overlapping(q, "vpc = $1 AND id <> $2", values, ("inside_first", found.inside)).await?;
+    let theirs = other.and_then(|other| Some((other.name, other.attachment?.inside)));
+    if let Some((eip, existing)) = theirs.filter(|(_, existing)| overlap(existing, &found.inside)) {
+        let (inside, existing) = (text(found.inside), text(existing));
+        return Err(Conflict::InsideTaken { inside, existing, eip }.into());
+    }
+    Ok(found)
+}
+
+pub(crate) async fn update(w: &mut Write, id: EipId, new: &EipUpdate, expected: Option<u64>) -> Result<Eip> {
+    let mut eip: Eip = get(w.q(), id).await?;
+    check_revision(id, &eip, expected)?;
+    let name = new.name.clone().unwrap_or_else(|| eip.name.clone());
+    check::name("EIP", &name)?;
+    let at = match &new.attach {
+        None => eip.attachment,
+        Some(None) => None,
+        Some(Some(attach)) => Some(attachment(w.q(), &eip, attach).await?),
+    };
+    if (&name, at) == (&eip.name, eip.attachment) {
+        return Ok(eip);
+    }
+    if name != eip.name {
+        let same = vec![("tenant", eip.tenant.get().into()), ("name", name.as_str().into())];
+        if let Some(other) = find_one::<Eip>(w.q(), same).await? {
+            Difference::default().field("the id", other.id, id).conflict("EIP", &name)?;
+        }
+    }
+    (eip.name, eip.attachment, eip.revision) = (name, at, w.revision);
+    save(w, &eip).await?;
+    Ok(eip)
+}
+
+pub(crate) async fn delete(w: &mut Write, id: EipId, expected: Option<u64>) -> Result<u64> {
+    let eip: Eip = get(w.q(), id).await?;
+    check_revision(id, &eip, expected)?;
+    w.q().run("DELETE FROM eips WHERE id = $1", args![id.get()]).await?;
+    let nodes = removals::gateways_of_clusters(w.q(), [eip.cluster]).await?;
+    let (name, hold) = (eip.name.clone(), Hold::Public(eip.prefix));
+    w.push(&Change::EipRemoved(eip))?;
+    removals::record(w, ("EIP", id.get(), &name), nodes, &[hold]).await
+}
+
+/// Detaches all EIPs from an instance that is deleted.
+pub(super) async fn detach_from(w: &mut Write, instance: InstanceId) -> Result<()> {
+    for mut eip in find::<Eip>(w.q(), vec![("instance", instance.get().into())]).await? {
+        (eip.attachment, eip.revision) = (None, w.revision);
+        save(w, &eip).await?;
+    }
+    Ok(())
+}
+
+/// Checks that an instance keeps the addresses to which EIPs are attached.
+pub(super) async fn check_addresses(q: &mut dyn Query, after: &Instance) -> Result<()> {
+    for eip in find::<Eip>(q, vec![("instance", after.id.get().into())]).await? {
+        let missing =
+            |at: &EipAttachment| after.all_addresses().all(|address| IpNet::from(address) != at.inside);
+        if let Some(at) = eip.attachment.filter(missing) {
+            let user = format!("EIP `{}`", eip.name);
+            return Err(Conflict::InUse { kind: "address", name: text(at.inside), user }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no EIP is attached to a VPC that is to move: only the gateways of its cluster get the packets to it.
+pub(super) async fn check_movable(q: &mut dyn Query, vpc: &Vpc) -> Result<()> {
+    let sql = "SELECT name FROM eips WHERE vpc = $1 ORDER BY id LIMIT 1";
+    let Some(row) = q.row(sql, args![vpc.id.get()]).await? else { return Ok(()) };
+    let (eip, cluster) = (row.text(0)?.to_owned(), get::<Cluster>(q, vpc.cluster).await?.name);
+    Err(StoreError::from(Conflict::VpcHasEip { vpc: vpc.name.clone(), eip, cluster }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn free(pool: &str, length: u8, used: &[&str]) -> Option<String> {
+        let used: Vec<_> = used.iter().map(|net| range(net.parse().unwrap())).collect();
+        lowest_free(pool.parse().unwrap(), length, &used).map(|net| net.to_string())
+    }
+
+    /// Catches addresses that others have, and those that nothing can use.
+    #[test]
+    fn lowest_free_address_is_behind_what_is_used_and_reserved() {
+        let v4 = "198.51.100.0/30";
+        assert_eq!(free(v4, 32, &[]).unwrap(), "198.51.100.1/32");
+        assert_eq!(free(v4, 32, &["198.51.100.1/32"]).unwrap(), "198.51.100.2/32");
+        assert_eq!(free(v4, 32, &["198.51.100.1/32", "198.51.100.2/32"]), None, "the broadcast address");
+        assert_eq!(free("198.51.100.0/31", 32, &[]).unwrap(), "198.51.100.0/32");
+        assert_eq!(free("255.255.255.255/32", 32, &["255.255.255.255/32"]), None);
+        let v6 = "2001:db8::/56";
+        assert_eq!(free(v6, 128, &[]).unwrap(), "2001:db8::1/128");
+        assert_eq!(free(v6, 64, &[]).unwrap(), "2001:db8::/64");
+        assert_eq!(free(v6, 64, &["2001:db8::1/128", "2001:db8:0:1::/64"]).unwrap(), "2001:db8:0:2::/64");
+        assert_eq!(free(v6, 60, &["2001:db8:0:1::/64"]).unwrap(), "2001:db8:0:10::/60");
+        assert_eq!(free(v6, 128, &["2001:db8::/64"]).unwrap(), "2001:db8:0:1::/128");
+        assert_eq!(free(v6, 56, &["2001:db8::/64"]), None);
+        let top = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128";
+        assert_eq!(free(top, 128, &[top]), None);
+    }
+}
