@@ -14,7 +14,7 @@ pub mod ownership;
 mod ownership_inputs;
 mod permits;
 pub mod ports;
-mod public_announcer;
+pub mod public_announcer;
 mod role;
 mod rsp_responder;
 mod underlay_monitor;

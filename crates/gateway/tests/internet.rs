@@ -9,11 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use clap::Parser;
+use sluice_agent::netlink::Netlink;
+use sluice_gateway::ownership::{Layer2Announcer, VipAnnouncer};
+use sluice_gateway::ports::{Port, SharedPorts, Side};
+use sluice_gateway::public_announcer::PublicAddresses;
 use sluice_gateway::{Args, run};
-use sluice_southbound::{
-    ClusterPlan, Member, PlannedVip, PreferredOwner, PublicPrefix, Update, Vip, Vrf, Vtep, VtepRole,
-};
-use sluice_types::{ClusterId, GatewayId, MacAddr, Vni};
+use sluice_southbound::{Update, Vtep, VtepRole};
+use sluice_types::MacAddr;
 use support::{Controller, eventually, in_namespace, ip};
 
 #[derive(Parser)]
@@ -21,8 +23,6 @@ struct Cli {
     #[command(flatten)]
     args: Args,
 }
-
-const VIPS: [&str; 2] = ["192.0.2.100", "192.0.2.101"];
 
 /// Files of an agent whose underlay interface is u0.
 struct Fixture {
@@ -77,51 +77,25 @@ fn kept() -> Vec<String> {
     kept
 }
 
-/// A cloud whose vIPs this gateway owns.
 fn cloud() -> Update {
-    let gateway = GatewayId::new(7);
-    let vip = |slot: u8| (VIPS[usize::from(slot)].parse().unwrap(), MacAddr::local(9 + u64::from(slot)));
-    let planned = |slot| PlannedVip { slot, address: vip(slot).0, mac: vip(slot).1 };
-    let plan = ClusterPlan {
-        cluster: ClusterId::new(1),
-        revision: 10,
-        vips: [0, 1].map(planned).into(),
-        members: vec![Member { gateway, vtep4: Some([192, 0, 2, 10].into()), vtep6: None, draining: false }],
-        preferred_owners: [0, 1].map(|slot| PreferredOwner { slot, gateway }).into(),
-        hello_interval_ms: 4,
-    };
-    let vni = Vni::new(7).unwrap();
-    Update {
-        revision: 10,
-        database_id: 3,
-        snapshot: true,
-        vteps: vec![Vtep { address: "192.0.2.1".parse().unwrap(), role: VtepRole::Host }],
-        vips: [0, 1].map(|slot| Vip { address: vip(slot).0, mac: vip(slot).1 }).into(),
-        cluster: Some(plan),
-        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 }],
-        ..Update::default()
-    }
+    let host = Vtep { address: "192.0.2.1".parse().unwrap(), role: VtepRole::Host };
+    Update { revision: 10, database_id: 3, snapshot: true, vteps: vec![host], ..Update::default() }
 }
 
-fn public_prefix(outside: &str, inside: &str, vip: &str) -> PublicPrefix {
-    let [outside, inside] = [outside, inside].map(|text| text.parse().unwrap());
-    PublicPrefix { outside, vni: Vni::new(7).unwrap(), inside, vip: vip.parse().unwrap() }
-}
-
-/// What arrives on t1, one line of `tcpdump` for each frame. It ends with this value.
+/// What arrives on an interface, one line of `tcpdump` for each frame. It ends with this value.
 struct Listener {
     tcpdump: Child,
     lines: Receiver<String>,
 }
 
 impl Listener {
-    fn start() -> Self {
+    fn start(interface: &str) -> Self {
         let filter = "arp or rarp or icmp6[0] == 136";
-        let argv = ["-n", "-l", "-e", "--immediate-mode", "-Q", "in", "-i", "t1", filter];
+        let argv = ["-n", "-l", "-e", "--immediate-mode", "-Q", "in", "-i", interface, filter];
         let mut command = Command::new("tcpdump");
         let mut tcpdump = command.args(argv).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut messages = BufReader::new(tcpdump.stderr.take().unwrap()).lines();
-        assert!(messages.any(|line| line.unwrap().contains("listening on t1")));
+        assert!(messages.any(|line| line.unwrap().contains("listening on")));
         let (sender, lines) = channel();
         let stdout = BufReader::new(tcpdump.stdout.take().unwrap());
         std::thread::spawn(move || {
@@ -221,44 +195,36 @@ fn interface_to_the_internet_has_its_program_and_its_gateways_are_kept_resolved(
     });
 }
 
-/// Catches: an announcement of the vIP on the Internet, which is an address of the underlay; a new public address, or one
-/// that another vIP stands for, that is not announced.
+/// Catches: an announcement of the vIP on the Internet, which is an address of the underlay, or of a public address on the
+/// underlay.
 #[test]
-fn vmacs_and_new_public_addresses_are_announced_on_the_internet() {
+fn vmacs_and_public_addresses_are_announced_on_the_internet() {
     in_namespace(|| async {
-        let fixture = Fixture::new("announce");
-        let mut controller = fixture.controller().await;
-        let listener = Listener::start();
-        let agent = tokio::spawn(run(fixture.args(&["--internet", "u1"])));
-        controller.hello().await;
-        assert_eq!(controller.step(cloud()).await.failures, Vec::<String>::new());
-        let macs = [9, 10].map(|number| MacAddr::local(number).to_string());
-        for mac in &macs {
-            listener.frame(&[mac, "Reverse Request who-is"]).await;
-        }
-
-        let [first, second] = ["203.0.113.5/32", "2001:db8:2::5/128"];
-        let of = |vip: &str| {
-            vec![public_prefix(first, "10.0.0.5/32", vip), public_prefix(second, "fd00::5/128", vip)]
-        };
-        let prefix = public_prefix("2001:db8:3::/64", "fd00:3::/64", VIPS[0]);
-        let mut update =
-            Update { revision: 11, database_id: 3, public_prefixes: of(VIPS[0]), ..Update::default() };
-        update.public_prefixes.push(prefix);
-        assert_eq!(controller.step(update).await.failures, Vec::<String>::new());
-        let mut others = listener.frame(&[&macs[0], "203.0.113.5"]).await;
-        others.extend(listener.frame(&[&macs[0], "neighbor advertisement", "2001:db8:2::5"]).await);
-        // It gets another vIP.
-        let update =
-            Update { revision: 12, database_id: 3, public_prefixes: of(VIPS[1]), ..Update::default() };
-        assert_eq!(controller.step(update).await.failures, Vec::<String>::new());
-        others.extend(listener.frame(&[&macs[1], "203.0.113.5"]).await);
-        others.extend(listener.frame(&[&macs[1], "neighbor advertisement", "2001:db8:2::5"]).await);
-        let wrong =
-            |line: &&String| VIPS.iter().any(|vip| line.contains(vip)) || line.contains("2001:db8:3:");
-        assert_eq!(others.iter().find(wrong), None);
-        agent.abort();
-        let _ = agent.await;
-        run(fixture.args(&["--flush"])).await.unwrap();
+        make_internet();
+        let netlink = Netlink::open().unwrap();
+        let [u0, u1] = [netlink.require_link("u0").await.unwrap(), netlink.require_link("u1").await.unwrap()];
+        let ports = SharedPorts::new(vec![
+            Port { link: u0, side: Side::Underlay },
+            Port { link: u1, side: Side::Internet },
+        ]);
+        let [underlay, internet] = ["t0", "t1"].map(Listener::start);
+        let addresses = PublicAddresses::default();
+        let announcer = tokio::spawn({
+            let (addresses, ports) = (addresses.clone(), ports.clone());
+            async move { addresses.run(ports).await }
+        });
+        let (mac, vip) = (MacAddr::local(9), "192.0.2.100".parse().unwrap());
+        let public = ["203.0.113.5", "2001:db8:2::5"];
+        Layer2Announcer::new(ports).unwrap().announce(vip, mac);
+        public.map(|address| addresses.announce(address.parse().unwrap(), vip, mac));
+        let mac = mac.to_string();
+        let mut others = internet.frame(&[&mac, "Reverse Request who-is"]).await;
+        others.extend(internet.frame(&[&mac, "Request who-has 203.0.113.5"]).await);
+        others.extend(internet.frame(&[&mac, "neighbor advertisement, tgt is 2001:db8:2::5"]).await);
+        assert_eq!(others, Vec::<String>::new(), "the vIP is no address of the Internet");
+        underlay.frame(&[&mac, "Reverse Request who-is"]).await;
+        underlay.frame(&[&mac, "Request who-has 192.0.2.100"]).await;
+        assert_eq!(underlay.lines.try_recv().ok(), None, "public addresses are no addresses of the underlay");
+        announcer.abort();
     });
 }
