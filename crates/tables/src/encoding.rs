@@ -1,9 +1,9 @@
 //! Conversions between Rust types and the words and bytes of `cells.h`.
 
-use crate::entries::{Role, Target};
-use crate::layout::{self, next_hop};
+use crate::entries::{PublicPrefix, Role, Target};
+use crate::layout::{self, next_hop, public_prefix};
 use crate::memory::Memory;
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 impl Target {
@@ -38,6 +38,60 @@ impl Target {
             layout::SCOPE_PORT => Some(Self::Port(argument)),
             _ => None,
         }
+    }
+}
+
+/// The kind of next hop (`NEXT_HOP_*`) in a cell's first byte; 0 if there is no such cell.
+pub(crate) fn kind_of(memory: &Memory, cell: u32) -> u32 {
+    if memory.contains(cell, 1) { memory.load32(cell, 0) & 0xff } else { 0 }
+}
+
+/// The cell of the public prefix that a leaf leads to.
+pub(crate) fn public_cell(leaf: u32) -> Option<u32> {
+    let is_public = leaf >> layout::LEAF_SCOPE_SHIFT == layout::SCOPE_PUBLIC;
+    is_public.then_some(leaf & layout::LEAF_ARGUMENT_MASK)
+}
+
+impl PublicPrefix {
+    /// The content of the prefix's cell. `vip_cell`: that of the vIP.
+    pub(crate) fn to_cell(self, vip_cell: u32) -> public_prefix {
+        let (outside, is_ipv6) = address_to_bytes(self.outside.addr());
+        let (inside, _) = address_to_bytes(self.inside.addr());
+        let (vip_address, vip_is_ipv6) = address_to_bytes(self.vip);
+        let flags = [
+            (is_ipv6, layout::PUBLIC_IPV6),
+            (self.inside == self.outside, layout::PUBLIC_ROUTED),
+            (vip_is_ipv6, layout::PUBLIC_VIP_IPV6),
+        ];
+        public_prefix {
+            kind: layout::NEXT_HOP_PUBLIC as u8,
+            flags: flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag as u8).sum(),
+            length: self.outside.prefix_len(),
+            vni: self.vni.get(),
+            vip: vip_cell,
+            outside,
+            inside,
+            vip_address,
+            ..Default::default()
+        }
+    }
+
+    /// The prefix in a cell; `None` if the cell has no prefix.
+    pub(crate) fn from_cell(memory: &Memory, cell: u32) -> Option<Self> {
+        let known: public_prefix = memory.contains(cell, 1).then(|| memory.read(cell))?;
+        let has = |flag| u32::from(known.flags) & flag != 0;
+        let net = |bytes| {
+            let net = IpNet::new(address_from_bytes(bytes, has(layout::PUBLIC_IPV6)), known.length).ok()?;
+            (net.trunc() == net).then_some(net)
+        };
+        let public = Self {
+            outside: net(known.outside)?,
+            vni: Vni::new(known.vni).ok()?,
+            inside: net(known.inside)?,
+            vip: address_from_bytes(known.vip_address, has(layout::PUBLIC_VIP_IPV6)),
+        };
+        // Flags that do not suit the addresses would mislead packets.
+        (public.to_cell(known.vip) == known).then_some(public)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::grace::GraceError;
 use crate::layout;
-use sluice_types::Vni;
+use sluice_types::{IpNet, Vni};
 use std::net::IpAddr;
 
 /// A change was not made, or tables were not adopted.
@@ -42,6 +42,14 @@ pub enum Error {
     /// No VRF has this VNI.
     #[error("VNI {0} is not in the tables")]
     UnknownVni(Vni),
+    /// The vIP of a public prefix is not in the tables.
+    #[error("vIP {vip} of the public prefix {outside} is not in the tables: add it first")]
+    UnknownVip {
+        /// The public prefix.
+        outside: IpNet,
+        /// Address of the vIP.
+        vip: IpAddr,
+    },
     /// No group has this identifier.
     #[error("group {0} is not in the tables")]
     UnknownGroup(u32),

@@ -33,7 +33,7 @@ use crate::memory::Memory;
 use crate::pool::{Pool, ReachableCells};
 use build::Builder;
 use directory::Directory;
-pub(crate) use inspect::{Damaged, inspect, inspect_leaves};
+pub(crate) use inspect::{Damaged, inspect, inspect_leaves, is_action};
 use sluice_types::IpNet;
 use std::net::IpAddr;
 use word::Word;
@@ -340,14 +340,14 @@ fn shrink(pool: &mut Pool, root: Root, left: u32) {
     }
 }
 
-/// Replaces a damaged structure by one of the routes that can still be read. Its cells are not used again before the
+/// Replaces a damaged structure, whose leaves are those for which `is_leaf` is true, by one of the routes that can still be read. Its cells are not used again before the
 /// tables are adopted, because it is unknown which these are.
 ///
 /// # Errors
 /// [`Error::Full`]: the root then has no routes.
-pub(crate) fn rebuild(pool: &mut Pool, root: Root) -> Result<u32, Error> {
+pub(crate) fn rebuild(pool: &mut Pool, root: Root, is_leaf: fn(&Memory, u32) -> bool) -> Result<u32, Error> {
     let mut readable = Vec::new();
-    let _damaged = inspect(pool.memory(), root, |prefix, leaf| readable.push((prefix, leaf)));
+    let _damaged = inspect_leaves(pool.memory(), root, is_leaf, |prefix, leaf| readable.push((prefix, leaf)));
     let mut routes = build::sorted(readable.into_iter());
     dedup_last(&mut routes);
     let new = build(pool, root.family, &mut routes);

@@ -1,5 +1,5 @@
 //! The writer of a node's tables, as agents use it: VTEPs, vIPs, groups, VRFs with routes, endpoints, ports with
-//! their policies, and direct paths.
+//! their policies, direct paths, and public prefixes.
 //!
 //! This file creates the tables, holds the node's own configuration and reports usage. The changes to each
 //! kind of entry are in a file of their own below `node`; `adopt` takes over the tables of another writer.
@@ -11,6 +11,7 @@ mod endpoints;
 mod groups;
 mod policies;
 mod ports;
+mod public;
 mod routes;
 mod senders;
 mod sources;
@@ -67,6 +68,8 @@ pub struct NodeTables {
     policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    // Cell of the VRF of VNI 0, with the public prefixes; 0: none.
+    outside: u32,
     // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
     senders: PairMap<Sender>,
     // VNI and cell of those whose packets are accepted, to find all of a VNI.
@@ -147,6 +150,7 @@ impl NodeTables {
             policies: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
+            outside: 0,
             senders: PairMap::default(),
             entered_senders: BTreeSet::new(),
             idle_senders: VecDeque::new(),
@@ -253,6 +257,7 @@ impl NodeTables {
             senders: self.sender_entries,
             direct_paths: self.direct_paths,
             routes: self.routes,
+            public_prefixes: self.public_prefix_count(),
         }
     }
 

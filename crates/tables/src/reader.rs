@@ -6,10 +6,10 @@
 //! while the writer works, the writer's [`Grace`](crate::Grace) must wait for it as well, as
 //! [`WaitForThreads`](crate::WaitForThreads) does.
 
-use crate::encoding::{address_from_bytes, elephant_bytes, role_of};
-use crate::entries::{Role, Target, Vrf};
+use crate::encoding::{address_from_bytes, elephant_bytes, kind_of, public_cell, role_of};
+use crate::entries::{PublicPrefix, Role, Target, Vrf};
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
-use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop, superblock};
+use crate::layout::{self, exact_bucket, exact_conflict, exact_root, internet, next_hop, superblock};
 use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
 use crate::policy::{self, Policy, PolicyPacket, Verdict};
@@ -317,6 +317,40 @@ impl Reader {
         lpm::find(&self.memory, Root { cell: vrf_cell, offset, family }, bits).unwrap_or(0)
     }
 
+    /// The public prefix whose outside addresses include this one.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn public_prefix(&self, outside: IpAddr) -> Result<Option<PublicPrefix>, Busy> {
+        let cell = self.public_cell(outside)?;
+        Ok(cell.and_then(|cell| PublicPrefix::from_cell(&self.memory, cell)))
+    }
+
+    pub(crate) fn public_cell(&self, outside: IpAddr) -> Result<Option<u32>, Busy> {
+        let leaf = self.vrf_cell_of(0)?.map_or(0, |cell| self.leaf_in(cell, outside));
+        Ok(public_cell(leaf))
+    }
+
+    /// The public prefix whose inside addresses, which are those of a VNI, include this one.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn public_source(&self, vni: Vni, inside: IpAddr) -> Result<Option<PublicPrefix>, Busy> {
+        let Some(vrf_cell) = self.vrf_cell(vni)? else { return Ok(None) };
+        let cell = self.memory.load32(vrf_cell, offset_of!(layout::vrf, group_id));
+        if cell == 0 || kind_of(&self.memory, cell) != layout::NEXT_HOP_INTERNET {
+            return Ok(None);
+        }
+        let (family, bits) = lpm::top_bits(inside);
+        let offset = match family {
+            Family::V4 => offset_of!(internet, sources4),
+            Family::V6 => offset_of!(internet, sources6),
+        };
+        let leaf = lpm::find(&self.memory, Root { cell, offset, family }, bits);
+        let cell = leaf.and_then(public_cell);
+        Ok(cell.and_then(|cell| PublicPrefix::from_cell(&self.memory, cell)))
+    }
+
     /// The target of an address in a VRF's routes.
     pub(crate) fn target_in(&self, vrf_cell: u32, address: IpAddr) -> Option<Target> {
         Target::from_leaf(&self.memory, self.leaf_in(vrf_cell, address))
@@ -388,7 +422,12 @@ impl Reader {
 
     /// The cell of a VNI's VRF. It is within the memory.
     pub(crate) fn vrf_cell(&self, vni: Vni) -> Result<Option<u32>, Busy> {
-        match self.find_index(vni.get(), 0) {
+        self.vrf_cell_of(vni.get())
+    }
+
+    /// As [`Reader::vrf_cell`], also for VNI 0.
+    fn vrf_cell_of(&self, vni: u32) -> Result<Option<u32>, Busy> {
+        match self.find_index(vni, 0) {
             Lookup::Busy => Err(Busy),
             Lookup::Hit(Hit { cell, .. }) if self.memory.contains(cell, 1) => Ok(Some(cell)),
             Lookup::Hit(_) | Lookup::Miss => Ok(None),

@@ -58,6 +58,8 @@ pub struct TableUsage {
     pub direct_paths: u64,
     /// Routes of all VRFs.
     pub routes: u64,
+    /// Number of public prefixes.
+    pub public_prefixes: u64,
 }
 
 impl TableUsage {

@@ -64,7 +64,7 @@ fn damaged_unless(is_right: bool) -> Result<(), Damaged> {
 }
 
 /// Whether a leaf says what to do with packets.
-fn is_action(memory: &Memory, leaf: u32) -> bool {
+pub(crate) fn is_action(memory: &Memory, leaf: u32) -> bool {
     Target::from_leaf(memory, leaf).is_some()
 }
 

@@ -11,11 +11,12 @@ use super::direct_paths::direct_path_at;
 use super::groups::{group_cells, members};
 use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, address_entries, has_address};
+use super::public;
 use super::routes::next_hop_cell;
 use super::sources;
-use super::underlay::{Vtep, kind_of, next_hop_address};
+use super::underlay::{Vtep, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
-use crate::encoding::group_id;
+use crate::encoding::{group_id, kind_of};
 use crate::entries::{DirectPath, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Exact, Key, Survey};
@@ -39,6 +40,10 @@ struct Found {
     policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    /// The VRF of VNI 0, if there is one.
+    outside: u32,
+    /// Cells of public prefixes that are found from outside or from inside.
+    public_prefixes: HashSet<u32>,
     endpoints: u64,
     direct_paths: u64,
     /// Number of fixed paths by VNI and host.
@@ -81,6 +86,13 @@ impl Found {
                 }
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
                     found.add_group(memory, reachable, key, id, entry.next)?
+                }
+                Key::Index { vni: 0, id: 0 } => {
+                    if public::adopt_outside(memory, entry.next, reachable, &mut found.public_prefixes)? {
+                        found.outside = entry.next;
+                    } else {
+                        found.invalid.insert(key);
+                    }
                 }
                 Key::Index { vni: 0, id } => match policy_of_index(id) {
                     Some(id) => found.add_policy(memory, reachable, key, id, entry.next)?,
@@ -228,6 +240,7 @@ impl Found {
                 reachable.claim(hop, 1)?;
             }
         }
+        public::adopt_internet(memory, cell, reachable, &mut self.public_prefixes)?;
         self.vrfs.insert(vni, cell);
         Ok(())
     }
@@ -315,6 +328,7 @@ impl NodeTables {
         tables.policies = found.policies;
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
+        tables.outside = found.outside;
         tables.endpoints = found.endpoints;
         tables.direct_paths = found.direct_paths;
         // First unlink everything that leads to free cells, without allocating any. Then wait for readers
@@ -323,11 +337,13 @@ impl NodeTables {
         tables.point_all_ports();
         tables.point_all_senders(&found.senders)?;
         tables.store_vip_slots();
+        tables.point_all_public_prefixes(found.public_prefixes);
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
         tables.adopt_senders(found.senders, &survey.senders, &found.fixed_paths)?;
         tables.link_all_ports(found.port_routes)?;
+        tables.link_all_sources()?;
         // The predecessor may have ended while it changed the role of a host.
         tables.store_flags_of_paths();
         // From here on there may be entries that an agent of an older version does not know.

@@ -5,9 +5,9 @@ use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, delegated_routes, has_address, port_key};
-use super::underlay::{kind_of, next_hop_address, underlay_key};
+use super::underlay::{next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
-use crate::encoding::{group_id, mac_from_bytes, role_of};
+use crate::encoding::{group_id, kind_of, mac_from_bytes, role_of};
 use crate::entries::{Role, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
@@ -54,7 +54,7 @@ fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash
 }
 
 impl NodeTables {
-    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups and ports. Takes about 20 ns for each of
+    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups, ports and public prefixes. Takes about 20 ns for each of
     /// them. Direct paths, thresholds of elephants and policies are not included.
     pub fn digests(&self) -> Digests {
         let mut sums = Digests::default();
@@ -88,6 +88,7 @@ impl NodeTables {
                 });
                 call(key, hash);
             }
+            Key::Index { vni: 0, id: 0 } => self.visit_public_prefixes(next, &mut call),
             Key::Index { vni, id: 0 } => {
                 let Ok(vni) = Vni::new(vni) else { return };
                 if self.has_group_cell(next) {
@@ -198,6 +199,7 @@ impl NodeTables {
                     layout::NEXT_HOP_DIRECT => direct_path_at(self.pool.memory(), key, entry).is_some(),
                     _ => false,
                 },
+                Key::Index { vni: 0, id: 0 } => self.outside == entry.next,
                 Key::Index { vni, id: 0 } => self.vrfs.get(&vni) == Some(&entry.next),
                 Key::Index { vni: 0, id } => match policy_of_index(id) {
                     Some(id) => self.policies.get(&id) == Some(&entry.next),
@@ -221,7 +223,7 @@ impl NodeTables {
         // The routes of a port whose sources are damaged are written again with the port.
         let to_ports: Vec<_> =
             self.routes().filter(|route| matches!(route.target, Target::Port(_))).collect();
-        rebuilt.and(self.remove_undelegated(to_ports))
+        rebuilt.and(self.remove_undelegated(to_ports)).and(self.repair_public_prefixes())
     }
 
     fn is_address_of_port(&self, key: Key, entry: Entry) -> bool {
@@ -235,7 +237,7 @@ impl NodeTables {
                 continue;
             }
             let before = u64::from(self.memory().load32(cell, count_offset(root.family)));
-            let routes = lpm::rebuild(&mut self.pool, root);
+            let routes = lpm::rebuild(&mut self.pool, root, lpm::is_action);
             let count = *routes.as_ref().unwrap_or(&0);
             set_route_count(self.memory(), cell, root.family, count);
             self.routes = (self.routes + u64::from(count)).saturating_sub(before);

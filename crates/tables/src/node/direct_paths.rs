@@ -7,8 +7,8 @@
 
 use super::NodeTables;
 use super::endpoints::{check_instance, tenant_key};
-use super::underlay::{first_word, kind_of, next_hop_address};
-use crate::encoding::address_to_bytes;
+use super::underlay::{first_word, next_hop_address};
+use crate::encoding::{address_to_bytes, kind_of};
 use crate::entries::{DirectPath, Role};
 use crate::error::Error;
 use crate::exact::{Entry, Key};

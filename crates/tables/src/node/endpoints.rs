@@ -1,7 +1,8 @@
 //! Changes to endpoints: the MAC and the host of each instance's address, found by (VNI, address).
 
 use super::NodeTables;
-use super::underlay::{kind_of, next_hop_address};
+use super::underlay::next_hop_address;
+use crate::encoding::kind_of;
 use crate::entries::Endpoint;
 use crate::error::Error;
 use crate::exact::{Entry, Key};

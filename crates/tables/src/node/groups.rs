@@ -4,8 +4,8 @@
 //! accepted from it.
 
 use super::NodeTables;
-use super::underlay::{encode_vtep, kind_of, next_hop_address};
-use crate::encoding::group_id;
+use super::underlay::{encode_vtep, next_hop_address};
+use crate::encoding::{group_id, kind_of};
 use crate::entries::Group;
 use crate::error::Error;
 use crate::exact::{self, Key};

@@ -2,8 +2,7 @@
 
 use super::NodeTables;
 use super::sources::{self, Compiled};
-use super::underlay::kind_of;
-use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
+use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes, kind_of};
 use crate::entries::{Port, PortIpv4, PortIpv6, PortQos, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};

@@ -1,9 +1,8 @@
 //! Changes to the routes of VRFs, one by one and in bulk.
 
 use super::NodeTables;
-use super::underlay::kind_of;
 use super::vrfs::{count_offset, root_of, roots, set_route_count};
-use crate::encoding::address_to_bytes;
+use crate::encoding::{address_to_bytes, kind_of};
 use crate::entries::{Route, Target};
 use crate::error::Error;
 use crate::layout;

@@ -17,8 +17,8 @@
 //! ```
 
 use super::NodeTables;
-use super::underlay::{kind_of, next_hop_address};
-use crate::encoding::role_of;
+use super::underlay::next_hop_address;
+use crate::encoding::{kind_of, role_of};
 use crate::entries::Role;
 use crate::error::Error;
 use crate::exact::{Entry, Key, PairCounts};

@@ -3,14 +3,15 @@ mod digests;
 mod full;
 mod policies;
 mod ports;
+mod public;
 mod schedules;
 mod senders;
 mod vip_slots;
 
 use super::*;
 use crate::entries::{
-    AddressPair, DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortQos, PortSources, Role, Route,
-    Target, Vip, Vrf,
+    AddressPair, DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortQos, PortSources, PublicPrefix,
+    Role, Route, Target, Vip, Vrf,
 };
 use crate::exact::Key;
 use crate::grace::{GraceError, Immediate};

@@ -2,7 +2,7 @@
 
 use super::NodeTables;
 use crate::encoding::{
-    address_from_bytes, address_to_bytes, ipv4_to_word, mac_from_bytes, mac_to_bytes, role_of,
+    address_from_bytes, address_to_bytes, ipv4_to_word, kind_of, mac_from_bytes, mac_to_bytes, role_of,
 };
 use crate::entries::{Role, Vip};
 use crate::error::Error;
@@ -25,11 +25,6 @@ pub(super) struct Vtep {
 
 pub(super) fn underlay_key(address: IpAddr) -> Key {
     Key::Ip { vni: 0, address }
-}
-
-/// The kind of next hop (`NEXT_HOP_*`) in a cell's first byte; 0 if there is no such cell.
-pub(super) fn kind_of(memory: &Memory, cell: u32) -> u32 {
-    if memory.contains(cell, 1) { memory.load32(cell, 0) & 0xff } else { 0 }
 }
 
 pub(super) fn encode_vtep(address: IpAddr) -> next_hop {
@@ -223,13 +218,14 @@ impl NodeTables {
         }
         self.vips.insert(vip.address, cell);
         self.store_vip_slots();
+        self.point_public_prefixes(vip.address, cell);
         if let Some(old) = old {
             self.pool.retire(old, 1);
         }
         Ok(true)
     }
 
-    /// Removes a vIP.
+    /// Removes a vIP. Its public prefixes stay in the tables, without a vIP until it is added again.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -238,6 +234,7 @@ impl NodeTables {
         self.exact.take(&mut self.pool, underlay_key(address))?;
         self.vips.remove(&address);
         self.store_vip_slots();
+        self.point_public_prefixes(address, 0);
         self.pool.retire(cell, 1);
         Ok(true)
     }

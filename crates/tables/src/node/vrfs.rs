@@ -1,8 +1,9 @@
 //! Changes to VRFs, and the assignment of per-VNI counters to them.
 
 use super::NodeTables;
+use super::public::internet_of;
 use crate::encoding::{
-    elephant_bytes, group_id, internet_cell, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes,
+    elephant_bytes, group_id, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes,
 };
 use crate::entries::{Vrf, VrfEntry};
 use crate::error::Error;
@@ -121,8 +122,8 @@ impl NodeTables {
     /// Adds or changes a VRF; its routes stay. One that is new has the routes of the prefixes of its ports.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0 or one together with
-    /// a group.
+    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or one or public prefixes together
+    /// with a group.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
         let by_role = match (vrf.group, vrf.elephant_bytes) {
             (None, None) => 0,
@@ -146,7 +147,7 @@ impl NodeTables {
             self.put_all_delegated(vrf.vni)?;
             return Ok(false);
         }
-        let internet = internet_cell(&known);
+        let internet = old.and_then(|cell| internet_of(self.memory(), cell)).unwrap_or(0);
         if vrf.group.is_some() && internet != 0 {
             return Err(Error::Invalid(format!(
                 "VNI {} has public addresses: only the VRF of a gateway can have them, which has no group",
@@ -206,18 +207,20 @@ impl NodeTables {
         index
     }
 
-    /// Removes a VRF with its routes and direct paths. Its endpoints and ports stay in the tables; packets do not find
+    /// Removes a VRF with its routes, public prefixes and direct paths. Its endpoints and ports stay in the tables; packets do not find
     /// them until the VRF is added again.
     ///
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_vrf(&mut self, vni: Vni) -> Result<bool, Error> {
         let Some(&cell) = self.vrfs.get(&vni.get()) else {
-            // A removal whose grace period failed may have left paths.
-            return self.remove_direct_paths(|path| path.vni == vni);
+            // A removal whose grace period failed may have left prefixes and paths.
+            let had_prefixes = self.remove_public_prefixes_of(vni)?;
+            return Ok(self.remove_direct_paths(|path| path.vni == vni)? || had_prefixes);
         };
         self.unlink_senders(vni.get())?;
-        // The VRF comes before the paths: without it, the successor of a killed writer removes the paths.
+        // The VRF comes before the public prefixes and the paths: without it, the successor of a killed writer removes
+        // them.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
         self.point_ports(vni, 0);
@@ -232,7 +235,11 @@ impl NodeTables {
             lpm::clear(&mut self.pool, root);
         }
         next_hops.into_iter().for_each(|hop| self.pool.retire(hop, 1));
+        if let Some(internet) = internet_of(self.memory(), cell) {
+            self.retire_internet(internet);
+        }
         self.pool.retire(cell, 1);
+        self.remove_public_prefixes_of(vni)?;
         self.remove_direct_paths(|path| path.vni == vni)?;
         Ok(true)
     }

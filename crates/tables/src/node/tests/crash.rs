@@ -2,7 +2,9 @@
 //! it, and has lost no cell.
 
 use super::policies::policy;
+use super::public::{check_public, public};
 use super::*;
+use crate::encoding::group_id;
 use crate::entries::VrfEntry;
 use crate::grace::GraceError;
 use crate::interleave::die_after;
@@ -25,6 +27,7 @@ pub(super) struct Content {
     /// Identifiers with what is in the cells; generations differ.
     policies: Vec<(u32, crate::policy::Compiled)>,
     directs: Vec<DirectPath>,
+    public_prefixes: Vec<PublicPrefix>,
 }
 
 impl Content {
@@ -37,6 +40,8 @@ impl Content {
         vteps.sort();
         let mut directs: Vec<_> = tables.direct_paths().map(|(path, _)| path).collect();
         directs.sort_by_key(|path| (path.vni, path.address));
+        let mut public_prefixes: Vec<_> = tables.public_prefixes().collect();
+        public_prefixes.sort_by_key(|public| public.outside);
         Self {
             endpoints,
             routes,
@@ -48,6 +53,7 @@ impl Content {
             ports: tables.ports().collect(),
             policies: tables.policies.iter().map(|(&id, &cell)| (id, read(tables, cell))).collect(),
             directs,
+            public_prefixes,
         }
     }
 }
@@ -89,11 +95,21 @@ impl CheckingGrace {
         }
         for cell in [5, 6, 7].map(|vni| self.cell(vni, 0)).into_iter().filter(|&cell| cell != 0) {
             let group = self.memory.load32(cell, offset_of!(layout::vrf, by_role));
-            let has_no_group = self.memory.load32(cell, offset_of!(layout::vrf, group_id)) == 0;
+            let has_no_group = group_id(&self.memory.read(cell)) == 0;
             assert!(
                 has_no_group || group == 0 || group == self.cell(layout::EXACT_GROUP_VNI, 3),
                 "a VRF's group"
             );
+        }
+        for outside in ["198.51.100.1", "203.0.113.7", "2001:db8:6::1"] {
+            let Some(cell) = reader.public_cell(ip(outside)).unwrap() else { continue };
+            let known: layout::public_prefix = self.memory.read(cell);
+            let vip = match reader.find(0, ip("192.0.2.9")) {
+                Lookup::Hit(hit) => hit.cell,
+                _ => 0,
+            };
+            let is_its = u32::from(known.flags) & layout::PUBLIC_VIP_IPV6 == 0;
+            assert!(!is_its || known.vip == vip, "the vIP of a public prefix");
         }
         for address in ["10.0.0.7", "10.0.0.8", "10.0.0.77", "fd00::7", "fd00::8", "fd00::9"] {
             if let Lookup::Hit(hit) = reader.find(5, ip(address))
@@ -159,10 +175,11 @@ fn check_answers(tables: &NodeTables) {
         }
         check_sources(&reader, &port);
     }
+    tables.public_prefixes().for_each(|public| check_public(tables, &public));
     for (vni, &cell) in &tables.vrfs {
         assert!(matches!(reader.find_index(*vni, 0), Lookup::Hit(hit) if hit.cell == cell));
         let known: layout::vrf = tables.memory().read(cell);
-        if known.group_id != 0 {
+        if group_id(&known) != 0 {
             assert_eq!(Some(known.by_role), tables.groups.get(&known.group_id).copied());
         }
     }
@@ -271,6 +288,8 @@ fn add_entries_of_all_kinds(tables: &mut NodeTables) {
     for prefix in ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "::/0", "fd00::/64"] {
         tables.upsert_route(&route_to(prefix, Target::Local)).unwrap();
     }
+    tables.upsert_public_prefix(&public("198.51.100.1/32", 6, "10.0.0.2/32")).unwrap();
+    tables.upsert_public_prefix(&public("2001:db8:6::/64", 6, "fd00::/64")).unwrap();
 }
 
 #[test]
@@ -376,6 +395,51 @@ fn killed_change_of_policy_is_complete_or_absent() {
         die_everywhere(|tables| tables.upsert_port(&Port { policy, ..port(7) }));
     }
     die_everywhere(|tables| tables.upsert_port(&Port { policy: Some(3), ..port(8) }));
+}
+
+#[test]
+fn killed_change_of_public_prefix_is_complete_or_absent() {
+    let add_vpc = |tables: &mut NodeTables| {
+        tables.upsert_vrf(&plain_vrf(7)).unwrap();
+        tables.upsert_vip(&Vip { address: ip("2001:db8::9"), ..vip() }).unwrap();
+    };
+    let known = public("198.51.100.1/32", 6, "10.0.0.2/32");
+    die_everywhere(|tables| tables.upsert_public_prefix(&public("198.51.100.2/32", 6, "10.0.0.3/32")));
+    die_everywhere(|tables| tables.upsert_public_prefix(&public("2001:db8:6::1/128", 6, "fd00:1::1/128")));
+    die_everywhere_with(add_vpc, |tables| {
+        tables.upsert_public_prefix(&public("198.51.100.2/32", 7, "10.0.0.2/32"))
+    });
+    for changed in [
+        PublicPrefix { vni: vni(7), ..known },
+        PublicPrefix { inside: "10.0.0.3/32".parse().unwrap(), ..known },
+        PublicPrefix { vip: ip("2001:db8::9"), ..known },
+        PublicPrefix { vni: vni(7), inside: known.outside, ..known },
+    ] {
+        die_everywhere_with(add_vpc, |tables| tables.upsert_public_prefix(&changed));
+    }
+    die_everywhere(|tables| tables.remove_public_prefix(known.outside));
+    // The first of all prefixes, and the last one.
+    let remove = |outsides: &'static [&str]| {
+        move |tables: &mut NodeTables| {
+            let outsides = outsides.iter().map(|text| text.parse().unwrap());
+            outsides.for_each(|outside| assert!(tables.remove_public_prefix(outside).unwrap()));
+        }
+    };
+    let both = &["198.51.100.1/32", "2001:db8:6::/64"];
+    die_everywhere_with(remove(both), |tables| tables.upsert_public_prefix(&known));
+    die_everywhere_with(remove(&both[1..]), |tables| tables.remove_public_prefix(known.outside));
+    // More than a list holds.
+    let add_many = |tables: &mut NodeTables| {
+        for i in 0..10 {
+            let many = public(&format!("203.0.113.{i}/32"), 6, &format!("10.1.{i}.1/32"));
+            tables.upsert_public_prefix(&many).unwrap();
+        }
+    };
+    let one = public("203.0.113.7/32", 6, "10.1.7.2/32");
+    die_everywhere_with(add_many, |tables| tables.upsert_public_prefix(&one));
+    die_everywhere_with(add_many, |tables| tables.remove_public_prefix(one.outside));
+    die_everywhere_with(add_many, |tables| tables.remove_vrf(vni(6)));
+    die_everywhere_with(add_many, |tables| tables.upsert_vip(&Vip { mac: mac(2), ..vip() }));
 }
 
 #[test]
