@@ -10,6 +10,7 @@ mod cloud;
 mod ending;
 mod error;
 mod http;
+mod internet;
 mod model;
 mod new;
 mod placement;
@@ -29,6 +30,7 @@ pub use cloud::{
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
+pub use internet::{Eip, NewEip, NewPublicPool, PublicPool};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,

@@ -384,6 +384,8 @@ pub enum RouteTarget {
     Peering(PeeringId),
     /// Drops the packets.
     Drop,
+    /// Sends the packets to the Internet.
+    Internet,
 }
 
 /// A route of a route table.

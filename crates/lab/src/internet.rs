@@ -16,7 +16,9 @@ use crate::net::xdp_peer;
 use crate::paths::Paths;
 use crate::process::Process;
 use crate::topology::{Internet, Topology};
+use crate::vm::Cloud;
 use futures::future::try_join_all;
+use sluice_client::{Cluster, NewEip, NewPublicPool, NewRoute, RouteTable, RouteTarget, Vpc};
 use sluice_types::IpNet;
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -50,6 +52,9 @@ pub fn client_address(ipv6: bool) -> IpAddr {
 pub fn page(ipv6: bool) -> String {
     format!("http://{}/", SocketAddr::new(web_address(ipv6), 80)).replace(":80/", "/")
 }
+
+/// Name of the public pool.
+pub const POOL: &str = "public";
 
 /// Name of the file on the web server besides its page.
 pub const LARGE_FILE: &str = "large";
@@ -200,4 +205,27 @@ pub(crate) fn start_web_server(lab: &Lab) -> Result<Process> {
     let root = root.display().to_string();
     let argv = ["busybox", "httpd", "-f", "-p", "80", "-h", &root].map(str::to_owned);
     Process::start(&lab.paths, WEB, Some(WEB), argv.into())
+}
+
+/// Creates pool, EIPs and routes.
+pub(crate) async fn create(lab: &Lab, cloud: &Cloud) -> Result<()> {
+    let topology = &lab.state.topology;
+    let Some(internet) = &topology.internet else { return Ok(()) };
+    let cluster = lab.api.find::<Cluster>(&topology.cluster.name, &[]).await?.id;
+    let pool = NewPublicPool { name: POOL.to_owned(), cluster, prefixes: internet.pool.clone() };
+    let pool = lab.api.create((), &pool).await?.object.id;
+    for vpc in topology.vpcs.iter().filter(|vpc| vpc.internet) {
+        let of = cloud.vpcs[&vpc.name].id.to_string();
+        let table = lab.api.find::<RouteTable>("main", &[("vpc", &of)]).await?.id;
+        for destination in ["0.0.0.0/0", "::/0"].iter().filter_map(|text| text.parse().ok()) {
+            lab.api.create(table, &NewRoute { destination, target: RouteTarget::Internet }).await?;
+        }
+    }
+    for eip in &internet.eips {
+        let vm = &cloud.vms[&eip.vm];
+        let tenant = lab.api.get::<Vpc>(cloud.vpcs[&vm.vpc].id).await?.tenant;
+        let (name, address, instance) = (eip.name(), Some(eip.address), Some(vm.id));
+        lab.api.create((), &NewEip { name, tenant, pool, address, instance }).await?;
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::exec::{command, feed, ip_batch, script, tail, words};
 use crate::guest;
+use crate::internet;
 use crate::lab::{Lab, VmState, VpcState};
 use crate::paths::Paths;
 use crate::topology::{self, Guest, Topology};
@@ -38,6 +39,7 @@ pub(crate) async fn create_cloud(lab: &Lab) -> Result<Cloud> {
     };
     apply(&lab.api, &cloud, Options::default(), &mut |_| {}).await?;
     let made = Cloud { vpcs: vpcs(lab).await?, vms: vms(lab).await? };
+    internet::create(lab, &made).await?;
     Ok(made)
 }
 
