@@ -29,8 +29,12 @@
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
 
-/* With this result the caller has to call answer_underlay(). Not called here, for the sake of the stack. */
+/*
+ * With these results the caller has to call answer_underlay() or send_to_internet(). Not called here, for the sake of the
+ * stack.
+ */
 #define FOR_UNDERLAY 0x100
+#define FOR_INTERNET 0x200
 
 /* A function, so that the fast path does not save and restore its registers. */
 __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
@@ -60,14 +64,13 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 		return answer_nd(ctx, packet);
 	reason = route(packet);
 	if (!reason) {
+		if (packet->to_internet)
+			return FOR_INTERNET;
 		coarse_now(packet);
-		reason = packet->to_internet ? internet_out(ctx, packet) : forward_to_host(ctx, packet);
+		reason = forward_to_host(ctx, packet);
 	}
 	if (reason)
 		return packet->error_type ? drop_with_error(ctx, packet, reason) : drop(packet->vni, reason);
-	/* There is no direct path to the Internet: flows to it are not counted. */
-	if (packet->to_internet)
-		return packet->verdict;
 	if (packet->verdict == XDP_TX || packet->verdict == XDP_REDIRECT)
 		count_flow(packet);
 	return packet->verdict;
@@ -77,6 +80,8 @@ static __always_inline int general_path(struct xdp_md *ctx)
 {
 	int verdict = forward_generally(ctx);
 
+	if (verdict == FOR_INTERNET)
+		return send_to_internet(ctx, packet_memory());
 	return verdict == FOR_UNDERLAY ? answer_underlay(ctx, packet_memory()) : verdict;
 }
 

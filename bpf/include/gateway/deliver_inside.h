@@ -16,7 +16,8 @@
 #include "gateway/translate.h"
 
 /* Writes the outer headers in front of the frame, where there were `at` bytes of others. */
-static __always_inline enum drop_reason encapsulate(struct xdp_md *ctx, const struct outer *outer, int ipv6, __u32 at)
+static __always_inline enum drop_reason encapsulate(struct xdp_md *ctx, const struct outer *outer, int ipv6,
+						    __u32 at)
 {
 	int grow = (ipv6 ? TUNNEL6_BYTES : TUNNEL4_BYTES) - (int)at;
 	struct cursor cursor;

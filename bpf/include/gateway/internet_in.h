@@ -95,8 +95,8 @@ static __always_inline int internet_source_valid(const struct frame *frame)
 }
 
 /* Describes the ICMP error that error_type asks for. It comes from the public address that the packet was sent to. */
-static __always_inline void describe_public_error(const struct packet *packet, const struct underlay_port *port,
-						  struct icmp_error *error)
+static __always_inline void describe_public_error(const struct packet *packet,
+						  const struct underlay_port *port, struct icmp_error *error)
 {
 	error->router4 = packet->frame.destination[1];
 	error->router6[0] = packet->frame.destination[0];

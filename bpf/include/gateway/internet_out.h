@@ -2,12 +2,12 @@
 /*
  * Gateway, Internet edge: packets of VMs to the Internet.
  *
- * Contract: internet_out() expects a packet for which route() (cgw.h) has set to_internet, and now_ns. It never sends a
- * packet from an address that has no public one. The packet is sent by the Internet port that the kernel's FIB gives; or
- * to a host, in the same pass, if its destination is a public address of the cluster (hairpin). DROP_none: it was
- * translated, sent and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason to drop, with
- * error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Uses the maps `cells`,
- * `vni_traffic` and `sum_chunks`.
+ * Contract: send_to_internet() expects a packet for which route() (cgw.h) has set to_internet, and returns the program's
+ * verdict. The packet is sent by the Internet port that the kernel's FIB gives; or to a host, in the same pass, if its
+ * destination is a public address of the cluster (hairpin). It is counted in `vni_traffic`, but not as part of a flow,
+ * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
+ * dropped and counted, or becomes an ICMP error to its sender. Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
+ * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
@@ -17,7 +17,7 @@
 
 /*
  * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
- * address of the next router. `index` is set to that of the port. The FIB is asked as in resolve() (resolve.h).
+ * address of the next router, and next_hop, the index of the port. The FIB is asked as in resolve() (resolve.h).
  */
 __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx, struct packet *packet)
 {
@@ -109,15 +109,12 @@ static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct pac
 	return deliver_inside(ctx, packet, tunnel_bytes(packet));
 }
 
-__attribute__((noinline)) enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
+/* Translates the source, and finds out whether the destination is in the Internet or behind a public address. */
+static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
 {
-	const struct vrf *vrf;
-	struct frame *frame;
+	const struct vrf *vrf = vrf_at(packet->vrf, packet->vni);
+	struct frame *frame = &packet->frame;
 
-	if (!packet)
-		return DROP_stale_index;
-	frame = &packet->frame;
-	vrf = vrf_at(packet->vrf, packet->vni);
 	if (!vrf)
 		return DROP_stale_index;
 	packet->new_source[0] = frame->source[0];
@@ -133,6 +130,19 @@ __attribute__((noinline)) enum drop_reason internet_out(struct xdp_md *ctx, stru
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
 	return packet->destination_public ? turn_back(ctx, packet) : leave(ctx, packet);
+}
+
+__attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	coarse_now(packet);
+	reason = internet_out(ctx, packet);
+	if (!reason)
+		return packet->verdict;
+	return packet->error_type ? drop_with_error(ctx, packet, reason) : drop(packet->vni, reason);
 }
 
 #endif

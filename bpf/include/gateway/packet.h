@@ -26,6 +26,7 @@ struct packet {
 	__u64 endpoint_mac;
 	__u64 new_source[2]; /* addresses that translate() (translate.h) writes; as in struct frame */
 	__u64 new_destination[2];
+	__u64 quoted[5]; /* IP header of the packet that an ICMP error quotes (translate.h) */
 	__u64 now_ns; /* CLOCK_MONOTONIC, coarse: one time for all stages */
 	/* These are kept from packet to packet. */
 	__u64 ticks; /* jiffies at which `now_ns` was read, which is kept as well */
@@ -38,19 +39,19 @@ struct packet {
 	__u32 counters;	      /* as in struct vrf, of `vni` */
 	__u32 elephant_bytes; /* as in struct vrf, of `vni` */
 	__u32 verdict;	      /* XDP action of a packet that was sent */
-	__u32 source_public;  /* cell of the struct public_prefix of the source; 0: the source is not translated */
+	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
 	__u32 destination_public; /* the same of the destination */
-	__u16 longest;		  /* longest IP packet that the way of a translated packet carries, in bytes */
-	__u16 error_mtu;      /* MTU that an ICMP error tells the sender */
-	__u8 is_tunnel;	      /* VXLAN to this node */
-	__u8 error_type;      /* of the ICMP error that the sender gets; 0: none */
-	__u16 mtu;	      /* of the endpoint's VPC; 0: no limit */
-	__u16 udp_checksum;   /* outer; as received */
-	__u8 ipv6;	      /* the underlay packet is IPv6 */
-	__u8 traffic_class;   /* of the outer header */
-	__u8 routed;	      /* sent to the router's MAC address; otherwise bridged within the VPC */
-	__u8 endpoint_ipv6;   /* `endpoint` is IPv6 */
-	__u8 to_internet;     /* the route has scope Internet */
+	__u16 longest;	    /* longest IP packet that the way of a translated packet carries, in bytes */
+	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
+	__u8 is_tunnel;	    /* VXLAN to this node */
+	__u8 error_type;    /* of the ICMP error that the sender gets; 0: none */
+	__u16 mtu;	    /* of the endpoint's VPC; 0: no limit */
+	__u16 udp_checksum; /* outer; as received */
+	__u8 ipv6;	    /* the underlay packet is IPv6 */
+	__u8 traffic_class; /* of the outer header */
+	__u8 routed;	    /* sent to the router's MAC address; otherwise bridged within the VPC */
+	__u8 endpoint_ipv6; /* `endpoint` is IPv6 */
+	__u8 to_internet;   /* the route has scope Internet */
 	__u8 reserved[5];
 };
 

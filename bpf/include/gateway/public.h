@@ -24,8 +24,8 @@ static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 fla
 }
 
 /* Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with others bits. */
-static __always_inline int replace_prefix(const struct public_prefix *public, const __u8 *from, const __u8 *to,
-					  __u64 *address)
+static __always_inline int replace_prefix(const struct public_prefix *public, const __u8 *from,
+					  const __u8 *to, __u64 *address)
 {
 	int ipv6 = public->flags & PUBLIC_IPV6;
 	__u32 bits = ipv6 ? public->length : 96 + public->length;

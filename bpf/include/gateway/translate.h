@@ -41,7 +41,8 @@ static __always_inline __u16 checksum_after(__u16 checksum, __u64 change)
 }
 
 /* Updates the checksum `offset` bytes into the packet. `is_udp`: 0 says that the sender computed none. */
-static __always_inline enum drop_reason update_checksum(struct xdp_md *ctx, __u32 offset, __u64 change, int is_udp)
+static __always_inline enum drop_reason update_checksum(struct xdp_md *ctx, __u32 offset, __u64 change,
+							int is_udp)
 {
 	__u16 checksum;
 
@@ -59,7 +60,8 @@ static __always_inline enum drop_reason update_checksum(struct xdp_md *ctx, __u3
  * Reduces the MSS option to what `longest` allows. The options are `bytes` at `offset` of the packet. Returns the change of
  * the segment's sum.
  */
-__attribute__((noinline)) __u64 clamp_mss(struct xdp_md *ctx, struct packet *packet, __u32 offset, __u32 bytes)
+__attribute__((noinline)) __u64 clamp_mss(struct xdp_md *ctx, struct packet *packet, __u32 offset,
+					  __u32 bytes)
 {
 	__u8 options[TCP_OPTIONS_MAX + TCP_OPTION_MSS_BYTES] = {};
 	__u32 next = 0, most, before, headers;
@@ -110,7 +112,8 @@ static __always_inline enum drop_reason translate_tcp(struct xdp_md *ctx, struct
 		change += clamp_mss(ctx, packet, offset + TCP_HEADER_BYTES, options);
 	tcp.checksum = checksum_after(tcp.checksum, change);
 	offset += __builtin_offsetof(struct tcp_header, checksum);
-	return bpf_xdp_store_bytes(ctx, offset, &tcp.checksum, sizeof(tcp.checksum)) ? DROP_headroom : DROP_none;
+	return bpf_xdp_store_bytes(ctx, offset, &tcp.checksum, sizeof(tcp.checksum)) ? DROP_headroom
+										     : DROP_none;
 }
 
 /*
@@ -150,61 +153,67 @@ static __always_inline __u64 translate_quoted_transport(struct xdp_md *ctx, __u3
 static __always_inline __u64 translate_quoted_addresses(const struct packet *packet, __u64 *source,
 							__u64 *destination)
 {
-	__u64 before[4] = { source[0], source[1], destination[0], destination[1] };
+	__u64 change = half_sum(~source[0]) + half_sum(~source[1]) + half_sum(~destination[0]) +
+		       half_sum(~destination[1]);
 
 	to_inside(packet->destination_public, source);
 	to_outside(packet->source_public, destination);
-	return address_change(before, source) + address_change(before + 2, destination);
+	return change + halves_sum(source) + halves_sum(destination);
 }
 
 /*
  * Translates the IPv4 packet at `offset`, of which an ICMP error quotes `bytes`. Returns the change of the error's sum;
  * QUOTE_INVALID if the quote has no header.
  */
-__attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct packet *packet, __u32 offset, __u32 bytes)
+__attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct packet *packet, __u32 offset,
+						 __u32 bytes)
 {
 	__u64 source[2] = {}, destination[2] = {}, change, sum;
-	struct ipv4_header ip;
+	struct ipv4_header *ip;
 	__u32 header;
 
-	if (!packet || bytes < IPV4_BYTES || bpf_xdp_load_bytes(ctx, offset, &ip, sizeof(ip)))
+	if (!packet || bytes < IPV4_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->quoted, IPV4_BYTES))
 		return QUOTE_INVALID;
-	header = (ip.version & 15) * 4;
-	if (ip.version >> 4 != 4 || header < IPV4_BYTES || header > bytes)
+	ip = (struct ipv4_header *)packet->quoted;
+	header = (ip->version & 15) * 4;
+	if (ip->version >> 4 != 4 || header < IPV4_BYTES || header > bytes)
 		return QUOTE_INVALID;
-	source[1] = bpf_ntohl(ip.source);
-	destination[1] = bpf_ntohl(ip.destination);
+	source[1] = bpf_ntohl(ip->source);
+	destination[1] = bpf_ntohl(ip->destination);
 	change = translate_quoted_addresses(packet, source, destination);
-	ip.source = bpf_htonl((__u32)source[1]);
-	ip.destination = bpf_htonl((__u32)destination[1]);
-	sum = change + (__u16)~ip.checksum;
-	ip.checksum = checksum_after(ip.checksum, change);
-	sum += ip.checksum;
-	if (bpf_xdp_store_bytes(ctx, offset, &ip, sizeof(ip)))
+	ip->source = bpf_htonl((__u32)source[1]);
+	ip->destination = bpf_htonl((__u32)destination[1]);
+	sum = change + (__u16)~ip->checksum;
+	ip->checksum = checksum_after(ip->checksum, change);
+	sum += ip->checksum;
+	if (bpf_xdp_store_bytes(ctx, offset, packet->quoted, IPV4_BYTES))
 		return QUOTE_INVALID;
-	if (ip.fragment & bpf_htons(IPV4_OFFSET))
+	if (ip->fragment & bpf_htons(IPV4_OFFSET))
 		return sum;
-	return sum + translate_quoted_transport(ctx, offset + header, bytes - header, ip.protocol, change);
+	return sum + translate_quoted_transport(ctx, offset + header, bytes - header, ip->protocol, change);
 }
 
 /* The same for an IPv6 packet. A transport checksum behind extension headers stays: receivers do not verify it. */
-__attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct packet *packet, __u32 offset, __u32 bytes)
+__attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct packet *packet, __u32 offset,
+						 __u32 bytes)
 {
 	__u64 source[2], destination[2], change;
-	struct ipv6_header ip;
+	struct ipv6_header *ip;
 
-	if (!packet || bytes < IPV6_BYTES || bpf_xdp_load_bytes(ctx, offset, &ip, sizeof(ip)))
+	if (!packet || bytes < IPV6_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->quoted, IPV6_BYTES))
 		return QUOTE_INVALID;
-	if ((bpf_ntohl(ip.version) & 0xf0000000) != IPV6_VERSION)
+	ip = (struct ipv6_header *)packet->quoted;
+	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION)
 		return QUOTE_INVALID;
-	load_halves(source, ip.source);
-	load_halves(destination, ip.destination);
+	load_halves(source, ip->source);
+	load_halves(destination, ip->destination);
 	change = translate_quoted_addresses(packet, source, destination);
-	store_halves(ip.source, source);
-	store_halves(ip.destination, destination);
-	if (bpf_xdp_store_bytes(ctx, offset, &ip, sizeof(ip)))
+	store_halves(ip->source, source);
+	store_halves(ip->destination, destination);
+	if (bpf_xdp_store_bytes(ctx, offset, packet->quoted, IPV6_BYTES))
 		return QUOTE_INVALID;
-	return change + translate_quoted_transport(ctx, offset + IPV6_BYTES, bytes - IPV6_BYTES, ip.next, change);
+	return change +
+	       translate_quoted_transport(ctx, offset + IPV6_BYTES, bytes - IPV6_BYTES, ip->next, change);
 }
 
 /* Whether the message is an error, which quotes a packet. */
@@ -219,8 +228,8 @@ static __always_inline int is_icmp_error(const struct frame *frame)
 }
 
 /* ICMP of either family. Only ICMPv6 has the addresses in its checksum, by the pseudo header. */
-static __always_inline enum drop_reason translate_icmp(struct xdp_md *ctx, struct packet *packet, __u32 offset,
-						       __u64 change)
+static __always_inline enum drop_reason translate_icmp(struct xdp_md *ctx, struct packet *packet,
+						       __u32 offset, __u64 change)
 {
 	__u32 headers = packet->frame.transport_at - ETH_HLEN + ICMP_BYTES;
 	int ipv6 = packet->frame.flags & FRAME_IPV6;
@@ -289,9 +298,11 @@ __attribute__((noinline)) enum drop_reason translate(struct xdp_md *ctx, struct 
 		offset += __builtin_offsetof(struct udp_header, checksum);
 		return update_checksum(ctx, offset, change, 1);
 	case IPPROTO_ICMP:
-		return packet->frame.flags & FRAME_IPV6 ? DROP_none : translate_icmp(ctx, packet, offset, change);
+		return packet->frame.flags & FRAME_IPV6 ? DROP_none
+							: translate_icmp(ctx, packet, offset, change);
 	case IPPROTO_ICMPV6:
-		return packet->frame.flags & FRAME_IPV6 ? translate_icmp(ctx, packet, offset, change) : DROP_none;
+		return packet->frame.flags & FRAME_IPV6 ? translate_icmp(ctx, packet, offset, change)
+							: DROP_none;
 	}
 	return DROP_none;
 }

@@ -15,6 +15,7 @@ struct Cloud {
     routes: Vec<Route>,
     ports: Vec<Port>,
     vip: Vip,
+    public: Vec<PublicPrefix>,
 }
 
 /// Ports of VNI 5 with many sources and with few.
@@ -29,6 +30,16 @@ fn ports_with_sources() -> Vec<Port> {
     };
     many.sources.additional.extend((0..40).map(net));
     vec![few, many]
+}
+
+/// Public prefixes of VNI 3, in directories, and of VNI 4, in lists.
+fn public_prefixes() -> Vec<PublicPrefix> {
+    let pairs = (1..40_u32).flat_map(|i| {
+        let number = if i < 36 { 3 } else { 4 };
+        let v4 = (number, format!("198.51.{}.{i}/32", i % 7), format!("10.0.{}.{i}/32", i % 5));
+        [v4, (number, format!("2001:db8:{i:x}::/64"), format!("fd00:{:x}:{i:x}::/64", i % 3))]
+    });
+    pairs.map(|(number, outside, inside)| super::public::public(&outside, number, &inside)).collect()
 }
 
 impl Cloud {
@@ -64,7 +75,8 @@ impl Cloud {
         routes.sort_by_key(|route| (route.vni, route.prefix));
         routes.dedup_by_key(|route| (route.vni, route.prefix));
         let vip = Vip { address: ip("192.0.2.9"), mac: mac(9), owned: true };
-        Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip }
+        let public = public_prefixes();
+        Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip, public }
     }
 
     fn write(&self, tables: &mut NodeTables) {
@@ -84,11 +96,18 @@ impl Cloud {
         for port in &self.ports {
             tables.upsert_port(port).unwrap();
         }
+        for public in &self.public {
+            tables.upsert_public_prefix(public).unwrap();
+        }
     }
 
     /// What a snapshot does: writes all entries, and removes all others.
     fn restore(&self, tables: &mut NodeTables) {
         tables.remove_damage().unwrap();
+        let unwanted: Vec<_> = tables.public_prefixes().filter(|it| !self.public.contains(it)).collect();
+        for public in unwanted {
+            tables.remove_public_prefix(public.outside).unwrap();
+        }
         self.write(tables);
         let is_port = |route: &Route| matches!(route.target, Target::Port(_));
         let routes: Vec<_> = tables.routes().filter(|route| !is_port(route)).collect();
@@ -116,6 +135,9 @@ impl Cloud {
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
+        for PublicPrefix { outside, vni, inside, vip } in &self.public {
+            sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip));
+        }
         for port in &self.ports {
             port_hashes(port).into_iter().for_each(|(_, hash)| sums.add(hash));
         }
@@ -142,7 +164,14 @@ impl Cloud {
             true => find(5, net.addr()),
             false => format!("{:?}", reader.route(vni(5), net.addr())),
         });
-        endpoints.chain(routes).chain(vteps).chain(sources).collect()
+        let public = self.public.iter().flat_map(|public| {
+            let (first, last) = (public.outside.network(), public.outside.broadcast());
+            let (first_inside, last_inside) = (public.inside.network(), public.inside.broadcast());
+            [(first, first_inside), (last, last_inside)].map(|(outside, inside)| {
+                format!("{:?} {:?}", reader.public_prefix(outside), reader.public_source(public.vni, inside))
+            })
+        });
+        endpoints.chain(routes).chain(vteps).chain(sources).chain(public).collect()
     }
 }
 
