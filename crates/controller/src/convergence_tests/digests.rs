@@ -27,6 +27,10 @@ impl NodeTables {
             EntryHash::endpoint(*vni, *address, *mac, address_hash(*host))
         });
         let policies = self.policies.values().map(|policy| policy.entry_hash().1);
+        let public = self
+            .public
+            .values()
+            .map(|prefix| EntryHash::public_prefix(prefix.outside, prefix.vni, prefix.inside, prefix.vip));
         let mut sums = Digests::default();
         vteps
             .chain(vips)
@@ -36,6 +40,7 @@ impl NodeTables {
             .chain(routes)
             .chain(endpoints)
             .chain(policies)
+            .chain(public)
             .for_each(|hash| sums.add(hash));
         sums
     }

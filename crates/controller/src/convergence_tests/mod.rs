@@ -5,6 +5,7 @@
 mod addresses;
 mod digests;
 mod gateway_moves;
+mod internet;
 mod moves;
 mod operations;
 mod paths;
@@ -22,8 +23,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, Route, RouteKey, Scope, Update,
-    Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey,
+    Scope, Update, Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -48,6 +49,7 @@ struct NodeTables {
     keys: BTreeMap<u32, ClusterKeys>,
     plan: Option<ClusterPlan>,
     paths: BTreeMap<PathKey, Path>,
+    public: BTreeMap<IpNet, PublicPrefix>,
 }
 
 impl NodeTables {
@@ -69,6 +71,9 @@ impl NodeTables {
             }
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
+        for prefix in update.public_prefixes {
+            self.add_public(prefix);
+        }
         self.policies.extend(update.policies.into_iter().map(|policy| (policy.key, policy)));
         for port in update.ports {
             let key = PolicyKey { vni: port.vni, identity: port.identity };
@@ -77,6 +82,7 @@ impl NodeTables {
             self.ports.insert(port.instance, port);
         }
         self.vteps.retain(|vtep, _| !update.removed_vteps.contains(vtep));
+        self.public.retain(|outside, _| !update.removed_public_prefixes.contains(outside));
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
         self.vrfs.retain(|vni, _| !update.removed_vnis.contains(vni));
@@ -296,6 +302,9 @@ impl World {
             let fresh = from_snapshot(self.store.as_ref(), *node, self.model).await;
             assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
             assert_eq!(follower.view, fresh.view, "{node:?}");
+            if let NodeId::Gateway(gateway) = node {
+                internet::check_public(&self.store, *gateway, &follower.tables).await;
+            }
             if let NodeId::Host(host) = node {
                 let expected = security::expected_policies(&self.store, *host).await;
                 assert_eq!(follower.tables.policies, expected, "{node:?} at {}", self.state.revision());
@@ -539,7 +548,8 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
 
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
-    random_histories(Model::Zeta, (0..KINDS).collect());
+    let totals = random_histories(Model::Zeta, (0..KINDS).collect());
+    assert!(totals.public > 24 * 10, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -554,6 +564,8 @@ struct Totals {
     policies: usize,
     /// Direct paths that hosts had.
     paths: usize,
+    /// Public addresses that gateways had.
+    public: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -575,7 +587,9 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                     if index % 8 == 0 {
                         world.check().await;
                         world.check_digests().await;
-                        sum.paths += world.nodes.values().map(|node| node.tables.paths.len()).sum::<usize>();
+                        let tables = || world.nodes.values().map(|node| &node.tables);
+                        sum.paths += tables().map(|tables| tables.paths.len()).sum::<usize>();
+                        sum.public += tables().map(|tables| tables.public.len()).sum::<usize>();
                     }
                 }
                 world.check().await;

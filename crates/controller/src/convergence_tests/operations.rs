@@ -10,7 +10,7 @@ pub(super) fn choose<T: Clone>(from: &[T], number: u8) -> Option<T> {
 }
 
 /// Number of kinds of operations.
-pub(super) const KINDS: u8 = 28;
+pub(super) const KINDS: u8 = 32;
 
 /// Executes an operation. The store may refuse it.
 pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
@@ -21,6 +21,7 @@ pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
     match what % KINDS {
         16..=19 => execute_move(store, operation, &vpcs, &hosts, &clusters).await?,
         20..=23 => security::execute(store, operation, &vpcs).await?,
+        28..=31 => internet::execute(store, operation, &vpcs, &clusters).await?,
         24..=27 => addresses::execute(store, operation, &hosts).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();
@@ -152,6 +153,7 @@ async fn execute_in_vpc(store: &Store, operation: Operation, vpcs: &[Vpc], hosts
             let peerings = store.peerings(Some(vpc), None, ALL).await.unwrap();
             let target = match choose(&peerings, y) {
                 Some(peering) if z % 2 == 0 => RouteTarget::Peering(peering.id),
+                _ if z % 4 == 1 => RouteTarget::Internet,
                 _ => RouteTarget::Drop,
             };
             let prefix = format!("10.{}.0.0/{}", y % 8, if y % 4 == 0 { 24 } else { 16 }).parse().unwrap();
@@ -182,7 +184,7 @@ async fn execute_in_vpc(store: &Store, operation: Operation, vpcs: &[Vpc], hosts
 }
 
 /// The objects of a small cloud, so that operations find something to change.
-pub(super) const FIRST: [Operation; 14] = [
+pub(super) const FIRST: [Operation; 17] = [
     (0, 0, 0, 3),
     (0, 1, 0, 2),
     (2, 0, 0, 2),
@@ -197,4 +199,7 @@ pub(super) const FIRST: [Operation; 14] = [
     (9, 1, 1, 0),
     (12, 0, 1, 0),
     (14, 0, 0, 5),
+    (28, 0, 12, 0),
+    (28, 1, 1, 0),
+    (29, 0, 0, 2),
 ];

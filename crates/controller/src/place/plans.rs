@@ -131,17 +131,22 @@ mod tests {
     use super::super::ledger::tests::vpc;
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
-    use sluice_store::Peering;
-    use sluice_types::PeeringId;
-    use sluice_types::PlacementSettings;
+    use sluice_store::{Eip, EipAttachment, EipTarget, Peering};
+    use sluice_types::{EipId, InstanceId, IpNet, PeeringId, PlacementSettings, PublicPoolId, TenantId};
 
     /// Three clusters of a gateway each; all VPCs on the first, each of 10 packets a second, 1 and 2 peered.
     fn all_on_the_first_cluster(vpcs: u64, limit: usize) -> Usage {
+        with_eips(vpcs, limit, &[])
+    }
+
+    /// The same with an EIP attached to each of `eips`.
+    fn with_eips(vpcs: u64, limit: usize, eips: &[u64]) -> Usage {
         let gateways = (1..=3).map(|id| gateway(id, id, false)).collect();
         let all = (1..=vpcs).map(|id| vpc(id, id.div_ceil(2), 1, 1)).collect();
         let mut topology = topology(3, gateways, all);
         let (a, b) = (VpcId::new(1), VpcId::new(2));
         topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
+        topology.eips = eips.iter().map(|vpc| eip(*vpc)).collect();
         let demands: Vec<(u32, f64)> = (1..=vpcs as u32).map(|vni| (vni, 10.0)).collect();
         let settings = PlacementSettings {
             clusters_per_tenant: limit,
@@ -153,6 +158,40 @@ mod tests {
             &loads(&[(1, 4096), (2, 4096), (3, 4096)], &demands),
             settings,
         )
+    }
+
+    fn eip(vpc: u64) -> Eip {
+        let prefix = IpNet::from(std::net::IpAddr::from([198, 51, 100, vpc as u8]));
+        let (vpc, target) = (VpcId::new(vpc), EipTarget::Instance(InstanceId::new(vpc)));
+        Eip {
+            id: EipId::new(vpc.get()),
+            name: String::new(),
+            tenant: TenantId::new(1),
+            pool: PublicPoolId::new(1),
+            cluster: ClusterId::new(1),
+            prefix,
+            attachment: Some(EipAttachment { vpc, target, inside: prefix }),
+            revision: 1,
+        }
+    }
+
+    /// Catches plans that the store would refuse, and VPCs whose load would not count because they stay.
+    #[test]
+    fn vpcs_with_eips_stay_with_their_peers() {
+        let usage = with_eips(12, 4, &[2, 5]);
+        for kind in [PlanKind::Rebalance, PlanKind::Solve] {
+            let plan = compute_plan(&usage, kind, 7, 0.0).unwrap();
+            let moved: Vec<u64> =
+                plan.steps.iter().flat_map(|step| &step.vpcs).map(|vpc| vpc.get()).collect();
+            assert!(moved.iter().all(|vpc| ![1, 2, 5].contains(vpc)), "{kind:?}: {moved:?}");
+            assert_eq!((plan.max_load_before, plan.max_load_lower_bound), (1.2, 0.4), "{kind:?}");
+            assert!(plan.max_load <= 0.5 + 1e-9, "{kind:?}: {}", plan.max_load);
+        }
+        let all = with_eips(12, 4, &(1..=12).collect::<Vec<_>>());
+        for kind in [PlanKind::Rebalance, PlanKind::Solve] {
+            let plan = compute_plan(&all, kind, 7, 0.0).unwrap();
+            assert_eq!((plan.steps.len(), plan.max_load), (0, 1.2), "{kind:?}");
+        }
     }
 
     #[test]

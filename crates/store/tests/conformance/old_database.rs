@@ -5,7 +5,7 @@ use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnectOptions, sqlite:
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     include_str!("../../migrations/0001.sql"),
     include_str!("../../migrations/0002.sql"),
     include_str!("../../migrations/0003.sql"),
@@ -17,6 +17,7 @@ const MIGRATIONS: [&str; 11] = [
     include_str!("../../migrations/0009.sql"),
     include_str!("../../migrations/0010.sql"),
     include_str!("../../migrations/0011.sql"),
+    include_str!("../../migrations/0012.sql"),
 ];
 
 /// The store of a SQLite database that had this version, with `rows`, the statements that insert what it contained. The

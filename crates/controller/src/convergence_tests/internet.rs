@@ -1,0 +1,167 @@
+//! Public addresses on gateways: those of the EIPs that are attached to VPCs of their clusters.
+
+use super::*;
+
+/// Prefixes of pools, which overlap sometimes.
+const PREFIXES: [&str; 4] = ["203.0.113.0/28", "203.0.113.16/29", "203.0.113.0/27", "2001:db8:ff00::/60"];
+
+impl NodeTables {
+    /// Writes public addresses, as far as a node can: VRF and vIP must be there, and no other addresses inside may overlap.
+    pub(super) fn add_public(&mut self, prefix: PublicPrefix) {
+        let PublicPrefix { outside, vni, inside, vip } = prefix;
+        assert!(self.vrfs.contains_key(&vni), "{outside} comes before its VRF {vni}");
+        assert!(self.vips.contains_key(&vip), "{outside} comes before its vIP {vip}");
+        let others = self.public.values().filter(|other| other.outside != outside && other.vni == vni);
+        let mut overlapping = others.filter(|other| overlap(&other.inside, &inside));
+        assert_eq!(overlapping.next(), None, "{outside} in VNI {vni}");
+        self.public.insert(outside, prefix);
+    }
+}
+
+/// A gateway has the public addresses that are attached on its clusters, and a vIP of the cluster for each.
+pub(super) async fn check_public(store: &Store, gateway: GatewayId, tables: &NodeTables) {
+    let gateway = store.gateway(gateway).await.unwrap();
+    let mut expected = BTreeMap::new();
+    for cluster in gateway.clusters() {
+        let vips = store.cluster(cluster).await.unwrap().addresses();
+        for eip in store.eips(&EipFilter::default(), ALL).await.unwrap() {
+            let Some(at) = eip.attachment.filter(|_| eip.cluster == cluster) else { continue };
+            let vpc = store.vpc(at.vpc).await.unwrap();
+            assert_eq!((vpc.cluster, vpc.moving), (cluster, None), "{} has {}", vpc.name, eip.name);
+            let vip =
+                tables.public.get(&eip.prefix).map(|prefix| prefix.vip).filter(|vip| vips.contains(vip));
+            expected.insert(eip.prefix, (vpc.vni, at.inside, vip.is_some()));
+        }
+    }
+    let found = tables.public.values().map(|prefix| (prefix.outside, (prefix.vni, prefix.inside, true)));
+    assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
+}
+
+/// A random operation on pools and EIPs.
+pub(super) async fn execute(
+    store: &Store,
+    (what, x, y, z): Operation,
+    vpcs: &[Vpc],
+    clusters: &[Cluster],
+) -> Option<()> {
+    let pools = store.public_pools(None, None, ALL).await.unwrap();
+    let eips = store.eips(&EipFilter::default(), ALL).await.unwrap();
+    match (what % KINDS, z % 4) {
+        (28, 0 | 1) => {
+            let (first, second) = (PREFIXES[usize::from(y % 4)], PREFIXES[usize::from(y / 4 % 4)]);
+            let mut prefixes: Vec<IpNet> = vec![first.parse().unwrap()];
+            prefixes.extend((second != first).then(|| second.parse::<IpNet>().unwrap()));
+            let cluster = choose(clusters, x)?.id;
+            let new = NewPublicPool { name: format!("p{}", y % 3), cluster, prefixes };
+            store.create_public_pool(new).await.ok()?;
+        }
+        (28, 2) => {
+            let prefixes = Some(vec![PREFIXES[usize::from(y % 4)].parse().unwrap()]);
+            let new = PublicPoolUpdate { name: None, prefixes };
+            store.update_public_pool(choose(&pools, x)?.id, new, None).await.ok()?;
+        }
+        (28, _) => {
+            store.delete_public_pool(choose(&pools, x)?.id, None).await.ok()?;
+        }
+        (29, _) => {
+            let tenant = store.create_tenant("t").await.ok()?.into_inner().id;
+            let new = NewEip {
+                name: format!("e{}", y % 20),
+                tenant,
+                pool: choose(&pools, x)?.id,
+                address: None,
+                family: (z % 4 == 1).then_some(AddressFamily::Ipv6),
+                prefix_length: (z % 4 == 0).then_some(64),
+                attach: target(store, vpcs, x, z).await,
+            };
+            store.create_eip(new).await.ok()?;
+        }
+        (30, _) => {
+            let attach = if z % 5 == 0 { None } else { Some(target(store, vpcs, y, z).await?) };
+            let new = EipUpdate { name: None, attach: Some(attach) };
+            store.update_eip(choose(&eips, x)?.id, new, None).await.ok()?;
+        }
+        (_, 0) => {
+            store.delete_eip(choose(&eips, x)?.id, None).await.ok()?;
+        }
+        // Instances with EIPs are deleted more often than by chance, and VPCs with EIPs are told to move.
+        (_, 1) => {
+            let attached: Vec<_> = eips.iter().filter_map(|eip| eip.attachment).collect();
+            let EipTarget::Instance(instance) = choose(&attached, x)?.target else { return None };
+            store.delete_instance(instance, None).await.ok()?;
+        }
+        _ => {
+            let attached: Vec<_> = eips.iter().filter_map(|eip| eip.attachment).collect();
+            store.move_vpc(choose(&attached, x)?.vpc, choose(clusters, y)?.id, None).await.ok()?;
+        }
+    }
+    Some(())
+}
+
+/// An instance, or a subnet with an IPv6 prefix.
+async fn target(store: &Store, vpcs: &[Vpc], x: u8, z: u8) -> Option<Attach> {
+    let vpc = choose(vpcs, x)?.id;
+    let target = if z.is_multiple_of(4) {
+        let mut subnets = store.subnets(Some(vpc), None, ALL).await.unwrap();
+        subnets.retain(|subnet| subnet.ipv6.is_some());
+        EipTarget::Subnet(choose(&subnets, z)?.id)
+    } else {
+        EipTarget::Instance(choose(&store.instances(Some(vpc), None, None, ALL).await.unwrap(), z)?.id)
+    };
+    Some(Attach { target, inside: None })
+}
+
+#[tokio::test]
+async fn gateways_have_the_public_addresses_of_their_cluster() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let (first, second) = (ip("192.0.2.10"), ip("192.0.2.11"));
+    let cluster = store.create_cluster("c", &[first], None).await.unwrap().into_inner().id;
+    let other = store.create_cluster("d", &[ip("192.0.2.20")], None).await.unwrap().into_inner().id;
+    let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
+    let far = store.create_gateway(new_gateway("f", other, "192.0.2.2")).await.unwrap().into_inner().id;
+    let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
+    let host = store.create_host(new).await.unwrap().into_inner().id;
+    let vpc = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
+    let subnet =
+        store.create_subnet(new_subnet(vpc.id, "s", "10.1.0.0/24", None)).await.unwrap().into_inner().id;
+    let vm = store.create_instance(vpc.id, new_instance("vm", subnet, host)).await.unwrap().into_inner();
+    let table = store.route_tables(Some(vpc.id), ALL).await.unwrap()[0].id;
+    let prefix: IpNet = "0.0.0.0/0".parse().unwrap();
+    let route = store.create_route(NewRoute { table, prefix, target: RouteTarget::Internet }).await.unwrap();
+    let pool = NewPublicPool { name: "p".into(), cluster, prefixes: vec!["203.0.113.0/24".parse().unwrap()] };
+    let pool = store.create_public_pool(pool).await.unwrap().into_inner().id;
+    world.follow().await;
+    let to = Attach { target: EipTarget::Instance(vm.id), inside: None };
+    let mut eips = Vec::new();
+    for number in 0..16 {
+        let (name, attach) = (format!("e{number}"), (number == 0).then_some(to));
+        let new = NewEip { name, tenant, pool, address: None, family: None, prefix_length: None, attach };
+        eips.push(store.create_eip(new).await.unwrap().into_inner());
+    }
+    let steps = world.deltas;
+    world.follow().await;
+    world.check().await;
+    world.check_digests().await;
+    assert!(world.deltas > steps);
+    assert_eq!(world.gateway(gateway).routes[&RouteKey { vni: vpc.vni, prefix }], Scope::Internet);
+    let inside = IpNet::from(IpAddr::from(vm.ipv4.unwrap()));
+    let expected = |vip| PublicPrefix { outside: eips[0].prefix, vni: vpc.vni, inside, vip };
+    assert_eq!(world.gateway(gateway).public, [(eips[0].prefix, expected(first))].into());
+    assert!(world.gateway(far).public.is_empty() && world.host(host).public.is_empty());
+
+    // With other vIPs, the owner of another one answers; the addresses of the old one follow before it is removed.
+    store.update_cluster(cluster, &[second], None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(world.gateway(gateway).public[&eips[0].prefix], expected(second));
+
+    store.delete_instance(vm.id, None).await.unwrap();
+    store.delete_route(route.into_inner().id, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    world.check_digests().await;
+    assert!(world.gateway(gateway).public.is_empty());
+    assert!(!world.gateway(gateway).routes.contains_key(&RouteKey { vni: vpc.vni, prefix }));
+}

@@ -1,0 +1,300 @@
+//! Public pools, EIPs and Internet routes over HTTP, with a gateway that has acknowledged them or not.
+
+mod common;
+
+use common::{Answer, Basics, Cloud, Node, PATIENCE, basics, join};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use sluice_southbound::{Missing, PublicPrefix, RouteKey, Scope, Update};
+use sluice_types::{EntryKey, IpNet};
+
+async fn patch(cloud: &Cloud, path: &str, body: Value) -> Answer {
+    cloud.send(cloud.request(Method::PATCH, path).json(&body)).await
+}
+
+async fn pool(cloud: &Cloud, basics: &Basics) -> String {
+    let prefixes = json!(["198.51.100.0/24", "2001:db8:9::/56"]);
+    cloud
+        .make("/v1/public-pools", json!({"name": "world", "cluster": basics.cluster, "prefixes": prefixes}))
+        .await
+}
+
+async fn instance(cloud: &Cloud, basics: &Basics, name: &str) -> Value {
+    let made = cloud.post(&basics.instances_path(), basics.instance(name)).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    made.body
+}
+
+fn eip(basics: &Basics, pool: &str, name: &str, fields: Value) -> Value {
+    let mut eip = json!({"name": name, "tenant": basics.tenant, "pool": pool});
+    eip.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    eip
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+/// The next step of a gateway that has public addresses or removes some, acknowledged.
+async fn public_step(node: &mut Node) -> Update {
+    loop {
+        let (_, step) = node.acked_step().await;
+        let has =
+            |part: &&Update| !part.public_prefixes.is_empty() || !part.removed_public_prefixes.is_empty();
+        if let Some(part) = step.iter().find(has) {
+            return part.clone();
+        }
+    }
+}
+
+#[tokio::test]
+async fn pools_are_created_changed_and_deleted() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let body = json!({"name": "world", "cluster": basics.cluster, "prefixes": ["2001:db8:9::/56", "198.51.100.0/24"]});
+    let made = cloud.post("/v1/public-pools", body.clone()).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let id = made.id();
+    let path = format!("/v1/public-pools/{id}");
+    assert_eq!(made.header("location"), path);
+    let expected = json!({"id": id, "name": "world", "cluster": basics.cluster,
+        "prefixes": ["198.51.100.0/24", "2001:db8:9::/56"], "revision": made.body["revision"], "programmed": true});
+    assert_eq!(cloud.get(&path).await.body, expected);
+    assert_eq!(cloud.post("/v1/public-pools", body).await.status, StatusCode::OK);
+    let listed = cloud.get(&format!("/v1/public-pools?cluster={}&name=world", basics.cluster)).await.body;
+    assert_eq!(listed["items"], json!([expected]));
+
+    let new =
+        |name: &str, prefixes: Value| json!({"name": name, "cluster": basics.cluster, "prefixes": prefixes});
+    for (prefixes, problem) in [
+        (json!(["198.51.100.128/25"]), (409, "pool-overlap", "198.51.100.128/25")),
+        (json!(["192.0.2.0/28"]), (409, "prefix-in-use", "192.0.2.0/28")),
+        (json!(["127.0.0.0/8"]), (422, "invalid", "127.0.0.0/8")),
+        (json!(["203.0.113.1/24"]), (422, "invalid", "prefixes[0]")),
+        (json!(["203.0.113.0/24", "x"]), (422, "invalid", "prefixes[1]")),
+        (json!([]), (422, "invalid", "prefixes")),
+    ] {
+        let refused = cloud.post("/v1/public-pools", new("other", prefixes)).await;
+        assert_eq!(refused.problem(), problem, "{}", refused.body);
+    }
+    let host = cloud.post("/v1/hosts", json!({"name": "x", "vtep": "198.51.100.9"})).await;
+    assert_eq!(host.problem(), (409, "underlay-address-taken", "198.51.100.9"));
+
+    let web = cloud.make("/v1/eips", eip(&basics, &id, "web", json!({}))).await;
+    let shrunk = patch(&cloud, &path, json!({"prefixes": ["2001:db8:9::/56"]})).await;
+    assert_eq!(shrunk.problem(), (409, "in-use", "EIP `web`"));
+    let changed = patch(&cloud, &path, json!({"prefixes": ["198.51.100.0/24"], "name": "v4"})).await;
+    assert_eq!(
+        (&changed.body["name"], &changed.body["prefixes"]),
+        (&json!("v4"), &json!(["198.51.100.0/24"]))
+    );
+    assert_eq!(cloud.delete(&path).await.problem(), (409, "in-use", "EIP `web`"));
+    cloud.delete(&format!("/v1/eips/{web}")).await;
+    assert_eq!(cloud.delete(&path).await.status, StatusCode::OK);
+    assert_eq!(cloud.get(&path).await.problem(), (404, "not-found", id.as_str()));
+}
+
+#[tokio::test]
+async fn refused_eips() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let pool = pool(&cloud, &basics).await;
+    let vm = instance(&cloud, &basics, "vm").await;
+    let vm_id = vm["id"].as_str().unwrap();
+    let first = json!({"address": "198.51.100.7", "instance": vm_id});
+    let first = cloud.post("/v1/eips", eip(&basics, &pool, "first", first.clone())).await;
+    let expected = json!({"id": first.id(), "name": "first", "tenant": basics.tenant, "pool": pool,
+        "address": "198.51.100.7", "prefix_length": 32, "vpc": basics.vpc, "instance": vm_id, "inside": vm["ipv4"],
+        "revision": first.body["revision"], "programmed": false});
+    assert_eq!(first.body, expected);
+    for (fields, problem) in [
+        (json!({"address": "198.51.100.7"}), (409, "address-taken", "198.51.100.7")),
+        (json!({"address": "198.51.100.0"}), (422, "reserved-address", "198.51.100.0")),
+        (json!({"address": "203.0.113.1"}), (422, "outside-pool", "203.0.113.1")),
+        (json!({"address": "198.51.100.8", "family": "ipv6"}), (422, "invalid", "family")),
+        (json!({"address": "198.51.100.8", "prefix_length": 31}), (422, "invalid", "prefix_length")),
+        (json!({"prefix_length": 129}), (422, "invalid", "prefix_length")),
+        (json!({"prefix_length": 48}), (409, "pool-full", "world")),
+        (json!({"instance": vm_id}), (409, "has-eip", "first")),
+        (json!({"instance": vm_id, "subnet": basics.subnet}), (422, "invalid", "subnet")),
+        (json!({"instance": vm_id, "inside": "10.0.0.99"}), (422, "invalid", "inside")),
+        (json!({"inside": "10.0.0.2"}), (422, "invalid", "inside")),
+        (json!({"instance": "inst-999"}), (422, "unknown-reference", "inst-999")),
+        (json!({"subnet": basics.subnet}), (422, "invalid", "subnet")),
+        (json!({"prefix_length": 60, "subnet": basics.subnet}), (422, "invalid", "subnet")),
+        (json!({"pool": "pool-999"}), (422, "unknown-reference", "pool-999")),
+    ] {
+        let refused = cloud.post("/v1/eips", eip(&basics, &pool, "second", fields)).await;
+        assert_eq!(refused.problem(), problem, "{}", refused.body);
+    }
+    let path = format!("/v1/eips/{}", first.id());
+    for (body, problem) in [
+        (json!({"inside": "10.0.0.2"}), (422, "invalid", "inside")),
+        (json!({"inside": null}), (422, "invalid", "inside")),
+        (json!({"instance": vm_id, "subnet": basics.subnet}), (422, "invalid", "subnet")),
+        (json!({"subnet": basics.subnet}), (422, "invalid", "subnet")),
+    ] {
+        let refused = patch(&cloud, &path, body).await;
+        assert_eq!(refused.problem(), problem, "{}", refused.body);
+    }
+    assert_eq!(cloud.get(&path).await.body, expected, "nothing changed");
+
+    // Another tenant, and another cluster.
+    let tenant = cloud.make("/v1/tenants", json!({"name": "other"})).await;
+    let mut theirs = eip(&basics, &pool, "theirs", json!({"instance": vm_id}));
+    theirs["tenant"] = json!(tenant);
+    assert_eq!(cloud.post("/v1/eips", theirs).await.problem(), (422, "eip-across-tenants", "v"));
+    let far = cloud.make("/v1/clusters", json!({"name": "far", "vips": ["192.0.2.30"]})).await;
+    let prefixes = json!({"name": "far", "cluster": far, "prefixes": ["203.0.113.0/24"]});
+    let far_pool = cloud.make("/v1/public-pools", prefixes).await;
+    let other = instance(&cloud, &basics, "other").await["id"].clone();
+    let refused = cloud.post("/v1/eips", eip(&basics, &far_pool, "far", json!({"instance": other}))).await;
+    assert_eq!(refused.problem(), (409, "eip-across-clusters", "v"));
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert!(detail.contains("cluster `far`") && detail.contains("cluster `c`"), "{detail}");
+
+    // The VPC stays where the pool is.
+    cloud.make("/v1/gateways", json!({"name": "g2", "cluster": far, "vtep4": "192.0.2.2"})).await;
+    let moved = patch(&cloud, &format!("/v1/vpcs/{}", basics.vpc), json!({"cluster": far})).await;
+    assert_eq!(moved.problem(), (409, "vpc-has-eip", "first"), "{}", moved.body);
+}
+
+#[tokio::test]
+async fn eips_are_programmed_when_gateways_have_them() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let pool = pool(&cloud, &basics).await;
+    let vm = instance(&cloud, &basics, "vm").await;
+    let other = instance(&cloud, &basics, "other").await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
+    let mut gateway = join(&cloud, &identity, 0, 0).await;
+    gateway.acked_step().await;
+
+    // Not attached, it needs no entry.
+    let made = cloud.post("/v1/eips", eip(&basics, &pool, "web", json!({}))).await;
+    assert_eq!((&made.body["address"], &made.body["instance"]), (&json!("198.51.100.1"), &Value::Null));
+    let path = format!("/v1/eips/{}", made.id());
+    let attached = patch(&cloud, &path, json!({"instance": vm["id"]})).await;
+    assert_eq!((attached.status, &attached.body["programmed"]), (StatusCode::OK, &json!(false)));
+    let (revision, prefix) = next_public(&mut gateway).await;
+    let inside = format!("{}/32", vm["ipv4"].as_str().unwrap());
+    assert_eq!((prefix.outside, prefix.inside), (net("198.51.100.1/32"), net(&inside)));
+    assert!(["192.0.2.10", "fd00::10"].contains(&prefix.vip.to_string().as_str()));
+    assert_eq!(cloud.get(&path).await.body["programmed"], false, "the gateway has not acknowledged it");
+    gateway.ack(revision).await;
+    cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+
+    // An entry that the gateway could not write is named.
+    let mut missing = Missing::default();
+    missing.add(EntryKey::PublicPrefix(prefix.outside), "no room".to_owned());
+    gateway.connection.reports.missing(missing).await.unwrap();
+    gateway.connection.reports.ack(revision, vec!["1 entry failed".into()], false).await.unwrap();
+    let failed = cloud.wait_until("not programmed", &path, |body| body["programmed"] == false).await;
+    assert_eq!(failed["failures"][0]["entry"], "public prefix 198.51.100.1/32", "{failed}");
+    gateway.connection.reports.missing(Missing::default()).await.unwrap();
+    gateway.ack(revision).await;
+    cloud.wait_until("programmed again", &path, |body| body["programmed"] == true).await;
+
+    // It moves, and a snapshot has it.
+    patch(&cloud, &path, json!({"instance": other["id"]})).await;
+    let moved = public_step(&mut gateway).await;
+    let inside = format!("{}/32", other["ipv4"].as_str().unwrap());
+    assert_eq!(moved.public_prefixes, [PublicPrefix { inside: net(&inside), ..prefix }]);
+    let mut again = join(&cloud, &identity, 0, 0).await;
+    let (_, snapshot) = again.acked_step().await;
+    let found: Vec<_> = snapshot.iter().flat_map(|part| part.public_prefixes.clone()).collect();
+    assert_eq!(found, moved.public_prefixes);
+
+    // The instance is deleted: the EIP remains, and its address is free when the gateway has removed it.
+    cloud.delete(&format!("/v1/instances/{}", other["id"].as_str().unwrap())).await;
+    let removed = public_step(&mut again).await;
+    assert_eq!(
+        (removed.removed_public_prefixes, removed.public_prefixes),
+        (vec![net("198.51.100.1/32")], vec![])
+    );
+    assert_eq!(cloud.get(&path).await.body["instance"], Value::Null);
+    cloud.wait_until("removed by the gateway", &path, |body| body["programmed"] == true).await;
+    let deleting = tokio::spawn(cloud.request(Method::DELETE, &format!("{path}?wait=60")).send());
+    cloud.wait_until("deleted", "/v1/eips", |body| body["items"] == json!([])).await;
+    let wanted = eip(&basics, &pool, "next", json!({"address": "198.51.100.1"}));
+    let early = cloud.post("/v1/eips", wanted.clone()).await;
+    assert_eq!(early.problem(), (409, "held", "198.51.100.1"));
+    let mut ended = std::pin::pin!(tokio::time::timeout(PATIENCE, deleting));
+    let answer = loop {
+        tokio::select! {
+            answer = &mut ended => break answer.expect("an answer").unwrap().unwrap(),
+            update = again.next() => if update.revision != 0 { again.ack(update.revision).await },
+        }
+    };
+    assert_eq!(answer.json::<Value>().await.unwrap()["removed"], true);
+    cloud.make("/v1/eips", wanted).await;
+}
+
+/// The next public address of a gateway, with the revision that is to be acknowledged.
+async fn next_public(node: &mut Node) -> (u64, PublicPrefix) {
+    loop {
+        let step = node.step().await;
+        let revision = step.last().unwrap().revision;
+        if let Some(prefix) = step.iter().find_map(|part| part.public_prefixes.first()) {
+            return (revision, *prefix);
+        }
+        node.ack(revision).await;
+    }
+}
+
+#[tokio::test]
+async fn whole_prefixes_are_translated_or_routed() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let pool = pool(&cloud, &basics).await;
+    let fields = json!({"prefix_length": 64, "subnet": basics.subnet});
+    let made = cloud.post("/v1/eips", eip(&basics, &pool, "all", fields)).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let shown = |body: &Value, field: &str| body[field].clone();
+    assert_eq!(shown(&made.body, "address"), "2001:db8:9::");
+    assert_eq!(
+        (shown(&made.body, "prefix_length"), shown(&made.body, "inside")),
+        (json!(64), json!("2001:db8::"))
+    );
+    let used = cloud.delete(&format!("/v1/subnets/{}", basics.subnet)).await;
+    assert_eq!(used.problem(), (409, "in-use", "EIP `all`"));
+    let subnet = json!({"name": "routed", "ipv6": "2001:db8:9::/64"});
+    let subnet = cloud.make(&format!("/v1/vpcs/{}/subnets", basics.vpc), subnet).await;
+    let path = format!("/v1/eips/{}", made.id());
+    let routed = patch(&cloud, &path, json!({"subnet": subnet})).await;
+    assert_eq!(shown(&routed.body, "inside"), shown(&routed.body, "address"));
+    let detached = patch(&cloud, &path, json!({"instance": null, "name": "none"})).await;
+    assert_eq!((&detached.body["subnet"], &detached.body["name"]), (&Value::Null, &json!("none")));
+    let by_tenant = cloud.get(&format!("/v1/eips?tenant={}&pool={pool}&name=none", basics.tenant)).await.body;
+    assert_eq!(by_tenant["items"].as_array().unwrap().len(), 1);
+    assert_eq!(cloud.get(&format!("/v1/eips?vpc={}", basics.vpc)).await.body["items"], json!([]));
+}
+
+#[tokio::test]
+async fn internet_routes_reach_gateways() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
+    let mut gateway = join(&cloud, &identity, 0, 0).await;
+    gateway.acked_step().await;
+    let tables = cloud.get(&format!("/v1/route-tables?vpc={}", basics.vpc)).await.body;
+    let routes = format!("/v1/route-tables/{}/routes", tables["items"][0]["id"].as_str().unwrap());
+    let made = cloud.post(&routes, json!({"destination": "0.0.0.0/0", "target": "internet"})).await;
+    assert_eq!((made.status, &made.body["target"]), (StatusCode::CREATED, &json!("internet")));
+    let again = cloud.post(&routes, json!({"destination": "0.0.0.0/0", "target": "internet"})).await;
+    assert_eq!(again.status, StatusCode::OK);
+    let other = cloud.post(&routes, json!({"destination": "0.0.0.0/0", "target": "drop"})).await;
+    assert_eq!(other.problem(), (409, "name-taken", "0.0.0.0/0"));
+    let both = json!({"destination": "::/0", "target": {"peering": "peer-1", "internet": null}});
+    assert_eq!(cloud.post(&routes, both).await.problem().0, 422);
+    let (_, step) = gateway.acked_step().await;
+    let is_default = |key: &RouteKey| key.prefix == net("0.0.0.0/0");
+    let route = step.iter().flat_map(|part| &part.routes).find(|route| is_default(&route.key)).unwrap();
+    assert_eq!(route.scope, Scope::Internet);
+    cloud
+        .wait_until("programmed", &format!("/v1/routes/{}", made.id()), |body| body["programmed"] == true)
+        .await;
+    cloud.delete(&format!("/v1/routes/{}", made.id())).await;
+    let (_, step) = gateway.acked_step().await;
+    assert!(step.iter().flat_map(|part| &part.removed_routes).any(is_default));
+}
