@@ -191,7 +191,7 @@ fn gateway_script(number: usize) -> String {
     )
 }
 
-/// Starts the web server. The large file has random content, so that a damaged download shows.
+/// Starts the web server, which logs the source of each request. The large file has random content, so that a damaged download shows.
 pub(crate) fn start_web_server(lab: &Lab) -> Result<Process> {
     let root = lab.paths.web_root();
     fs::create_dir_all(&root).context("cannot make", &root)?;
@@ -203,7 +203,7 @@ pub(crate) fn start_web_server(lab: &Lab) -> Result<Process> {
         .and_then(|mut to| io::copy(&mut random.take(LARGE_FILE_BYTES), &mut to))
         .context("cannot write", file)?;
     let root = root.display().to_string();
-    let argv = ["busybox", "httpd", "-f", "-p", "80", "-h", &root].map(str::to_owned);
+    let argv = ["busybox", "httpd", "-f", "-vv", "-p", "80", "-h", &root].map(str::to_owned);
     Process::start(&lab.paths, WEB, Some(WEB), argv.into())
 }
 
