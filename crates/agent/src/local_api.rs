@@ -91,6 +91,7 @@ async fn status<R: Role>(State(node): State<Arc<Node<R>>>) -> Result<Json<Value>
                 "groups": usage.groups,
                 "vrfs": usage.vrfs,
                 "routes": usage.routes,
+                "public_prefixes": usage.public_prefixes,
                 "endpoints": usage.endpoints,
                 "ports": usage.ports,
             })

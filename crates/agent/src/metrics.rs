@@ -168,6 +168,7 @@ fn register_usage(registry: &mut Registry, usage: &TableUsage) {
         ("endpoints", usage.endpoints),
         ("senders", usage.senders),
         ("routes", usage.routes),
+        ("public_prefixes", usage.public_prefixes),
     ];
     let with_limit = [
         ("cells", usage.cells_used, usage.cells_total),

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::net::IpAddr;
 
 use sluice_southbound::{
-    ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, Vip, Vrf, Vtep, VtepRole,
+    ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf, Vtep, VtepRole,
 };
 use sluice_tables::NodeTables;
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
@@ -105,6 +105,11 @@ pub trait Role: Send + 'static {
         for vni in vnis {
             context.remove_vrf(*vni);
         }
+    }
+
+    /// Adds or changes public addresses of a VPC. Their removal is the same for all roles.
+    fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
+        context.reject(format_args!("public prefix {}", public.outside));
     }
 
     /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
@@ -240,6 +245,14 @@ impl UpdateContext<'_> {
     pub fn upsert_vrf(&mut self, vrf: &sluice_tables::Vrf) {
         let result = self.tables.upsert_vrf(vrf);
         self.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    /// Writes a public prefix.
+    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) {
+        let PublicPrefix { outside, vni, inside, vip } = *public;
+        let result =
+            self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix { outside, vni, inside, vip });
+        self.check(result, format_args!("public prefix {outside}"));
     }
 
     /// Removes a VRF at once.

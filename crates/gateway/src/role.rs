@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
-use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Vip, Vrf};
+use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PublicPrefix, Vip, Vrf};
 use sluice_tables::NodeTables;
 use tokio::sync::watch;
 
@@ -115,6 +115,10 @@ impl Role for GatewayRole {
         let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps } = *vrf;
         let elephant_bytes = elephant_bytes(elephant_kbps);
         context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes });
+    }
+
+    fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
+        context.upsert_public_prefix(public);
     }
 }
 

@@ -10,9 +10,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_southbound::{
-    EndpointKey, Group, Missing, Policy, PolicyKey, Port, Route, RouteKey, Update, Vip, Vrf, Vtep,
+    EndpointKey, Group, Missing, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey, Update, Vip, Vrf,
+    Vtep,
 };
-use sluice_types::{EntryKey, InstanceId, Vni};
+use sluice_types::{EntryKey, InstanceId, IpNet, Vni};
 
 use super::snapshot::addresses;
 
@@ -32,6 +33,8 @@ pub(super) enum Key {
     Vrf(Vni),
     Endpoint(Vni, IpAddr),
     Route(RouteKey),
+    /// By the outside addresses.
+    PublicPrefix(IpNet),
     Policy(PolicyKey),
     Port(InstanceId),
 }
@@ -45,6 +48,7 @@ pub(super) enum Entry {
     Vrf(Vrf),
     Endpoint(sluice_tables::Endpoint),
     Route(Route),
+    PublicPrefix(PublicPrefix),
     Policy(Policy),
     Port(Port),
 }
@@ -58,6 +62,7 @@ impl Entry {
             Self::Vrf(vrf) => Key::Vrf(vrf.vni),
             Self::Endpoint(endpoint) => Key::Endpoint(endpoint.vni, endpoint.address),
             Self::Route(route) => Key::Route(route.key),
+            Self::PublicPrefix(public) => Key::PublicPrefix(public.outside),
             Self::Policy(policy) => Key::Policy(policy.key),
             Self::Port(port) => Key::Port(port.instance),
         }
@@ -72,6 +77,7 @@ impl Entry {
             Self::Vrf(vrf) => vec![EntryKey::Vrf(vrf.vni)],
             Self::Endpoint(endpoint) => vec![EntryKey::Endpoint(endpoint.vni, endpoint.address)],
             Self::Route(route) => vec![EntryKey::Route(route.key.vni, route.key.prefix)],
+            Self::PublicPrefix(public) => vec![EntryKey::PublicPrefix(public.outside)],
             Self::Policy(policy) => vec![EntryKey::Policy(policy.key.vni, policy.key.identity)],
             Self::Port(port) => port.entry_hashes().map(|(key, _)| key).collect(),
         }
@@ -148,6 +154,7 @@ impl Retries {
         let written = written.chain(update.vrfs.iter().map(|vrf| Key::Vrf(vrf.vni)));
         let written = written.chain(update.endpoints.iter().flat_map(|e| endpoint(e.vni, e.ipv4, e.ipv6)));
         let written = written.chain(update.routes.iter().map(|route| Key::Route(route.key)));
+        let written = written.chain(update.public_prefixes.iter().map(|it| Key::PublicPrefix(it.outside)));
         let written = written.chain(update.policies.iter().map(|policy| Key::Policy(policy.key)));
         let written = written.chain(update.ports.iter().map(|port| Key::Port(port.instance)));
         let removed = update.removed_vteps.iter().copied().map(Key::Vtep);
@@ -157,15 +164,20 @@ impl Retries {
         let of_key = |key: &EndpointKey| endpoint(key.vni, key.ipv4, key.ipv6);
         let removed = removed.chain(update.removed_endpoints.iter().flat_map(of_key));
         let removed = removed.chain(update.removed_routes.iter().copied().map(Key::Route));
+        let removed = removed.chain(update.removed_public_prefixes.iter().copied().map(Key::PublicPrefix));
         let removed = removed.chain(update.removed_ports.iter().copied().map(Key::Port));
         for key in written.chain(removed) {
             self.entries.remove(&key);
         }
         if !update.removed_vnis.is_empty() {
-            // The routes of a VNI are removed with it.
-            let is_removed =
-                |key: &Key| matches!(key, Key::Route(route) if update.removed_vnis.contains(&route.vni));
-            self.entries.retain(|key, _| !is_removed(key));
+            // The routes and public prefixes of a VNI are removed with it.
+            let vni_of = |key: &Key, waiting: &Waiting| match (key, &waiting.entry) {
+                (Key::Route(route), _) => Some(route.vni),
+                (_, Some(Entry::PublicPrefix(public))) => Some(public.vni),
+                _ => None,
+            };
+            let is_removed = |vni: Option<Vni>| vni.is_some_and(|vni| update.removed_vnis.contains(&vni));
+            self.entries.retain(|key, waiting| !is_removed(vni_of(key, waiting)));
         }
     }
 
@@ -210,6 +222,7 @@ fn push(update: &mut Update, entry: Entry) {
             update.endpoints.push(sluice_southbound::Endpoint { vni, mac, host, ipv4, ipv6 });
         }
         Entry::Route(route) => update.routes.push(route),
+        Entry::PublicPrefix(public) => update.public_prefixes.push(public),
         Entry::Policy(policy) => update.policies.push(policy),
         Entry::Port(port) => update.ports.push(port),
     }
@@ -226,6 +239,7 @@ fn push_removal(update: &mut Update, key: Key) {
             update.removed_endpoints.push(EndpointKey { vni, ipv4, ipv6 });
         }
         Key::Route(key) => update.removed_routes.push(key),
+        Key::PublicPrefix(outside) => update.removed_public_prefixes.push(outside),
         // The controller removes no policies.
         Key::Policy(_) => {}
         Key::Port(instance) => update.removed_ports.push(instance),

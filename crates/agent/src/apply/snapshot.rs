@@ -19,6 +19,7 @@ pub(super) struct SnapshotEntries {
     vnis: HashSet<Vni>,
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
+    public_prefixes: HashSet<IpNet>,
     instances: HashSet<InstanceId>,
     /// Keys are replaced all at once at the end, because an id may have been another cluster's before.
     pub(super) keys: Vec<ClusterKeys>,
@@ -32,6 +33,7 @@ impl SnapshotEntries {
         self.groups.extend(update.groups.iter().map(|group| group.id));
         self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
         self.routes.extend(update.routes.iter().map(|route| (route.key.vni, route.key.prefix)));
+        self.public_prefixes.extend(update.public_prefixes.iter().map(|public| public.outside));
         self.instances.extend(update.ports.iter().map(|port| port.instance));
         for endpoint in &update.endpoints {
             let keys = addresses(endpoint.ipv4, endpoint.ipv6).map(|address| (endpoint.vni, address));
@@ -56,6 +58,10 @@ impl SnapshotEntries {
         let vteps: HashSet<IpAddr> = tables.vteps().chain(role.known_vteps()).collect();
         Update {
             removed_ports: without(role.instances(), &self.instances),
+            removed_public_prefixes: without(
+                tables.public_prefixes().map(|public| public.outside),
+                &self.public_prefixes,
+            ),
             removed_vnis: without(tables.vrfs().map(|entry| entry.vrf.vni), &self.vnis),
             removed_groups: without(tables.groups().map(|group| group.id), &self.groups),
             removed_vips: without(tables.vips().map(|vip| vip.address), &self.vips),

@@ -1,6 +1,7 @@
 //! Updates over anonymous memory, with a role that only records: what they leave in the tables, and what they
 //! report.
 
+mod public;
 mod retries;
 
 use sluice_southbound::{EndpointKey, Group, Key, Port, RouteKey, Vip, Vrf, Vtep, VtepRole};
@@ -48,6 +49,10 @@ impl Role for TestRole {
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         let Vrf { vni, mtu, router4, router6, group, .. } = *vrf;
         context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes: None });
+    }
+
+    fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
+        context.upsert_public_prefix(public);
     }
 
     fn upsert_port(&mut self, _: &mut UpdateContext<'_>, port: Port) {

@@ -330,6 +330,12 @@ impl NodeTables {
         })
     }
 
+    /// The public prefix with exactly these outside addresses.
+    pub fn public_prefix(&self, outside: IpNet) -> Option<PublicPrefix> {
+        let known = PublicPrefix::from_cell(self.memory(), self.public_cell_of(outside)?)?;
+        (known.outside == outside.trunc()).then_some(known)
+    }
+
     /// Number of public prefixes.
     pub(super) fn public_prefix_count(&self) -> u64 {
         let count = |family| u64::from(PublicRoutes::outside(self.outside, family).count(self.memory()));
