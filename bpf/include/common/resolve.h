@@ -29,7 +29,6 @@ __attribute__((noinline)) enum drop_reason resolve(program_context *ctx, __u32 c
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct next_hop *hop = cell_at(cell);
 	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
-	const struct underlay_port *port;
 	__u64 l2;
 	int answer;
 
@@ -47,12 +46,8 @@ __attribute__((noinline)) enum drop_reason resolve(program_context *ctx, __u32 c
 	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
 		return DROP_no_underlay_neighbor;
-	l2 = underlay_port_index(fib.ifindex);
+	l2 = tunnel_port_index(fib.ifindex);
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS || l2 == UNDERLAY_PORTS_MAX)
-		return DROP_no_underlay_route;
-	/* Tunnels never leave by a port to the Internet, even if the kernel's default route does. */
-	port = underlay_port_at(l2);
-	if (!port || port->flags & UNDERLAY_PORT_INTERNET)
 		return DROP_no_underlay_route;
 	l2 <<= L2_PORT_SHIFT;
 	for (int i = 0; i < ETH_ALEN; i++)

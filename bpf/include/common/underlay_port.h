@@ -19,16 +19,27 @@ static __always_inline struct underlay_port *underlay_port_at(__u32 index)
 	return ports ? &ports[index & 3] : NULL;
 }
 
-/* Index of the underlay port with this ifindex. UNDERLAY_PORTS_MAX: no port has it. */
-__attribute__((noinline)) __u32 underlay_port_index(__u32 ifindex)
+static __always_inline __u32 port_index(__u32 ifindex, __u32 excluded)
 {
 	for (__u32 i = 0; i < UNDERLAY_PORTS_MAX; i++) {
 		struct underlay_port *port = underlay_port_at(i);
 
-		if (port && port->ifindex == ifindex)
+		if (port && port->ifindex == ifindex && !(port->flags & excluded))
 			return i;
 	}
 	return UNDERLAY_PORTS_MAX;
+}
+
+/* Index of the underlay port with this ifindex. UNDERLAY_PORTS_MAX: no port has it. */
+__attribute__((noinline)) __u32 underlay_port_index(__u32 ifindex)
+{
+	return port_index(ifindex, 0);
+}
+
+/* The same of a port that leads to other nodes: no tunnel leaves by an Internet port, even if the kernel's route does. */
+__attribute__((noinline)) __u32 tunnel_port_index(__u32 ifindex)
+{
+	return port_index(ifindex, UNDERLAY_PORT_INTERNET);
 }
 
 static __always_inline __u64 underlay_port_mac(const struct underlay_port *port)

@@ -27,7 +27,7 @@ struct packet {
 	__u64 new_source[2]; /* addresses that translate() (translate.h) writes; as in struct frame */
 	__u64 new_destination[2];
 	__u64 quoted[5]; /* IP header of the packet that an ICMP error quotes (translate.h) */
-	__u64 now_ns; /* CLOCK_MONOTONIC, coarse: one time for all stages */
+	__u64 now_ns;	 /* CLOCK_MONOTONIC, coarse: one time for all stages */
 	/* These are kept from packet to packet. */
 	__u64 ticks; /* jiffies at which `now_ns` was read, which is kept as well */
 	struct flow_sampler sampler;
