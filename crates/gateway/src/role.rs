@@ -118,7 +118,12 @@ impl Role for GatewayRole {
     }
 
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
-        context.upsert_public_prefix(public);
+        let PublicPrefix { outside, vip, .. } = *public;
+        let is_new = context.upsert_public_prefix(public);
+        if is_new && outside.prefix_len() == outside.max_prefix_len() && self.owned.contains(&vip) {
+            let mac = context.tables.vips().find(|known| known.address == vip).map(|known| known.mac);
+            mac.into_iter().for_each(|mac| self.public.announce(outside.addr(), vip, mac));
+        }
     }
 }
 
