@@ -6,15 +6,16 @@ use crate::Ground;
 use crate::security_groups::{group, permit, set_groups};
 use crate::streams::Streams;
 use crate::support::{
-    Failure, Outcome, PROBE, Probe, address, answers, drops, ensure, eventually, execute, number, ping,
-    slow_hellos, who,
+    Failure, Outcome, PROBE, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute,
+    number, ping, slow_hellos, who,
 };
 use serde_json::{Value, json};
 use sluice_client::{Eip, Remote};
-use sluice_lab::internet::{CLIENT, EXCHANGE, ISP, LARGE_FILE, WEB, page, web_address};
+use sluice_lab::internet::{CLIENT, EXCHANGE, ISP, LARGE_FILE, LARGE_FILE_BYTES, WEB, page, web_address};
 use sluice_lab::{Lab, Options};
 use sluice_types::Protocol;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
 
@@ -195,9 +196,8 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
 
 /// Downloads the web server's large file, and compares it.
 async fn download(lab: &Lab, vm: &str, ipv6: bool, options: &[&str]) -> Outcome {
-    let family = if ipv6 { 6 } else { 4 };
     let url = page(ipv6) + LARGE_FILE;
-    let copy = lab.paths().root().join("vms").join(format!("{vm}.download{family}"));
+    let copy = copy(lab, vm, ipv6);
     let file = copy.display().to_string();
     let output = lab.exec(vm, &curl(&[options, &["--output", &file]].concat(), &url)).await?;
     ensure!(output.status.success(), "{vm} downloads {url}: {}", output_of(&output));
@@ -205,6 +205,12 @@ async fn download(lab: &Lab, vm: &str, ipv6: bool, options: &[&str]) -> Outcome 
     ensure!(std::fs::read(&copy)? == original, "{vm} got another file from {url}");
     std::fs::remove_file(copy)?;
     Ok(())
+}
+
+/// The file that a VM downloads to.
+fn copy(lab: &Lab, vm: &str, ipv6: bool) -> PathBuf {
+    let family = if ipv6 { 6 } else { 4 };
+    lab.paths().root().join("vms").join(format!("{vm}.download{family}"))
 }
 
 /// Both ends see the gateway: a VM as the router of its VPC, the Internet as the public address.
@@ -232,8 +238,8 @@ async fn traced(lab: &Lab, from: &str, to: &str, expected: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// The router routes the whole pool to one gateway, and a computer on the Internet sends to each of its addresses: what has
-/// no VM is counted and answered by nothing, and streams to a VM are not disturbed.
+/// The router routes the whole pool to one gateway, whose machine forwards, and a computer on the Internet sends to each of
+/// its addresses: what has no VM is counted, and not sent back to the router; streams to a VM are not disturbed.
 async fn pool_is_scanned(lab: &Lab) -> Outcome {
     const SCAN: &str = "for last in $(seq 1 254); do \
         ping -n -c 1 -W 1 203.0.113.$last >/dev/null & echo >/dev/udp/203.0.113.$last/9; done; wait";
@@ -241,6 +247,7 @@ async fn pool_is_scanned(lab: &Lab) -> Outcome {
         [&["ip", "route", "replace", "203.0.113.0/24"], via, &["dev", "ix0"]].concat()
     };
     execute(lab, ISP, &route(&["via", "198.51.100.11"])).await?;
+    execute(lab, "gw-a", &["sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=1"]).await?;
     let flows =
         [false, true].map(|ipv6| Ok((CLIENT, SocketAddr::new(eip(lab, "web-3", ipv6)?, PORT).to_string())));
     let flows = flows.into_iter().collect::<Result<Vec<_>, Failure>>()?;
@@ -252,6 +259,7 @@ async fn pool_is_scanned(lab: &Lab) -> Outcome {
     let more = not_routed().await? - before;
     // Two packets to each address but the two that have VMs.
     ensure!(more >= 2.0 * 252.0, "{more} packets of a scan counted");
+    execute(lab, "gw-a", &["sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=0"]).await?;
     execute(lab, ISP, &route(&[])).await
 }
 
@@ -290,6 +298,10 @@ async fn owner_dies(lab: &Lab) -> Outcome {
     let public = eip(lab, PUBLIC[0], false)?;
     answers(lab, CLIENT, public, &[]).await?;
     let victim = owner(lab, public).await?;
+    // The downloads take 4 s, and what is not read waits on the server.
+    for vm in PUBLIC {
+        execute(lab, vm, &["sysctl", "-qw", "net.ipv4.tcp_rmem=4096 65536 131072"]).await?;
+    }
     let slow = ["--limit-rate", "2M"];
     let [first, second] = PUBLIC;
     let downloads = async {
@@ -303,11 +315,23 @@ async fn owner_dies(lab: &Lab) -> Outcome {
     let die = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         lab.kill(&lab.state().topology.gateways[victim].name).await?;
-        set_links(lab, victim, "down").await
+        set_links(lab, victim, "down").await?;
+        eventually(PROGRAMMED, async || {
+            let now = owner(lab, public).await?;
+            ensure!(now != victim, "{public} is still at the gateway that died");
+            Ok(())
+        })
+        .await?;
+        for (vm, ipv6) in PUBLIC.iter().flat_map(|vm| [(vm, false), (vm, true)]) {
+            let bytes = std::fs::metadata(copy(lab, vm, ipv6))?.len();
+            ensure_timely!(
+                bytes < LARGE_FILE_BYTES,
+                "the download of {vm} ended before the gateway was replaced"
+            );
+        }
+        Ok(())
     };
     tokio::try_join!(downloads, die)?;
-    let now = owner(lab, public).await?;
-    ensure!(now != victim, "{public} is still at the gateway that died");
     set_links(lab, victim, "up").await?;
     lab.restart(&lab.state().topology.gateways[victim].name).map(drop)?;
     answers(lab, CLIENT, public, &[]).await
