@@ -54,6 +54,27 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 	return DROP_none;
 }
 
+/*
+ * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). One that cannot be marked was
+ * not marked by a correct underlay either: its tunnel says the same of ECN.
+ */
+static __always_inline void mark_congestion(struct cursor *cursor, const struct packet *packet)
+{
+	struct ipv4_header *ip4 = cursor->at + ETH_HLEN;
+	struct ipv6_header *ip6 = cursor->at + ETH_HLEN;
+	__u16 before;
+
+	if ((packet->traffic_class & ECN_MASK) != ECN_CE || !(packet->frame.traffic_class & ECN_MASK))
+		return;
+	if (packet->frame.flags & FRAME_IPV6) {
+		ip6->version |= bpf_htonl(ECN_CE << IPV6_CLASS_SHIFT);
+		return;
+	}
+	before = LOAD16(&ip4->version);
+	ip4->traffic_class |= ECN_CE;
+	ip4->checksum = checksum_update(ip4->checksum, before, LOAD16(&ip4->version));
+}
+
 /* Sends the packet by the Internet port, without its tunnel. */
 static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
 {
@@ -81,6 +102,7 @@ static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet 
 	cursor = cursor_at(ctx, 0);
 	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
 		return DROP_headroom;
+	mark_congestion(&cursor, packet);
 	rewrite_frame(&cursor, packet, underlay_port_mac(port));
 	count_traffic(packet->counters, packet->frame_bytes);
 	packet->verdict = send_by(ctx, port->ifindex);

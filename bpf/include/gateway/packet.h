@@ -26,7 +26,7 @@ struct packet {
 	__u64 endpoint_mac;
 	__u64 new_source[2]; /* addresses that translate() (translate.h) writes; as in struct frame */
 	__u64 new_destination[2];
-	__u64 quoted[5]; /* IP header of the packet that an ICMP error quotes (translate.h) */
+	__u64 header[8]; /* copy of a header that translate.h changes */
 	__u64 now_ns;	 /* CLOCK_MONOTONIC, coarse: one time for all stages */
 	/* These are kept from packet to packet. */
 	__u64 ticks; /* jiffies at which `now_ns` was read, which is kept as well */
@@ -41,6 +41,7 @@ struct packet {
 	__u32 verdict;	      /* XDP action of a packet that was sent */
 	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
 	__u32 destination_public; /* the same of the destination */
+	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
 	__u16 longest;	    /* longest IP packet that the way of a translated packet carries, in bytes */
 	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
 	__u8 is_tunnel;	    /* VXLAN to this node */

@@ -63,25 +63,35 @@ static __always_inline enum drop_reason update_checksum(struct xdp_md *ctx, __u3
 __attribute__((noinline)) __u64 clamp_mss(struct xdp_md *ctx, struct packet *packet, __u32 offset,
 					  __u32 bytes)
 {
-	__u8 options[TCP_OPTIONS_MAX + TCP_OPTION_MSS_BYTES] = {};
-	__u32 next = 0, most, before, headers;
+	__u32 most, before, headers, next;
+	const __u8 *options;
 	__be16 after;
 
-	if (!packet || bytes - 1 >= TCP_OPTIONS_MAX || bpf_xdp_load_bytes(ctx, offset, options, bytes))
+	if (!packet || bytes - 1 >= TCP_OPTIONS_MAX)
 		return 0;
+	/* The verifier of Linux 6.1 does not learn that the number is not zero. */
+	bytes -= 1;
+	asm volatile("" : "+r"(bytes));
+	bytes = (bytes & (sizeof(packet->header) - 1)) + 1;
+	if (bpf_xdp_load_bytes(ctx, offset, packet->header, bytes))
+		return 0;
+	options = (const __u8 *)packet->header;
 	headers = (packet->frame.flags & FRAME_IPV6 ? IPV6_BYTES : IPV4_BYTES) + TCP_HEADER_BYTES;
 	most = packet->longest > headers ? packet->longest - headers : 0xffff;
+	/* In memory, because the verifier would follow all values that it may have in a register. */
+	packet->next_option = 0;
 	for (__u32 i = 0; i < TCP_OPTIONS_MAX; i++) {
 		if (i >= bytes)
 			break;
-		if (i != next)
+		if (i != READ_ONCE(packet->next_option))
 			continue;
-		next += 1;
+		WRITE_ONCE(packet->next_option, i + 1);
 		if (options[i] == TCP_OPTION_NOP)
 			continue;
 		if (options[i] == TCP_OPTION_END || options[i + 1] < 2)
 			break;
 		next = i + options[i + 1];
+		WRITE_ONCE(packet->next_option, next);
 		if (options[i] != TCP_OPTION_MSS)
 			continue;
 		before = options[i + 2] << 8 | options[i + 3];
@@ -172,9 +182,9 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	struct ipv4_header *ip;
 	__u32 header;
 
-	if (!packet || bytes < IPV4_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->quoted, IPV4_BYTES))
+	if (!packet || bytes < IPV4_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV4_BYTES))
 		return QUOTE_INVALID;
-	ip = (struct ipv4_header *)packet->quoted;
+	ip = (struct ipv4_header *)packet->header;
 	header = (ip->version & 15) * 4;
 	if (ip->version >> 4 != 4 || header < IPV4_BYTES || header > bytes)
 		return QUOTE_INVALID;
@@ -186,7 +196,7 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	sum = change + (__u16)~ip->checksum;
 	ip->checksum = checksum_after(ip->checksum, change);
 	sum += ip->checksum;
-	if (bpf_xdp_store_bytes(ctx, offset, packet->quoted, IPV4_BYTES))
+	if (bpf_xdp_store_bytes(ctx, offset, packet->header, IPV4_BYTES))
 		return QUOTE_INVALID;
 	if (ip->fragment & bpf_htons(IPV4_OFFSET))
 		return sum;
@@ -200,9 +210,9 @@ __attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct pack
 	__u64 source[2], destination[2], change;
 	struct ipv6_header *ip;
 
-	if (!packet || bytes < IPV6_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->quoted, IPV6_BYTES))
+	if (!packet || bytes < IPV6_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV6_BYTES))
 		return QUOTE_INVALID;
-	ip = (struct ipv6_header *)packet->quoted;
+	ip = (struct ipv6_header *)packet->header;
 	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION)
 		return QUOTE_INVALID;
 	load_halves(source, ip->source);
@@ -210,7 +220,7 @@ __attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct pack
 	change = translate_quoted_addresses(packet, source, destination);
 	store_halves(ip->source, source);
 	store_halves(ip->destination, destination);
-	if (bpf_xdp_store_bytes(ctx, offset, packet->quoted, IPV6_BYTES))
+	if (bpf_xdp_store_bytes(ctx, offset, packet->header, IPV6_BYTES))
 		return QUOTE_INVALID;
 	return change +
 	       translate_quoted_transport(ctx, offset + IPV6_BYTES, bytes - IPV6_BYTES, ip->next, change);

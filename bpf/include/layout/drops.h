@@ -17,10 +17,10 @@
 	DROP(5, vxlan_flags, "VXLAN header without a valid VNI or with unknown flags") \
 	DROP(6, unknown_vtep, "sender of the VXLAN packet is not a known node") \
 	DROP(7, unknown_vni, "no VPC has this VNI here") \
-	DROP(8, inner_truncated, "tenant packet ends within a header or disagrees with its length fields") \
+	DROP(8, inner_truncated, "packet of a tenant, or from the Internet, ends within a header or disagrees with its length fields") \
 	DROP(9, inner_vlan, "tenant frame has a VLAN tag") \
-	DROP(10, inner_ethertype, "tenant frame is neither ARP, IPv4 nor IPv6") \
-	DROP(11, inner_checksum, "tenant IPv4 header checksum is wrong") \
+	DROP(10, inner_ethertype, "frame of a tenant, or from the Internet, is neither ARP, IPv4 nor IPv6") \
+	DROP(11, inner_checksum, "IPv4 header checksum of a tenant, or from the Internet, is wrong") \
 	DROP(12, inner_source, "tenant source address is unspecified, multicast, broadcast or loopback") \
 	DROP(13, multicast, "tenant broadcast, multicast, ARP or ND message that needs no answer") \
 	DROP(14, no_route, "no route in the VPC for the destination") \
@@ -48,11 +48,11 @@
 	DROP(36, redirect, "kernel refused to send the packet") \
 	DROP(37, table_busy, "table was being reorganized for longer than a lookup retries") \
 	DROP(38, forged_control, "tenant sent what only the network may send: router advertisement, redirect, DHCP reply") \
-	DROP(39, inner_options, "tenant packet's extension headers are too many to follow") \
+	DROP(39, inner_options, "extension headers of a packet of a tenant, or from the Internet, are too many to follow") \
 	DROP(40, hairpin, "destination is the sending port itself") \
 	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries") \
 	DROP(42, pending_checksum, "VM requested a checksum to be stored over headers that were checked") \
-	DROP(43, not_routed, "underlay packet to an address that is not this gateway's, which it does not route") \
+	DROP(43, not_routed, "packet from the underlay or the Internet to an address that this gateway does not route to") \
 	DROP(44, foreign_sender, "sender of the VXLAN packet is a host that may not send in the VPC") \
 	DROP(45, egress_denied, "security groups of the sending port permit no such packet") \
 	DROP(46, ingress_denied, "security groups of the receiving port permit no such packet") \
