@@ -1,6 +1,7 @@
 //! [`apply()`]: creates the objects of a cloud file in the order of their dependencies, or in a dry run
 //! compares them with the existing cloud.
 
+mod internet;
 mod security;
 
 use crate::cloud::name_in;
@@ -11,7 +12,7 @@ use crate::{
     NewRoute, NewSubnet, NewTenant, NewVpc, Peering, PeeringSpec, Resource, RouteSpec, RouteTable,
     RouteTarget, RouteTargetSpec, Subnet, SubnetSpec, Tenant, VpcSpec,
 };
-use sluice_types::{ClusterId, HostId, PeeringId, SecurityGroupId, TenantId, VpcId};
+use sluice_types::{ClusterId, HostId, PeeringId, PublicPoolId, SecurityGroupId, TenantId, VpcId};
 use std::collections::HashMap;
 
 /// Instances created by one bulk call: a body of a few megabytes, small enough to show progress.
@@ -89,9 +90,9 @@ pub async fn apply(
     options: Options,
     on_event: &mut (dyn FnMut(Event) + Send),
 ) -> Result<Report> {
-    let References { tenants, clusters, hosts, ends } = resolve(client, cloud).await?;
+    let References { tenants, clusters, hosts, pools, ends, eip_vpcs } = resolve(client, cloud).await?;
     let (tenants, clusters, hosts) = (existing(tenants), existing(clusters), existing(hosts));
-    let ids = Ids { tenants, clusters, hosts, ..Ids::default() };
+    let ids = Ids { tenants, clusters, hosts, pools: existing(pools), ..Ids::default() };
     let total = cloud.len() as u64;
     let mut applier = Applier { client, options, on_event, total, done: 0, report: Report::default(), ids };
     applier.top_level(cloud).await?;
@@ -111,6 +112,7 @@ pub async fn apply(
     for vpc in &cloud.vpcs {
         applier.instances(vpc).await?;
     }
+    applier.eips(cloud, eip_vpcs).await?;
     Ok(applier.report)
 }
 
@@ -121,6 +123,7 @@ struct Ids {
     tenants: HashMap<String, Option<TenantId>>,
     clusters: HashMap<String, Option<ClusterId>>,
     hosts: HashMap<String, Option<HostId>>,
+    pools: HashMap<String, Option<PublicPoolId>>,
     /// Key: tenant and name, as written in the cloud file.
     vpcs: HashMap<(String, String), Option<VpcId>>,
     /// Key: name, and one of the two VPCs. Names are unique only in a tenant.
@@ -192,7 +195,7 @@ impl Applier<'_> {
         Ok(found.map(|object| object.id()))
     }
 
-    /// Tenants, clusters, gateways and hosts.
+    /// Tenants, clusters, gateways, hosts and public pools.
     async fn top_level(&mut self, cloud: &CloudFile) -> Result<()> {
         for spec in &cloud.tenants {
             let body = NewTenant { name: spec.name.clone() };
@@ -215,6 +218,9 @@ impl Applier<'_> {
             let body = NewHost { name: spec.name.clone(), vtep: spec.vtep, agent: spec.agent };
             let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
             self.ids.hosts.insert(spec.name.clone(), id);
+        }
+        for spec in &cloud.public_pools {
+            self.public_pool(spec).await?;
         }
         Ok(())
     }
@@ -267,7 +273,7 @@ impl Applier<'_> {
         let of = vpc.to_string();
         let table = self.client.find::<RouteTable>("main", &[("vpc", &of)]).await?.id();
         for route in &spec.routes {
-            let target = self.target(vpc, route).await?;
+            let target = self.route_target(vpc, route).await?;
             let body = target.map(|target| NewRoute { destination: route.destination, target });
             let name = route.destination.to_string();
             self.create_or_compare(&name, Some(table), &[("table", &table.to_string())], body).await?;
@@ -275,8 +281,12 @@ impl Applier<'_> {
         Ok(())
     }
 
-    async fn target(&self, vpc: VpcId, route: &RouteSpec) -> Result<Option<RouteTarget>> {
-        let RouteTargetSpec::Peering(name) = &route.target else { return Ok(Some(RouteTarget::Drop)) };
+    async fn route_target(&self, vpc: VpcId, route: &RouteSpec) -> Result<Option<RouteTarget>> {
+        let name = match &route.target {
+            RouteTargetSpec::Drop => return Ok(Some(RouteTarget::Drop)),
+            RouteTargetSpec::Internet => return Ok(Some(RouteTarget::Internet)),
+            RouteTargetSpec::Peering(name) => name,
+        };
         let id = match self.ids.peerings.get(&(name_in(name).to_owned(), vpc)) {
             Some(id) => *id,
             None => Some(self.client.id_of::<Peering>(name, &[("vpc", &vpc.to_string())]).await?),

@@ -1,7 +1,9 @@
 //! The cloud file (`cloud.yaml`), which describes a whole cloud: its format, parsing and checks.
 
+mod internet;
 pub(crate) mod security;
 
+pub use internet::{EipSpec, PublicPoolSpec};
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -92,6 +94,10 @@ pub struct CloudFile {
     pub vpcs: Vec<VpcSpec>,
     /// Peerings of VPCs.
     pub peerings: Vec<PeeringSpec>,
+    /// Pools of public addresses.
+    pub public_pools: Vec<PublicPoolSpec>,
+    /// EIPs (elastic IPs) of tenants.
+    pub eips: Vec<EipSpec>,
 }
 
 /// A tenant in a cloud file.
@@ -257,7 +263,7 @@ impl InstanceSpec {
     }
 }
 
-/// A route in a cloud file: `target: drop` or `target: {peering: NAME}`.
+/// A route in a cloud file: `target: drop`, `target: internet` or `target: {peering: NAME}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteSpec {
@@ -275,6 +281,8 @@ pub enum RouteTargetSpec {
     Peering(String),
     /// Drops the packets.
     Drop,
+    /// Sends the packets to the Internet, if their sender has a public address.
+    Internet,
 }
 
 /// A peering in a cloud file: two VPCs of one tenant.
@@ -336,7 +344,7 @@ impl CloudFile {
         let inside = |vpc: &VpcSpec| vpc.subnets.len() + groups(vpc) + vpc.instances.len() + vpc.routes.len();
         let inside: usize = self.vpcs.iter().map(inside).sum();
         let top = self.tenants.len() + self.clusters.len() + self.gateways.len() + self.hosts.len();
-        top + self.vpcs.len() + self.peerings.len() + inside
+        top + self.vpcs.len() + self.peerings.len() + inside + self.public_pools.len() + self.eips.len()
     }
 
     /// True if the file describes no object.
@@ -377,7 +385,7 @@ impl CloudFile {
             security::check(vpc)?;
         }
         self.peerings.iter().try_for_each(check_ends)?;
-        Ok(())
+        internet::check(self)
     }
 }
 

@@ -1,67 +1,84 @@
-//! Public pools and EIPs (elastic IP addresses).
+//! Public pools and EIPs: the objects of the API, and the requests that create them.
 
-use crate::model::{EntryFailure, resource};
-use crate::new::difference;
-use crate::{NewObject, Resource};
+use crate::new::{difference, difference_if_given};
+use crate::{EntryFailure, NewObject};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, EipId, InstanceId, IpNet, PublicPoolId, SubnetId, TenantId, VpcId};
+use sluice_types::{
+    AddressFamily, ClusterId, EipId, InstanceId, IpNet, PublicPoolId, SubnetId, TenantId, VpcId,
+};
 use std::net::IpAddr;
 
-/// Public addresses from which tenants get EIPs.
-#[allow(missing_docs)]
+/// Public addresses that the gateways of a cluster announce.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PublicPool {
+    /// Identifier, such as `pool-7`.
     pub id: PublicPoolId,
+    /// Name, unique in the cloud.
     pub name: String,
+    /// Cluster whose gateways announce the addresses.
     pub cluster: ClusterId,
+    /// Prefixes in ascending order.
     pub prefixes: Vec<IpNet>,
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
-    #[serde(default)]
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<EntryFailure>,
 }
 
-/// A public address, or an IPv6 prefix.
-#[allow(missing_docs)]
+/// An EIP (elastic IP): a public address of a tenant, or an IPv6 prefix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Eip {
+    /// Identifier, such as `eip-7`.
     pub id: EipId,
+    /// Name, unique in the tenant.
     pub name: String,
+    /// Tenant that owns it.
     pub tenant: TenantId,
+    /// Pool that it is from.
     pub pool: PublicPoolId,
+    /// The address, or the first one of the prefix.
     pub address: IpAddr,
+    /// 32 or 128 for a single address, else the length of the IPv6 prefix.
     pub prefix_length: u8,
+    /// VPC to which it is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vpc: Option<VpcId>,
+    /// Instance to which it is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
+    /// Subnet to which it is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subnet: Option<SubnetId>,
+    /// The address of the instance, or the first one of the subnet's IPv6 prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<IpAddr>,
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
+    /// True if every node that needs the object has programmed this revision. One that is not attached is programmed when
+    /// no gateway has it any more.
     pub programmed: bool,
-    #[serde(default)]
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<EntryFailure>,
 }
 
-resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it.name.clone());
-resource!(Eip, EipId, "eips", "EIP", "", true, |it| it.name.clone());
+crate::model::resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it
+    .name
+    .clone());
+crate::model::resource!(Eip, EipId, "eips", "EIP", ", or TENANT/EIP", true, |it| it.name.clone());
 
-/// A new pool.
-#[allow(missing_docs)]
-#[derive(Clone, Debug, Serialize)]
+/// Request to create a public pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewPublicPool {
+    /// Name, unique in the cloud.
     pub name: String,
+    /// Cluster whose gateways announce the addresses.
     pub cluster: ClusterId,
+    /// 1 to 64 prefixes.
     pub prefixes: Vec<IpNet>,
-}
-
-/// A new EIP.
-#[allow(missing_docs)]
-#[derive(Clone, Debug, Serialize)]
-pub struct NewEip {
-    pub name: String,
-    pub tenant: TenantId,
-    pub pool: PublicPoolId,
-    pub address: Option<IpAddr>,
-    pub instance: Option<InstanceId>,
 }
 
 impl NewObject for NewPublicPool {
@@ -73,9 +90,41 @@ impl NewObject for NewPublicPool {
     fn name(&self) -> String {
         self.name.clone()
     }
-    fn difference(&self, object: &PublicPool) -> Option<String> {
-        difference("cluster", &self.cluster, &object.cluster)
+    fn difference(&self, found: &PublicPool) -> Option<String> {
+        let mut requested = self.prefixes.clone();
+        requested.sort();
+        difference("cluster", &self.cluster, &found.cluster)
+            .or_else(|| difference("prefixes", &requested, &found.prefixes))
     }
+}
+
+/// Request to create an EIP. What is `None` is chosen by the API; a new EIP is attached only if the request says to what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NewEip {
+    /// Name, unique in the tenant.
+    pub name: String,
+    /// Tenant that owns it.
+    pub tenant: TenantId,
+    /// Pool that it is from.
+    pub pool: PublicPoolId,
+    /// Address of the pool, or the first one of a prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// Address family.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<AddressFamily>,
+    /// Length of an IPv6 prefix; `None` is a single address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_length: Option<u8>,
+    /// Instance to attach it to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    /// Subnet to attach it to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subnet: Option<SubnetId>,
+    /// Which address of the instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<IpAddr>,
 }
 
 impl NewObject for NewEip {
@@ -87,7 +136,18 @@ impl NewObject for NewEip {
     fn name(&self) -> String {
         self.name.clone()
     }
-    fn difference(&self, object: &Eip) -> Option<String> {
-        difference("instance", &self.instance, &object.instance)
+    fn difference(&self, found: &Eip) -> Option<String> {
+        let family = AddressFamily::of(&IpNet::from(found.address));
+        difference("tenant", &self.tenant, &found.tenant)
+            .or_else(|| difference("pool", &self.pool, &found.pool))
+            .or_else(|| difference_if_given("address", self.address.as_ref(), Some(&found.address)))
+            .or_else(|| difference_if_given("family", self.family.as_ref(), Some(&family)))
+            .or_else(|| {
+                let length = self.prefix_length.as_ref();
+                difference_if_given("prefix_length", length, Some(&found.prefix_length))
+            })
+            .or_else(|| difference_if_given("instance", self.instance.as_ref(), found.instance.as_ref()))
+            .or_else(|| difference_if_given("subnet", self.subnet.as_ref(), found.subnet.as_ref()))
+            .or_else(|| difference_if_given("inside", self.inside.as_ref(), found.inside.as_ref()))
     }
 }

@@ -24,8 +24,9 @@ mod wait;
 
 pub use apply::{Event, Options, Report, Tally, apply};
 pub use cloud::{
-    CloudFile, CloudFileError, ClusterSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec,
-    RouteSpec, RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
+    CloudFile, CloudFileError, ClusterSpec, EipSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec,
+    PeeringSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec,
+    TenantSpec, VpcSpec,
 };
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};

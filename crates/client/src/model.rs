@@ -384,7 +384,7 @@ pub enum RouteTarget {
     Peering(PeeringId),
     /// Drops the packets.
     Drop,
-    /// Sends the packets to the Internet.
+    /// Sends the packets to the Internet, if their sender has a public address.
     Internet,
 }
 

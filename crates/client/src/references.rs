@@ -4,10 +4,10 @@
 use crate::cloud::name_in;
 use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, DEFAULT_GROUP, Error, FieldError, Host, Peering, PeeringSpec, Remote,
-    Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Peering,
+    PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
 };
-use sluice_types::{ClusterId, HostId, TenantId, VpcId};
+use sluice_types::{ClusterId, HostId, PublicPoolId, TenantId, VpcId};
 use std::collections::{HashMap, HashSet};
 
 /// The VPC at one end of a peering.
@@ -25,8 +25,11 @@ pub(crate) struct References {
     pub tenants: HashMap<String, TenantId>,
     pub clusters: HashMap<String, ClusterId>,
     pub hosts: HashMap<String, HostId>,
+    pub pools: HashMap<String, PublicPoolId>,
     /// In the order of the file.
     pub ends: Vec<[End; 2]>,
+    /// The VPCs that EIPs name, in the order of the file.
+    pub eip_vpcs: Vec<Option<End>>,
 }
 
 /// Resolves all references of a cloud file.
@@ -47,8 +50,13 @@ pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<Refere
     for index in 0..cloud.vpcs.len() {
         resolver.routes(index).await?;
     }
-    let Resolver { tenants, clusters, hosts, ends, .. } = resolver;
-    Ok(References { tenants: tenants.outside, clusters: clusters.outside, hosts: hosts.outside, ends })
+    let mut eip_vpcs = Vec::new();
+    for eip in &cloud.eips {
+        eip_vpcs.push(resolver.eip(eip).await?);
+    }
+    let Resolver { tenants, clusters, hosts, pools, ends, .. } = resolver;
+    let (tenants, clusters, hosts) = (tenants.outside, clusters.outside, hosts.outside);
+    Ok(References { tenants, clusters, hosts, pools: pools.outside, ends, eip_vpcs })
 }
 
 /// Objects of one kind whose names are unique in the cloud.
@@ -90,6 +98,7 @@ struct Resolver<'a> {
     tenants: Kind<'a, Tenant>,
     clusters: Kind<'a, Cluster>,
     hosts: Kind<'a, Host>,
+    pools: Kind<'a, PublicPool>,
     /// Positions of the file's VPCs by name.
     vpcs: HashMap<&'a str, Vec<usize>>,
     /// Positions of the file's peerings by name.
@@ -109,6 +118,7 @@ impl<'a> Resolver<'a> {
             tenants: Kind::new(client, cloud.tenants.iter().map(|spec| spec.name.as_str())),
             clusters: Kind::new(client, cloud.clusters.iter().map(|spec| spec.name.as_str())),
             hosts: Kind::new(client, cloud.hosts.iter().map(|spec| spec.name.as_str())),
+            pools: Kind::new(client, cloud.public_pools.iter().map(|spec| spec.name.as_str())),
             vpcs: positions(cloud.vpcs.iter().map(|spec| spec.name.as_str())),
             peerings: positions(cloud.peerings.iter().map(|spec| spec.name.as_str())),
             ends: Vec::new(),
@@ -117,7 +127,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Resolves references to tenants, clusters and hosts.
+    /// Resolves references to tenants, clusters, hosts and pools.
     async fn top_level(&mut self) -> Result<()> {
         let cloud = self.cloud;
         for spec in &cloud.gateways {
@@ -140,6 +150,15 @@ impl<'a> Resolver<'a> {
             if let Some(tenant) = &spec.tenant {
                 self.tenants.resolve(tenant, "tenant", object).await?;
             }
+        }
+        for spec in &cloud.public_pools {
+            let object = || format!("public pool `{}`", spec.name);
+            self.clusters.resolve(&spec.cluster, "cluster", object).await?;
+        }
+        for spec in &cloud.eips {
+            let object = || format!("EIP `{}`", spec.name);
+            self.tenants.resolve(&spec.tenant, "tenant", object).await?;
+            self.pools.resolve(&spec.pool, "pool", object).await?;
         }
         Ok(())
     }
@@ -218,7 +237,8 @@ impl<'a> Resolver<'a> {
 
     async fn ends_of(&mut self, spec: &'a PeeringSpec) -> Result<[End; 2]> {
         let [a, b] = &spec.vpcs;
-        let ends = [self.end(spec, a).await?, self.end(spec, b).await?];
+        let (tenant, object) = (spec.tenant.as_deref(), || format!("peering `{}`", spec.name));
+        let ends = [self.end(tenant, a, "vpcs", object).await?, self.end(tenant, b, "vpcs", object).await?];
         if self.is_same_vpc(ends).await? {
             let object = format!("peering `{}`", spec.name);
             let problem = format!("`{a}` and `{b}` are the same VPC");
@@ -227,12 +247,16 @@ impl<'a> Resolver<'a> {
         Ok(ends)
     }
 
-    /// Resolves one VPC of a peering.
-    async fn end(&mut self, spec: &'a PeeringSpec, text: &'a str) -> Result<End> {
+    /// Resolves the VPC in a field, of this tenant if one is given. `object` describes the object that has the field.
+    async fn end(
+        &mut self,
+        tenant: Option<&'a str>,
+        text: &'a str,
+        field: &'static str,
+        object: impl Fn() -> String,
+    ) -> Result<End> {
         let (client, cloud) = (self.client, self.cloud);
-        let object = || format!("peering `{}`", spec.name);
         let named = self.vpcs.get(name_in(text)).cloned().unwrap_or_default();
-        let tenant = spec.tenant.as_deref();
         let is_of_tenant = |index: &usize| {
             tenant.is_none_or(|tenant| name_in(tenant) == name_in(&cloud.vpcs[*index].tenant))
         };
@@ -260,7 +284,45 @@ impl<'a> Resolver<'a> {
                 }
             },
         };
-        found.map(End::InCloud).map_err(|error| in_field::<Vpc>(error, text, "vpcs", object()))
+        found.map(End::InCloud).map_err(|error| in_field::<Vpc>(error, text, field, object()))
+    }
+
+    /// Resolves what an EIP is attached to. Returns its VPC.
+    async fn eip(&mut self, spec: &'a EipSpec) -> Result<Option<End>> {
+        let Some(vpc) = &spec.vpc else { return Ok(None) };
+        let cloud = self.cloud;
+        let object = || format!("EIP `{}`", spec.name);
+        let end = self.end(Some(&spec.tenant), vpc, "vpc", object).await?;
+        let (id, in_file) = match end {
+            End::InFile(index) => (self.vpc_id(index).await?, Some(&cloud.vpcs[index])),
+            End::InCloud(id) => (Some(id), None),
+        };
+        if let Some(text) = spec.instance.as_deref() {
+            let is_in_file =
+                in_file.is_some_and(|vpc| vpc.instances.iter().any(|it| it.name == name_in(text)));
+            self.in_vpc::<Instance>(id, is_in_file, text, "instance", object).await?;
+        }
+        if let Some(text) = spec.subnet.as_deref() {
+            let is_in_file = in_file.is_some_and(|vpc| vpc.subnets.iter().any(|it| it.name == name_in(text)));
+            self.in_vpc::<Subnet>(id, is_in_file, text, "subnet", object).await?;
+        }
+        Ok(Some(end))
+    }
+
+    /// Resolves an object of a VPC, unless the file describes it.
+    async fn in_vpc<T: Resource>(
+        &self,
+        vpc: Option<VpcId>,
+        is_in_file: bool,
+        text: &str,
+        field: &'static str,
+        object: impl Fn() -> String,
+    ) -> Result<()> {
+        if is_in_file {
+            return Ok(());
+        }
+        let found = find_in::<T>(self.client, vpc, text).await;
+        found.map(drop).map_err(|error| in_field::<T>(error, text, field, object()))
     }
 
     /// Resolves the peerings that are targets of a VPC's routes.

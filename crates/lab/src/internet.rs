@@ -15,11 +15,10 @@ use crate::lab::Lab;
 use crate::net::xdp_peer;
 use crate::paths::Paths;
 use crate::process::Process;
-use crate::topology::{Internet, Topology};
-use crate::vm::Cloud;
+use crate::topology::{Eip, Internet, Topology, Vpc};
 use futures::future::try_join_all;
-use sluice_client::{Cluster, NewEip, NewPublicPool, NewRoute, RouteTable, RouteTarget, Vpc};
-use sluice_types::IpNet;
+use sluice_client::{EipSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec};
+use sluice_types::{IpNet, Ipv4Net, Ipv6Net};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -202,25 +201,40 @@ pub(crate) fn start_web_server(lab: &Lab) -> Result<Process> {
     Process::start(&lab.paths, WEB, Some(WEB), argv.into())
 }
 
-/// Creates pool, EIPs and routes.
-pub(crate) async fn create(lab: &Lab, cloud: &Cloud) -> Result<()> {
-    let topology = &lab.state.topology;
-    let Some(internet) = &topology.internet else { return Ok(()) };
-    let cluster = lab.api.find::<Cluster>(&topology.cluster.name, &[]).await?.id;
-    let pool = NewPublicPool { name: POOL.to_owned(), cluster, prefixes: internet.pool.clone() };
-    let pool = lab.api.create((), &pool).await?.object.id;
-    for vpc in topology.vpcs.iter().filter(|vpc| vpc.internet) {
-        let of = cloud.vpcs[&vpc.name].id.to_string();
-        let table = lab.api.find::<RouteTable>("main", &[("vpc", &of)]).await?.id;
-        for destination in ["0.0.0.0/0", "::/0"].iter().filter_map(|text| text.parse().ok()) {
-            lab.api.create(table, &NewRoute { destination, target: RouteTarget::Internet }).await?;
-        }
-    }
-    for eip in &internet.eips {
-        let vm = &cloud.vms[&eip.vm];
-        let tenant = lab.api.get::<Vpc>(cloud.vpcs[&vm.vpc].id).await?.tenant;
-        let (name, address, instance) = (eip.name(), Some(eip.address), Some(vm.id));
-        lab.api.create((), &NewEip { name, tenant, pool, address, instance }).await?;
-    }
-    Ok(())
+/// The public pool in the API.
+pub(crate) fn pools(topology: &Topology) -> Vec<PublicPoolSpec> {
+    let pool = |internet: &Internet| PublicPoolSpec {
+        name: POOL.to_owned(),
+        cluster: topology.cluster.name.clone(),
+        prefixes: internet.pool.clone(),
+    };
+    topology.internet.iter().map(pool).collect()
+}
+
+/// The EIPs in the API, attached to VMs.
+pub(crate) fn eips(topology: &Topology) -> Vec<EipSpec> {
+    let spec = |eip: &Eip| {
+        let vm = topology.vms.iter().find(|vm| vm.name == eip.vm)?;
+        let vpc = topology.vpcs.iter().find(|vpc| vpc.name == vm.vpc)?;
+        Some(EipSpec {
+            name: eip.name(),
+            tenant: vpc.tenant.clone(),
+            pool: POOL.to_owned(),
+            address: Some(eip.address),
+            family: None,
+            prefix_length: None,
+            vpc: Some(vpc.name.clone()),
+            instance: Some(vm.name.clone()),
+            subnet: None,
+            inside: None,
+        })
+    };
+    topology.internet.iter().flat_map(|internet| &internet.eips).filter_map(spec).collect()
+}
+
+/// The routes of a VPC to the Internet.
+pub(crate) fn routes(vpc: &Vpc) -> Vec<RouteSpec> {
+    let default = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
+    let routes = default.map(|destination| RouteSpec { destination, target: RouteTargetSpec::Internet });
+    routes.into_iter().filter(|_| vpc.internet).collect()
 }

@@ -35,11 +35,12 @@ pub(crate) async fn create_cloud(lab: &Lab) -> Result<Cloud> {
     let cloud = CloudFile {
         vpcs: topology.vpcs.iter().map(|vpc| vpc_spec(topology, vpc)).collect(),
         peerings: topology.peerings.iter().map(peering).collect(),
+        public_pools: internet::pools(topology),
+        eips: internet::eips(topology),
         ..CloudFile::default()
     };
     apply(&lab.api, &cloud, Options::default(), &mut |_| {}).await?;
     let made = Cloud { vpcs: vpcs(lab).await?, vms: vms(lab).await? };
-    internet::create(lab, &made).await?;
     Ok(made)
 }
 
@@ -77,7 +78,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         subnets: vpc.subnets.iter().map(subnet).collect(),
         security_groups: vpc.security_groups.clone(),
         instances: instances.collect(),
-        routes: Vec::new(),
+        routes: internet::routes(vpc),
     }
 }
 

@@ -3,8 +3,10 @@
 
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
-use super::{clusters, events, gateways, hosts, instances, peerings, placement, removals, route_tables};
-use super::{routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
+use super::{
+    clusters, eips, events, gateways, hosts, instances, peerings, placement, public_pools, removals,
+};
+use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
 use serde::de::DeserializeOwned;
 use sluice_types::{SchedulerPatch, VpcId};
@@ -97,6 +99,12 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     list security_groups::SecurityGroupFilter;
     body security_rules::NewSecurityRule;
     list security_rules::SecurityRuleFilter;
+    body public_pools::NewPublicPool;
+    body public_pools::PublicPoolPatch;
+    list public_pools::PublicPoolFilter;
+    body eips::NewEip;
+    body eips::EipPatch;
+    list eips::EipFilter;
     query events::EventQuery;
     query removals::RemovalWait;
     body sluice_types::PlacementSettingsPatch;

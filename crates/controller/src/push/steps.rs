@@ -229,7 +229,9 @@ impl StepLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_southbound::{AddressPair, EndpointKey, MAX_UPDATE_BYTES, PolicyKey, Qos, SecurityRule, Vrf};
+    use sluice_southbound::{
+        AddressPair, EndpointKey, MAX_UPDATE_BYTES, PolicyKey, PublicPrefix, Qos, SecurityRule, Vrf,
+    };
     use sluice_types::{
         AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, Remote, RuleMatch,
         SecurityGroupId, SecurityRuleId, Vni,
@@ -256,6 +258,28 @@ mod tests {
         let keys: Vec<_> = parts.iter().flat_map(|part| part.removed_endpoints.clone()).collect();
         assert_eq!(keys, update.removed_endpoints);
         assert!(split(Update::default()).is_empty());
+    }
+
+    /// Catches public addresses that a large message drops, and those that come before their VRFs.
+    #[test]
+    fn split_keeps_public_addresses_behind_vrfs() {
+        let net = |address: u32| sluice_types::IpNet::from(std::net::IpAddr::V4(address.into()));
+        let vip = std::net::IpAddr::from([192, 0, 2, 1]);
+        let public = |n: u32| PublicPrefix { outside: net(n << 8), vni: vni(1), inside: net(n), vip };
+        let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+        let count = MAX_ENTRIES as u32 + 5;
+        let update = Update {
+            vrfs: vec![vrf],
+            public_prefixes: (1..=count).map(public).collect(),
+            removed_public_prefixes: (1..=count).map(net).collect(),
+            ..Update::default()
+        };
+        let parts = split(update.clone());
+        assert_eq!(parts[0].vrfs, [vrf]);
+        let joined = |field: fn(&Update) -> usize| parts.iter().map(field).sum::<usize>();
+        assert_eq!(joined(Update::entry_count), update.entry_count());
+        let all: Vec<_> = parts.iter().flat_map(|part| part.public_prefixes.clone()).collect();
+        assert_eq!(all, update.public_prefixes);
     }
 
     /// A policy with as many rules as 5 groups can have, each as large as possible, and every identity in 5 groups.

@@ -2,6 +2,7 @@
 //! other modules describe the kinds and have the verbs of one noun alone.
 
 mod addresses;
+mod internet;
 mod placement;
 mod resource;
 mod routing;
@@ -20,8 +21,8 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Gateway, Host, Instance, Peering, PendingRemoval, Route, RouteTable, SecurityGroup,
-    SecurityRule, Subnet, Tenant, Vpc,
+    Client, Cluster, Eip, Gateway, Host, Instance, Peering, PendingRemoval, PublicPool, Route, RouteTable,
+    SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -61,6 +62,12 @@ pub enum Noun {
     /// Rules of security groups
     #[command(alias = "security-rule")]
     SecurityRules(WithApi<Verb<SecurityRule>>),
+    /// Pools of public addresses, which the gateways of a cluster announce
+    #[command(alias = "public-pool")]
+    PublicPools(WithApi<Verb<PublicPool>>),
+    /// EIPs (elastic IPs): public addresses of tenants
+    #[command(alias = "eip")]
+    Eips(WithApi<Verb<Eip>>),
     /// Placement of VPCs on clusters
     Placement(WithApi<placement::Placement>),
     /// The scheduler, which moves vIPs between gateways as their loads change
@@ -93,6 +100,8 @@ impl Noun {
             Self::Peerings(command) => command.run().await,
             Self::SecurityGroups(command) => command.run().await,
             Self::SecurityRules(command) => command.run().await,
+            Self::PublicPools(command) => command.run().await,
+            Self::Eips(command) => command.run().await,
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,

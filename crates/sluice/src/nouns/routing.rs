@@ -90,6 +90,9 @@ pub struct NewRouteArgs {
     /// Drop the packets; they are counted as `route_drop`
     #[arg(long, group = "target")]
     drop: bool,
+    /// Send the packets to the Internet, if their sender has a public address (EIP)
+    #[arg(long, group = "target")]
+    internet: bool,
 }
 
 impl Create for NewRouteArgs {
@@ -99,7 +102,8 @@ impl Create for NewRouteArgs {
         let table = self.table.find(client).await?;
         let target = match &self.peering {
             None if self.drop => RouteTarget::Drop,
-            None => return Err(Failure::Usage("give --peering or --drop".to_owned())),
+            None if self.internet => RouteTarget::Internet,
+            None => return Err(Failure::Usage("give --peering, --drop or --internet".to_owned())),
             Some(peering) => {
                 let vpc = table.vpc.to_string();
                 RouteTarget::Peering(client.id_of::<Peering>(peering, &[("vpc", &vpc)]).await?)

@@ -1,0 +1,69 @@
+//! Public pools and EIPs.
+
+use super::Applier;
+use crate::references::End;
+use crate::{
+    CloudFile, EipSpec, Instance, NewEip, NewPublicPool, PublicPool, PublicPoolSpec, Resource, Result, Subnet,
+};
+use sluice_types::VpcId;
+
+impl Applier<'_> {
+    pub(super) async fn public_pool(&mut self, spec: &PublicPoolSpec) -> Result<()> {
+        let cluster = self.cluster(&spec.cluster).await?;
+        let (name, prefixes) = (spec.name.clone(), spec.prefixes.clone());
+        let body = cluster.map(|cluster| NewPublicPool { name, cluster, prefixes });
+        let id = self.create_or_compare(&spec.name, Some(()), &[], body).await?;
+        self.ids.pools.insert(spec.name.clone(), id);
+        Ok(())
+    }
+
+    /// The EIPs of the file, after everything to which they can be attached. `vpcs` are the VPCs that they name.
+    pub(super) async fn eips(&mut self, cloud: &CloudFile, vpcs: Vec<Option<End>>) -> Result<()> {
+        for (spec, vpc) in cloud.eips.iter().zip(vpcs) {
+            let vpc = match vpc {
+                Some(End::InFile(index)) => self.vpc_id(&cloud.vpcs[index]),
+                Some(End::InCloud(id)) => Some(id),
+                None => None,
+            };
+            self.eip(spec, vpc).await?;
+        }
+        Ok(())
+    }
+
+    async fn eip(&mut self, spec: &EipSpec, vpc: Option<VpcId>) -> Result<()> {
+        let tenant = self.tenant(&spec.tenant).await?;
+        let pool = match super::known(&self.ids.pools, &spec.pool) {
+            Some(id) => id,
+            None => Some(self.client.id_of::<PublicPool>(&spec.pool, &[]).await?),
+        };
+        let instance = self.target::<Instance>(vpc, spec.instance.as_deref()).await?;
+        let subnet = self.target::<Subnet>(vpc, spec.subnet.as_deref()).await?;
+        let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
+        let ids = tenant.zip(pool).zip(instance.zip(subnet));
+        let body = ids.map(|((tenant, pool), (instance, subnet))| NewEip {
+            name: spec.name.clone(),
+            tenant,
+            pool,
+            address: spec.address,
+            family: spec.family,
+            prefix_length: spec.prefix_length,
+            instance,
+            subnet,
+            inside: spec.inside,
+        });
+        let parent = tenant.map(|_| ());
+        self.create_or_compare(&spec.name, parent, &[("tenant", &of)], body).await.map(drop)
+    }
+
+    /// The object of a VPC to which an EIP is attached, if any. The outer `None`: a dry run would create it.
+    async fn target<T: Resource>(
+        &self,
+        vpc: Option<VpcId>,
+        text: Option<&str>,
+    ) -> Result<Option<Option<T::Id>>> {
+        let Some(text) = text else { return Ok(Some(None)) };
+        let Some(vpc) = vpc else { return Ok(None) };
+        let found = self.client.id_of::<T>(text, &[("vpc", &vpc.to_string())]).await;
+        Ok(self.none_if_not_created_yet(found)?.map(Some))
+    }
+}

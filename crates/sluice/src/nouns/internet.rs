@@ -1,0 +1,301 @@
+//! Arguments and verbs of public pools and EIPs.
+
+use super::resource::{
+    ByName, Creatable, Create, Filter, Help, InVpc, Kind, NameOrId, NoPreview, Parent, Run, Select, Target,
+    Wait, optional_id,
+};
+use crate::api::{self, ApiArgs};
+use crate::failure::Failure;
+use crate::output;
+use clap::{ArgGroup, Args, Subcommand};
+use serde_json::{Map, Value, json};
+use sluice_client::{
+    Client, Cluster, Eip, Instance, NewEip, NewPublicPool, PublicPool, Resource, Subnet, Tenant,
+};
+use sluice_types::{AddressFamily, InstanceId, IpNet, SubnetId, parse_prefix};
+use std::net::IpAddr;
+
+impl Kind for PublicPool {
+    const HELP: Help = Help { list: "List pools of public addresses", show: "Show one pool" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "cluster", "prefixes"];
+    type Selector = NameOrId;
+    type Filters = OnCluster;
+}
+
+impl Creatable for PublicPool {
+    const CREATE_HELP: &'static str =
+        "Create a pool of public addresses, which the gateways of a cluster announce";
+    const DELETE_HELP: &'static str = "Delete a pool of which there is no EIP";
+    type New = NewPublicPoolArgs;
+    type Verbs = PublicPoolVerb;
+    type Preview = NoPreview;
+}
+
+#[derive(Args)]
+pub struct OnCluster {
+    /// Only pools of this cluster: name or id
+    #[arg(long)]
+    cluster: Option<String>,
+    #[command(flatten)]
+    name: ByName,
+}
+
+impl Filter for OnCluster {
+    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
+        let mut query = self.name.query(client).await?;
+        let cluster = optional_id::<Cluster>(client, self.cluster.as_deref()).await?;
+        query.extend(cluster.map(|cluster| ("cluster", cluster.to_string())));
+        Ok(query)
+    }
+}
+
+#[derive(Args)]
+pub struct NewPublicPoolArgs {
+    /// Name, unique in the cloud
+    name: String,
+    /// Cluster whose gateways announce the addresses: name or id
+    #[arg(long)]
+    cluster: String,
+    /// Prefix of the pool; can be given up to 64 times
+    #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, required = true)]
+    prefix: Vec<IpNet>,
+}
+
+impl Create for NewPublicPoolArgs {
+    type Object = PublicPool;
+    type Body = NewPublicPool;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewPublicPool), Failure> {
+        let cluster = client.id_of::<Cluster>(&self.cluster, &[]).await?;
+        Ok(((), NewPublicPool { name: self.name, cluster, prefixes: self.prefix }))
+    }
+}
+
+#[derive(Subcommand)]
+pub enum PublicPoolVerb {
+    /// Rename a pool, add prefixes, or remove prefixes in which there is no EIP
+    #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
+    Update {
+        #[command(flatten)]
+        target: Target<PublicPool>,
+        /// New name
+        #[arg(long = "name", value_name = "NAME", group = "change")]
+        new_name: Option<String>,
+        /// Prefix to add; can be repeated
+        #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, group = "change")]
+        add_prefix: Vec<IpNet>,
+        /// Prefix to remove; can be repeated
+        #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, group = "change")]
+        remove_prefix: Vec<IpNet>,
+    },
+}
+
+impl Run for PublicPoolVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::Update { target, new_name, add_prefix, remove_prefix } = self;
+        let pool = target.find(client).await?;
+        let mut patch = Map::new();
+        patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
+        if !(add_prefix.is_empty() && remove_prefix.is_empty()) {
+            if let Some(missing) = remove_prefix.iter().find(|prefix| !pool.prefixes.contains(prefix)) {
+                let text = format!("pool `{}` has no prefix {missing}", pool.name);
+                return Err(Failure::Usage(text));
+            }
+            let mut prefixes = pool.prefixes.clone();
+            prefixes.extend(add_prefix.into_iter().filter(|prefix| !pool.prefixes.contains(prefix)));
+            prefixes.retain(|prefix| !remove_prefix.contains(prefix));
+            patch.insert("prefixes".to_owned(), json!(prefixes));
+        }
+        // The prefixes of this revision were changed, so those of another must not be replaced.
+        let expected = target.expected().unwrap_or(pool.revision);
+        output::one(api.output, &client.update::<PublicPool>(pool.id, &patch, Some(expected)).await?)
+    }
+}
+
+impl Kind for Eip {
+    const HELP: Help = Help { list: "List EIPs", show: "Show one EIP" };
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "tenant", "address", "vpc", "instance", "subnet", "inside", "programmed"];
+    type Selector = NameInTenant;
+    type Filters = EipFilters;
+
+    fn table_row(&self) -> Value {
+        let mut row = serde_json::to_value(self).unwrap_or_default();
+        if ![32, 128].contains(&self.prefix_length) || self.address.is_ipv6() && self.prefix_length == 32 {
+            row["address"] = json!(format!("{}/{}", self.address, self.prefix_length));
+        }
+        row
+    }
+}
+
+impl Creatable for Eip {
+    const CREATE_HELP: &'static str =
+        "Create an EIP; without an address given, it gets the lowest that is free";
+    const DELETE_HELP: &'static str = "Delete an EIP, also if it is attached";
+    type New = NewEipArgs;
+    type Verbs = EipVerb;
+    type Preview = NoPreview;
+}
+
+/// Selects an EIP by name or id; the name is unique in its tenant.
+#[derive(Args)]
+pub struct NameInTenant {
+    /// Name, TENANT/NAME if several tenants have an EIP of this name, or id
+    #[arg(value_name = "NAME|TENANT/NAME|ID")]
+    name: String,
+}
+
+impl Select<Eip> for NameInTenant {
+    async fn find(&self, client: &Client) -> Result<Eip, Failure> {
+        let Some((tenant, name)) = self.name.split_once('/') else {
+            return Ok(client.find(&self.name, &[]).await?);
+        };
+        let tenant = client.id_of::<Tenant>(tenant, &[]).await?;
+        Ok(client.find(name, &[("tenant", &tenant.to_string())]).await?)
+    }
+}
+
+#[derive(Args)]
+pub struct EipFilters {
+    /// Only EIPs of this tenant: name or id
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only EIPs from this pool: name or id
+    #[arg(long)]
+    pool: Option<String>,
+    #[command(flatten)]
+    vpc: InVpc,
+    #[command(flatten)]
+    name: ByName,
+}
+
+impl Filter for EipFilters {
+    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
+        let mut query = self.name.query(client).await?;
+        let tenant = optional_id::<Tenant>(client, self.tenant.as_deref()).await?;
+        query.extend(tenant.map(|tenant| ("tenant", tenant.to_string())));
+        let pool = optional_id::<PublicPool>(client, self.pool.as_deref()).await?;
+        query.extend(pool.map(|pool| ("pool", pool.to_string())));
+        query.extend(self.vpc.id(client).await?.map(|vpc| ("vpc", vpc)));
+        Ok(query)
+    }
+}
+
+/// What an EIP is attached to.
+#[derive(Args)]
+pub struct AttachTo {
+    /// Instance that gets the EIP: name, VPC/NAME, TENANT/VPC/NAME or id
+    #[arg(long, value_name = "VPC/NAME|ID", group = "to")]
+    instance: Option<String>,
+    /// Subnet whose IPv6 prefix gets the EIP, which is a prefix of the same length: name, VPC/NAME, TENANT/VPC/NAME or id
+    #[arg(long, value_name = "VPC/NAME|ID", group = "to")]
+    subnet: Option<String>,
+    /// Which address of the instance: an own or a secondary one [default: its own of the EIP's family]
+    #[arg(long, value_name = "ADDRESS", requires = "instance")]
+    inside: Option<IpAddr>,
+}
+
+impl AttachTo {
+    async fn ids(&self, client: &Client) -> Result<(Option<InstanceId>, Option<SubnetId>), Failure> {
+        Ok((
+            id_in_vpc::<Instance>(client, self.instance.as_deref()).await?,
+            id_in_vpc::<Subnet>(client, self.subnet.as_deref()).await?,
+        ))
+    }
+}
+
+/// The id of an object of a VPC, given as NAME, VPC/NAME, TENANT/VPC/NAME or id.
+async fn id_in_vpc<K: Resource>(client: &Client, text: Option<&str>) -> Result<Option<K::Id>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    // Names have no `/`.
+    let Some((vpc, name)) = text.rsplit_once('/') else { return optional_id::<K>(client, Some(text)).await };
+    let vpc = api::vpc(client, vpc).await?.id.to_string();
+    Ok(Some(client.id_of::<K>(name, &[("vpc", &vpc)]).await?))
+}
+
+#[derive(Args)]
+pub struct NewEipArgs {
+    /// Name, unique in the tenant
+    name: String,
+    /// Tenant that owns it: name or id
+    #[arg(long)]
+    tenant: String,
+    /// Pool that it is from: name or id
+    #[arg(long)]
+    pool: String,
+    /// Address of the pool, or the first one of a prefix [default: the lowest that is free]
+    #[arg(long)]
+    address: Option<IpAddr>,
+    /// `ipv4` or `ipv6` [default: that of the address, or `ipv6` with --prefix-length, else `ipv4` if the pool has IPv4
+    /// addresses]
+    #[arg(long)]
+    family: Option<AddressFamily>,
+    /// Length of an IPv6 prefix [default: a single address]
+    #[arg(long, value_name = "BITS")]
+    prefix_length: Option<u8>,
+    #[command(flatten)]
+    to: AttachTo,
+}
+
+impl Create for NewEipArgs {
+    type Object = Eip;
+    type Body = NewEip;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewEip), Failure> {
+        let tenant = client.id_of::<Tenant>(&self.tenant, &[]).await?;
+        let pool = client.id_of::<PublicPool>(&self.pool, &[]).await?;
+        let (instance, subnet) = self.to.ids(client).await?;
+        let Self { name, address, family, prefix_length, to: AttachTo { inside, .. }, .. } = self;
+        Ok(((), NewEip { name, tenant, pool, address, family, prefix_length, instance, subnet, inside }))
+    }
+}
+
+#[derive(Subcommand)]
+pub enum EipVerb {
+    /// Attach an EIP to an instance or a subnet; one that is attached elsewhere moves
+    #[command(group(ArgGroup::new("to").required(true)))]
+    Attach {
+        #[command(flatten)]
+        target: Target<Eip>,
+        #[command(flatten)]
+        to: AttachTo,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Detach an EIP; it keeps its address
+    Detach {
+        #[command(flatten)]
+        target: Target<Eip>,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Rename an EIP
+    Update {
+        #[command(flatten)]
+        target: Target<Eip>,
+        /// New name
+        #[arg(long = "name", value_name = "NAME")]
+        new_name: String,
+    },
+}
+
+impl Run for EipVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        match self {
+            Self::Attach { target, to, wait } => {
+                let (instance, subnet) = to.ids(client).await?;
+                let mut patch = Map::new();
+                patch.extend(instance.map(|id| ("instance".to_owned(), json!(id))));
+                patch.extend(subnet.map(|id| ("subnet".to_owned(), json!(id))));
+                patch.extend(to.inside.map(|address| ("inside".to_owned(), json!(address))));
+                let eip = target.update(client, &patch).await?;
+                wait.print_when(api, client, eip, |_| true).await
+            }
+            Self::Detach { target, wait } => {
+                let eip = target.update(client, &json!({"instance": null})).await?;
+                wait.print_when(api, client, eip, |_| true).await
+            }
+            Self::Update { target, new_name } => {
+                output::one(api.output, &target.update(client, &json!({"name": new_name})).await?)
+            }
+        }
+    }
+}
