@@ -11,7 +11,7 @@ use crate::support::{
 };
 use serde_json::{Value, json};
 use sluice_client::{Eip, Remote};
-use sluice_lab::internet::{CLIENT, EXCHANGE, ISP, LARGE_FILE, LARGE_FILE_BYTES, WEB, page, web_address};
+use sluice_lab::internet::{CLIENT, EXCHANGE, ISP, LARGE_FILE, WEB, page, web_address};
 use sluice_lab::{Lab, Options};
 use sluice_types::Protocol;
 use std::net::{IpAddr, SocketAddr};
@@ -180,7 +180,7 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
             answers(lab, from, to, &["-M", "do", "-s", &size]).await?;
         }
         for vm in PUBLIC {
-            download(lab, vm, ipv6, &[]).await?;
+            download(lab, vm, ipv6).await?;
         }
         // From a VM that has not learned the path MTU by the pings above.
         execute(lab, PUBLIC[0], &["ip", if ipv6 { "-6" } else { "-4" }, "route", "flush", "cache"]).await?;
@@ -195,11 +195,11 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
 }
 
 /// Downloads the web server's large file, and compares it.
-async fn download(lab: &Lab, vm: &str, ipv6: bool, options: &[&str]) -> Outcome {
+async fn download(lab: &Lab, vm: &str, ipv6: bool) -> Outcome {
     let url = page(ipv6) + LARGE_FILE;
     let copy = copy(lab, vm, ipv6);
     let file = copy.display().to_string();
-    let output = lab.exec(vm, &curl(&[options, &["--output", &file]].concat(), &url)).await?;
+    let output = lab.exec(vm, &curl(&["--output", &file], &url)).await?;
     ensure!(output.status.success(), "{vm} downloads {url}: {}", output_of(&output));
     let original = std::fs::read(lab.paths().web_root().join(LARGE_FILE))?;
     ensure!(std::fs::read(&copy)? == original, "{vm} got another file from {url}");
@@ -292,24 +292,26 @@ async fn eip_moves(lab: &Lab) -> Outcome {
     Ok(())
 }
 
+/// 64 Mbit/s from the Internet to VMs.
+const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 64mbit";
+
 /// The gateway that answers for a VM's public address loses its agent and its links during downloads, which go on by
 /// another gateway.
 async fn owner_dies(lab: &Lab) -> Outcome {
     let public = eip(lab, PUBLIC[0], false)?;
     answers(lab, CLIENT, public, &[]).await?;
     let victim = owner(lab, public).await?;
-    // The downloads take 4 s, and what is not read waits on the server.
-    for vm in PUBLIC {
-        execute(lab, vm, &["sysctl", "-qw", "net.ipv4.tcp_rmem=4096 65536 131072"]).await?;
+    // The downloads take 4 s.
+    for shaper in ["qdisc add dev ix0 root handle 1: htb default 1", SHAPE] {
+        execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
     }
-    let slow = ["--limit-rate", "2M"];
     let [first, second] = PUBLIC;
     let downloads = async {
         tokio::try_join!(
-            download(lab, first, false, &slow),
-            download(lab, first, true, &slow),
-            download(lab, second, false, &slow),
-            download(lab, second, true, &slow),
+            download(lab, first, false),
+            download(lab, first, true),
+            download(lab, second, false),
+            download(lab, second, true),
         )
     };
     let die = async {
@@ -323,15 +325,14 @@ async fn owner_dies(lab: &Lab) -> Outcome {
         })
         .await?;
         for (vm, ipv6) in PUBLIC.iter().flat_map(|vm| [(vm, false), (vm, true)]) {
-            let bytes = std::fs::metadata(copy(lab, vm, ipv6))?.len();
-            ensure_timely!(
-                bytes < LARGE_FILE_BYTES,
-                "the download of {vm} ended before the gateway was replaced"
-            );
+            // The file is removed when it is complete.
+            let is_unfinished = copy(lab, vm, ipv6).exists();
+            ensure_timely!(is_unfinished, "{vm} had its file before the gateway was replaced");
         }
         Ok(())
     };
     tokio::try_join!(downloads, die)?;
+    execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
     set_links(lab, victim, "up").await?;
     lab.restart(&lab.state().topology.gateways[victim].name).map(drop)?;
     answers(lab, CLIENT, public, &[]).await
