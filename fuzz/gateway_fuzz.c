@@ -9,13 +9,16 @@
  * break the contract of gateway.bpf.c: drops that no counter counts, packets
  * for the kernel that were changed, packets sent with wrong lengths or
  * checksums, tenants' packets sent although no known node sent them or
- * their VNI does not exist, and identities that leave their VNI, or go to or
+ * their VNI does not exist, packets to the Internet without a public source
+ * or with another checksum than they came with, and identities that leave their VNI, or go to or
  * come from a host without a vSwitch. Each packet is then processed once more by the
  * general path alone, which must do the same in all that can be seen.
  */
 #include "xdp.h"
 
 #include "../bpf/gateway.bpf.c"
+
+#include "translated.h"
 
 #define SWITCH_PORT 0x01    /* received on the second port */
 #define SWITCH_SPLIT 0x02   /* a part of the packet is in fragments */
@@ -28,12 +31,13 @@
 /* Corrections of the outer headers, without which most changed packets are dropped early. */
 #define REPAIR_LENGTHS 0x01  /* lengths of IP and UDP */
 #define REPAIR_CHECKSUM 0x02 /* checksum of the IPv4 header */
+#define FIB_INTERNET 0x04    /* no repair: the kernel's route is by the Internet port, which is the third */
 
 /* The first bytes of an input. */
 struct setup {
 	uint8_t switches; /* SWITCH_* */
 	uint8_t patches;  /* number of patches to the tables that follow */
-	uint8_t repair;	  /* REPAIR_* */
+	uint8_t repair;	  /* REPAIR_*, FIB_INTERNET */
 	uint8_t sender;	  /* changes the last byte of the outer source address */
 };
 
@@ -175,6 +179,23 @@ static void check_tenant(const uint8_t *packet)
 		fail("a packet of an unknown VNI was accepted");
 }
 
+/* Whether the program found that the packet goes to the Internet or to a public address. */
+static int is_to_internet(void)
+{
+	return program_memory.to_internet == 1;
+}
+
+/* Checks a tenant's packet that leaves by the Internet port, or is turned back: `after` is its frame. */
+static void check_public(const uint8_t *packet, const uint8_t *after)
+{
+	const uint8_t *before = vxlan_of(packet) + VXLAN_BYTES;
+
+	check_tenant(packet);
+	if (!is_public(before, source_of(before), 1) || !is_public(after, source_of(after), 0))
+		fail("a packet to the Internet without a public address");
+	check_translated(before, after);
+}
+
 /* Checks the outer headers of an IP packet that is sent. `packet` is the one that was received. */
 static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 {
@@ -185,6 +206,14 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	if (length < 42 || length > sizeof(out))
 		fail("length of a packet that is sent");
 	bpf_xdp_load_bytes(&xdp.ctx, 0, out, length);
+	if (is_to_internet() && is_forwarded) {
+		int is_out = xdp.redirected == ((struct underlay_port *)&pristine[CELL_NODE + 1])[2].ifindex;
+
+		if (!patched)
+			check_public(packet, is_out ? out : vxlan_of(out) + VXLAN_BYTES);
+		if (patched || is_out)
+			return;
+	}
 	if (out[12] == 0x08 && out[13] == 0x00) {
 		total = out[16] << 8 | out[17];
 		if (out[14] != 0x45 || total + 14 > length || residue(out + 14, 20, 0))
@@ -207,7 +236,7 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	 */
 	if (is_udp && !patched) {
 		check_tenant(packet);
-		check_identity_sent(packet, out, is_forwarded);
+		check_identity_sent(packet, out, is_forwarded && !is_to_internet());
 	}
 }
 
@@ -331,8 +360,8 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	default:
 		fail("an unknown verdict");
 	}
-	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost + refused - missed,
-		    setup->patches > 0);
+	check_flows(is_to_internet() ? 0 : traffic_count.packets - sent, kernel.posted - posted,
+		    lost + refused - missed, setup->patches > 0);
 	read_outcome(&both, verdict);
 	write_outcome(&before);
 	receive(packet, length, linear);
@@ -374,7 +403,7 @@ static void set_world(const struct setup *setup)
 	/* The image's next hops were resolved when it was taken, some time after the machine's start. */
 	kernel.now_ns = setup->switches & SWITCH_EXPIRED ? 1ull << 62 : 1;
 	xdp.ctx.ingress_ifindex = ports[setup->switches & SWITCH_PORT ? 1 : 0].ifindex;
-	xdp.fib_ifindex = ports[0].ifindex;
+	xdp.fib_ifindex = ports[setup->repair & FIB_INTERNET ? 2 : 0].ifindex;
 	xdp.fib_answer = !fib ? 0 : fib == SWITCH_FIB ? -19 : BPF_FIB_LKUP_RET_NO_NEIGH;
 	bucket.refilled_ns = ~0ull;
 	bucket.tokens = !(setup->switches & SWITCH_BUDGET);

@@ -14,6 +14,7 @@ static struct {
 	uint32_t linear_end; /* end of the memory that the linear part may grow into */
 	int fib_answer;
 	uint32_t fib_ifindex;
+	uint32_t redirected; /* interface that the packet is sent by; 0: by the one that it came in by */
 } xdp;
 
 /* Receives a packet whose first `linear` bytes are linear. */
@@ -22,6 +23,7 @@ static void receive(const uint8_t *bytes, uint32_t length, uint32_t linear)
 	xdp.ctx.data = xdp.ctx.data_meta = lay_out(bytes, length, linear);
 	xdp.ctx.data_end = xdp.ctx.data + linear;
 	xdp.linear_end = xdp.ctx.data + LINEAR_MAX + TAILROOM;
+	xdp.redirected = 0;
 }
 
 static uint32_t linear_bytes(void)
@@ -76,8 +78,27 @@ long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length
 	return load_bytes(ctx->data, linear_bytes(), offset, to, length);
 }
 
+long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 length)
+{
+	uint32_t linear = linear_bytes(), total = linear + kernel.fragment_bytes, first = 0;
+
+	if (!length)
+		abort();
+	if (offset > total || length > total - offset)
+		return -22;
+	if (offset < linear) {
+		first = length < linear - offset ? length : linear - offset;
+		memcpy((void *)(uintptr_t)(ctx->data + offset), from, first);
+		offset += first;
+	}
+	if (first < length)
+		memcpy(kernel.fragments + (offset - linear), (uint8_t *)from + first, length - first);
+	return 0;
+}
+
 long bpf_redirect(__u32 ifindex, __u64 flags)
 {
+	xdp.redirected = ifindex;
 	return ifindex && !flags ? XDP_REDIRECT : XDP_ABORTED;
 }
 

@@ -235,6 +235,34 @@ fn xdp_stays_attached_and_gets_the_new_program() {
     });
 }
 
+/// Catches an adoption that gives an interface the other program of a gateway, and one that leaves an interface with its old
+/// program when it becomes an Internet port or is none any more.
+#[test]
+fn each_interface_has_the_program_of_its_side() {
+    in_namespace(|| {
+        let pins = Pins::new("sides");
+        let [underlay, internet] = ["u0", "t0"].map(|name| Interface::by_name(name).unwrap());
+        let attach = |datapath: &Datapath, sides: [(&str, &Interface); 2], how| {
+            for (program, interface) in sides {
+                assert_eq!(datapath.attach_xdp(program, interface).unwrap(), how);
+                let id = program_id(datapath, program);
+                let programs = programs_on(&interface.name);
+                assert!(programs.contains(&format!("driver id {id}")), "{program}: {programs}");
+            }
+        };
+        let sides = [("gateway", &underlay), ("internet", &internet)];
+        let first = pins.load(ObjectName::Gateway, 4096).unwrap();
+        attach(&first, sides, Attachment::XdpNative);
+        drop(first);
+        let second = pins.load(ObjectName::Gateway, 4096).unwrap();
+        attach(&second, sides, Attachment::Adopted);
+        drop(second);
+        let third = pins.load(ObjectName::Gateway, 4096).unwrap();
+        attach(&third, [("internet", &underlay), ("gateway", &internet)], Attachment::Adopted);
+        assert_eq!(third.attached().unwrap().len(), 2);
+    });
+}
+
 #[test]
 fn a_driver_without_xdp_gets_the_generic_mode() {
     in_namespace(|| {

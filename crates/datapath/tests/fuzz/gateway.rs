@@ -1,4 +1,4 @@
-//! Seeds and tables of the fuzz target for the gateway program.
+//! Seeds and tables of the fuzz targets for the gateway's programs.
 
 #[allow(dead_code, reason = "shared with the fixtures, which use all of it")]
 #[path = "../fixtures/gateway/world.rs"]
@@ -7,12 +7,14 @@ mod world;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-use sluice_tables::Target::NextHop;
+use sluice_tables::PublicPrefix;
+use sluice_tables::Target::{Internet, NextHop};
 use sluice_types::{MacAddr, ROUTER_MAC};
 
 use crate::Target;
 use crate::support::build::*;
-use world::{HOST_A4, HOST_A6, HOST_B4, SENDER, Sent, VIP4, VIP6, VMAC, vm4, vm6};
+use world::{HOST_A4, HOST_A6, HOST_B4, REMOTE4, REMOTE6, ROUTER4, ROUTER6};
+use world::{SENDER, Sent, VIP4, VIP6, VMAC, vm4, vm6};
 
 /// Tenants' frames, each of which takes another branch of the program.
 fn frames() -> Vec<Vec<u8>> {
@@ -67,6 +69,91 @@ fn expired4(macs: (MacAddr, MacAddr)) -> Vec<u8> {
     world::udp_frame(macs, vm4(1, SENDER).into(), vm4(1, 10).into(), 1, b"expired")
 }
 
+/// Public addresses of the sender and of VM 10.
+const PUBLIC: [[&str; 2]; 2] = [["203.0.113.5", "2001:db8:e::5"], ["203.0.113.10", "2001:db8:e::a"]];
+
+/// IP packets between two addresses, each of which is translated in another way.
+fn translated(from: &str, to: &str) -> Vec<Vec<u8>> {
+    let (from, to) = (ip(from), ip(to));
+    let packet = |protocol, payload: &[u8]| match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => Ipv4::new(from, to, protocol).build(payload),
+        (IpAddr::V6(from), IpAddr::V6(to)) => Ipv6::new(from, to, protocol).build(payload),
+        _ => panic!("two families"),
+    };
+    let mut syn = tcp_segment(from, to, (33000, 80), 2, &[1, 2, 4, 5, 0xb4, 1, 3, 3, 7, 1, 1, 0]);
+    syn[12] = 0x80;
+    let datagram = udp(from, to, (4000, 5000), b"sluice");
+    let mut packets = vec![packet(UDP, &datagram), packet(TCP, &syn), packet(50, &[9; 20])];
+    let mut expired = packet(UDP, &datagram);
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let about = Ipv4::new(to, from, UDP).build(&udp(to.into(), from.into(), (1, 2), b"quoted"));
+            packets.push(packet(ICMP, &icmp(3, 1, 0, &about)));
+            packets.push(packet(ICMP, &icmp(8, 0, 1, b"ping")));
+            packets.push(Ipv4 { options: vec![1; 8], ..Ipv4::new(from, to, UDP) }.build(&datagram));
+            packets.push(Ipv4 { fragment: 0x2000, ..Ipv4::new(from, to, UDP) }.build(&datagram));
+            expired = Ipv4 { ttl: 1, ..Ipv4::new(from, to, UDP) }.build(&datagram);
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let about = Ipv6::new(to, from, UDP).build(&udp(to.into(), from.into(), (1, 2), b"quoted"));
+            packets.push(packet(ICMPV6, &icmpv6(from, to, 1, 1, 0, &about)));
+            packets.push(packet(ICMPV6, &icmpv6(from, to, 128, 0, 1, b"ping")));
+            packets.push(packet(0, &[&[UDP, 0, 1, 4, 0, 0, 0, 0][..], &datagram].concat()));
+            expired[7] = 1;
+        }
+        _ => panic!("two families"),
+    }
+    packets.push(expired);
+    packets.push(packet(UDP, &udp(from, to, (1, 2), &[7; 1500])));
+    packets
+}
+
+/// Frames of the sender to the Internet, and to a public address.
+fn outward() -> Vec<Vec<u8>> {
+    let ends = [
+        (vm4(1, SENDER).to_string(), [REMOTE4, PUBLIC[1][0]]),
+        (vm6(1, SENDER).to_string(), [REMOTE6, PUBLIC[1][1]]),
+    ];
+    let packets = ends.iter().flat_map(|(from, to)| to.iter().flat_map(move |to| translated(from, to)));
+    packets.map(|packet| framed((ROUTER_MAC, mac(SENDER)), &packet)).collect()
+}
+
+fn framed(macs: (MacAddr, MacAddr), packet: &[u8]) -> Vec<u8> {
+    ethernet(macs.0, macs.1, if packet[0] >> 4 == 4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 }, packet)
+}
+
+/// Frames from the Internet.
+fn inward() -> Vec<Vec<u8>> {
+    let four = translated(REMOTE4, PUBLIC[1][0]).into_iter().map(|packet| (ROUTER4.mac, packet));
+    let six = translated(REMOTE6, PUBLIC[1][1]).into_iter().map(|packet| (ROUTER6.mac, packet));
+    let mut frames: Vec<_> = four.chain(six).map(|(from, packet)| framed((VMAC, from), &packet)).collect();
+    let router4 = (ROUTER4.mac, ROUTER4.address.parse().unwrap());
+    frames.push(arp_request(router4, PUBLIC[1][0].parse().unwrap()));
+    let target = PUBLIC[1][1].parse().unwrap();
+    frames.push(Solicit::new(ROUTER6.address.parse().unwrap(), ROUTER6.mac, target).build());
+    frames.push(Solicit::new(Ipv6Addr::UNSPECIFIED, ROUTER6.mac, target).build());
+    frames
+}
+
+/// Gives VPC 1 a route to the Internet, and two VMs public addresses.
+fn connect(world: &mut world::World) {
+    world.route(100, "0.0.0.0/0", Internet);
+    world.route(100, "::/0", Internet);
+    for (number, public) in [SENDER, 10].into_iter().zip(PUBLIC) {
+        let inside = [vm4(1, number).to_string() + "/32", vm6(1, number).to_string() + "/128"];
+        for ((outside, inside), vip) in public.into_iter().zip(inside).zip([VIP4, VIP6]) {
+            let length = if outside.contains(':') { 128 } else { 32 };
+            let public = PublicPrefix {
+                outside: format!("{outside}/{length}").parse().unwrap(),
+                vni: 100.try_into().unwrap(),
+                inside: inside.parse().unwrap(),
+                vip: ip(vip),
+            };
+            world.bench.tables.upsert_public_prefix(&public).unwrap();
+        }
+    }
+}
+
 fn packets() -> Vec<Vec<u8>> {
     let mut packets = Vec::new();
     for host in [HOST_A4, HOST_A6] {
@@ -74,6 +161,7 @@ fn packets() -> Vec<Vec<u8>> {
         let wrap = |checksum| move |frame| Sent { tunnel: tunnel(checksum), frame }.packet();
         packets.extend(frames().into_iter().map(wrap(true)));
         packets.extend(frames().into_iter().map(wrap(false)));
+        packets.extend(outward().into_iter().map(wrap(true)));
     }
     // With an identity, also of and to a foreign host.
     for host in [HOST_A4, HOST_A6, HOST_B4] {
@@ -100,6 +188,7 @@ struct Setup {
 
 impl Setup {
     const REPAIR_ALL: u8 = 0x03;
+    const FIB_INTERNET: u8 = 0x04;
 
     fn bytes(&self) -> Vec<u8> {
         vec![self.switches, 0, self.repair, self.sender]
@@ -111,7 +200,14 @@ fn setups() -> Vec<Vec<u8>> {
     let switches = [0, 0x02, 0x04, 0x08, 0x20, 0x40, 0x80, 0xc0];
     let plain = switches.map(|switches| Setup { switches, repair: 0, sender: 0 });
     let senders = [0, 1].map(|sender| Setup { switches: 0, repair: Setup::REPAIR_ALL, sender });
-    plain.iter().chain(&senders).map(Setup::bytes).collect()
+    let internet = [0, 0x02].map(|switches| Setup { switches, repair: Setup::FIB_INTERNET, sender: 0 });
+    plain.iter().chain(&senders).chain(&internet).map(Setup::bytes).collect()
+}
+
+/// Setups of the target for the program of Internet ports: each switch alone, and repaired headers.
+fn internet_setups() -> Vec<Vec<u8>> {
+    let switches = [0, 0x01, 0x02, 0x04, 0x10].map(|switches| vec![switches, 0, 0, 0]);
+    [&switches[..], &[vec![0, 0, Setup::REPAIR_ALL, 0]]].concat()
 }
 
 /// Sends packets, which fill the caches of the tables, and writes an image of the tables.
@@ -127,11 +223,15 @@ fn in_world(world: &mut world::World) {
     world.bench.tables.upsert_vtep(HOST_B4.ip(), sluice_tables::Role::ForeignHost).unwrap();
     world.route(100, "10.1.64.0/20", NextHop(vm6(1, 12).into()));
     world.route(100, "fd00:1:9::/64", NextHop(vm4(1, 10).into()));
+    connect(world);
     write_tables(world, &target.tables());
     target.fuzz(&[(packets(), setups())]);
+    let target = Target::new("internet");
+    crate::write_cells(&world.bench, &target.tables());
+    target.fuzz(&[(inward(), internet_setups())]);
 }
 
 #[test]
-fn fuzz_the_gateway_program() {
+fn fuzz_the_gateway_s_programs() {
     world::run_any(in_world);
 }
