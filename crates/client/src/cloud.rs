@@ -482,17 +482,23 @@ vpcs:
     routes:
       - {destination: 10.9.0.0/16, target: drop}
       - {destination: 10.8.0.0/16, target: {peering: web-db}}
+      - {destination: 0.0.0.0/0, target: internet}
 peerings: [{name: web-db, vpcs: [web, db]}]
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24, '2001:db8:9::/48']}]
+eips:
+  - {name: www, tenant: red, pool: world, vpc: web, instance: web-1, inside: 10.0.0.2}
+  - {name: all, tenant: red, pool: world, family: ipv6, prefix_length: 64, vpc: web, subnet: front}
 ";
 
     #[test]
     fn all_kinds_of_objects_are_parsed() {
         let cloud = CloudFile::parse(CLOUD).unwrap();
-        assert_eq!(cloud.len(), 11);
+        assert_eq!(cloud.len(), 15);
         assert!(cloud.hosts[0].agent && !cloud.hosts[1].agent);
         let vpc = &cloud.vpcs[0];
         assert_eq!(vpc.routes[0].target, RouteTargetSpec::Drop);
         assert_eq!(vpc.routes[1].target, RouteTargetSpec::Peering("web-db".to_owned()));
+        assert_eq!(vpc.routes[2].target, RouteTargetSpec::Internet);
         // Serializing and parsing again gives the same cloud.
         let text = serde_saphyr::to_string(&cloud).unwrap();
         assert_eq!(CloudFile::parse(&text).unwrap(), cloud);

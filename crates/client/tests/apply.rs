@@ -42,6 +42,13 @@ fn objects(kind: &str) -> Vec<Value> {
              "address_pairs": [{"address": "10.1.0.60", "held": true}], "spoofing_protection": true,
              "qos": {"dscp": null, "rate_mbps": 10}},
         ]),
+        "public-pools" => {
+            json!([{"id": "pool-1", "name": "world", "cluster": "cluster-1", "prefixes": ["198.51.100.0/24"]}])
+        }
+        "eips" => json!([
+            {"id": "eip-1", "name": "www", "tenant": "tenant-1", "pool": "pool-1", "address": "198.51.100.1",
+             "prefix_length": 32, "vpc": "vpc-1", "instance": "inst-1", "inside": "10.0.0.2"},
+        ]),
         "route-tables" => json!([{"id": "rtb-1", "name": "main", "vpc": "vpc-1"}]),
         _ => json!([]),
     };
@@ -86,9 +93,24 @@ async fn run(yaml: &str, dry_run: bool) -> Result<Report, Error> {
     apply(&client().await, &cloud, Options { dry_run }, &mut |_| {}).await
 }
 
+fn neither(object: &str, what: &str) -> String {
+    format!("{object}: neither the file nor the cloud has a {what}")
+}
+
+/// Applying each file is an error of the file, with this text, before anything is created.
+async fn are_refused(cases: &[(&str, String)]) {
+    for (yaml, expected) in cases {
+        for dry_run in [true, false] {
+            // A creation would be another error, since the API creates nothing.
+            let error = run(yaml, dry_run).await.unwrap_err();
+            assert!(matches!(error, Error::CloudFile(_)), "{yaml}: {error}");
+            assert_eq!(error.to_string(), *expected);
+        }
+    }
+}
+
 #[tokio::test]
 async fn wrong_reference_is_an_error_before_anything_is_created() {
-    let neither = |object: &str, what: &str| format!("{object}: neither the file nor the cloud has a {what}");
     let cases = [
         ("gateways: [{name: g, cluster: far}]", neither("gateway `g`: `cluster`", "cluster `far`")),
         ("vpcs: [{name: v, tenant: blue}]", neither("VPC `v`: `tenant`", "tenant `blue`")),
@@ -153,14 +175,33 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
             neither("route 10.9.0.0/16 in VPC `v`: `target`", "peering `p`"),
         ),
     ];
-    for (yaml, expected) in cases {
-        for dry_run in [true, false] {
-            // A creation would be another error, since the API creates nothing.
-            let error = run(yaml, dry_run).await.unwrap_err();
-            assert!(matches!(error, Error::CloudFile(_)), "{yaml}: {error}");
-            assert_eq!(error.to_string(), expected);
-        }
-    }
+    are_refused(&cases).await;
+}
+
+#[tokio::test]
+async fn wrong_references_of_pools_and_eips_are_errors() {
+    let cases = [
+        (
+            "public_pools: [{name: p, cluster: far, prefixes: [203.0.113.0/24]}]",
+            neither("public pool `p`: `cluster`", "cluster `far`"),
+        ),
+        ("eips: [{name: e, tenant: blue, pool: world}]", neither("EIP `e`: `tenant`", "tenant `blue`")),
+        ("eips: [{name: e, tenant: red, pool: far}]", neither("EIP `e`: `pool`", "public pool `far`")),
+        (
+            "eips: [{name: e, tenant: red, pool: world, vpc: x, instance: i}]",
+            neither("EIP `e`: `vpc`", "VPC `x`"),
+        ),
+        (
+            "eips: [{name: e, tenant: red, pool: world, vpc: web, instance: q}]",
+            neither("EIP `e`: `instance`", "instance `q`"),
+        ),
+        // The subnet is in another VPC.
+        (
+            "vpcs: [{name: v, tenant: red}]\neips: [{name: e, tenant: red, pool: world, vpc: v, subnet: front}]",
+            neither("EIP `e`: `subnet`", "subnet `front`"),
+        ),
+    ];
+    are_refused(&cases).await;
 }
 
 #[tokio::test]
@@ -240,4 +281,37 @@ async fn settings_of_instances_are_compared_with_the_cloud() {
     ] {
         assert_eq!((differing(same).await, differing(other).await), (0, 1), "{same}");
     }
+}
+
+/// Catches EIPs that are compared with less than the file says, and those of objects that the file creates.
+#[tokio::test]
+async fn eips_are_compared_with_the_cloud() {
+    let tally = async |yaml: &str| {
+        let total = run(yaml, true).await.unwrap().total();
+        (total.created, total.unchanged, total.differing)
+    };
+    let www =
+        async |fields: &str| tally(&format!("eips: [{{name: www, tenant: red, pool: world{fields}}}]")).await;
+    for same in ["", ", address: 198.51.100.1, family: ipv4", ", vpc: web, instance: i, inside: 10.0.0.2"] {
+        assert_eq!(www(same).await, (0, 1, 0), "{same}");
+    }
+    for other in
+        [", address: 198.51.100.2", ", family: ipv6", ", prefix_length: 64", ", vpc: web, subnet: front"]
+    {
+        assert_eq!(www(other).await, (0, 0, 1), "{other}");
+    }
+    let pool =
+        |prefixes: &str| format!("public_pools: [{{name: world, cluster: edge, prefixes: [{prefixes}]}}]");
+    assert_eq!(tally(&pool("198.51.100.0/24")).await, (0, 1, 0));
+    assert_eq!(tally(&pool("203.0.113.0/24")).await, (0, 0, 1));
+    let new = "
+tenants: [{name: blue}]
+public_pools: [{name: new, cluster: edge, prefixes: [203.0.113.0/24]}]
+vpcs: [{name: v, tenant: blue, subnets: [{name: s}], instances: [{name: n, subnet: s, host: metal}],
+        routes: [{destination: 0.0.0.0/0, target: internet}]}]
+eips:
+  - {name: a, tenant: blue, pool: new, vpc: v, instance: n}
+  - {name: b, tenant: red, pool: world, vpc: web, instance: inst-1}
+";
+    assert_eq!(tally(new).await, (8, 0, 0));
 }

@@ -624,3 +624,55 @@ fn further_addresses_of_instances() {
     let none = site.json(&["instances", "set-address-pairs", "vm", "--no-address-pairs"]);
     assert_eq!(none["address_pairs"], serde_json::json!([]));
 }
+
+#[test]
+fn eips_by_file_and_by_commands() {
+    let site = Site::start();
+    let cloud = CLOUD.replace("    routes: [", "    routes: [{destination: 0.0.0.0/0, target: internet}, ");
+    let internet = "
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24, '2001:db8:9::/56']}]
+eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
+";
+    let file = site.file("cloud.yaml", &(cloud + internet));
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("18 created, 0 unchanged\n"));
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("0 created, 18 unchanged\n"));
+    let www = site.json(&["eip", "show", "www"]);
+    assert_eq!((&www["address"], &www["inside"]), (&"198.51.100.1".into(), &"10.0.0.9".into()));
+    let routes = site.ok(&["route", "list", "--vpc", "red/web"]);
+    assert!(routes.contains("internet"), "{routes}");
+    site.ok(&["route", "create", "::/0", "--vpc", "red/web", "--internet"]);
+    let error =
+        site.fails(2, &["route", "create", "10.7.0.0/16", "--vpc", "red/web", "--internet", "--drop"]);
+    assert!(error.contains("cannot be used with"), "{error}");
+
+    // Pools.
+    let update = |change: &[&str]| site.json(&[&["public-pool", "update", "world"], change].concat());
+    let added = update(&["--add-prefix", "203.0.113.0/24"]);
+    assert_eq!(added["prefixes"][1], "203.0.113.0/24");
+    let removed = update(&["--remove-prefix", "203.0.113.0/24", "--name", "net"]);
+    assert_eq!((removed["prefixes"].as_array().unwrap().len(), &removed["name"]), (2, &"net".into()));
+    let error = site.fails(2, &["public-pool", "update", "net", "--remove-prefix", "203.0.113.0/24"]);
+    assert!(error.contains("pool `net` has no prefix 203.0.113.0/24"), "{error}");
+    let error = site.fails(1, &["public-pool", "delete", "net"]);
+    assert!(error.contains("EIP `www`"), "{error}");
+
+    // EIPs.
+    let create = |name: &str, rest: &[&str]| {
+        site.json(&[&["eip", "create", name, "--tenant", "red", "--pool", "net"], rest].concat())
+    };
+    assert_eq!(create("mail", &["--address", "198.51.100.9"])["instance"], Value::Null);
+    create("whole", &["--prefix-length", "64", "--subnet", "red/web/front"]);
+    let listed = site.ok(&["eip", "list", "--vpc", "red/web"]);
+    assert!(listed.contains("2001:db8:9::/64") && listed.contains("198.51.100.1 "), "{listed}");
+    let attached = site.json(&["eip", "attach", "red/mail", "--instance", "red/web/web-2"]);
+    assert_eq!(attached["inside"], "10.0.0.2");
+    let error = site.fails(1, &["eip", "attach", "mail", "--instance", "red/web/web-1"]);
+    assert!(error.contains("EIP `www`"), "{error}");
+    assert_eq!(site.json(&["eip", "detach", "www"])["vpc"], Value::Null);
+    let moved = site.json(&["eip", "attach", "mail", "--instance", "red/web/web-1", "--inside", "10.0.0.9"]);
+    assert_eq!(moved["inside"], "10.0.0.9");
+    site.fails(2, &["eip", "attach", "mail"]);
+    assert_eq!(site.json(&["eip", "update", "mail", "--name", "post"])["name"], "post");
+    site.ok(&["eip", "delete", "post"]);
+    assert_eq!(site.json(&["eip", "list", "--tenant", "red"]).as_array().unwrap().len(), 2);
+}

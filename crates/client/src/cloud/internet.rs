@@ -78,3 +78,41 @@ pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eips_are_attached_to_one_thing() {
+        let parse = |fields: &str| {
+            CloudFile::parse(&format!("eips: [{{name: e, tenant: t, pool: p, {fields}}}]"))
+                .map_err(|error| error.to_string())
+        };
+        for good in ["", "vpc: v, instance: i", "vpc: v, instance: i, inside: 10.0.0.2", "vpc: v, subnet: s"]
+        {
+            assert_eq!(parse(good).unwrap().len(), 1, "{good}");
+        }
+        for (fields, problem) in [
+            ("vpc: v, instance: i, subnet: s", "`subnet`: an EIP is attached to an instance or a subnet"),
+            ("instance: i", "`vpc`: give the VPC of the instance or subnet"),
+            ("subnet: s", "`vpc`: give the VPC of the instance or subnet"),
+            ("vpc: v", "`vpc`: give an instance or a subnet of the VPC"),
+            ("inside: 10.0.0.2", "`inside`: give the instance that has this address"),
+            ("vpc: v, subnet: s, inside: 10.0.0.2", "`inside`: give the instance that has this address"),
+        ] {
+            assert_eq!(parse(fields).unwrap_err(), format!("EIP `e`: {problem}"));
+        }
+    }
+
+    #[test]
+    fn names_are_unique_in_their_scopes() {
+        let error = |yaml: &str| CloudFile::parse(yaml).unwrap_err().to_string();
+        let pool = "{name: p, cluster: c, prefixes: [198.51.100.0/24]}";
+        assert_eq!(error(&format!("public_pools: [{pool}, {pool}]")), "public pool `p` is defined twice");
+        let eip = |tenant: &str| format!("{{name: e, tenant: {tenant}, pool: p}}");
+        let eips = |a: &str, b: &str| format!("eips: [{}, {}]", eip(a), eip(b));
+        assert_eq!(error(&eips("a", "a")), "EIP `e` is defined twice in tenant `a`");
+        assert!(CloudFile::parse(&eips("a", "b")).is_ok());
+    }
+}

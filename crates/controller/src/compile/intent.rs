@@ -265,13 +265,10 @@ impl Intent {
                         }
                     }
                 }
-                Change::KeysChanged { .. }
-                | Change::TenantUpserted(_)
-                | Change::TenantRemoved(_)
-                | Change::PublicPoolUpserted(_)
-                | Change::PublicPoolRemoved(_) => {}
+                Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_)
+                | Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_)
                 // The state has the revision of the last of these changes of each VPC.
-                Change::SecurityGroupCreated { .. }
+                | Change::SecurityGroupCreated { .. }
                 | Change::SecurityGroupUpdated { .. }
                 | Change::SecurityGroupRemoved { .. }
                 | Change::SecurityRuleCreated { .. }

@@ -328,15 +328,12 @@ impl State {
             | Change::SecurityRuleCreated { vpc, .. }
             | Change::SecurityRuleRemoved { vpc, .. }
             | Change::GroupSetsCreated { vpc, .. } => self.change_security_groups(vpc.vni, change, out),
-            // No node has the names of groups.
-            Change::SecurityGroupUpdated { .. } => {}
             Change::EipUpserted(eip) => self.change_eip(eip, out),
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
-            Change::PublicPoolUpserted(_)
-            | Change::PublicPoolRemoved(_)
-            | Change::TenantUpserted(_)
-            | Change::TenantRemoved(_)
-            | Change::HistoryForked => {}
+            // No node has tenants and pools, nor the names of groups.
+            Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
+            Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
+            Change::SecurityGroupUpdated { .. } | Change::HistoryForked => {}
         }
     }
 
