@@ -9,7 +9,20 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define TABLE_QUERIES_MAX 64
 
-enum table_query_kind { QUERY_IPV4 = 1, QUERY_IPV6, QUERY_INDEX, QUERY_ROUTE4, QUERY_ROUTE6, QUERY_POLICY };
+enum table_query_kind {
+	QUERY_IPV4 = 1,
+	QUERY_IPV6,
+	QUERY_INDEX,
+	QUERY_ROUTE4,
+	QUERY_ROUTE6,
+	QUERY_POLICY,
+	/* The public prefix of an outside address. */
+	QUERY_PUBLIC4,
+	QUERY_PUBLIC6,
+	/* The public prefix of an inside address. */
+	QUERY_SOURCE4,
+	QUERY_SOURCE6,
+};
 
 struct table_query {
 	__u32 kind;
@@ -17,8 +30,12 @@ struct table_query {
 	__u64 high;   /* IPv6: high half */
 	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
-	__u32 cell;
-	__u64 mac; /* QUERY_POLICY, before the answer: what QUERY_PACKET_* say of the packet */
+	__u32 cell;   /* public prefix: its VNI, and its length in bits 24..31 */
+	/*
+	 * QUERY_POLICY, before the answer: what QUERY_PACKET_* say of the packet. Public prefix: the halves of its
+	 * outside addresses, combined by exclusive or, plus three times those of its inside addresses.
+	 */
+	__u64 mac;
 };
 
 /* The service is in bits 0..31. */
@@ -45,6 +62,46 @@ __attribute__((noinline)) int answer_route(struct table_query *query)
 		query->answer = find_route4(READ_ONCE(vrf->lpm4), query->low);
 	else
 		query->answer = find_route6(READ_ONCE(vrf->lpm6), query->high, query->low);
+	return 0;
+}
+
+__attribute__((noinline)) int answer_public(struct table_query *query)
+{
+	const struct public_prefix *public;
+	const __u64 *outside, *inside;
+	const struct vrf *vrf = NULL;
+	__u32 cell;
+
+	if (!query)
+		return 0;
+	if (query->kind == QUERY_SOURCE4 || query->kind == QUERY_SOURCE6) {
+		cell = find_index(query->vni, 0);
+		if (cell == INDEX_BUSY)
+			return 0;
+		vrf = vrf_at(cell, query->vni);
+		if (!vrf)
+			return 0;
+	}
+	if (query->kind == QUERY_PUBLIC4)
+		cell = find_public4(query->low);
+	else if (query->kind == QUERY_PUBLIC6)
+		cell = find_public6(query->high, query->low);
+	else if (!vrf)
+		return 0;
+	else if (query->kind == QUERY_SOURCE4)
+		cell = find_public_source4(vrf, query->low);
+	else
+		cell = find_public_source6(vrf, query->high, query->low);
+	if (!cell || cell == INDEX_BUSY)
+		return 0;
+	public = public_prefix_at(cell);
+	if (!public)
+		return 0;
+	outside = (const __u64 *)public->outside;
+	inside = (const __u64 *)public->inside;
+	query->answer = EXACT_HIT;
+	query->cell = (__u32) public->length << 24 | public->vni;
+	query->mac = (outside[0] ^ outside[1]) + 3 * (inside[0] ^ inside[1]);
 	return 0;
 }
 
@@ -138,7 +195,9 @@ int tables_test(struct xdp_md *ctx)
 			answer_policy(&query);
 		} else {
 			query.mac = 0;
-			if (query.kind == QUERY_ROUTE4 || query.kind == QUERY_ROUTE6)
+			if (query.kind >= QUERY_PUBLIC4)
+				answer_public(&query);
+			else if (query.kind == QUERY_ROUTE4 || query.kind == QUERY_ROUTE6)
 				answer_route(&query);
 			else
 				answer_exact(&query, bpf_get_prandom_u32() & 1);

@@ -304,9 +304,12 @@ pub enum Unconfirmed {
     Port(Port),
     /// The VTEP of a host.
     Vtep(IpAddr),
+    /// Public addresses of a VPC. On gateways only.
+    PublicPrefix(PublicPrefix),
 }
 
-/// The contents of one message to a node. Entries are inserted or replaced before others are removed.
+/// The contents of one message to a node. Entries are inserted or replaced before others are removed, except that public
+/// prefixes are removed first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
     /// The revision to acknowledge, on the last message of a step; 0 on others.
@@ -354,7 +357,7 @@ pub struct Update {
     pub removed_vips: Vec<IpAddr>,
     /// Ids to remove from `groups`.
     pub removed_groups: Vec<u32>,
-    /// VNIs of VRFs to remove, with their routes.
+    /// VNIs of VRFs to remove, with their routes and public prefixes.
     pub removed_vnis: Vec<Vni>,
     /// Instances to remove from `endpoints`.
     pub removed_endpoints: Vec<EndpointKey>,

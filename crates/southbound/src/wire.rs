@@ -454,6 +454,7 @@ impl From<Unconfirmed> for proto::UnconfirmedEntry {
             Unconfirmed::Route(route) => Entry::Route(route.into()),
             Unconfirmed::Port(port) => Entry::Port(port.into()),
             Unconfirmed::Vtep(address) => Entry::Vtep(address.into()),
+            Unconfirmed::PublicPrefix(public) => Entry::PublicPrefix(public.into()),
         };
         Self { entry: Some(entry) }
     }
@@ -469,6 +470,7 @@ impl TryFrom<proto::UnconfirmedEntry> for Unconfirmed {
             Entry::Route(route) => Self::Route(route.try_into()?),
             Entry::Port(port) => Self::Port(port.try_into()?),
             Entry::Vtep(address) => Self::Vtep(address.read("VTEP")?),
+            Entry::PublicPrefix(public) => Self::PublicPrefix(public.try_into()?),
         })
     }
 }

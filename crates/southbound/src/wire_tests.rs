@@ -388,6 +388,7 @@ fn unconfirmed_entries_survive_the_wire() {
         Unconfirmed::Route(routes[0].key),
         Unconfirmed::Port(ports[0].clone()),
         Unconfirmed::Vtep(vteps[1].address),
+        Unconfirmed::PublicPrefix(public_prefixes()[1]),
     ];
     for entry in entries {
         assert_eq!(Unconfirmed::try_from(proto::UnconfirmedEntry::from(entry.clone())), Ok(entry));

@@ -13,11 +13,13 @@
 //! The list is not saved. While it is not empty, the tables keep the id of the commit with which they last agreed,
 //! so that the next stream, also of the next agent, gets a snapshot of another history and derives the list from it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use sluice_southbound::proto::UnconfirmedEntries as Report;
-use sluice_southbound::{Endpoint, EndpointKey, MAX_UNCONFIRMED, RouteKey, Unconfirmed, Update};
+use sluice_southbound::{
+    Endpoint, EndpointKey, MAX_UNCONFIRMED, PublicPrefix, RouteKey, Unconfirmed, Update,
+};
 use sluice_tables::NodeTables;
 use sluice_types::{InstanceId, IpNet, Vni};
 
@@ -31,6 +33,8 @@ pub struct UnconfirmedEntries {
     networks: BTreeSet<Vni>,
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
+    /// By outside addresses.
+    public_prefixes: BTreeMap<IpNet, Vni>,
     ports: BTreeSet<InstanceId>,
     changes: u64,
 }
@@ -39,8 +43,8 @@ impl UnconfirmedEntries {
     /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
-        let Self { vteps, networks, endpoints, routes, ports, changes: _ } = self;
-        vteps.len() + networks.len() + endpoints.len() + routes.len() + ports.len()
+        let Self { vteps, networks, endpoints, routes, public_prefixes, ports, changes: _ } = self;
+        vteps.len() + networks.len() + endpoints.len() + routes.len() + public_prefixes.len() + ports.len()
     }
 
     /// Whether the database has all entries.
@@ -66,6 +70,9 @@ impl UnconfirmedEntries {
         let is_removed = |vni: &Vni| removals.removed_vnis.contains(vni) && !role.keeps_network(*vni);
         let routes = mentioned.unmentioned_routes(tables);
         self.routes = routes.into_iter().filter(|(vni, _)| !is_removed(vni)).collect();
+        let public = removals.removed_public_prefixes.iter().filter_map(|it| tables.public_prefix(*it));
+        let public = public.filter(|public| !is_removed(&public.vni));
+        self.public_prefixes = public.map(|public| (public.outside, public.vni)).collect();
         let endpoints = tables.endpoints().filter(|endpoint| !mentioned.has_endpoint(endpoint));
         self.endpoints = endpoints.map(|endpoint| (endpoint.vni, endpoint.address)).collect();
         self.changes += 1;
@@ -93,6 +100,7 @@ impl UnconfirmedEntries {
         if !update.removed_vnis.is_empty() {
             let removed: HashSet<Vni> = update.removed_vnis.iter().copied().collect();
             self.routes.retain(|(vni, _)| !removed.contains(vni));
+            self.public_prefixes.retain(|_, vni| !removed.contains(vni));
         }
         let keys = update.endpoints.iter().map(Endpoint::key);
         for EndpointKey { vni, ipv4, ipv6 } in keys.chain(update.removed_endpoints.iter().copied()) {
@@ -103,6 +111,10 @@ impl UnconfirmedEntries {
         let keys = update.routes.iter().map(|route| route.key);
         for RouteKey { vni, prefix } in keys.chain(update.removed_routes.iter().copied()) {
             self.routes.remove(&(vni, prefix));
+        }
+        let outsides = update.public_prefixes.iter().map(|public| public.outside);
+        for outside in outsides.chain(update.removed_public_prefixes.iter().copied()) {
+            self.public_prefixes.remove(&outside);
         }
         let ports = update.ports.iter().map(|port| port.instance);
         for id in ports.chain(update.removed_ports.iter().copied()) {
@@ -130,6 +142,7 @@ impl UnconfirmedEntries {
     pub(super) fn keep(&self, removals: &mut Update) {
         removals.removed_vteps.retain(|vtep| !self.vteps.contains(vtep));
         removals.removed_vnis.retain(|vni| !self.networks.contains(vni));
+        removals.removed_public_prefixes.retain(|outside| !self.public_prefixes.contains_key(outside));
         removals.removed_ports.retain(|id| !self.ports.contains(id));
     }
 
@@ -139,9 +152,13 @@ impl UnconfirmedEntries {
         let networks = self.networks.iter().copied().map(Unconfirmed::Network);
         let vteps = self.vteps.iter().copied().map(Unconfirmed::Vtep);
         let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));
+        let public = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
+        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip }| {
+            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip })
+        });
         let endpoints = self.endpoints.iter().filter_map(|&(vni, address)| tables.endpoint(vni, address));
         let endpoints = endpoints.map(|found| Unconfirmed::Endpoint(of_address(&found)));
-        let entries = ports.chain(networks).chain(vteps).chain(routes).chain(endpoints);
+        let entries = ports.chain(networks).chain(vteps).chain(public).chain(routes).chain(endpoints);
         Report { total: self.len() as u64, entries: entries.take(MAX_UNCONFIRMED).map(Into::into).collect() }
     }
 }

@@ -24,7 +24,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 /// An entry that nodes keep, and that the database does not have.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct UnconfirmedEntry {
-    /// `instance`, `endpoint` (an address of an instance whose host is not connected), `network`, `route` or `host`.
+    /// `instance`, `endpoint` (an address of an instance whose host is not connected), `network`, `route`, `public-prefix`
+    /// or `host`.
     #[schema(example = "instance")]
     kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +43,7 @@ struct UnconfirmedEntry {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     addresses: Vec<IpAddr>,
-    /// Prefix of the route.
+    /// Prefix of the route, or public addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     prefix: Option<IpNet>,
@@ -68,6 +69,7 @@ enum Key {
     Endpoint(Vni, IpAddr),
     Network(Vni),
     Route(Vni, IpNet),
+    PublicPrefix(IpNet),
     Host(IpAddr),
 }
 
@@ -103,6 +105,11 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
             }
             let (vni, prefix) = (Some(key.vni), Some(key.prefix));
             (Key::Route(key.vni, key.prefix), UnconfirmedEntry { kind: "route", vni, prefix, ..bare })
+        }
+        Unconfirmed::PublicPrefix(public) => {
+            let (vni, prefix) = (Some(public.vni), Some(public.outside));
+            let entry = UnconfirmedEntry { kind: "public-prefix", vni, prefix, ..bare };
+            (Key::PublicPrefix(public.outside), entry)
         }
         Unconfirmed::Vtep(address) => {
             (Key::Host(*address), UnconfirmedEntry { kind: "host", addresses: vec![*address], ..bare })
@@ -187,6 +194,7 @@ impl RemoveUnconfirmed {
             Unconfirmed::Route(route) => Some(route.vni),
             Unconfirmed::Endpoint(endpoint) => Some(endpoint.vni),
             Unconfirmed::Port(port) => Some(port.vni),
+            Unconfirmed::PublicPrefix(public) => Some(public.vni),
             Unconfirmed::Vtep(_) => None,
         };
         Ok(match (self.instance, self.vni, self.address) {
@@ -197,6 +205,10 @@ impl RemoveUnconfirmed {
                     Unconfirmed::Port(other) => other.instance == port.instance,
                     Unconfirmed::Endpoint(endpoint) => is_of(&endpoint.key(), &port),
                     Unconfirmed::Route(route) => is_route_to(route, &port),
+                    Unconfirmed::PublicPrefix(public) => {
+                        let is_its = |address| IpNet::from(address) == public.inside;
+                        public.vni == port.vni && addresses(&port).any(is_its)
+                    }
                     _ => false,
                 })
             }
@@ -321,7 +333,7 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_southbound::Endpoint;
+    use sluice_southbound::{Endpoint, PublicPrefix};
     use sluice_types::GatewayId;
 
     fn port(id: u64, address: &str) -> Port {
@@ -351,6 +363,15 @@ mod tests {
         })
     }
 
+    fn public(outside: &str, inside: &str) -> Unconfirmed {
+        Unconfirmed::PublicPrefix(PublicPrefix {
+            outside: outside.parse().unwrap(),
+            vni: Vni::new(5).unwrap(),
+            inside: inside.parse().unwrap(),
+            vip: "192.0.2.100".parse().unwrap(),
+        })
+    }
+
     fn lists() -> Vec<(NodeId, u64, Vec<Unconfirmed>)> {
         let vni = Vni::new(5).unwrap();
         let gateway = vec![
@@ -359,9 +380,11 @@ mod tests {
             endpoint(7, None, Some("fd00::7")),
             endpoint(8, Some("10.0.0.8"), None),
             Unconfirmed::Vtep("192.0.2.9".parse().unwrap()),
+            public("198.51.100.7/32", "10.0.0.7/32"),
+            public("2001:db8:5::/64", "2001:db8:5::/64"),
         ];
         let host = vec![Unconfirmed::Port(port(7, "10.0.0.7")), Unconfirmed::Network(vni)];
-        vec![(NodeId::Gateway(GatewayId::new(1)), 5, gateway), (NodeId::Host(HostId::new(2)), 2, host)]
+        vec![(NodeId::Gateway(GatewayId::new(1)), 7, gateway), (NodeId::Host(HostId::new(2)), 2, host)]
     }
 
     /// Catches an instance that is listed once for each of its addresses and nodes.
@@ -370,7 +393,14 @@ mod tests {
         let items = items(&lists(), |node| format!("{node:?}"));
         let found: Vec<_> =
             items.iter().map(|item| (item.kind, item.addresses.len(), item.nodes.len())).collect();
-        let expected = [("instance", 2, 2), ("endpoint", 1, 1), ("network", 0, 2), ("host", 1, 1)];
+        let expected = [
+            ("instance", 2, 2),
+            ("endpoint", 1, 1),
+            ("network", 0, 2),
+            ("public-prefix", 0, 1),
+            ("public-prefix", 0, 1),
+            ("host", 1, 1),
+        ];
         assert_eq!(found, expected);
         assert!(items[0].nodes[0].contains("Host"), "its host comes first: {:?}", items[0].nodes);
         assert_eq!(items[0].name.as_deref(), Some("blue/vm7"));
@@ -385,11 +415,13 @@ mod tests {
             let select = body.selector(&lists).ok()?;
             Some(lists.iter().flat_map(|(_, _, entries)| entries).filter(|entry| select(entry)).count())
         };
-        assert_eq!(count(r#"{"instance":"inst-7"}"#), Some(3), "a port and two addresses");
+        assert_eq!(count(r#"{"instance":"inst-7"}"#), Some(4), "a port, two addresses and a public one");
         assert_eq!(count(r#"{"instance":"inst-8"}"#), None);
-        assert_eq!(count(r#"{"vni":5,"address":"10.0.0.7"}"#), Some(2));
+        assert_eq!(count(r#"{"vni":5,"address":"10.0.0.7"}"#), Some(3));
+        assert_eq!(count(r#"{"vni":5,"address":"198.51.100.7"}"#), Some(1));
+        assert_eq!(count(r#"{"vni":5,"address":"2001:db8:5::"}"#), Some(1));
         assert_eq!(count(r#"{"vni":5,"address":"10.0.0.8"}"#), Some(1));
-        assert_eq!(count(r#"{"vni":5}"#), Some(6));
+        assert_eq!(count(r#"{"vni":5}"#), Some(8));
         assert_eq!(count(r#"{"vni":6}"#), Some(0));
         assert_eq!(count(r#"{"address":"192.0.2.9"}"#), Some(1));
         assert_eq!(count("{}"), None);

@@ -31,6 +31,9 @@ pub fn has_address(entry: &Unconfirmed, address: IpAddr) -> bool {
         }
         Unconfirmed::Port(port) => addresses(port).any(|of_port| of_port == address),
         Unconfirmed::Vtep(vtep) => *vtep == address,
+        Unconfirmed::PublicPrefix(public) => {
+            public.inside.addr() == address || public.outside.addr() == address
+        }
         Unconfirmed::Network(_) | Unconfirmed::Route(_) => false,
     }
 }
@@ -80,6 +83,7 @@ impl UnconfirmedLists {
                     Unconfirmed::Route(route) => to.removed_routes.push(route),
                     Unconfirmed::Port(port) => to.removed_ports.push(port.instance),
                     Unconfirmed::Vtep(address) => to.removed_vteps.push(address),
+                    Unconfirmed::PublicPrefix(public) => to.removed_public_prefixes.push(public.outside),
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use libbpf_rs::ProgramInput;
 use sluice_datapath::{Datapath, ObjectName, Settings};
-use sluice_tables::{Direction, Lookup, PolicyPacket, Reader, Verdict, layout};
+use sluice_tables::{Busy, Direction, Lookup, PolicyPacket, PublicPrefix, Reader, Verdict, layout};
 use sluice_types::{Vni, ipv6_halves};
 use std::net::IpAddr;
 
@@ -18,6 +18,10 @@ pub enum Query {
     Route(u32, IpAddr),
     /// Identifier of the policy, and the packet.
     Policy(u32, PolicyPacket),
+    /// The public prefix of an outside address.
+    Public(IpAddr),
+    /// The public prefix of an inside address of a VNI.
+    Source(u32, IpAddr),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +51,10 @@ impl Query {
             Self::Address(vni, IpAddr::V6(v6)) => (2, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
             Self::Route(vni, IpAddr::V4(v4)) => (4, vni, 0, u32::from(v4).into()),
             Self::Route(vni, IpAddr::V6(v6)) => (5, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
+            Self::Public(address @ IpAddr::V4(_)) => (7, 0, 0, halves(address).1),
+            Self::Public(address) => (8, 0, halves(address).0, halves(address).1),
+            Self::Source(vni, address @ IpAddr::V4(_)) => (9, vni, 0, halves(address).1),
+            Self::Source(vni, address) => (10, vni, halves(address).0, halves(address).1),
             Self::Policy(id, packet) => {
                 packet_word = word_of(&packet);
                 let (high, low) = halves(packet.remote);
@@ -81,6 +89,26 @@ impl Answer {
             answer: u32::from_ne_bytes(bytes[24..28].try_into().unwrap()),
             cell: u32::from_ne_bytes(bytes[28..32].try_into().unwrap()),
             mac: u64::from_ne_bytes(bytes[32..40].try_into().unwrap()),
+        }
+    }
+
+    /// A public prefix, as `struct table_query` says.
+    pub fn of_public(found: Result<Option<PublicPrefix>, Busy>) -> Self {
+        let Some(public) = found.expect("nothing writes") else {
+            return Self { answer: MISS, cell: 0, mac: 0 };
+        };
+        let sum = |address: IpAddr| {
+            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
+            match address {
+                IpAddr::V4(v4) => u64::from(u32::from_ne_bytes(v4.octets())),
+                IpAddr::V6(v6) => word(&v6.octets()[..8]) ^ word(&v6.octets()[8..]),
+            }
+        };
+        let (outside, inside) = (sum(public.outside.addr()), sum(public.inside.addr()));
+        Self {
+            answer: HIT,
+            cell: u32::from(public.outside.prefix_len()) << 24 | public.vni.get(),
+            mac: outside.wrapping_add(inside.wrapping_mul(3)),
         }
     }
 }
@@ -120,6 +148,10 @@ pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
             };
             let leaf = reader.leaf(Vni::new(vni).unwrap(), address).unwrap_or(0);
             return Answer { answer: leaf, cell, mac: 0 };
+        }
+        Query::Public(address) => return Answer::of_public(reader.public_prefix(address)),
+        Query::Source(vni, address) => {
+            return Answer::of_public(reader.public_source(Vni::new(vni).unwrap(), address));
         }
         Query::Policy(id, packet) => {
             let cell = reader.policy_cell(id).expect("nothing writes").unwrap_or(0);

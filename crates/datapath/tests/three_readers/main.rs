@@ -3,6 +3,7 @@
 
 mod ask;
 mod policies;
+mod public;
 mod routes;
 
 use ask::{Answer, BUSY, HIT, Kernel, Query, ask_rust};
@@ -235,7 +236,9 @@ impl Model {
                 let vni = Vni::new(vni).unwrap();
                 assert_eq!(reader.route(vni, address), Ok(self.route(vni, address)), "{query:?}");
             }
-            Query::Policy(..) => unreachable!("the histories of policies.rs have these"),
+            Query::Policy(..) | Query::Public(..) | Query::Source(..) => {
+                unreachable!("the histories of policies.rs and public.rs have these")
+            }
         }
     }
 }

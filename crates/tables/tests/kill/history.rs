@@ -2,7 +2,8 @@
 
 use crate::policies::Random as PolicyRandom;
 use sluice_tables::{
-    DirectPath, Endpoint, Error, NodeTables, Policy, PolicyPacket, Role, Route, Target, Vrf,
+    DirectPath, Endpoint, Error, NodeTables, Policy, PolicyPacket, PublicPrefix, Role, Route, Target, Vip,
+    Vrf,
 };
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -23,6 +24,12 @@ pub const POLICIES: u32 = 3;
 pub const POLICY_VARIANTS: u32 = 6;
 /// Packets that a policy is asked about.
 pub const POLICY_PACKETS: u32 = 60;
+
+/// Public prefixes, and the vIPs that they may have.
+pub const PUBLIC_PREFIXES: u32 = 60;
+pub const VIPS: u32 = 3;
+/// Different inside addresses of each public prefix.
+pub const INSIDES: u32 = 2;
 
 /// Operations after which the history changes between adding and removing more endpoints.
 const FILL_PHASE_OPERATIONS: u64 = 4000;
@@ -100,8 +107,57 @@ pub enum Op {
     RemovePolicy {
         number: u32,
     },
+    Public {
+        number: u32,
+        value: Public,
+    },
+    RemovePublic {
+        number: u32,
+    },
+    Vip {
+        number: u32,
+        mac: MacAddr,
+    },
+    RemoveVip {
+        number: u32,
+    },
     /// Makes the exact match larger, which changes no answer.
     Grow,
+}
+
+/// What a public prefix stands for: VNI, and numbers of the inside addresses and of the vIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Public {
+    pub vni: u32,
+    pub inside: u32,
+    pub vip: u32,
+}
+
+pub fn vip(number: u32) -> IpAddr {
+    match number {
+        0 => Ipv6Addr::from(0x2001_0db8_u128 << 96 | 0x100).into(),
+        _ => Ipv4Addr::from(0xc000_0264 + number).into(),
+    }
+}
+
+/// The public prefix with this number; the families alternate. Neither outside nor inside addresses overlap.
+pub fn public_prefix(number: u32, Public { vni: at, inside, vip: of }: Public) -> PublicPrefix {
+    let own = number / 2;
+    let net = |v4: u32, v6: u128| {
+        let length = [0, 4][own as usize % 2];
+        let (address, length): (IpAddr, u8) = match number % 2 {
+            0 => (Ipv4Addr::from(v4 + (own << 4)).into(), 32 - length),
+            _ => (Ipv6Addr::from(v6 + (u128::from(own) << 64)).into(), [128, 64][own as usize % 2]),
+        };
+        IpNet::new(address, length).expect("the length fits")
+    };
+    let outside = net(0xc633_6400, 0x2001_0db8_0001_u128 << 80);
+    let inside = match (inside, number % 2) {
+        // IPv6 is also routed without translation.
+        (1, 1) => outside,
+        _ => net(0x0a00_0000 + (inside << 16), 0xfd00_u128 << 112),
+    };
+    PublicPrefix { outside, vni: vni(at), inside, vip: vip(of) }
 }
 
 pub fn vni(number: u32) -> Vni {
@@ -198,6 +254,24 @@ fn direct_op(random: &mut Random, number: u64) -> Op {
     Op::Direct { number: path, mac, host: random.below(3), path_vni: 1 + random.below(2) }
 }
 
+/// A change of a public prefix or of a vIP.
+fn public_op(random: &mut Random, number: u64) -> Op {
+    match random.below(20) {
+        0 => Op::RemoveVip { number: random.below(VIPS) },
+        1..3 => Op::Vip { number: random.below(VIPS), mac: mac(random, 0, number) },
+        3..9 => Op::RemovePublic { number: random.below(PUBLIC_PREFIXES) },
+        _ => {
+            let number = random.below(PUBLIC_PREFIXES);
+            let value = Public {
+                vni: 1 + random.below(VNIS),
+                inside: random.below(INSIDES),
+                vip: random.below(VIPS),
+            };
+            Op::Public { number, value }
+        }
+    }
+}
+
 fn role(random: &mut Random) -> Role {
     if random.below(2) == 0 { Role::Host } else { Role::Gateway }
 }
@@ -233,10 +307,12 @@ pub fn op(seed: u64, number: u64) -> Op {
         0 => unreachable!("operations are counted from 1"),
         1..=9 => return Op::Vtep { host: number as u32 - 1, role: Role::Host },
         10..=13 => return Op::Vrf { vni: number as u32 - 9, mtu: 1500 },
+        14..=16 => return Op::Vip { number: number as u32 - 14, mac: MacAddr::local(1) },
         _ => {}
     }
     match random.below(1000) {
-        0..400 => endpoint_op(&mut random, number),
+        0..350 => endpoint_op(&mut random, number),
+        350..400 => public_op(&mut random, number),
         400..500 => direct_op(&mut random, number),
         500..900 => route_op(&mut random, number),
         900..950 => Op::Vrf { vni: vni(&mut random), mtu: 1280 + random.below(200) as u16 },
@@ -250,8 +326,8 @@ pub fn op(seed: u64, number: u64) -> Op {
     }
 }
 
-/// Applies an operation and returns whether the tables changed. Operations on unknown VTEPs or VRFs change
-/// nothing.
+/// Applies an operation and returns whether the tables changed. Operations on unknown VTEPs, VRFs or
+/// vIPs change nothing.
 pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
     let result = match op {
         Op::Endpoint { number, mac, host: at } => {
@@ -297,10 +373,17 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
             tables.upsert_policy(&policies()[number as usize].variants[variant as usize])
         }
         Op::RemovePolicy { number } => tables.remove_policy(1 + number),
+        Op::Public { number, value } => tables.upsert_public_prefix(&public_prefix(number, value)),
+        Op::RemovePublic { number } => {
+            let any = Public { vni: 1, inside: 0, vip: 0 };
+            tables.remove_public_prefix(public_prefix(number, any).outside)
+        }
+        Op::Vip { number, mac } => tables.upsert_vip(&Vip { address: vip(number), mac, owned: false }),
+        Op::RemoveVip { number } => tables.remove_vip(vip(number)),
         Op::Grow => grow(tables),
     };
     match result {
-        Err(Error::UnknownVtep { .. } | Error::UnknownVni(_)) => Ok(false),
+        Err(Error::UnknownVtep { .. } | Error::UnknownVni(_) | Error::UnknownVip { .. }) => Ok(false),
         other => other,
     }
 }

@@ -332,12 +332,16 @@ impl Parent<'_> {
                 fill.vrfs,
                 fill.vteps,
                 fill.policies,
+                fill.public_prefixes,
+                fill.vips,
                 fill.counters_used,
             ]
         };
         assert_eq!(counts(&again), counts(&fill), "{when}");
+        let outside = u64::from(has_outside(tables));
+        let nodes = fill.vteps + fill.vips;
         let entries =
-            fill.endpoints + fill.senders + fill.direct_paths + fill.vrfs + fill.vteps + fill.policies;
+            fill.endpoints + fill.senders + fill.direct_paths + fill.vrfs + nodes + fill.policies + outside;
         assert_eq!(fill.entries, entries, "{when}");
     }
 
@@ -354,12 +358,21 @@ impl Parent<'_> {
         for policy in tables.policies().collect::<Vec<_>>() {
             tables.remove_policy(policy.id).unwrap();
         }
-        let used = used_cells(&mut tables);
+        for vip in tables.vips().collect::<Vec<_>>() {
+            tables.remove_vip(vip.address).unwrap();
+        }
+        assert_eq!(tables.public_prefixes().count(), 0, "they are removed with their VRFs");
+        let used = used_cells(&mut tables) - u64::from(has_outside(&tables));
         let fill = tables.usage();
         let addresses = (fill.entry_slots * 16).div_ceil(u64::from(layout::CELL_BYTES));
         let buckets = fill.entry_slots / u64::from(layout::EXACT_SLOTS);
         assert_eq!(used, u64::from(layout::CELL_FIRST_FREE) + buckets + addresses + fill.conflict_slots);
     }
+}
+
+/// Whether there is a VRF of VNI 0. It stays after the first public prefix.
+fn has_outside(tables: &NodeTables) -> bool {
+    matches!(tables.reader().find_index(0, 0), Lookup::Hit(_))
 }
 
 fn used_cells(tables: &mut NodeTables) -> u64 {
@@ -393,12 +406,14 @@ fn differences(one: &Content, other: &Content) -> String {
         format!("{} instead of {}", only(one, other), only(other, one))
     }
     format!(
-        "endpoints {}; direct paths {}; routes {}; VRFs {}; VTEPs {}; policies {}",
+        "endpoints {}; direct paths {}; routes {}; VRFs {}; VTEPs {}; policies {}; public prefixes {}; vIPs {}",
         difference(&one.endpoints, &other.endpoints),
         difference(&one.direct_paths, &other.direct_paths),
         difference(&one.routes, &other.routes),
         difference(&one.vrfs, &other.vrfs),
         difference(&one.vteps, &other.vteps),
-        difference(&one.policies, &other.policies)
+        difference(&one.policies, &other.policies),
+        difference(&one.public_prefixes, &other.public_prefixes),
+        difference(&one.vips, &other.vips)
     )
 }

@@ -1,12 +1,13 @@
 //! The model: the expected content of the tables, and the expected answers, after any operation of a history.
 
 use crate::history::{
-    self, DIRECT_PATHS, ENDPOINTS, HOSTS, Op, POLICIES, POLICY_PACKETS, PREFIXES, PolicyVariants, Random,
-    VNIS, policies,
+    self, DIRECT_PATHS, ENDPOINTS, HOSTS, INSIDES, Op, POLICIES, POLICY_PACKETS, PREFIXES, PUBLIC_PREFIXES,
+    PolicyVariants, Public, Random, VIPS, VNIS, policies,
 };
 use crate::policies::is_right;
 use sluice_tables::{
-    Busy, DirectPath, Endpoint, Lookup, NextHop, NodeTables, Reader, Role, Route, Target, Verdict,
+    Busy, DirectPath, Endpoint, Lookup, NextHop, NodeTables, PublicPrefix, Reader, Role, Route, Target,
+    Verdict, Vip,
 };
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
@@ -66,6 +67,11 @@ pub enum Question {
     Vtep(u32),
     /// Number of the policy, and index of the packet.
     Policy(u32, u32),
+    /// By the outside addresses of a public prefix.
+    Public(u32),
+    /// By inside addresses of a public prefix, and a VNI.
+    Source(u32, u32, u32),
+    Vip(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +84,7 @@ pub enum Answer {
     Present(bool),
     /// The verdict on a packet; `None` if there is no policy.
     Verdict(Option<Verdict>),
+    Public(Option<PublicPrefix>),
     /// A hit that leads to a cell of the wrong kind.
     Stale,
 }
@@ -97,6 +104,8 @@ pub struct Model {
     vteps: Vec<ValueHistory<Option<Role>>>,
     /// Number of the content of each policy.
     policies: Vec<ValueHistory<Option<u32>>>,
+    public_prefixes: Vec<ValueHistory<Option<Public>>>,
+    vips: Vec<ValueHistory<Option<MacAddr>>>,
     probes: Vec<ProbedAddress>,
     first_equal: Vec<u32>,
 }
@@ -131,6 +140,8 @@ pub struct Content {
     pub direct_paths: Vec<DirectPath>,
     /// Identifiers of policies and their numbers of rules, which say which content it is.
     pub policies: Vec<(u32, u32)>,
+    pub public_prefixes: Vec<PublicPrefix>,
+    pub vips: Vec<Vip>,
 }
 
 impl Content {
@@ -143,6 +154,8 @@ impl Content {
             vteps: tables.vteps().filter_map(|vtep| Some((vtep, tables.role(vtep)?))).collect(),
             direct_paths: tables.direct_paths().map(|(path, _)| path).collect(),
             policies: tables.policies().map(|entry| (entry.id, entry.rules)).collect(),
+            public_prefixes: tables.public_prefixes().collect(),
+            vips: tables.vips().collect(),
         }
         .sorted()
     }
@@ -153,6 +166,8 @@ impl Content {
         self.vrfs.sort_unstable();
         self.vteps.sort_unstable();
         self.direct_paths.sort_unstable_by_key(|path| (path.vni, path.address));
+        self.public_prefixes.sort_unstable_by_key(|public| public.outside);
+        self.vips.sort_unstable_by_key(|vip| vip.address);
         self
     }
 }
@@ -168,6 +183,8 @@ impl Model {
             vrfs: vec![ValueHistory::new(); VNIS as usize],
             vteps: vec![ValueHistory::new(); HOSTS as usize],
             policies: vec![ValueHistory::new(); POLICIES as usize],
+            public_prefixes: vec![ValueHistory::new(); PUBLIC_PREFIXES as usize],
+            vips: vec![ValueHistory::new(); VIPS as usize],
             probes: probes(),
             first_equal: first_equal(),
         }
@@ -220,6 +237,11 @@ impl Model {
                 for route in &mut self.routes[first..first + 2 * PREFIXES as usize] {
                     route.push(number, None, floor);
                 }
+                for public in &mut self.public_prefixes {
+                    if public.last().is_some_and(|value| value.vni == vni) {
+                        public.push(number, None, floor);
+                    }
+                }
                 for path in (0..DIRECT_PATHS).filter(|&i| history::address_of(ENDPOINTS + i).0.get() == vni) {
                     self.direct_paths[path as usize].push(number, None, floor);
                 }
@@ -237,6 +259,17 @@ impl Model {
                 self.policies[policy as usize].push(number, Some(variant), floor);
             }
             Op::RemovePolicy { number: policy } => self.policies[policy as usize].push(number, None, floor),
+            Op::Public { number: public, value } => {
+                let has_vrf = self.vrfs[value.vni as usize - 1].last().is_some();
+                if has_vrf && self.vips[value.vip as usize].last().is_some() {
+                    self.public_prefixes[public as usize].push(number, Some(value), floor);
+                }
+            }
+            Op::RemovePublic { number: public } => {
+                self.public_prefixes[public as usize].push(number, None, floor);
+            }
+            Op::Vip { number: vip, mac } => self.vips[vip as usize].push(number, Some(mac), floor),
+            Op::RemoveVip { number: vip } => self.vips[vip as usize].push(number, None, floor),
             Op::Grow => {}
         }
     }
@@ -272,6 +305,13 @@ impl Model {
             Some((1 + i, policies()[i as usize].variants[variant as usize].rules.len() as u32))
         });
         content.policies = policies.collect();
+        let public = (0..PUBLIC_PREFIXES)
+            .filter_map(|i| Some(history::public_prefix(i, self.public_prefixes[i as usize].at(number)?)));
+        content.public_prefixes = public.collect();
+        let vips = (0..VIPS).filter_map(|i| {
+            Some(Vip { address: history::vip(i), mac: self.vips[i as usize].at(number)?, owned: false })
+        });
+        content.vips = vips.collect();
         content.sorted()
     }
 
@@ -288,10 +328,22 @@ impl Model {
                 (0..POLICIES)
                     .flat_map(|i| (0..POLICY_PACKETS).map(move |packet| Question::Policy(i, packet))),
             )
+            .chain((0..PUBLIC_PREFIXES).map(Question::Public))
+            .chain((0..PUBLIC_PREFIXES).flat_map(|i| {
+                let places = (0..INSIDES).flat_map(|inside| (1..=VNIS).map(move |vni| (inside, vni)));
+                places.map(move |(inside, vni)| Question::Source(i, inside, vni))
+            }))
+            .chain((0..VIPS).map(Question::Vip))
     }
 
     pub fn random_question(&self, random: &mut Random) -> Question {
-        match random.below(20) {
+        match random.below(24) {
+            20..22 => Question::Public(random.below(PUBLIC_PREFIXES)),
+            22 => {
+                let (number, inside) = (random.below(PUBLIC_PREFIXES), random.below(INSIDES));
+                Question::Source(number, inside, 1 + random.below(VNIS))
+            }
+            23 => Question::Vip(random.below(VIPS)),
             0 => Question::Vrf(1 + random.below(VNIS)),
             1 => Question::Vtep(random.below(HOSTS)),
             2..4 => Question::Direct(random.below(DIRECT_PATHS)),
@@ -342,6 +394,25 @@ impl Model {
                     Ok(cell) => Answer::Verdict(cell.map(|cell| reader.evaluate(cell, packet))),
                 }
             }
+            Question::Public(number) => {
+                let any = Public { vni: 1, inside: 0, vip: 0 };
+                let outside = history::public_prefix(number, any).outside;
+                reader.public_prefix(outside.broadcast()).map_or(Answer::Busy, Answer::Public)
+            }
+            Question::Source(number, inside, vni) => {
+                let inside = history::public_prefix(number, Public { vni, inside, vip: 0 }).inside;
+                let found = reader.public_source(history::vni(vni), inside.broadcast());
+                found.map_or(Answer::Busy, Answer::Public)
+            }
+            Question::Vip(number) => {
+                let address = history::vip(number);
+                match reader.find(0, address) {
+                    Lookup::Hit(hit) if reader.next_hop(hit.cell) != Some(NextHop::Vip(address)) => {
+                        Answer::Stale
+                    }
+                    lookup => present(lookup),
+                }
+            }
             Question::Vrf(vni) => present(reader.find_index(vni, 0)),
             Question::Vtep(host) => {
                 let address = history::host(host);
@@ -371,6 +442,18 @@ impl Model {
             }
             (Question::Vtep(host), Answer::Present(seen)) => {
                 self.vteps[host as usize].within(from, to).any(|(_, value)| value.is_some() == seen)
+            }
+            (Question::Vip(vip), Answer::Present(seen)) => {
+                self.vips[vip as usize].within(from, to).any(|(_, value)| value.is_some() == seen)
+            }
+            (Question::Public(number), Answer::Public(seen)) => self.public_prefixes[number as usize]
+                .within(from, to)
+                .any(|(_, value)| value.map(|value| history::public_prefix(number, value)) == seen),
+            (Question::Source(number, inside, vni), Answer::Public(seen)) => {
+                let is_it = |value: &Public| (value.inside, value.vni) == (inside, vni);
+                self.public_prefixes[number as usize].within(from, to).any(|(_, value)| {
+                    value.filter(is_it).map(|value| history::public_prefix(number, value)) == seen
+                })
             }
             (Question::Policy(number, packet), Answer::Verdict(seen)) => {
                 let PolicyVariants { variants, packets } = &policies()[number as usize];

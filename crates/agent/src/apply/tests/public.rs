@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sluice_southbound::Unconfirmed;
 use sluice_types::EntryKey;
 
 use super::*;
@@ -108,6 +109,46 @@ fn public_prefixes_wait_for_their_vrf_and_vip() {
     let removed_public_prefixes = vec![early[1].outside];
     apply(&mut applier, Update { removed_vnis: vec![vni(4)], removed_public_prefixes, ..delta(14) });
     assert_eq!((applier.retries(), applier.is_complete()), (0, true));
+}
+
+/// Catches public addresses of VMs that run which a database that went back takes from them, and a list that keeps them
+/// forever.
+#[test]
+fn public_prefixes_that_the_database_lost_are_kept() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, Update { commit_id: 0x12, ..public_cloud() });
+    let [first, second, third] = public_prefixes().try_into().unwrap();
+    // The database has one of them, for another address.
+    let other = PublicPrefix { inside: "10.0.0.7/32".parse().unwrap(), ..first };
+    let older = Update { public_prefixes: vec![other], ..older() };
+    assert_eq!(apply(&mut applier, older.clone()), without_failures(100));
+    assert_eq!(found(&applier), [other, second, third]);
+    assert_eq!(applier.unconfirmed().len(), 2);
+    let report = applier.unconfirmed().report(&applier.tables, &applier.role);
+    let entries: Vec<Unconfirmed> = report.entries.into_iter().map(|it| it.try_into().unwrap()).collect();
+    assert_eq!(entries, [second, third].map(Unconfirmed::PublicPrefix));
+    // A later snapshot keeps them, too; a new prefix does not get their addresses.
+    let new = public("198.51.100.9/32", 1, "10.0.0.6/32");
+    let snapshot = Update { revision: 101, keep_unmentioned: false, ..older };
+    let snapshot = Update { public_prefixes: vec![other, new], ..snapshot };
+    let applied = apply(&mut applier, snapshot).unwrap();
+    assert!(applied.failures[0].contains("198.51.100.9/32: address 10.0.0.6 in VNI 1"), "{applied:?}");
+    assert_eq!(found(&applier), [other, second, third]);
+    // An operator removes one, and the database has the other again.
+    let removal = Update { removed_public_prefixes: vec![second.outside], ..delta(102) };
+    let removal = Update { removes_unconfirmed: true, ..removal };
+    apply(&mut applier, removal);
+    applier.retry(Instant::now());
+    assert_eq!(found(&applier), [other, new, third]);
+    apply(&mut applier, Update { public_prefixes: vec![third], ..delta(103) });
+    assert!(applier.unconfirmed().is_empty() && applier.is_complete());
+    // A network is removed with those that the database lost.
+    apply(&mut applier, Update { revision: 104, commit_id: 0x104, ..cloud() });
+    apply(&mut applier, Update { revision: 105, public_prefixes: vec![first, third], ..cloud() });
+    apply(&mut applier, Update { keep_unmentioned: true, revision: 106, ..cloud() });
+    assert_eq!((found(&applier), applier.unconfirmed().len()), (vec![first, third], 2));
+    apply(&mut applier, Update { removed_vnis: vec![vni(1)], ..delta(107) });
+    assert_eq!((found(&applier), applier.unconfirmed().len()), (vec![third], 1));
 }
 
 /// Catches digests without public prefixes, and a repair that does not name them.
