@@ -127,7 +127,7 @@ impl Lab {
         let mut well = true;
         for eip in self.state.topology.internet.iter().flat_map(|internet| &internet.eips) {
             let url = internet::page(eip.address.is_ipv6());
-            let argv = ["busybox", "wget", "-q", "-T", "5", "-O", "-", &url];
+            let argv = ["curl", "-sSg", "--noproxy", "*", "--max-time", "5", &url];
             let output = self.exec(&eip.vm, &argv).await?;
             let text = if output.status.success() { &output.stdout } else { &output.stderr };
             let (text, from) = (String::from_utf8_lossy(text), eip.address);
