@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The gateway: XDP on the underlay interfaces. Most packets take the fast path (fast_path.h). All others take
+ * The gateway: `gateway` is XDP on the underlay interfaces, `internet` on those that lead to the Internet. In the
+ * first, most packets take the fast path (fast_path.h). All others take
  * the general path, which does the same with the packets of the fast path, in more time. Its stages are
  *
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)
  *                                                                          -> count (flow_accounting.h)
+ *                                                                       -> to the Internet (internet_out.h)
  *
- * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. Address translation and meters will have
- * their place between route() and forward_to_host().
+ * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. What comes from the Internet is
+ * described in internet_in.h.
  *
  * Verdicts: XDP_TX or XDP_REDIRECT for packets that are forwarded or answered, XDP_PASS for packets
  * that belong to the kernel, XDP_DROP for packets that the map `drops` counts.

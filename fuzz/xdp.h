@@ -111,6 +111,9 @@ long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 fl
 	if (xdp.fib_answer)
 		return xdp.fib_answer;
 	params->ifindex = xdp.fib_ifindex;
+	/* As the kernel does, if it was told a length. */
+	if (params->tot_len)
+		params->mtu_result = 1500;
 	memcpy(params->dmac, neighbor, sizeof(neighbor));
 	return BPF_FIB_LKUP_RET_SUCCESS;
 }

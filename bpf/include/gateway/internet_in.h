@@ -186,6 +186,14 @@ static __always_inline int is_for_public(struct xdp_md *ctx, const struct packet
 	       is_port_mac(ctx->ingress_ifindex, packet->frame.destination_mac);
 }
 
+/* Whether the packet is what only the routers of a VM's own link may send. */
+static __always_inline int is_link_control(const struct frame *frame)
+{
+	return is_nd(frame) ||
+	       (frame->protocol == IPPROTO_ICMP && !(frame->flags & (FRAME_IPV6 | FRAME_LATER)) &&
+		frame->transport >> 24 == ICMP4_REDIRECT);
+}
+
 /* Checks a packet to a public address, and finds the instance that gets it. */
 __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ctx, struct packet *packet)
 {
@@ -201,6 +209,8 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 		return reason;
 	if (!internet_source_valid(&packet->frame))
 		return DROP_martian_source;
+	if (is_link_control(&packet->frame))
+		return DROP_forged_control;
 	cell = find_public(packet->frame.flags, packet->frame.source);
 	if (cell)
 		return cell == INDEX_BUSY ? DROP_table_busy : DROP_martian_source;

@@ -17,7 +17,8 @@
 
 /*
  * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
- * address of the next router, and next_hop, the index of the port. The FIB is asked as in resolve() (resolve.h).
+ * address of the next router, next_hop, the index of the port, and longest, by the MTU of port and route. The FIB is asked
+ * as in resolve() (resolve.h).
  */
 __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx, struct packet *packet)
 {
@@ -28,6 +29,8 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 
 	if (!packet)
 		return DROP_stale_index;
+	/* With a length, the kernel compares it with the MTU of the route, and tells that. */
+	fib.tot_len = packet->frame_bytes - ETH_HLEN;
 	if (packet->frame.flags & FRAME_IPV6) {
 		fib.family = AF_INET6;
 		store_halves(fib.ipv6_src, packet->new_source);
@@ -38,6 +41,8 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 		fib.ipv4_dst = bpf_htonl((__u32)packet->new_destination[1]);
 	}
 	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	if (answer == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return too_big(packet, fib.mtu_result);
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return DROP_no_internet_route;
 	index = underlay_port_index(fib.ifindex);
@@ -51,6 +56,7 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 	for (int i = 0; i < ETH_ALEN; i++)
 		packet->endpoint_mac = packet->endpoint_mac << 8 | fib.dmac[i];
 	packet->next_hop = index;
+	packet->longest = fib.mtu_result < port->mtu ? fib.mtu_result : port->mtu;
 	return DROP_none;
 }
 
@@ -78,22 +84,22 @@ static __always_inline void mark_congestion(struct cursor *cursor, const struct 
 /* Sends the packet by the Internet port, without its tunnel. */
 static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
 {
-	enum drop_reason reason = find_internet_port(ctx, packet);
+	enum drop_reason reason = check_ttl(packet);
 	const struct underlay_port *port;
 	struct cursor cursor;
 
-	if (reason)
-		return reason;
-	reason = check_ttl(packet);
+	if (!reason)
+		reason = find_internet_port(ctx, packet);
 	if (reason)
 		return reason;
 	port = underlay_port_at(packet->next_hop);
 	if (!port)
 		return DROP_stale_index;
-	if (packet->frame_bytes - ETH_HLEN > port->mtu)
-		return too_big(packet, port->mtu);
+	if (packet->frame_bytes - ETH_HLEN > packet->longest)
+		return too_big(packet, packet->longest);
 	/* What comes back must fit into the VPC, too. */
-	packet->longest = packet->mtu && packet->mtu < port->mtu ? packet->mtu : port->mtu;
+	if (packet->mtu && packet->mtu < packet->longest)
+		packet->longest = packet->mtu;
 	reason = translate(ctx, packet, tunnel_bytes(packet));
 	if (reason)
 		return reason;
@@ -124,10 +130,11 @@ static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct pac
 		return DROP_table_busy;
 	if (!vrf)
 		return DROP_unknown_vni;
+	/* What comes back must fit into the sender's VPC. */
+	packet->longest = packet->mtu ? packet->mtu : 0xffff;
 	reason = find_inside(packet, vrf);
 	if (reason)
 		return reason;
-	packet->longest = 0xffff;
 	return deliver_inside(ctx, packet, tunnel_bytes(packet));
 }
 

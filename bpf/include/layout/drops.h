@@ -47,7 +47,7 @@
 	DROP(35, no_tunnel_key, "packet on the VXLAN device has no tunnel key") \
 	DROP(36, redirect, "kernel refused to send the packet") \
 	DROP(37, table_busy, "table was being reorganized for longer than a lookup retries") \
-	DROP(38, forged_control, "tenant sent what only the network may send: router advertisement, redirect, DHCP reply") \
+	DROP(38, forged_control, "tenant or the Internet sent what only the network may send: router advertisement, redirect, DHCP reply") \
 	DROP(39, inner_options, "extension headers of a packet of a tenant, or from the Internet, are too many to follow") \
 	DROP(40, hairpin, "destination is the sending port itself") \
 	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries") \

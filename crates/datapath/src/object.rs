@@ -16,7 +16,7 @@ include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 /// Compiled program file of `bpf/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectName {
-    /// `gateway.bpf.c`: the packet program of gateways.
+    /// `gateway.bpf.c`: the packet programs of gateways.
     Gateway,
     /// `vswitch.bpf.c`: the packet programs of hosts.
     Vswitch,
