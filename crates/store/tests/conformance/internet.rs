@@ -108,7 +108,10 @@ pub async fn pools(f: Fixture) {
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
     let renamed = s.update_public_pool(made.id, renamed, None).await.unwrap();
     assert_eq!(s.public_pool(made.id).await.unwrap(), renamed);
-    assert_eq!(s.public_pools(Some(c.cluster.id), Some("world"), ALL).await.unwrap(), [renamed.clone()]);
+    assert_eq!(
+        s.public_pools(Some(c.cluster.id), Some("world"), ALL).await.unwrap(),
+        std::slice::from_ref(&renamed)
+    );
 
     let used = conflict(s.delete_public_pool(made.id, None).await);
     assert_eq!(used.to_string(), "public pool `world` is still used by EIP `web`");
@@ -187,7 +190,7 @@ pub async fn addresses_of_eips(f: Fixture) {
     assert_eq!(eip(&c, &pool, "d").await.prefix.to_string(), "198.51.100.1/32");
 
     let of = |name: &str| EipFilter { name: Some(name.into()), pool: Some(pool.id), ..EipFilter::default() };
-    assert_eq!(s.eips(&of("whole"), ALL).await.unwrap(), [whole.clone()]);
+    assert_eq!(s.eips(&of("whole"), ALL).await.unwrap(), std::slice::from_ref(&whole));
     assert_eq!(
         s.eips(&EipFilter { tenant: Some(c.tenant.id), ..EipFilter::default() }, ALL).await.unwrap().len(),
         4
