@@ -1,6 +1,7 @@
 //! Tables without a free cell, taken over by another writer.
 
 use super::crash::Content;
+use super::public::public;
 use super::*;
 use crate::interleave::die_after;
 use sluice_types::IpNet;
@@ -25,6 +26,13 @@ fn route(number: u32) -> Route {
     Route { vni: vni(5), prefix: prefix.parse().unwrap(), target: Target::Local }
 }
 
+fn public_prefix(number: u32) -> PublicPrefix {
+    match number % 2 {
+        0 => public(&format!("198.51.100.{number}/32"), 6, &format!("10.0.0.{number}/32")),
+        _ => public(&format!("2001:db8:{number:x}::/64"), 6, &format!("fd00:{number:x}::/64")),
+    }
+}
+
 /// Adds entries of all kinds until every kind is refused. With `digest_mask` 0 the digests of all IPv6 addresses
 /// conflict.
 fn full(digest_mask: u64) -> NodeTables {
@@ -37,6 +45,13 @@ fn full(digest_mask: u64) -> NodeTables {
     tables.upsert_vrf(&Vrf { group: Some(3), ..plain_vrf(5) }).unwrap();
     tables.upsert_port(&port(7)).unwrap();
     tables.upsert_direct_path(&direct(5, "10.0.0.9", HOST)).unwrap();
+    for number in [6, 7] {
+        tables.upsert_vrf(&plain_vrf(number)).unwrap();
+    }
+    tables.upsert_vip(&Vip { address: ip("192.0.2.9"), mac: mac(1), owned: true }).unwrap();
+    for number in 0..20 {
+        tables.upsert_public_prefix(&public_prefix(number)).unwrap();
+    }
     for number in 0..3_000 {
         let _ = tables.upsert_endpoint(&endpoint(5, &address(number), HOST));
     }
@@ -60,6 +75,11 @@ fn check_refusals(tables: &mut NodeTables) {
         tables.upsert_group(&Group { id: 9, vips: vec![ip(HOST)] }),
         tables.upsert_port(&port(8)),
         tables.upsert_direct_path(&direct(5, "10.77.0.1", HOST)),
+        tables.upsert_public_prefix(&public_prefix(20)),
+        // In a VPC without public prefixes.
+        tables.upsert_public_prefix(&PublicPrefix { vni: vni(7), ..public_prefix(20) }),
+        // Another inside of one that is there.
+        tables.upsert_public_prefix(&PublicPrefix { inside: public_prefix(20).inside, ..public_prefix(0) }),
     ];
     for result in new {
         assert!(matches!(result, Err(Error::Full { .. })), "{result:?}");
@@ -85,6 +105,9 @@ fn full_tables_are_adopted_and_go_on() {
         tables.upsert_port(&port(7)).unwrap();
         for route in &before.routes {
             assert!(tables.remove_route(route.vni, route.prefix).unwrap(), "{route:?}");
+        }
+        for number in 0..20 {
+            assert!(tables.remove_public_prefix(public_prefix(number).outside).unwrap(), "{number}");
         }
         for endpoint in &before.endpoints {
             assert!(tables.remove_endpoint(endpoint.vni, endpoint.address).unwrap(), "{endpoint:?}");
