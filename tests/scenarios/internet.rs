@@ -66,7 +66,7 @@ fn eip(lab: &Lab, vm: &str, ipv6: bool) -> Result<IpAddr, Failure> {
     found.ok_or_else(|| Failure::new(format!("{vm} has no public address of a family")))
 }
 
-/// The command that fetches a URL and resets no connection by itself.
+/// The command that fetches a URL.
 fn curl<'a>(options: &[&'a str], url: &'a str) -> Vec<&'a str> {
     let common = ["curl", "--silent", "--show-error", "--globoff", "--noproxy", "*", "--max-time", "60"];
     [&common[..], options, &[url]].concat()

@@ -235,12 +235,7 @@ impl UnderlayMonitor {
                 }
             }
         }
-        let witness = |(ifindex, address): &(u32, IpAddr)| {
-            let port = self.ports.iter().find(|port| port.link.index == *ifindex)?;
-            let witness = WitnessNeighbor { ifindex: *ifindex, mac: port.link.mac, address: *address };
-            (port.side == Side::Underlay).then_some(witness)
-        };
-        self.ownership.set_neighbors(wanted.iter().filter_map(witness).collect());
+        self.ownership.set_neighbors(witnesses(&self.ports, &wanted));
         match self.list_gateways().await {
             Ok(gateways) => wanted.extend(gateways),
             Err(error) => {
@@ -276,5 +271,45 @@ impl UnderlayMonitor {
             }
         }
         Ok(())
+    }
+}
+
+/// The neighbors of the underlay. One on the Internet says nothing about the underlay.
+fn witnesses(ports: &[Port], neighbors: &HashSet<(u32, IpAddr)>) -> Vec<WitnessNeighbor> {
+    let witness = |(ifindex, address): &(u32, IpAddr)| {
+        let port = ports.iter().find(|port| port.link.index == *ifindex && port.side == Side::Underlay)?;
+        Some(WitnessNeighbor { ifindex: *ifindex, mac: port.link.mac, address: *address })
+    };
+    neighbors.iter().filter_map(witness).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_types::MacAddr;
+
+    #[test]
+    fn neighbors_on_the_internet_are_no_witnesses() {
+        let port = |index, side| {
+            let mac = MacAddr::local(index.into());
+            let (name, kind) = (format!("eth{index}"), None);
+            let link = Link {
+                index,
+                name,
+                mac,
+                mtu: 1500,
+                kind,
+                peer_elsewhere: false,
+                external_vxlan: false,
+                vxlan_gbp: false,
+                enslaved: false,
+                promiscuous: false,
+            };
+            Port { link, side }
+        };
+        let ports = [port(2, Side::Underlay), port(3, Side::Internet)];
+        let [a, b, c] = [1, 2, 3].map(|last| IpAddr::from([192, 0, 2, last]));
+        let found = witnesses(&ports, &HashSet::from([(2, a), (3, b), (4, c)]));
+        assert_eq!(found, [WitnessNeighbor { ifindex: 2, mac: MacAddr::local(2), address: a }]);
     }
 }
