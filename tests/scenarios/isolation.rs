@@ -43,9 +43,12 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         }
     }
     for ipv6 in [false, true] {
-        let vni = lab.vm("web-1")?.vni;
+        let vni = lab.vm("db-1")?.vni;
         let before = drops(lab, vni, "no_route").await?;
-        never_reaches(lab, "web-1", address(lab.vm("shop-3")?, ipv6)?).await?;
+        // VPC web has a route to the Internet, where nobody has the address.
+        for from in ["db-1", "web-1", "web-2"] {
+            never_reaches(lab, from, address(lab.vm("shop-3")?, ipv6)?).await?;
+        }
         never_reaches(lab, "shop-3", address(lab.vm("db-1")?, ipv6)?).await?;
         eventually(Duration::from_secs(2), async || {
             let more = drops(lab, vni, "no_route").await? - before;

@@ -29,6 +29,7 @@ mod history;
 mod history_failover;
 mod icmp_errors;
 mod idle_paths;
+mod internet;
 mod isolation;
 mod kernel_drops;
 mod kernel_vxlan;
@@ -153,6 +154,7 @@ fn all() -> Vec<Scenario> {
         security_groups: OwnLab,
         qos: OwnLab,
         addresses: OwnLab,
+        internet: OwnLab,
         connections: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,

@@ -278,6 +278,12 @@ pub fn slow_hellos(topology: &mut Topology) {
     topology.other_clusters.iter_mut().for_each(|cluster| cluster.hello_interval_ms = Some(100));
 }
 
+/// Leaves the Internet out: a VPC with public addresses stays on its cluster.
+pub fn without_internet(topology: &mut Topology) {
+    topology.internet = None;
+    topology.vpcs.iter_mut().for_each(|vpc| vpc.internet = false);
+}
+
 /// The address of one family.
 pub fn address(vm: &VmState, ipv6: bool) -> Result<IpAddr, Failure> {
     let found = vm.addresses().into_iter().find(|address| address.is_ipv6() == ipv6);

@@ -4,7 +4,7 @@
 
 use crate::Ground;
 use crate::streams::Streams;
-use crate::support::{Outcome, ensure, reaches, slow_hellos, soak};
+use crate::support::{Outcome, ensure, reaches, slow_hellos, soak, without_internet};
 use serde_json::json;
 use sluice_client::{Cluster, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, down};
@@ -28,6 +28,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     (gateway.ipv4, gateway.ipv6) = (Some("192.0.2.13".parse()?), Some("2001:db8:0:1::13".parse()?));
     topology.gateways.push(gateway);
     slow_hellos(topology);
+    without_internet(topology);
     let lab = Lab::up(options).await?;
     let outcome = there_and_back(&lab).await;
     if outcome.is_ok() {

@@ -1,6 +1,7 @@
 //! The kernel's interfaces, addresses, routes and neighbors, by rtnetlink. `shaper` has queueing disciplines. This file
 //! changes when an agent needs another request.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType, RouteVia,
 };
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMessageBuilder, new_connection,
@@ -217,10 +218,36 @@ impl Netlink {
         // Returns the whole route, not the one next hop that a packet would take.
         query.header.flags |= RouteFlags::FibMatch;
         match self.handle.route().get(query).execute().try_next().await {
-            Ok(route) => Ok(route.map_or_else(Vec::new, |route| parse_next_hops(&route, destination))),
+            Ok(route) => {
+                let hops = route.iter().flat_map(parse_hops);
+                Ok(hops.map(|(ifindex, gateway)| (ifindex, gateway.unwrap_or(destination))).collect())
+            }
             Err(error) if is_unreachable(&error) => Ok(Vec::new()),
             Err(error) => Err(Error::netlink(format!("look up the route to {destination}"))(error)),
         }
+    }
+
+    /// The gateways of routes of the main table that leave by one of these interfaces, by interface index and address.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub async fn gateways(&self, interfaces: &[u32]) -> Result<BTreeSet<(u32, IpAddr)>, Error> {
+        let _listing = self.listing.lock().await;
+        let queries =
+            [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
+        let mut gateways = BTreeSet::new();
+        for query in queries {
+            // The routes may be those of the whole Internet: they are read one by one, and not kept.
+            let mut routes = self.handle.route().get(query).execute();
+            while let Some(route) = routes.try_next().await.map_err(Error::netlink("list the routes"))? {
+                if route.header.table == RouteHeader::RT_TABLE_MAIN {
+                    let hops = parse_hops(&route).into_iter();
+                    let hops = hops.filter_map(|(ifindex, gateway)| Some((ifindex, gateway?)));
+                    gateways.extend(hops.filter(|(ifindex, _)| interfaces.contains(ifindex)));
+                }
+            }
+        }
+        Ok(gateways)
     }
 
     /// Lists the neighbors that the kernel knows or is resolving.
@@ -391,7 +418,8 @@ fn parse_link(message: &LinkMessage) -> Link {
     link
 }
 
-fn parse_next_hops(route: &RouteMessage, destination: IpAddr) -> Vec<(u32, IpAddr)> {
+/// Interface and gateway of each path of a route. Without a gateway, the destination itself is the neighbor.
+fn parse_hops(route: &RouteMessage) -> Vec<(u32, Option<IpAddr>)> {
     if route.header.kind != RouteType::Unicast {
         return Vec::new();
     }
@@ -400,16 +428,14 @@ fn parse_next_hops(route: &RouteMessage, destination: IpAddr) -> Vec<(u32, IpAdd
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Oif(index) => interface = Some(*index),
-            RouteAttribute::MultiPath(paths) => hops.extend(
-                paths
-                    .iter()
-                    .map(|hop| (hop.interface_index, gateway(&hop.attributes).unwrap_or(destination))),
-            ),
+            RouteAttribute::MultiPath(paths) => {
+                hops.extend(paths.iter().map(|hop| (hop.interface_index, gateway(&hop.attributes))));
+            }
             _ => {}
         }
     }
     if hops.is_empty() {
-        hops.extend(interface.map(|index| (index, gateway(&route.attributes).unwrap_or(destination))));
+        hops.extend(interface.map(|index| (index, gateway(&route.attributes))));
     }
     hops
 }

@@ -247,12 +247,12 @@ impl UpdateContext<'_> {
         self.check(result, format_args!("VNI {}", vrf.vni));
     }
 
-    /// Writes a public prefix.
-    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) {
+    /// Writes a public prefix. Returns whether the tables changed.
+    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> bool {
         let PublicPrefix { outside, vni, inside, vip } = *public;
         let result =
             self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix { outside, vni, inside, vip });
-        self.check(result, format_args!("public prefix {outside}"));
+        self.check(result, format_args!("public prefix {outside}")) == Some(true)
     }
 
     /// Removes a VRF at once.

@@ -15,7 +15,7 @@ use crate::sysctl::Family;
 /// Name of the loopback interface.
 const LOOPBACK: &str = "lo";
 
-/// Most underlay interfaces of a node: the tables hold no more.
+/// Most interfaces of a node, to the underlay and to the Internet: the tables hold no more.
 pub const INTERFACES_MAX: usize = 8;
 
 /// The outer source addresses of a node.
@@ -54,14 +54,14 @@ pub async fn enable_route_lookup(netlink: &Netlink, changes: &Changes) -> Result
     changes.set_sysctl(&loopback, Family::V6, "forwarding", "1")
 }
 
-/// Looks up the underlay interfaces by name.
+/// Looks up the interfaces of a node by name.
 ///
 /// # Errors
 /// If an interface is missing or given twice, or if there are too many.
 pub async fn links(netlink: &Netlink, names: &[String]) -> Result<Vec<Link>, Error> {
     if names.len() > INTERFACES_MAX {
         return Err(Error::Config(format!(
-            "{} underlay interfaces are given; at most {INTERFACES_MAX} are possible",
+            "{} interfaces are given; at most {INTERFACES_MAX} are possible",
             names.len()
         )));
     }
@@ -69,7 +69,7 @@ pub async fn links(netlink: &Netlink, names: &[String]) -> Result<Vec<Link>, Err
     for name in names {
         let link = netlink.require_link(name).await?;
         if links.contains(&link) {
-            return Err(Error::Config(format!("underlay interface {name:?} is given twice")));
+            return Err(Error::Config(format!("interface {name:?} is given twice")));
         }
         links.push(link);
     }

@@ -17,6 +17,10 @@ pub struct Args {
     #[arg(long = "interface", value_name = "IF", required_unless_present = "flush", num_args = 1)]
     pub interfaces: Vec<String>,
 
+    /// Interface that leads to the Internet; may be given several times, at most 8 with the underlay interfaces
+    #[arg(long = "internet", value_name = "IF", num_args = 1)]
+    pub internet: Vec<String>,
+
     /// This gateway's IPv4 address on the underlay [default: the first one of the interfaces]
     #[arg(long, value_name = "ADDRESS")]
     pub vtep4: Option<Ipv4Addr>,

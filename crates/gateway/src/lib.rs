@@ -1,6 +1,6 @@
-//! The agent of a gateway: the XDP program on the underlay interfaces, the cluster's tables, the neighbors
-//! that lead to the other nodes, the RSP responder, and this gateway's part in its cluster: which vIPs it
-//! answers for.
+//! The agent of a gateway: the XDP programs on the interfaces to the underlay and to the Internet, the cluster's tables,
+//! the neighbors that lead to the other nodes and to the Internet, the RSP responder, and this gateway's part in its
+//! cluster: which vIPs it answers for.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -13,6 +13,8 @@ mod overload;
 pub mod ownership;
 mod ownership_inputs;
 mod permits;
+pub mod ports;
+pub mod public_announcer;
 mod role;
 mod rsp_responder;
 mod underlay_monitor;
@@ -21,14 +23,14 @@ pub use args::Args;
 pub use sluice_agent::Error;
 
 use std::collections::HashSet;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use axum::routing::get;
 use axum::{Json, Router};
 use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::underlay::{Vteps, enable_route_lookup, links, node_config, vteps};
+use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
 use sluice_agent::{CommonArgs, Started, flush, open};
 use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_southbound::Node;
@@ -36,17 +38,15 @@ use sluice_tables::AgentHeartbeat;
 
 use crate::load_monitor::LoadMonitor;
 use crate::offload_metrics::OffloadStats;
-use crate::ownership::{
-    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedLinks, has_saved_state,
-};
+use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
+use crate::ports::{Port, SharedPorts, Side, gateway_config};
+use crate::public_announcer::PublicAddresses;
 use crate::role::{GatewayRole, SharedLoad};
 use crate::rsp_responder::RspResponder;
 use crate::underlay_monitor::UnderlayMonitor;
 
 const ROLE: &str = "gateway";
-/// Program in bpf/gateway.bpf.c.
-const PROGRAM: &str = "gateway";
 
 /// Runs a gateway until SIGTERM or SIGINT, or removes what an earlier agent left (`--flush`).
 ///
@@ -59,24 +59,29 @@ pub async fn run(args: Args) -> Result<(), Error> {
         return flush(common, ROLE, &netlink).await;
     }
     common.check_ports(&[args.cluster_port])?;
-    let underlay = links(&netlink, &args.interfaces).await?;
+    let mut links = links(&netlink, &[&args.interfaces[..], &args.internet].concat()).await?;
+    let internet = links.split_off(args.interfaces.len());
     let given = Vteps { v4: args.vtep4, v6: args.vtep6 };
-    let vteps = vteps(&netlink, &underlay, given).await?;
+    let vteps = vteps(&netlink, &links, given).await?;
     tracing::info!(vtep4 = ?vteps.v4, vtep6 = ?vteps.v6, "outer source addresses");
+    let port = |side| move |link: Link| Port { link, side };
+    let underlay = links.into_iter().map(port(Side::Underlay));
+    let ports: Vec<Port> = underlay.chain(internet.into_iter().map(port(Side::Internet))).collect();
 
     let mut opened = open(common, ROLE, ObjectName::Gateway, &[])?;
-    opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
+    opened.tables.set_node(&gateway_config(&ports, vteps))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
-    detach_others(&opened.datapath, &underlay, &netlink, &changes).await?;
+    detach_others(&opened.datapath, &ports, &netlink, &changes).await?;
     enable_route_lookup(&netlink, &changes).await?;
-    for link in &underlay {
+    for Port { link, side } in &ports {
         underlay_monitor::prepare(&netlink, &changes, link).await?;
-        opened.datapath.attach_xdp(PROGRAM, &link.interface())?;
+        opened.datapath.attach_xdp(side.program(), &link.interface())?;
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
     let heartbeat = opened.tables.agent_heartbeat();
     let load = SharedLoad::default();
-    let role = GatewayRole::new(&opened.tables, load.clone());
+    let public = PublicAddresses::default();
+    let role = GatewayRole::new(&opened.tables, load.clone(), public.clone());
     let plan = role.plan();
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.
@@ -84,19 +89,14 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let started = opened.start(common, ROLE, role, resume).await?;
 
     let node = started.node.clone();
-    let links: SharedLinks = Arc::new(RwLock::new(underlay));
-    let ownership = Arc::new(start_ownership(&args, &started, vteps, &links, owned, heartbeat)?);
+    let ports = SharedPorts::new(ports);
+    let ownership = Arc::new(start_ownership(&args, &started, vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
     let routes = Router::new().route("/cluster", get(async move || Json(status.get())));
-    let underlay = UnderlayMonitor::new(
-        (netlink, changes),
-        node.clone(),
-        args.interfaces.clone(),
-        links,
-        vteps,
-        ownership.clone(),
-    )?;
+    let monitored = ports.clone();
+    let underlay =
+        UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
     let stream = StreamInputs {
@@ -108,6 +108,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
+            ended = public.run(ports) => ended,
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
@@ -138,7 +139,7 @@ fn start_ownership(
     args: &Args,
     started: &Started<GatewayRole>,
     vteps: Vteps,
-    links: &SharedLinks,
+    ports: &SharedPorts,
     owned: OwnedVips,
     heartbeat: AgentHeartbeat,
 ) -> Result<Ownership, Error> {
@@ -160,23 +161,20 @@ fn start_ownership(
         tables: *started.node.complete_revision.borrow(),
         set_owned: Box::new(set_owned),
         heartbeat,
-        announcer: Box::new(Layer2Announcer::new(links.clone())?),
+        announcer: Box::new(Layer2Announcer::new(ports.clone())?),
     })
 }
 
-/// Detaches the program from interfaces that are not underlay interfaces any more, and restores their settings.
+/// Detaches programs from interfaces that are not given any more, and restores the settings of these.
 async fn detach_others(
     datapath: &Datapath,
-    underlay: &[Link],
+    ports: &[Port],
     netlink: &Netlink,
     changes: &Changes,
 ) -> Result<(), Error> {
     for interface in datapath.attached()? {
-        if !underlay.iter().any(|link| link.interface() == interface) {
-            tracing::info!(
-                interface = interface.name,
-                "not an underlay interface any more: detaching the program"
-            );
+        if !ports.iter().any(|port| port.link.interface() == interface) {
+            tracing::info!(interface = interface.name, "not given any more: detaching the program");
             datapath.detach(&interface)?;
             changes.restore(netlink, |index| index == interface.index).await?;
         }

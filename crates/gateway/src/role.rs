@@ -12,6 +12,8 @@ use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PublicPre
 use sluice_tables::NodeTables;
 use tokio::sync::watch;
 
+use crate::public_announcer::PublicAddresses;
+
 /// Period over which the bytes of a flow are counted.
 pub const FLOW_PERIOD: Duration = Duration::from_secs(1);
 
@@ -38,19 +40,21 @@ pub struct GatewayRole {
     owned: HashSet<IpAddr>,
     plan: watch::Sender<Option<ClusterPlan>>,
     load: SharedLoad,
+    public: PublicAddresses,
 }
 
 impl GatewayRole {
     /// Until [`GatewayRole::set_owned`] is called, this gateway answers for the vIPs that the tables mark as
     /// owned.
-    pub fn new(tables: &NodeTables, load: SharedLoad) -> Self {
+    pub fn new(tables: &NodeTables, load: SharedLoad, public: PublicAddresses) -> Self {
         let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
-        Self { owned, plan: watch::Sender::default(), load }
+        Self { owned, plan: watch::Sender::default(), load, public }
     }
 
     /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when
     /// they are added.
     pub fn set_owned(&mut self, tables: &mut NodeTables, owned: HashSet<IpAddr>) {
+        self.public.retain_owned(&owned);
         self.owned = owned;
         let changed: Vec<_> =
             tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
@@ -114,7 +118,12 @@ impl Role for GatewayRole {
     }
 
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
-        context.upsert_public_prefix(public);
+        let PublicPrefix { outside, vip, .. } = *public;
+        let is_new = context.upsert_public_prefix(public);
+        if is_new && outside.prefix_len() == outside.max_prefix_len() && self.owned.contains(&vip) {
+            let mac = context.tables.vips().find(|known| known.address == vip).map(|known| known.mac);
+            mac.into_iter().for_each(|mac| self.public.announce(outside.addr(), vip, mac));
+        }
     }
 }
 

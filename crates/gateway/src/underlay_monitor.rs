@@ -1,21 +1,21 @@
-//! Keeps the gateway's underlay in order: follows its interfaces, and makes the kernel keep the next hops to
-//! the other nodes resolved. This file changes when interfaces or neighbors need another treatment.
+//! Keeps the gateway's interfaces in order: follows them, and makes the kernel keep the next hops to the other nodes and
+//! to the Internet resolved. This file changes when interfaces or neighbors need another treatment.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_agent::changes::Changes;
 use sluice_agent::netlink::{Link, Netlink, changes};
-use sluice_agent::underlay::{Vteps, enable_route_lookup, node_config};
+use sluice_agent::underlay::{Vteps, enable_route_lookup};
 use sluice_agent::{Error, Node, error_chain};
 use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::PROGRAM;
 use crate::needed_neighbors::NeededNeighbors;
-use crate::ownership::{Ownership, SharedLinks, WitnessNeighbor};
+use crate::ownership::{Ownership, WitnessNeighbor};
+use crate::ports::{Port, SharedPorts, Side, gateway_config};
 use crate::role::GatewayRole;
 
 /// Interval at which everything is reviewed, in addition to reviews after changes.
@@ -27,22 +27,24 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time after a change in which neighbors are probed: a switch port may need some seconds until it forwards. Later
 /// the kernel probes by itself, less often.
 const RETRY_TIME: Duration = Duration::from_secs(10);
+/// Shortest time between two lists of the routes to the Internet, which may be a million, and may change all the time.
+const LIST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Configures an interface as the program needs it.
+/// Configures an interface as its program needs it.
 pub async fn prepare(netlink: &Netlink, changes: &Changes, link: &Link) -> Result<(), Error> {
-    // The destination of frames to a vIP is its vMAC, not the interface's own address.
+    // The destination of frames to a vIP, or to a public address, is a vMAC, not the interface's own address.
     changes.set_promiscuous(netlink, link).await
 }
 
-/// Monitors the underlay. A single task runs it.
+/// Monitors the interfaces and the neighbors behind them. A single task runs it.
 pub struct UnderlayMonitor {
     netlink: Netlink,
     changes: Changes,
     node: Arc<Node<GatewayRole>>,
-    /// Names of the underlay interfaces.
-    names: Vec<String>,
+    /// Names of the interfaces.
+    names: Vec<(String, Side)>,
     /// The interfaces as the tables have them.
-    links: Vec<Link>,
+    ports: Vec<Port>,
     vteps: Vteps,
     kernel_changes: Arc<Notify>,
     topology: watch::Receiver<u64>,
@@ -50,10 +52,12 @@ pub struct UnderlayMonitor {
     peers: watch::Receiver<Vec<IpAddr>>,
     reconnected: Arc<Notify>,
     needed: NeededNeighbors,
+    /// The gateways of the routes to the Internet, and when they were listed.
+    gateways: Option<(Instant, BTreeSet<(u32, IpAddr)>)>,
     /// Gets the neighbors that may serve as witnesses.
     ownership: Arc<Ownership>,
-    /// The interfaces, for announcements of vIPs.
-    shared_links: SharedLinks,
+    /// The interfaces, for announcements.
+    shared_ports: SharedPorts,
     /// Time of the last change.
     changed: Instant,
     /// Whether the last review failed, or found an unresolved next hop or an unusable interface.
@@ -64,33 +68,34 @@ pub struct UnderlayMonitor {
 }
 
 impl UnderlayMonitor {
-    /// Subscribes to changes of the kernel's configuration. `shared_links` has the current interfaces.
+    /// Subscribes to changes of the kernel's configuration. `shared_ports` has the current interfaces.
     pub fn new(
         (netlink, own_changes): (Netlink, Changes),
         node: Arc<Node<GatewayRole>>,
-        names: Vec<String>,
-        shared_links: SharedLinks,
+        shared_ports: SharedPorts,
         vteps: Vteps,
         ownership: Arc<Ownership>,
     ) -> Result<Self, Error> {
         let (kernel_changes, topology) = (changes(&[])?, node.topology.subscribe());
         let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
-        let links = shared_links.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let ports = shared_ports.get();
+        let names = ports.iter().map(|port| (port.link.name.clone(), port.side)).collect();
         let needed = NeededNeighbors::new(node.datapath.clone());
         Ok(Self {
             netlink,
             changes: own_changes,
             node,
             names,
-            links,
+            ports,
             vteps,
             kernel_changes,
             topology,
             peers,
             reconnected,
             needed,
+            gateways: None,
             ownership,
-            shared_links,
+            shared_ports,
             changed: Instant::now(),
             is_incomplete: true,
             must_probe: true,
@@ -128,7 +133,10 @@ impl UnderlayMonitor {
                 Err(Error::WriterGone) => return Err(Error::WriterGone),
                 Err(error) => {
                     self.is_incomplete = true;
-                    tracing::warn!(error = error_chain(&error), "cannot review the underlay; retrying later");
+                    tracing::warn!(
+                        error = error_chain(&error),
+                        "cannot review the interfaces; retrying later"
+                    );
                 }
             }
         }
@@ -138,64 +146,83 @@ impl UnderlayMonitor {
         self.is_incomplete = false;
         // An administrator who turns forwarding off for all interfaces turns it off for this one, too.
         enable_route_lookup(&self.netlink, &self.changes).await?;
-        self.review_links().await?;
+        self.review_ports().await?;
         let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
         let peers = self.peers.borrow_and_update().clone();
         self.review_neighbors(&[hosts, peers].concat()).await
     }
 
     /// Follows interfaces that changed, or were removed and created again with another index.
-    async fn review_links(&mut self) -> Result<(), Error> {
+    async fn review_ports(&mut self) -> Result<(), Error> {
         let mut present = Vec::new();
-        for name in &self.names {
+        for (name, side) in &self.names {
             match self.netlink.link(name).await {
-                Ok(Some(link)) => present.push(link),
-                Ok(None) => tracing::warn!(interface = name, "underlay interface is missing"),
+                Ok(Some(link)) => present.push(Port { link, side: *side }),
+                Ok(None) => tracing::warn!(interface = name, "interface is missing"),
                 Err(error) => {
                     self.is_incomplete = true;
                     let error = error_chain(&error);
-                    tracing::error!(interface = name, error, "cannot look up the underlay interface");
+                    tracing::error!(interface = name, error, "cannot look up the interface");
                     // Nothing is known against it.
-                    present.extend(self.links.iter().find(|link| link.name == *name).cloned());
+                    present.extend(self.ports.iter().find(|port| port.link.name == *name).cloned());
                 }
             }
         }
         if let Err(error) = self.node.datapath.remove_stale_pins() {
             tracing::warn!(error = error_chain(&error), "cannot remove the pins of removed interfaces");
         }
-        let mut links = Vec::new();
-        for link in present {
-            let is_known = self.links.iter().any(|old| old.index == link.index);
+        let mut ports = Vec::new();
+        for port in present {
+            let is_known = self.ports.iter().any(|old| old.link.index == port.link.index);
             // An interface that cannot be used now must not stop the others.
-            let started = if is_known { Ok(()) } else { self.start_on(&link).await };
+            let started = if is_known { Ok(()) } else { self.start_on(&port).await };
             match started {
-                Ok(()) => links.push(link),
+                Ok(()) => ports.push(port),
                 Err(error) => {
                     self.is_incomplete = true;
                     let error = error_chain(&error);
-                    tracing::error!(interface = link.name, error, "cannot use the underlay interface");
+                    tracing::error!(interface = port.link.name, error, "cannot use the interface");
                 }
             }
         }
-        if links == self.links {
+        if ports == self.ports {
             return Ok(());
         }
-        let config = node_config(&links, self.vteps, 0);
-        tracing::info!(?links, "underlay interfaces changed");
+        let config = gateway_config(&ports, self.vteps);
+        tracing::info!(?ports, "interfaces changed");
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
-        self.shared_links.write().unwrap_or_else(PoisonError::into_inner).clone_from(&links);
-        self.links = links;
+        self.shared_ports.set(&ports);
+        self.ports = ports;
         Ok(())
     }
 
-    async fn start_on(&self, link: &Link) -> Result<(), Error> {
-        prepare(&self.netlink, &self.changes, link).await?;
-        self.node.datapath.attach_xdp(PROGRAM, &link.interface())?;
+    async fn start_on(&self, port: &Port) -> Result<(), Error> {
+        prepare(&self.netlink, &self.changes, &port.link).await?;
+        self.node.datapath.attach_xdp(port.side.program(), &port.link.interface())?;
         Ok(())
     }
 
-    /// Makes the kernel keep exactly the next hops to hosts and to the cluster's other gateways resolved.
-    /// These next hops are also the candidates for witnesses.
+    /// The gateways of the routes to the Internet, as they were a moment ago if routes change often.
+    async fn list_gateways(&mut self) -> Result<BTreeSet<(u32, IpAddr)>, Error> {
+        let internet = self.ports.iter().filter(|port| port.side == Side::Internet);
+        let internet: Vec<u32> = internet.map(|port| port.link.index).collect();
+        if internet.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        if let Some((listed, gateways)) = &self.gateways
+            && listed.elapsed() < LIST_INTERVAL
+        {
+            // Another review follows.
+            self.is_incomplete = true;
+            return Ok(gateways.clone());
+        }
+        let gateways = self.netlink.gateways(&internet).await?;
+        self.gateways = Some((Instant::now(), gateways.clone()));
+        Ok(gateways)
+    }
+
+    /// Makes the kernel keep exactly the next hops to hosts, to the cluster's other gateways and to the Internet resolved.
+    /// Those of the underlay are also the candidates for witnesses.
     async fn review_neighbors(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
         let (mut wanted, mut all_known) = (HashSet::new(), true);
         for vtep in vteps {
@@ -208,11 +235,14 @@ impl UnderlayMonitor {
                 }
             }
         }
-        let witness = |(ifindex, address): &(u32, IpAddr)| {
-            let link = self.links.iter().find(|link| link.index == *ifindex)?;
-            Some(WitnessNeighbor { ifindex: *ifindex, mac: link.mac, address: *address })
-        };
-        self.ownership.set_neighbors(wanted.iter().filter_map(witness).collect());
+        self.ownership.set_neighbors(witnesses(&self.ports, &wanted));
+        match self.list_gateways().await {
+            Ok(gateways) => wanted.extend(gateways),
+            Err(error) => {
+                (self.is_incomplete, all_known) = (true, false);
+                tracing::error!(error = error_chain(&error), "cannot list the routes to the Internet");
+            }
+        }
         let known = self.netlink.neighbors().await?;
         let known: HashMap<_, _> = known.iter().map(|hop| ((hop.ifindex, hop.address), hop)).collect();
         let must_probe = std::mem::take(&mut self.must_probe);
@@ -241,5 +271,45 @@ impl UnderlayMonitor {
             }
         }
         Ok(())
+    }
+}
+
+/// The neighbors of the underlay. One on the Internet says nothing about the underlay.
+fn witnesses(ports: &[Port], neighbors: &HashSet<(u32, IpAddr)>) -> Vec<WitnessNeighbor> {
+    let witness = |(ifindex, address): &(u32, IpAddr)| {
+        let port = ports.iter().find(|port| port.link.index == *ifindex && port.side == Side::Underlay)?;
+        Some(WitnessNeighbor { ifindex: *ifindex, mac: port.link.mac, address: *address })
+    };
+    neighbors.iter().filter_map(witness).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_types::MacAddr;
+
+    #[test]
+    fn neighbors_on_the_internet_are_no_witnesses() {
+        let port = |index, side| {
+            let mac = MacAddr::local(index.into());
+            let (name, kind) = (format!("eth{index}"), None);
+            let link = Link {
+                index,
+                name,
+                mac,
+                mtu: 1500,
+                kind,
+                peer_elsewhere: false,
+                external_vxlan: false,
+                vxlan_gbp: false,
+                enslaved: false,
+                promiscuous: false,
+            };
+            Port { link, side }
+        };
+        let ports = [port(2, Side::Underlay), port(3, Side::Internet)];
+        let [a, b, c] = [1, 2, 3].map(|last| IpAddr::from([192, 0, 2, last]));
+        let found = witnesses(&ports, &HashSet::from([(2, a), (3, b), (4, c)]));
+        assert_eq!(found, [WitnessNeighbor { ifindex: 2, mac: MacAddr::local(2), address: a }]);
     }
 }

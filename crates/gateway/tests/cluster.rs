@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use sluice_agent::netlink::Link;
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::{ClusterKey, KeyRing};
 use sluice_gateway::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, WitnessNeighbor};
+use sluice_gateway::ports::{Port, SharedPorts, Side};
 use sluice_tables::{AgentHeartbeat, Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{GatewayId, MacAddr};
 
@@ -175,7 +176,10 @@ impl Gateway {
                 tables: 1,
                 set_owned: Box::new(set_owned),
                 heartbeat,
-                announcer: Box::new(Layer2Announcer::new(Arc::new(RwLock::new(vec![link]))).unwrap()),
+                announcer: Box::new(
+                    Layer2Announcer::new(SharedPorts::new(vec![Port { link, side: Side::Underlay }]))
+                        .unwrap(),
+                ),
             });
             let ownership = ownership.unwrap();
             ownership.set_keys(keys());

@@ -39,11 +39,11 @@ enum Verb {
     Kill(OfProcess),
     /// Start the controller or a node's agent again; if it runs, end it first
     Restart(OfProcess),
-    /// Run a command in a VM, node or switch
+    /// Run a command in a VM, node, switch or place of the Internet
     Exec {
         #[command(flatten)]
         named: Named,
-        /// VM, node or switch
+        /// VM, node, switch or place of the Internet
         #[arg(value_name = "PLACE")]
         place: String,
         /// Command and arguments
@@ -72,7 +72,7 @@ struct OfProcess {
 struct Build {
     #[command(flatten)]
     named: Named,
-    /// Topology to build [default: two gateways, three hosts, eight VMs]
+    /// Topology to build [default: two gateways, three hosts, eight VMs, an Internet]
     #[arg(long, value_name = "YAML")]
     file: Option<PathBuf>,
     /// The controller's database [default: SQLite in the lab's directory]

@@ -75,7 +75,7 @@ pub(crate) async fn script(paths: &Paths, place: &str, what: &str, text: &str) -
 
 /// Fails if the caller is not root or a program that a lab needs is missing.
 pub(crate) fn check_tools() -> Result<()> {
-    const TOOLS: [(&str, &str); 7] = [
+    const TOOLS: [(&str, &str); 8] = [
         ("ip", "iproute2"),
         ("nsenter", "util-linux"),
         ("ethtool", "ethtool"),
@@ -83,6 +83,7 @@ pub(crate) fn check_tools() -> Result<()> {
         ("busybox", "busybox-static"),
         ("dhclient", "isc-dhcp-client"),
         ("ping", "iputils-ping"),
+        ("curl", "curl"),
     ];
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::NotRoot);

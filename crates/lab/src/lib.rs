@@ -5,7 +5,8 @@
 //! `topology` is the file that describes a lab. `up` builds it, with `net` (namespaces, links) and `vm`
 //! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
 //! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
-//! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
+//! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `internet` has what is behind
+//! the gateways, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -15,6 +16,7 @@ mod error;
 mod exec;
 mod foreign;
 mod guest;
+pub mod internet;
 mod lab;
 mod metrics;
 mod net;

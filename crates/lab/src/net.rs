@@ -2,6 +2,7 @@
 
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, ip_batch, script, words};
+use crate::internet;
 use crate::paths::{MANAGEMENT_NETWORKS, Paths, bridge, management};
 use crate::topology::{Guest, Topology};
 use futures::future::try_join_all;
@@ -89,13 +90,22 @@ pub(crate) async fn build(paths: &Paths, topology: &Topology, index: u16) -> Res
             bridge(index)
         );
     }
+    if topology.internet.is_some() {
+        lines.push_str(&internet::links(paths, topology));
+    }
     ip_batch(paths, "making namespaces and links", &lines).await?;
     let switches = topology.switches.iter().map(|switch| set_up_switch(paths, topology, &switch.name));
     let nodes = nodes(topology).map(|(node, _, addresses)| {
         let management = node_management(topology, index, node);
         set_up_node(paths, topology, node, addresses, management)
     });
-    tokio::try_join!(try_join_all(switches), try_join_all(nodes)).map(drop)
+    let internet = async {
+        match &topology.internet {
+            Some(internet) => internet::set_up(paths, topology, internet).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(try_join_all(switches), try_join_all(nodes), internet).map(drop)
 }
 
 /// Name, switch and underlay addresses of the nodes.
@@ -133,7 +143,7 @@ async fn set_up_switch(paths: &Paths, topology: &Topology, switch: &str) -> Resu
 /// Prepares the other end of a veth with an XDP program. Checksums and segmentation must be done before
 /// the packet is handed over, since XDP sees the raw frame; and that end needs a program of its own, without
 /// which it accepts no frames sent by XDP_TX.
-fn xdp_peer(paths: &Paths, port: &str) -> String {
+pub(crate) fn xdp_peer(paths: &Paths, port: &str) -> String {
     format!(
         "ethtool -K {port} tx off tso off gso off >/dev/null\n\
          ip link set dev {port} xdp object {} section xdp\n",

@@ -106,6 +106,11 @@ impl Paths {
         self.root().join("vms").join(format!("{guest}.channel{number}.sock"))
     }
 
+    /// Directory that the web server of the Internet serves.
+    pub fn web_root(&self) -> PathBuf {
+        self.root().join("web")
+    }
+
     /// The eBPF object of the switches' ports.
     pub fn switch_port(&self) -> PathBuf {
         self.root().join("switch_port.bpf.o")

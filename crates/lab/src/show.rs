@@ -1,6 +1,7 @@
 //! The output of `sluice lab`: the lab's state, and a demonstration that it works.
 
 use crate::error::Result;
+use crate::internet;
 use crate::lab::{CONTROLLER, Lab, VmState};
 use crate::output::print_text;
 use crate::paths::DEFAULT_NAME;
@@ -47,7 +48,9 @@ impl Lab {
             text.push_str("the lab did not come up completely\n");
         }
         let nodes = self.api.nodes().await.unwrap_or_default();
-        for name in std::iter::once(CONTROLLER).chain(self.state.nodes.keys().map(String::as_str)) {
+        let internet = self.state.topology.internet.iter().map(|_| internet::WEB);
+        let processes = std::iter::once(CONTROLLER).chain(self.state.nodes.keys().map(String::as_str));
+        for name in processes.chain(internet) {
             let process = self.process(name).ok();
             let alive = process.as_ref().is_some_and(crate::process::Process::is_alive);
             let pid = process.map_or_else(|| "-".to_owned(), |process| process.pid.to_string());
@@ -84,7 +87,7 @@ impl Lab {
     }
 
     /// Pings within a VPC across hosts, between peered VPCs, and between
-    /// tenants, which must fail. True if all results are as expected.
+    /// tenants, which must fail; fetches pages of the Internet. True if all results are as expected.
     ///
     /// # Errors
     /// Errors of running `ping` and of reading metrics.
@@ -115,6 +118,21 @@ impl Lab {
         let strangers = |a: &VmState, b: &VmState| tenant(a) != tenant(b) && !reachable(a, b);
         if let Some((a, b)) = pairs().find(|(a, b)| strangers(a.1, b.1)) {
             well &= self.show_pings("Between tenants (must be refused)", a, b, false).await?;
+        }
+        Ok(well & self.show_pages().await?)
+    }
+
+    /// Fetches the page of the web server on the Internet, from every VM with a public address.
+    async fn show_pages(&self) -> Result<bool> {
+        let mut well = true;
+        for eip in self.state.topology.internet.iter().flat_map(|internet| &internet.eips) {
+            let url = internet::page(eip.address.is_ipv6());
+            let argv = ["curl", "-sSg", "--noproxy", "*", "--max-time", "5", &url];
+            let output = self.exec(&eip.vm, &argv).await?;
+            let text = if output.status.success() { &output.stdout } else { &output.stderr };
+            let (text, from) = (String::from_utf8_lossy(text), eip.address);
+            print_text(&format!("To the Internet: {} ({from}) gets {url}: {}\n", eip.vm, text.trim()))?;
+            well &= output.status.success();
         }
         Ok(well)
     }

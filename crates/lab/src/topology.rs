@@ -4,11 +4,12 @@
 //! outside their network are errors that name the invalid entry.
 
 use crate::error::{Error, Result};
+use crate::internet;
 use serde::{Deserialize, Serialize};
 use sluice_client::{DEFAULT_GROUP, SecurityGroupSpec};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, SubnetId,
-    TenantId, Vni, VpcId, first_host,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId,
+    SubnetId, TenantId, Vni, VpcId, first_host,
 };
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -47,6 +48,9 @@ pub struct Topology {
     /// The virtual machines.
     #[serde(default)]
     pub vms: Vec<Vm>,
+    /// The Internet behind the gateways; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internet: Option<Internet>,
     /// Absolute paths of programs that guests of QEMU have besides those that the lab itself needs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guest_programs: Vec<PathBuf>,
@@ -78,6 +82,34 @@ pub struct Switch {
     /// An earlier switch that it is linked to; all but the first need one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
+}
+
+/// The Internet behind the gateways (`internet.rs`), and the public addresses of VMs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Internet {
+    /// Prefixes of the first cluster's public pool.
+    pub pool: Vec<IpNet>,
+    /// Public addresses of VMs.
+    #[serde(default)]
+    pub eips: Vec<Eip>,
+}
+
+/// A public address of a VM (elastic IP address).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Eip {
+    /// Name of the VM.
+    pub vm: String,
+    /// The address, which is one of the pool.
+    pub address: IpAddr,
+}
+
+impl Eip {
+    /// Its name in the API.
+    pub fn name(&self) -> String {
+        format!("{}-v{}", self.vm, if self.address.is_ipv4() { 4 } else { 6 })
+    }
 }
 
 /// A gateway cluster.
@@ -160,6 +192,9 @@ pub struct Vpc {
     pub mtu: Option<u16>,
     /// Its subnets.
     pub subnets: Vec<Subnet>,
+    /// Whether it has routes to the Internet in both families.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub internet: bool,
     /// Its security groups, as in a cloud file; it has `default` in any case.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub security_groups: Vec<SecurityGroupSpec>,
@@ -316,7 +351,8 @@ impl Topology {
         self.validate_switches()?;
         self.validate_underlay()?;
         self.validate_vpcs()?;
-        self.validate_vms()
+        self.validate_vms()?;
+        self.validate_internet()
     }
 
     /// All clusters, the first one first.
@@ -334,6 +370,9 @@ impl Topology {
             .map(|(kind, name)| (kind, name.clone()))
             .chain(self.vms.iter().flat_map(Vm::instances).map(|(name, _)| ("VM", name)));
         let mut seen: HashMap<String, &str> = HashMap::from([("controller".to_owned(), "process")]);
+        if self.internet.is_some() {
+            seen.extend(internet::PLACES.map(|place| (place.to_owned(), "place of the Internet")));
+        }
         for (kind, name) in places {
             check_name(kind, &name)?;
             if let Some(other) = seen.insert(name.clone(), kind) {
@@ -481,6 +520,39 @@ impl Topology {
         Ok(())
     }
 
+    fn validate_internet(&self) -> std::result::Result<(), String> {
+        let Some(internet) = &self.internet else {
+            let vpc = self.vpcs.iter().find(|vpc| vpc.internet);
+            let missing =
+                |vpc: &Vpc| Err(format!("VPC `{}` has routes to the Internet, and there is none", vpc.name));
+            return vpc.map_or(Ok(()), missing);
+        };
+        if self.gateways.len() > internet::GATEWAYS_MAX {
+            return Err(format!("more than {} gateways have no Internet", internet::GATEWAYS_MAX));
+        }
+        let taken = internet::NETWORKS.iter().filter_map(|network| network.parse().ok());
+        let taken = taken.chain([IpNet::V4(self.underlay.ipv4), self.underlay.ipv6.into()]);
+        let taken: Vec<IpNet> = taken.collect();
+        let overlap = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
+        for prefix in &internet.pool {
+            if let Some(other) = taken.iter().find(|other| overlap(prefix, other)) {
+                return Err(format!("prefix {prefix} of the public pool overlaps {other} of the lab"));
+            }
+        }
+        unique("EIP", internet.eips.iter().map(Eip::name))?;
+        unique("EIP", internet.eips.iter().map(|eip| eip.address))?;
+        for eip in &internet.eips {
+            let address = eip.address;
+            if !internet.pool.iter().any(|prefix| prefix.contains(&address)) {
+                return Err(format!("EIP {address} of VM `{}` is not in the public pool", eip.vm));
+            }
+            if !self.vms.iter().any(|vm| vm.name == eip.vm) {
+                return Err(format!("EIP {address} names VM `{}`, which does not exist", eip.vm));
+            }
+        }
+        Ok(())
+    }
+
     fn validate_nic(&self, name: &str, nic: &Nic) -> std::result::Result<(), String> {
         let Some(subnet) = self.subnet(&nic.vpc, &nic.subnet) else {
             return Err(format!(
@@ -562,6 +634,8 @@ mod tests {
         assert_eq!((topology.vpcs.len(), topology.vms.len(), topology.peerings.len()), (3, 8, 1));
         assert!(topology.hosts.iter().any(|h| h.ipv4.is_none()));
         assert_eq!(topology.vpcs[0].subnets[0].ipv4, topology.vpcs[2].subnets[0].ipv4);
+        let eips = topology.internet.map_or(0, |internet| internet.eips.len());
+        assert_eq!((topology.vpcs.iter().filter(|vpc| vpc.internet).count(), eips), (1, 4));
     }
 
     #[test]
@@ -615,6 +689,16 @@ mod tests {
         refused(vm, &nic("{vpc: db, subnet: store, ipv4: 10.2.0.12}"), &["db-2-eth1", "10.2.0.12"]);
         refused(vm, &nic(&["{vpc: db, subnet: store}"; 8].join(", ")), &["db-2", "more than 7"]);
         refused(vm, &format!("{vm}, guest: xen"), &["xen"]);
+        refused("name: host-b", "name: isp", &["host `isp`", "place of the Internet"]);
+        refused("[203.0.113.0/24,", "[198.51.100.0/25,", &["198.51.100.0/25", "198.51.100.0/24"]);
+        refused("[203.0.113.0/24,", "[192.0.0.0/8,", &["192.0.0.0/8", "192.0.2.0/24"]);
+        refused("vm: web-3, address: 203.0.113.13", "vm: web-3, address: 203.0.113.11", &["203.0.113.11"]);
+        refused("vm: web-3, address: 203.0.113.13", "vm: web-1, address: 203.0.113.13", &["web-1-v4"]);
+        refused("203.0.113.13", "203.0.112.13", &["203.0.112.13", "web-3", "pool"]);
+        refused("vm: web-3, address: 2", "vm: web-9, address: 2", &["web-9", "203.0.113.13"]);
+        let without = DEFAULT.split("\ninternet:").next().unwrap();
+        let error = Topology::parse("x.yaml", without).unwrap_err().to_string();
+        assert!(error.contains("VPC `web`"), "{error}");
         refused("peerings:", "guest_programs: [tcpdump]\npeerings:", &["`tcpdump` is no absolute path"]);
     }
 }

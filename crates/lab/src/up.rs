@@ -5,6 +5,7 @@ use crate::configure;
 use crate::down::{clear, finish, lock};
 use crate::error::{Error, IoContext, Result};
 use crate::exec::check_tools;
+use crate::internet;
 use crate::lab::{CONTROLLER, Lab, Node, State};
 use crate::net;
 use crate::paths::{Paths, management};
@@ -132,6 +133,9 @@ async fn build(paths: &Paths, options: Options) -> Result<Lab> {
         tokio::try_join!(controller, net::build(paths, &lab.state.topology, lab.state.index))?;
     lab.state.nodes = registered;
     let names: Vec<String> = lab.state.topology.nodes().map(str::to_owned).collect();
+    if lab.state.topology.internet.is_some() {
+        internet::start_web_server(&lab)?;
+    }
     let agents = try_join_all(names.iter().map(|node| start_agent(&lab, node)));
     let (_, cloud) = tokio::try_join!(agents, vm::create_cloud(&lab))?;
     lab.state.vpcs = cloud.vpcs;
@@ -296,6 +300,7 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
     let topology = &lab.state.topology;
     if let Some(gateway) = topology.gateways.iter().find(|g| g.name == node) {
         argv.push("--interface=eth0".to_owned());
+        argv.extend(topology.internet.as_ref().map(|_| "--internet=eth1".to_owned()));
         argv.extend(gateway.ipv4.map(|address| format!("--vtep4={address}")));
         argv.extend(gateway.table_memory_mib.map(|mib| format!("--table-memory-mib={mib}")));
         argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::exec::{command, feed, ip_batch, script, tail, words};
 use crate::guest;
+use crate::internet;
 use crate::lab::{Lab, VmState, VpcState};
 use crate::paths::Paths;
 use crate::topology::{self, Guest, Topology};
@@ -34,6 +35,8 @@ pub(crate) async fn create_cloud(lab: &Lab) -> Result<Cloud> {
     let cloud = CloudFile {
         vpcs: topology.vpcs.iter().map(|vpc| vpc_spec(topology, vpc)).collect(),
         peerings: topology.peerings.iter().map(peering).collect(),
+        public_pools: internet::pools(topology),
+        eips: internet::eips(topology),
         ..CloudFile::default()
     };
     apply(&lab.api, &cloud, Options::default(), &mut |_| {}).await?;
@@ -75,7 +78,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         subnets: vpc.subnets.iter().map(subnet).collect(),
         security_groups: vpc.security_groups.clone(),
         instances: instances.collect(),
-        routes: Vec::new(),
+        routes: internet::routes(vpc),
     }
 }
 

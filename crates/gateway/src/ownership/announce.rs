@@ -2,13 +2,13 @@
 //! underlay.
 
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
 
 use sluice_agent::Error;
 use sluice_agent::frames::{announcement, reverse_arp};
-use sluice_agent::netlink::Link;
 use sluice_sys::PacketSocket;
 use sluice_types::MacAddr;
+
+use crate::ports::{SharedPorts, Side};
 
 /// Announces vIPs: on a layer 2 network by [`Layer2Announcer`]. In a routed fabric an implementation would
 /// announce host routes.
@@ -20,36 +20,35 @@ pub trait VipAnnouncer: Send {
     fn withdraw(&mut self, address: IpAddr, mac: MacAddr);
 }
 
-/// The current underlay interfaces, shared with the underlay monitor.
-pub type SharedLinks = Arc<RwLock<Vec<Link>>>;
-
 /// Sends gratuitous ARP requests and unsolicited neighbor advertisements, from which switches and hosts
 /// learn; and reverse ARP requests, because switches flood broadcasts but may deliver multicast only to
-/// subscribers.
+/// subscribers. Interfaces to the Internet get only the latter: the vIP is an address of the underlay, but public
+/// addresses have its MAC.
 #[derive(Debug)]
 pub struct Layer2Announcer {
     socket: PacketSocket,
-    links: SharedLinks,
+    ports: SharedPorts,
 }
 
 impl Layer2Announcer {
-    /// Announces on all `links`.
+    /// Announces on all `ports`.
     ///
     /// # Errors
     /// If the process lacks CAP_NET_RAW.
-    pub fn new(links: SharedLinks) -> Result<Self, Error> {
-        Ok(Self { socket: PacketSocket::open()?, links })
+    pub fn new(ports: SharedPorts) -> Result<Self, Error> {
+        Ok(Self { socket: PacketSocket::open()?, ports })
     }
 }
 
 impl VipAnnouncer for Layer2Announcer {
     fn announce(&mut self, address: IpAddr, mac: MacAddr) {
         let frames = [reverse_arp(mac), announcement(address, mac)];
-        for link in self.links.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            for frame in &frames {
+        for port in self.ports.get() {
+            let frames = if port.side == Side::Internet { &frames[..1] } else { &frames };
+            for frame in frames {
                 // Announcements are repeated, so an interface that is down now sends a later one.
-                if let Err(error) = self.socket.send(link.index, frame) {
-                    tracing::debug!(vip = %address, interface = link.name, %error, "cannot announce a vIP");
+                if let Err(error) = self.socket.send(port.link.index, frame) {
+                    tracing::debug!(vip = %address, interface = port.link.name, %error, "cannot announce a vIP");
                 }
             }
         }

@@ -34,7 +34,7 @@ use sluice_tables::AgentHeartbeat;
 use sluice_types::GatewayId;
 use tokio::sync::{Notify, watch};
 
-pub use announce::{Layer2Announcer, SharedLinks, VipAnnouncer};
+pub use announce::{Layer2Announcer, VipAnnouncer};
 pub use io_thread::SetOwned;
 pub use local_member::OwnedVips;
 pub use plan::{GatewayPlan, PlannedMember, PlannedVip};

@@ -26,7 +26,7 @@ impl Gateway {
     fn with_tables(tables: NodeTables) -> Self {
         let state_dir = tempfile::tempdir().unwrap();
         let (keys, _) = KeyStore::load(state_dir.path(), GatewayRole::KEY_KIND);
-        let role = GatewayRole::new(&tables, SharedLoad::default());
+        let role = GatewayRole::new(&tables, SharedLoad::default(), PublicAddresses::default());
         Self { applier: Applier::new(tables, role, keys), _state_dir: state_dir }
     }
 
@@ -167,6 +167,41 @@ fn thresholds_of_elephants_are_bytes_per_second() {
             "VNI {number}"
         );
     }
+}
+
+/// Catches: an address without an announcement, and one of another gateway's vIP, of a prefix, or of no change.
+#[test]
+fn new_public_addresses_of_owned_vips_are_announced() {
+    let mut gateway = Gateway::new();
+    let vni = Vni::new(1).unwrap();
+    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let public = |outside: &str, inside: &str, vip: &str| {
+        let [outside, inside] = [outside, inside].map(|text| text.parse().unwrap());
+        PublicPrefix { outside, vni, inside, vip: ip(vip) }
+    };
+    let [a, b] = [MacAddr::local(1), MacAddr::local(2)];
+    let vips = [(A, a), (B, b)].map(|(address, mac)| Vip { address: ip(address), mac });
+    let mut update = Update { vips: vips.into(), vrfs: vec![vrf], snapshot: true, ..delta(1) };
+    gateway.apply(update.clone());
+    gateway.set_owned(&[A]);
+    update.public_prefixes = vec![
+        public("203.0.113.1/32", "10.0.0.1/32", A),
+        public("203.0.113.2/32", "10.0.0.2/32", B),
+        public("2001:db8:1::1/128", "fd00::1/128", A),
+        public("2001:db8:2::/64", "fd00:2::/64", A),
+    ];
+    gateway.apply(update.clone());
+    let announced = |gateway: &Gateway| {
+        let batch = gateway.applier.role.public.take_batch();
+        batch.iter().map(|(address, mac)| format!("{address} {mac}")).collect::<Vec<_>>()
+    };
+    assert_eq!(announced(&gateway), [format!("203.0.113.1 {a}"), format!("2001:db8:1::1 {a}")]);
+    gateway.apply(update.clone());
+    assert_eq!(announced(&gateway), Vec::<String>::new());
+    gateway.set_owned(&[A, B]);
+    update.public_prefixes[0].vip = ip(B);
+    gateway.apply(update);
+    assert_eq!(announced(&gateway), [format!("203.0.113.1 {b}")]);
 }
 
 #[test]

@@ -1,0 +1,361 @@
+//! VMs and the Internet, in both address families: they fetch pages, and are reached at their public addresses; a VM
+//! without one is not. ICMP errors find their way in both directions. A public address moves to another VM under traffic,
+//! and a gateway dies during downloads, which go on, because gateways keep no connections.
+
+use crate::Ground;
+use crate::security_groups::{group, permit, set_groups};
+use crate::streams::Streams;
+use crate::support::{
+    Failure, Outcome, PROBE, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute,
+    number, ping, slow_hellos, who,
+};
+use serde_json::{Value, json};
+use sluice_client::{Eip, Remote};
+use sluice_lab::internet::{CLIENT, EXCHANGE, ISP, LARGE_FILE, WEB, page, web_address};
+use sluice_lab::{Lab, Options};
+use sluice_types::Protocol;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+/// VMs of VPC web with public addresses, and one without.
+const PUBLIC: [&str; 2] = ["web-1", "web-3"];
+const PRIVATE: &str = "web-2";
+/// A VM of VPC shop with the addresses of web-1.
+const TWIN: &str = "shop-1";
+/// Where all VMs echo.
+const PORT: u16 = 7041;
+/// Where web-1 gives data.
+const GIVES: u16 = 7042;
+/// Data that does not fit into the first flight of a TCP connection.
+const GIVEN_BYTES: &str = "400000";
+/// For how long an answer is awaited that should not come.
+const SILENCE: &str = "1000";
+/// From the answer of the API until all gateways have the change; and from the death of a gateway until another is
+/// reached in its place.
+const PROGRAMMED: Duration = Duration::from_secs(10);
+const PPS: u64 = 200;
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    slow_hellos(&mut options.topology);
+    let lab = Lab::up(options).await?;
+    let mut echoes = Vec::new();
+    for vm in [PUBLIC[0], PUBLIC[1], PRIVATE, TWIN] {
+        for at in lab.vm(vm)?.addresses() {
+            let at = SocketAddr::new(at, PORT).to_string();
+            echoes.push(Probe::listening(&lab, vm, &["echo", &at, vm]).await?);
+        }
+    }
+    pages_come_from_public_addresses(&lab).await?;
+    vms_are_reached_at_their_public_addresses(&lab).await?;
+    packets_without_a_public_address_are_dropped(&lab).await?;
+    security_groups_filter_the_internet(&lab).await?;
+    senders_learn_path_mtus(&lab).await?;
+    routes_can_be_traced(&lab).await?;
+    pool_is_scanned(&lab).await?;
+    eip_moves(&lab).await?;
+    owner_dies(&lab).await
+}
+
+/// The public address of a VM.
+fn eip(lab: &Lab, vm: &str, ipv6: bool) -> Result<IpAddr, Failure> {
+    let eips = lab.state().topology.internet.iter().flat_map(|internet| &internet.eips);
+    let found = eips.filter(|eip| eip.vm == vm).map(|eip| eip.address).find(|it| it.is_ipv6() == ipv6);
+    found.ok_or_else(|| Failure::new(format!("{vm} has no public address of a family")))
+}
+
+/// The command that fetches a URL.
+fn curl<'a>(options: &[&'a str], url: &'a str) -> Vec<&'a str> {
+    let common = ["curl", "--silent", "--show-error", "--globoff", "--noproxy", "*", "--max-time", "60"];
+    [&common[..], options, &[url]].concat()
+}
+
+fn output_of(output: &Output) -> String {
+    let both = [&output.stdout, &output.stderr];
+    both.map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+}
+
+/// VMs fetch the page of a web server, which sees their public addresses and no others.
+async fn pages_come_from_public_addresses(lab: &Lab) -> Outcome {
+    for vm in PUBLIC {
+        for ipv6 in [false, true] {
+            let output = lab.exec(vm, &curl(&[], &page(ipv6))).await?;
+            let text = output_of(&output);
+            ensure!(text == "Welcome to the Internet.\n", "{vm} got from {}: {text}", page(ipv6));
+            let source = eip(lab, vm, ipv6)?.to_string();
+            let log = std::fs::read_to_string(lab.paths().log(WEB))?;
+            ensure!(log.contains(&source), "{WEB} was not reached from {source}: {log}");
+            let inside = address(lab.vm(vm)?, ipv6)?.to_string();
+            ensure!(!log.contains(&inside), "{WEB} was reached from {inside}: {log}");
+        }
+    }
+    Ok(())
+}
+
+/// From the Internet, from another VM with a public address, and from the VM itself; and it is that VM, not the one of the
+/// other tenant that has the same addresses.
+async fn vms_are_reached_at_their_public_addresses(lab: &Lab) -> Outcome {
+    for vm in PUBLIC {
+        for ipv6 in [false, true] {
+            let at = SocketAddr::new(eip(lab, vm, ipv6)?, PORT);
+            for from in [CLIENT, WEB, PUBLIC[0], PUBLIC[1]] {
+                for protocol in ["tcp", "udp"] {
+                    let name = who(lab, from, protocol, at).await?;
+                    ensure!(name.as_deref() == Some(vm), "{from} reached {name:?} at {at} by {protocol}");
+                }
+            }
+            answers(lab, CLIENT, at.ip(), &[]).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Drops with the reason: of a VM without a public address, of one whose VPC has no route to the Internet, and of one whose
+/// VPC is peered with one that has such a route.
+async fn packets_without_a_public_address_are_dropped(lab: &Lab) -> Outcome {
+    for (vm, reason) in [(PRIVATE, "no_public_address"), (TWIN, "no_route"), ("db-1", "no_route")] {
+        let vni = lab.vm(vm)?.vni;
+        for ipv6 in [false, true] {
+            let before = drops(lab, vni, reason).await?;
+            let options = ["-c", "3", "-i", "0.1", "-W", "0.5"];
+            let ping = ping(lab, vm, web_address(ipv6), &options).await?;
+            ensure!(ping.received == 0, "{vm} reached the Internet: {}", ping.text);
+            eventually(Duration::from_secs(2), async || {
+                let more = drops(lab, vni, reason).await? - before;
+                ensure!(more >= 3.0, "{more} of 3 packets of {vm} counted as {reason}");
+                Ok(())
+            })
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// What no rule permits does not come in, and answers to what a VM has sent need no rule.
+async fn security_groups_filter_the_internet(lab: &Lab) -> Outcome {
+    let public = group(lab, "public").await?;
+    let vni = lab.vm(PUBLIC[0])?.vni;
+    for everywhere in ["0.0.0.0/0", "::/0"] {
+        permit(lab, public, Protocol::TCP, PORT, Remote::Prefix(everywhere.parse()?)).await?;
+    }
+    set_groups(lab, PUBLIC[0], &[public]).await?;
+    for ipv6 in [false, true] {
+        let at = SocketAddr::new(eip(lab, PUBLIC[0], ipv6)?, PORT);
+        let name = who(lab, CLIENT, "tcp", at).await?;
+        ensure!(name.as_deref() == Some(PUBLIC[0]), "a permitted connection reached {name:?} at {at}");
+        let before = drops(lab, vni, "ingress_denied").await?;
+        let words = ["ask", "udp", &at.to_string(), SILENCE];
+        let answer = Probe::start(lab, CLIENT, &words)?.result().await?;
+        ensure!(answer["name"].is_null(), "{at} answers by UDP, which no rule permits");
+        let more = drops(lab, vni, "ingress_denied").await? - before;
+        ensure!(more > 0.0, "no packet to {at} counted as ingress_denied");
+        let output = lab.exec(PUBLIC[0], &curl(&[], &page(ipv6))).await?;
+        ensure!(output.status.success(), "no page with a security group: {}", output_of(&output));
+    }
+    set_groups(lab, PUBLIC[0], &[]).await
+}
+
+/// ICMP errors reach the senders: of the router before a link of MTU 1400 the VM, and of the gateway, because of the VPC's
+/// MTU of 1430, a sender on the Internet. Data that needs them arrives.
+async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
+    for ipv6 in [false, true] {
+        let public = eip(lab, PUBLIC[0], ipv6)?;
+        // 8 bytes of ICMP and 20 or 40 of IP more.
+        let headers = if ipv6 { 48 } else { 28 };
+        for (from, to, size, mtu) in
+            [(PUBLIC[0], web_address(ipv6), 1410, 1400), (CLIENT, public, 1500, 1430)]
+        {
+            let size = (size - headers).to_string();
+            let options = ["-c", "3", "-i", "0.2", "-M", "do", "-s", &size, "-W", "1"];
+            let ping = ping(lab, from, to, &options).await?;
+            let said = ping.text.to_lowercase().replace(' ', "");
+            ensure!(
+                ping.received == 0 && said.contains(&format!("mtu={mtu}")),
+                "{from} -> {to} was not told of MTU {mtu}: {}",
+                ping.text
+            );
+            let size = (mtu - headers).to_string();
+            answers(lab, from, to, &["-M", "do", "-s", &size]).await?;
+        }
+        for vm in PUBLIC {
+            download(lab, vm, ipv6).await?;
+        }
+        // From a VM that has not learned the path MTU by the pings above.
+        execute(lab, PUBLIC[0], &["ip", if ipv6 { "-6" } else { "-4" }, "route", "flush", "cache"]).await?;
+        let inside = SocketAddr::new(address(lab.vm(PUBLIC[0])?, ipv6)?, GIVES).to_string();
+        let _giver = Probe::listening(lab, PUBLIC[0], &["give", &inside, GIVEN_BYTES]).await?;
+        let at = SocketAddr::new(public, GIVES).to_string();
+        for to in [WEB, CLIENT] {
+            execute(lab, to, &[PROBE, "take", &at, GIVEN_BYTES]).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Downloads the web server's large file, and compares it.
+async fn download(lab: &Lab, vm: &str, ipv6: bool) -> Outcome {
+    let url = page(ipv6) + LARGE_FILE;
+    let copy = copy(lab, vm, ipv6);
+    let file = copy.display().to_string();
+    let output = lab.exec(vm, &curl(&["--output", &file], &url)).await?;
+    ensure!(output.status.success(), "{vm} downloads {url}: {}", output_of(&output));
+    let original = std::fs::read(lab.paths().web_root().join(LARGE_FILE))?;
+    ensure!(std::fs::read(&copy)? == original, "{vm} got another file from {url}");
+    std::fs::remove_file(copy)?;
+    Ok(())
+}
+
+/// The file that a VM downloads to.
+fn copy(lab: &Lab, vm: &str, ipv6: bool) -> PathBuf {
+    let family = if ipv6 { 6 } else { 4 };
+    lab.paths().root().join("vms").join(format!("{vm}.download{family}"))
+}
+
+/// Both ends see the gateway: a VM as the router of its VPC, the Internet as the public address.
+async fn routes_can_be_traced(lab: &Lab) -> Outcome {
+    for ipv6 in [false, true] {
+        let public = eip(lab, PUBLIC[0], ipv6)?;
+        let (router, isp, far) = match ipv6 {
+            false => ("10.1.0.1", ["198.51.100.1", "198.51.100.193"], "198.51.100.66"),
+            true => ("fd10:0:0:1::1", ["2001:db8:100:1::1", "2001:db8:100:4::1"], "2001:db8:100:2::2"),
+        };
+        let [web, public] = [web_address(ipv6), public].map(|address| address.to_string());
+        traced(lab, PUBLIC[0], &web, &[router, isp[0], far, &web]).await?;
+        traced(lab, CLIENT, &public, &[isp[1], &public, &public]).await?;
+    }
+    Ok(())
+}
+
+async fn traced(lab: &Lab, from: &str, to: &str, expected: &[&str]) -> Outcome {
+    let program = if to.contains(':') { "traceroute6" } else { "traceroute" };
+    let argv = ["busybox", program, "-n", "-q", "2", "-w", "2", "-m", "6", to];
+    let output = output_of(&lab.exec(from, &argv).await?);
+    let hops = output.lines().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+    let hops: Vec<&str> = hops.filter_map(|line| line.split_ascii_whitespace().nth(1)).collect();
+    ensure!(hops == expected, "{from} -> {to} passes {hops:?}, not {expected:?}: {output}");
+    Ok(())
+}
+
+/// The router routes the whole pool to one gateway, whose machine forwards, and a computer on the Internet sends to each of
+/// its addresses: what has no VM is counted, and not sent back to the router; streams to a VM are not disturbed.
+async fn pool_is_scanned(lab: &Lab) -> Outcome {
+    const SCAN: &str = "for last in $(seq 1 254); do \
+        ping -n -c 1 -W 1 203.0.113.$last >/dev/null & echo >/dev/udp/203.0.113.$last/9; done; wait";
+    let route = |via: &'static [&'static str]| {
+        [&["ip", "route", "replace", "203.0.113.0/24"], via, &["dev", "ix0"]].concat()
+    };
+    execute(lab, ISP, &route(&["via", "198.51.100.11"])).await?;
+    execute(lab, "gw-a", &["sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=1"]).await?;
+    let flows =
+        [false, true].map(|ipv6| Ok((CLIENT, SocketAddr::new(eip(lab, "web-3", ipv6)?, PORT).to_string())));
+    let flows = flows.into_iter().collect::<Result<Vec<_>, Failure>>()?;
+    let streams = Streams::to_flows(lab, &flows, PPS).await?;
+    let not_routed = async || Ok::<_, Failure>(lab.metrics("gw-a").await?.sum(DROPS, &NOT_ROUTED));
+    let before = not_routed().await?;
+    execute(lab, CLIENT, &["bash", "-c", SCAN]).await?;
+    streams.end().await?;
+    let more = not_routed().await? - before;
+    // Two packets to each address but the two that have VMs.
+    ensure!(more >= 2.0 * 252.0, "{more} packets of a scan counted");
+    execute(lab, "gw-a", &["sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=0"]).await?;
+    execute(lab, ISP, &route(&[])).await
+}
+
+const DROPS: &str = "sluice_drops_total";
+const NOT_ROUTED: [(&str, &str); 1] = [("reason", "not_routed")];
+
+/// A public address moves to another VM by one request, while a client sends to it: the other VM answers from then on, and
+/// uses the address.
+async fn eip_moves(lab: &Lab) -> Outcome {
+    for ipv6 in [false, true] {
+        let public = SocketAddr::new(eip(lab, PUBLIC[0], ipv6)?, PORT);
+        let streams = Streams::to_flows(lab, &[(CLIENT, public.to_string())], PPS).await?;
+        let name = format!("{}-v{}", PUBLIC[0], if ipv6 { 6 } else { 4 });
+        let eip = lab.api().find::<Eip>(&name, &[]).await?.id;
+        for to in [PRIVATE, PUBLIC[0]] {
+            let instance = lab.vm(to)?.id;
+            lab.api().update::<Eip>(eip, &json!({ "instance": instance }), None).await?;
+            lab.api().wait_programmed::<Eip>(eip, PROGRAMMED).await?;
+            let name = who(lab, CLIENT, "udp", public).await?;
+            ensure!(name.as_deref() == Some(to), "{public} was moved to {to}, and {name:?} answers");
+            let output = lab.exec(to, &curl(&[], &page(ipv6))).await?;
+            ensure!(output.status.success(), "{to} has no Internet: {}", output_of(&output));
+        }
+        for (stream, result) in streams.results().await? {
+            let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
+            // Between the two VMs, a gateway has neither for a moment.
+            ensure_timely!(20 * (sent - received) <= sent, "{stream}: {received} of {sent} were answered");
+        }
+    }
+    Ok(())
+}
+
+/// 64 Mbit/s from the Internet to VMs.
+const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 64mbit";
+
+/// The gateway that answers for a VM's public address loses its agent and its links during downloads, which go on by
+/// another gateway.
+async fn owner_dies(lab: &Lab) -> Outcome {
+    let public = eip(lab, PUBLIC[0], false)?;
+    answers(lab, CLIENT, public, &[]).await?;
+    let victim = owner(lab, public).await?;
+    // The downloads take 4 s.
+    for shaper in ["qdisc add dev ix0 root handle 1: htb default 1", SHAPE] {
+        execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
+    }
+    let [first, second] = PUBLIC;
+    let downloads = async {
+        tokio::try_join!(
+            download(lab, first, false),
+            download(lab, first, true),
+            download(lab, second, false),
+            download(lab, second, true),
+        )
+    };
+    let die = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        lab.kill(&lab.state().topology.gateways[victim].name).await?;
+        set_links(lab, victim, "down").await?;
+        eventually(PROGRAMMED, async || {
+            let now = owner(lab, public).await?;
+            ensure!(now != victim, "{public} is still at the gateway that died");
+            Ok(())
+        })
+        .await?;
+        for (vm, ipv6) in PUBLIC.iter().flat_map(|vm| [(vm, false), (vm, true)]) {
+            // The file is removed when it is complete.
+            let is_unfinished = copy(lab, vm, ipv6).exists();
+            ensure_timely!(is_unfinished, "{vm} had its file before the gateway was replaced");
+        }
+        Ok(())
+    };
+    tokio::try_join!(downloads, die)?;
+    execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
+    set_links(lab, victim, "up").await?;
+    lab.restart(&lab.state().topology.gateways[victim].name).map(drop)?;
+    answers(lab, CLIENT, public, &[]).await
+}
+
+/// Number of the gateway whose port the MAC address of a public address leads to.
+async fn owner(lab: &Lab, public: IpAddr) -> Result<usize, Failure> {
+    let list = async |place, argv: &[&str]| {
+        let output = lab.exec(place, argv).await?;
+        Ok::<Vec<Value>, Failure>(serde_json::from_slice(&output.stdout)?)
+    };
+    let neighbors = list(ISP, &["ip", "-j", "neigh", "show", &public.to_string()]).await?;
+    let mac = &neighbors.first().ok_or_else(|| Failure::new(format!("{ISP} has no {public}")))?["lladdr"];
+    let learned = list(EXCHANGE, &["bridge", "-j", "fdb", "show", "br", "br0"]).await?;
+    let port = learned.iter().find(|entry| &entry["mac"] == mac).and_then(|entry| entry["ifname"].as_str());
+    let number = port.and_then(|port| port.strip_prefix("gw")).and_then(|number| number.parse().ok());
+    number.ok_or_else(|| Failure::new(format!("no gateway has {mac} of {public}: {learned:?}")))
+}
+
+/// Sets the ports of switches to which a gateway is connected.
+async fn set_links(lab: &Lab, gateway: usize, state: &str) -> Outcome {
+    for (switch, port) in [("tor-1", "p"), (EXCHANGE, "gw")] {
+        execute(lab, switch, &["ip", "link", "set", &format!("{port}{gateway}"), state]).await?;
+    }
+    Ok(())
+}
