@@ -6,7 +6,7 @@
  * Input: a struct setup, its patches of the tables, and the packet. The tables are restored after each run. Besides memory
  * errors it finds verdicts that break the contract of internet_in.h: drops that no counter counts, packets for the
  * kernel that were changed, packets that are delivered although they are not for a public address or come from
- * an address that is none of the Internet, packets that are delivered with another checksum than they came with, and
+ * an address that no host of the Internet has, packets that are delivered with another checksum than they came with, and
  * answers to others than the sender.
  */
 #include "xdp.h"

@@ -82,7 +82,7 @@ static void check_translated(const uint8_t *before, const uint8_t *after)
 		fail("IPv4 header checksum of a translated packet");
 	if (transport_residue(before) != transport_residue(after))
 		fail("transport checksum of a translated packet");
-	/* What follows the transport header, or the whole packet if there is none, stays as it is. */
+	/* What follows the transport header, or the IP header if there is no transport header, stays as it is. */
 	if (bytes > header + 400 &&
 	    memcmp(before + 14 + header + 400, after + 14 + header + 400, bytes - header - 400))
 		fail("payload of a translated packet");

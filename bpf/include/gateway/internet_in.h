@@ -32,7 +32,7 @@ static __always_inline __u64 owned_public_mac(__u32 flags, const __u64 *address)
 	return vip && READ_ONCE(vip->flags) & NEXT_HOP_OWNED ? load_mac(vip->mac) : 0;
 }
 
-/* Answers an ARP request for an owned public address. XDP_PASS: it is none. */
+/* Answers an ARP request for an owned public address. XDP_PASS: it asks for another one, or nothing. */
 __attribute__((noinline)) int answer_public_arp(struct xdp_md *ctx, struct packet *packet)
 {
 	struct cursor cursor = cursor_at(ctx, 0);
@@ -58,7 +58,7 @@ __attribute__((noinline)) int answer_public_arp(struct xdp_md *ctx, struct packe
 	return XDP_TX;
 }
 
-/* Answers a neighbor solicitation for an owned public address. XDP_PASS: it is none. */
+/* Answers a neighbor solicitation for an owned public address. XDP_PASS: it asks for another one, or nothing. */
 __attribute__((noinline)) int answer_public_solicit(struct xdp_md *ctx, struct packet *packet)
 {
 	__u64 target[2] = {}, mac;

@@ -103,7 +103,9 @@ static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet 
 	reason = translate(ctx, packet, tunnel_bytes(packet));
 	if (reason)
 		return reason;
-	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)))
+	/* Bytes behind the IP packet are not sent on. */
+	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)) ||
+	    resize(ctx, ETH_HLEN + packet->frame.ip_bytes))
 		return DROP_headroom;
 	cursor = cursor_at(ctx, 0);
 	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
