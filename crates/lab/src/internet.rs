@@ -14,6 +14,8 @@ use crate::exec::script;
 use crate::lab::Lab;
 use crate::net::xdp_peer;
 use crate::paths::Paths;
+pub use crate::places::{CLIENT, EXCHANGE, FAR, ISP, WEB};
+use crate::places::{FIRST_GATEWAY, PLACES};
 use crate::process::Process;
 use crate::topology::{Eip, Internet, Topology, Vpc};
 use futures::future::try_join_all;
@@ -23,19 +25,6 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-
-/// The switch between the gateways and the Internet.
-pub const EXCHANGE: &str = "ix";
-/// The gateways' default router.
-pub const ISP: &str = "isp";
-/// A router behind a link with a small MTU.
-pub const FAR: &str = "far";
-/// A web server behind [`FAR`].
-pub const WEB: &str = "internet-web";
-/// A computer at [`ISP`].
-pub const CLIENT: &str = "internet-client";
-/// The places of the Internet.
-pub(crate) const PLACES: [&str; 5] = [EXCHANGE, ISP, FAR, WEB, CLIENT];
 
 /// Address of the web server.
 pub fn web_address(ipv6: bool) -> IpAddr {
@@ -58,13 +47,6 @@ pub const LARGE_FILE_BYTES: u64 = 8 << 20;
 /// The link between `isp` and `far`.
 const FAR_MTU: u16 = 1400;
 const MTU: u16 = 1500;
-/// All networks of the Internet but the public pool.
-pub(crate) const NETWORKS: [&str; 2] = ["198.51.100.0/24", "2001:db8:100::/48"];
-/// The last number of the first gateway's address at the exchange.
-const FIRST_GATEWAY: usize = 11;
-/// Most gateways that the exchange has addresses for.
-pub(crate) const GATEWAYS_MAX: usize = 50;
-
 /// An interface: place, name, addresses with the lengths of their networks.
 struct Interface(&'static str, &'static str, [&'static str; 2]);
 
