@@ -5,6 +5,9 @@ use super::*;
 /// Prefixes of pools, which overlap sometimes.
 const PREFIXES: [&str; 4] = ["203.0.113.0/28", "203.0.113.16/29", "203.0.113.0/27", "2001:db8:ff00::/60"];
 
+/// A pool on each cluster, and an EIP that is attached. Without them, few histories would have public addresses.
+pub(super) const FIRST: [Operation; 3] = [(28, 0, 12, 0), (28, 1, 1, 0), (29, 0, 0, 2)];
+
 impl NodeTables {
     /// Writes public addresses, as far as a node can: VRF and vIP must be there, and no other addresses inside may overlap.
     pub(super) fn add_public(&mut self, prefix: PublicPrefix) {
