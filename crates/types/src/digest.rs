@@ -335,6 +335,9 @@ mod tests {
         let at = |address: &str| address.parse::<IpAddr>().unwrap();
         let prefix = |prefix: &str| prefix.parse().unwrap();
         let router = "2001:db8::1".parse().ok();
+        let public = |outside, number, inside, vip| {
+            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip))
+        };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
             endpoint(2, 2, "192.0.2.1"),
@@ -350,36 +353,11 @@ mod tests {
             EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::NextHop(at("0.0.0.8"))),
             EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::NextHop(at("::8"))),
             EntryHash::route(vni(7), prefix("10.0.0.0/8"), DigestTarget::Internet),
-            EntryHash::public_prefix(
-                prefix("198.51.100.1/32"),
-                vni(7),
-                prefix("10.0.0.1/32"),
-                at("192.0.2.1"),
-            ),
-            EntryHash::public_prefix(
-                prefix("198.51.100.2/32"),
-                vni(7),
-                prefix("10.0.0.1/32"),
-                at("192.0.2.1"),
-            ),
-            EntryHash::public_prefix(
-                prefix("198.51.100.1/32"),
-                vni(8),
-                prefix("10.0.0.1/32"),
-                at("192.0.2.1"),
-            ),
-            EntryHash::public_prefix(
-                prefix("198.51.100.1/32"),
-                vni(7),
-                prefix("10.0.0.2/32"),
-                at("192.0.2.1"),
-            ),
-            EntryHash::public_prefix(
-                prefix("198.51.100.1/32"),
-                vni(7),
-                prefix("10.0.0.1/32"),
-                at("192.0.2.2"),
-            ),
+            public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.1"),
+            public("198.51.100.2/32", 7, "10.0.0.1/32", "192.0.2.1"),
+            public("198.51.100.1/32", 8, "10.0.0.1/32", "192.0.2.1"),
+            public("198.51.100.1/32", 7, "10.0.0.2/32", "192.0.2.1"),
+            public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.2"),
             EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 2),

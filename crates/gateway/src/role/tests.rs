@@ -2,7 +2,7 @@
 
 use sluice_agent::rsp::KeyStore;
 use sluice_agent::{Applied, Applier};
-use sluice_southbound::{Group, Update};
+use sluice_southbound::{Group, PublicPrefix, Update};
 use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{ClusterId, MacAddr, Vni};
 
@@ -118,6 +118,24 @@ fn only_newer_plans_of_the_same_cluster_are_taken() {
     }
     gateway.apply(Update { cluster: Some(plan(77, 3)), ..delta(21) });
     assert_eq!(*plans.borrow_and_update(), Some(plan(77, 3)), "revisions of clusters are not related");
+}
+
+/// Catches a gateway that refuses public prefixes, and one that applies them before what they need.
+#[test]
+fn public_prefixes_come_with_their_vrf_and_vip() {
+    let mut gateway = Gateway::new();
+    let vni = Vni::new(5).unwrap();
+    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let (outside, inside) = ("198.51.100.1/32".parse().unwrap(), "10.0.0.2/32".parse().unwrap());
+    let public_prefixes = vec![PublicPrefix { outside, vni, inside, vip: ip(B) }];
+    let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
+    assert_eq!(gateway.apply(update), without_failures(10));
+    let found = gateway.applier.tables.public_prefix(outside).unwrap();
+    assert_eq!((found.inside, found.vip), (inside, ip(B)));
+    // A snapshot without the network and the vIP.
+    let update = Update { vips: vips()[..1].to_vec(), revision: 11, ..snapshot() };
+    assert_eq!(gateway.apply(update), without_failures(11));
+    assert_eq!(gateway.applier.tables.public_prefixes().count(), 0);
 }
 
 #[test]
