@@ -62,10 +62,11 @@ fn read(tables: &NodeTables, policy: u32) -> crate::policy::Compiled {
     crate::policy::read(tables.memory(), policy).expect("the policy is whole")
 }
 
-/// Usage of the tables when no cells wait for a grace period.
+/// Usage of the tables when no cells wait for a grace period, without how many entries still fit: that depends on which
+/// cells are free, not only on their number.
 fn usage_after_flush(tables: &mut NodeTables) -> TableUsage {
     tables.flush().unwrap();
-    tables.usage()
+    TableUsage { entry_capacity: 0, entry_capacity_v6: 0, ..tables.usage() }
 }
 
 /// A grace period that checks, while tables are adopted, that nothing leads to cells that the last writer was
