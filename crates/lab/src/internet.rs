@@ -10,7 +10,7 @@
 //! discovery there. `far` is a router. `internet-web` serves a page and the file [`LARGE_FILE`] by HTTP.
 
 use crate::error::{IoContext, Result};
-use crate::exec::script;
+use crate::exec::{ip_batch, script};
 use crate::lab::Lab;
 use crate::net::xdp_peer;
 use crate::paths::Paths;
@@ -79,8 +79,15 @@ fn address_of(place: &str, ipv6: bool) -> IpAddr {
     network.map_or(Ipv4Addr::UNSPECIFIED.into(), |network| network.addr())
 }
 
-/// Lines of `ip -batch` in the root namespace that make the places and their links. The gateways' namespaces exist.
-pub(crate) fn links(paths: &Paths, topology: &Topology) -> String {
+/// Makes and configures the places, and the gateways' interfaces to them. The gateways' namespaces exist.
+pub(crate) async fn build(paths: &Paths, topology: &Topology) -> Result<()> {
+    let Some(internet) = &topology.internet else { return Ok(()) };
+    ip_batch(paths, "making the Internet", &links(paths, topology)).await?;
+    set_up(paths, topology, internet).await
+}
+
+/// Lines of `ip -batch` in the root namespace that make the places and their links.
+fn links(paths: &Paths, topology: &Topology) -> String {
     let mut lines = String::new();
     let at = |place: &str| paths.namespace(place);
     for place in PLACES {
@@ -105,7 +112,7 @@ pub(crate) fn links(paths: &Paths, topology: &Topology) -> String {
 }
 
 /// Configures the places, and the gateways' interfaces to them.
-pub(crate) async fn set_up(paths: &Paths, topology: &Topology, internet: &Internet) -> Result<()> {
+async fn set_up(paths: &Paths, topology: &Topology, internet: &Internet) -> Result<()> {
     let mut texts = vec![(EXCHANGE, exchange_script(paths, topology))];
     texts.extend([ISP, FAR, WEB, CLIENT].map(|place| (place, place_script(place, internet))));
     for (number, gateway) in topology.gateways.iter().enumerate() {
