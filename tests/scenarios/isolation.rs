@@ -45,7 +45,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for ipv6 in [false, true] {
         let vni = lab.vm("db-1")?.vni;
         let before = drops(lab, vni, "no_route").await?;
-        // VPC web has a route to the Internet, where nobody has the address.
+        // VPC web has a route to the Internet, where no host has the address.
         for from in ["db-1", "web-1", "web-2"] {
             never_reaches(lab, from, address(lab.vm("shop-3")?, ipv6)?).await?;
         }

@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn neighbors_on_the_internet_are_no_witnesses() {
-        let port = |index, side| {
+        let port = |index: u32, side| {
             let mac = MacAddr::local(index.into());
             let (name, kind) = (format!("eth{index}"), None);
             let link = Link {

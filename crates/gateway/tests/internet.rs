@@ -216,7 +216,9 @@ fn vmacs_and_public_addresses_are_announced_on_the_internet() {
         let (mac, vip) = (MacAddr::local(9), "192.0.2.100".parse().unwrap());
         let public = ["203.0.113.5", "2001:db8:2::5"];
         Layer2Announcer::new(ports).unwrap().announce(vip, mac);
-        public.map(|address| addresses.announce(address.parse().unwrap(), vip, mac));
+        for address in public {
+            addresses.announce(address.parse().unwrap(), vip, mac);
+        }
         let mac = mac.to_string();
         let mut others = internet.frame(&[&mac, "Reverse Request who-is"]).await;
         others.extend(internet.frame(&[&mac, "Request who-has 203.0.113.5"]).await);

@@ -10,10 +10,12 @@
 //! discovery there. `far` is a router. `internet-web` serves a page and the file [`LARGE_FILE`] by HTTP.
 
 use crate::error::{IoContext, Result};
-use crate::exec::script;
+use crate::exec::{ip_batch, script};
 use crate::lab::Lab;
 use crate::net::xdp_peer;
 use crate::paths::Paths;
+pub use crate::places::{CLIENT, EXCHANGE, FAR, ISP, WEB};
+use crate::places::{FIRST_GATEWAY, PLACES};
 use crate::process::Process;
 use crate::topology::{Eip, Internet, Topology, Vpc};
 use futures::future::try_join_all;
@@ -23,19 +25,6 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-
-/// The switch between the gateways and the Internet.
-pub const EXCHANGE: &str = "ix";
-/// The gateways' default router.
-pub const ISP: &str = "isp";
-/// A router behind a link with a small MTU.
-pub const FAR: &str = "far";
-/// A web server behind [`FAR`].
-pub const WEB: &str = "internet-web";
-/// A computer at [`ISP`].
-pub const CLIENT: &str = "internet-client";
-/// The places of the Internet.
-pub(crate) const PLACES: [&str; 5] = [EXCHANGE, ISP, FAR, WEB, CLIENT];
 
 /// Address of the web server.
 pub fn web_address(ipv6: bool) -> IpAddr {
@@ -58,13 +47,6 @@ pub const LARGE_FILE_BYTES: u64 = 8 << 20;
 /// The link between `isp` and `far`.
 const FAR_MTU: u16 = 1400;
 const MTU: u16 = 1500;
-/// All networks of the Internet but the public pool.
-pub(crate) const NETWORKS: [&str; 2] = ["198.51.100.0/24", "2001:db8:100::/48"];
-/// The last number of the first gateway's address at the exchange.
-const FIRST_GATEWAY: usize = 11;
-/// Most gateways that the exchange has addresses for.
-pub(crate) const GATEWAYS_MAX: usize = 50;
-
 /// An interface: place, name, addresses with the lengths of their networks.
 struct Interface(&'static str, &'static str, [&'static str; 2]);
 
@@ -97,8 +79,15 @@ fn address_of(place: &str, ipv6: bool) -> IpAddr {
     network.map_or(Ipv4Addr::UNSPECIFIED.into(), |network| network.addr())
 }
 
-/// Lines of `ip -batch` in the root namespace that make the places and their links. The gateways' namespaces exist.
-pub(crate) fn links(paths: &Paths, topology: &Topology) -> String {
+/// Makes and configures the places, and the gateways' interfaces to them. The gateways' namespaces exist.
+pub(crate) async fn build(paths: &Paths, topology: &Topology) -> Result<()> {
+    let Some(internet) = &topology.internet else { return Ok(()) };
+    ip_batch(paths, "making the Internet", &links(paths, topology)).await?;
+    set_up(paths, topology, internet).await
+}
+
+/// Lines of `ip -batch` in the root namespace that make the places and their links.
+fn links(paths: &Paths, topology: &Topology) -> String {
     let mut lines = String::new();
     let at = |place: &str| paths.namespace(place);
     for place in PLACES {
@@ -123,7 +112,7 @@ pub(crate) fn links(paths: &Paths, topology: &Topology) -> String {
 }
 
 /// Configures the places, and the gateways' interfaces to them.
-pub(crate) async fn set_up(paths: &Paths, topology: &Topology, internet: &Internet) -> Result<()> {
+async fn set_up(paths: &Paths, topology: &Topology, internet: &Internet) -> Result<()> {
     let mut texts = vec![(EXCHANGE, exchange_script(paths, topology))];
     texts.extend([ISP, FAR, WEB, CLIENT].map(|place| (place, place_script(place, internet))));
     for (number, gateway) in topology.gateways.iter().enumerate() {

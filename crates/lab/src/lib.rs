@@ -5,7 +5,7 @@
 //! `topology` is the file that describes a lab. `up` builds it, with `net` (namespaces, links) and `vm`
 //! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
 //! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
-//! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `internet` has what is behind
+//! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `internet` and `places` have what is behind
 //! the gateways, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod metrics;
 mod net;
 mod output;
 mod paths;
+mod places;
 mod process;
 mod show;
 mod topology;

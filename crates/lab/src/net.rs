@@ -2,7 +2,6 @@
 
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, ip_batch, script, words};
-use crate::internet;
 use crate::paths::{MANAGEMENT_NETWORKS, Paths, bridge, management};
 use crate::topology::{Guest, Topology};
 use futures::future::try_join_all;
@@ -90,22 +89,13 @@ pub(crate) async fn build(paths: &Paths, topology: &Topology, index: u16) -> Res
             bridge(index)
         );
     }
-    if topology.internet.is_some() {
-        lines.push_str(&internet::links(paths, topology));
-    }
     ip_batch(paths, "making namespaces and links", &lines).await?;
     let switches = topology.switches.iter().map(|switch| set_up_switch(paths, topology, &switch.name));
     let nodes = nodes(topology).map(|(node, _, addresses)| {
         let management = node_management(topology, index, node);
         set_up_node(paths, topology, node, addresses, management)
     });
-    let internet = async {
-        match &topology.internet {
-            Some(internet) => internet::set_up(paths, topology, internet).await,
-            None => Ok(()),
-        }
-    };
-    tokio::try_join!(try_join_all(switches), try_join_all(nodes), internet).map(drop)
+    tokio::try_join!(try_join_all(switches), try_join_all(nodes)).map(drop)
 }
 
 /// Name, switch and underlay addresses of the nodes.

@@ -4,7 +4,7 @@
 //! outside their network are errors that name the invalid entry.
 
 use crate::error::{Error, Result};
-use crate::internet;
+use crate::places::{GATEWAYS_MAX, NETWORKS, PLACES};
 use serde::{Deserialize, Serialize};
 use sluice_client::{DEFAULT_GROUP, SecurityGroupSpec};
 use sluice_types::{
@@ -371,7 +371,7 @@ impl Topology {
             .chain(self.vms.iter().flat_map(Vm::instances).map(|(name, _)| ("VM", name)));
         let mut seen: HashMap<String, &str> = HashMap::from([("controller".to_owned(), "process")]);
         if self.internet.is_some() {
-            seen.extend(internet::PLACES.map(|place| (place.to_owned(), "place of the Internet")));
+            seen.extend(PLACES.map(|place| (place.to_owned(), "place of the Internet")));
         }
         for (kind, name) in places {
             check_name(kind, &name)?;
@@ -527,10 +527,10 @@ impl Topology {
                 |vpc: &Vpc| Err(format!("VPC `{}` has routes to the Internet, and there is none", vpc.name));
             return vpc.map_or(Ok(()), missing);
         };
-        if self.gateways.len() > internet::GATEWAYS_MAX {
-            return Err(format!("more than {} gateways have no Internet", internet::GATEWAYS_MAX));
+        if self.gateways.len() > GATEWAYS_MAX {
+            return Err(format!("more than {} gateways have no Internet", GATEWAYS_MAX));
         }
-        let taken = internet::NETWORKS.iter().filter_map(|network| network.parse().ok());
+        let taken = NETWORKS.iter().filter_map(|network| network.parse().ok());
         let taken = taken.chain([IpNet::V4(self.underlay.ipv4), self.underlay.ipv6.into()]);
         let taken: Vec<IpNet> = taken.collect();
         let overlap = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);

@@ -129,8 +129,11 @@ async fn build(paths: &Paths, options: Options) -> Result<Lab> {
         start_controller(&lab, model.as_deref()).await?;
         register_nodes(&lab).await
     };
-    let (registered, ()) =
-        tokio::try_join!(controller, net::build(paths, &lab.state.topology, lab.state.index))?;
+    let network = async {
+        net::build(paths, &lab.state.topology, lab.state.index).await?;
+        internet::build(paths, &lab.state.topology).await
+    };
+    let (registered, ()) = tokio::try_join!(controller, network)?;
     lab.state.nodes = registered;
     let names: Vec<String> = lab.state.topology.nodes().map(str::to_owned).collect();
     if lab.state.topology.internet.is_some() {
