@@ -36,7 +36,10 @@ __attribute__((noinline)) __u32 underlay_port_index(__u32 ifindex)
 	return port_index(ifindex, 0);
 }
 
-/* The same of a port that leads to other nodes: no tunnel leaves by an Internet port, even if the kernel's route does. */
+/*
+ * As underlay_port_index(), for ports that lead to other nodes only: no tunnel leaves by an Internet port, even if the
+ * kernel's route does.
+ */
 __attribute__((noinline)) __u32 tunnel_port_index(__u32 ifindex)
 {
 	return port_index(ifindex, UNDERLAY_PORT_INTERNET);

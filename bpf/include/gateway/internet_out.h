@@ -62,7 +62,7 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 
 /*
  * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). One that cannot be marked was
- * not marked by a correct underlay either: its tunnel says the same of ECN.
+ * not marked by a correct underlay either, because its tunnel has a copy of its ECN field.
  */
 static __always_inline void mark_congestion(struct cursor *cursor, const struct packet *packet)
 {

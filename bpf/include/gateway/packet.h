@@ -40,7 +40,7 @@ struct packet {
 	__u32 elephant_bytes; /* as in struct vrf, of `vni` */
 	__u32 verdict;	      /* XDP action of a packet that was sent */
 	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
-	__u32 destination_public; /* the same of the destination */
+	__u32 destination_public; /* likewise for the destination */
 	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
 	__u16 longest;	    /* longest IP packet that the way of a translated packet carries, in bytes */
 	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
