@@ -1,7 +1,7 @@
 //! The rounds of the agent: which ports are used, by looking at all sessions; ports and blocks that are not are freed.
 //! `nat_layout.h` explains the order of the steps.
 
-use super::memory::{BlockId, BlockWord, Tables};
+use super::memory::{BlockId, BlockWord, PortWord, Tables};
 use super::{Nat, NatBlock, NatEvent, Translation};
 use crate::error::Error;
 use crate::layout::{self, nat_config};
@@ -27,7 +27,7 @@ pub struct NatSwept {
 
 /// What the next step of the round does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     #[default]
     Begin,
     /// Looks at sessions, from this bucket on.
@@ -49,7 +49,7 @@ struct Seen {
 /// The position of the sweep, and what it has seen.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    phase: Phase,
+    pub(super) phase: Phase,
     /// Of this agent's present round.
     round: u32,
     seen: Vec<Seen>,
@@ -167,7 +167,7 @@ impl Nat {
         now: u32,
         log: &mut dyn FnMut(NatEvent),
     ) -> Result<NatSwept, Error> {
-        // The ports of a group are 2^16 words at least, of three protocols; a step looks at four groups.
+        // At most 16 blocks of 4096 ports of three protocols each: 2^20 words.
         const GROUPS: u32 = 4;
         let mut swept = NatSwept::default();
         let end = (first + GROUPS).min(self.tables.groups());
@@ -216,7 +216,7 @@ impl Nat {
             let is_in_use = word.0 != 0
                 && (word.stamp() == self.progress.round
                     // The swap fails if a packet has stamped the word in between.
-                    || self.tables.swap_port((id.group, class, port), word, super::memory::PortWord(0)).is_err());
+                    || self.tables.swap_port((id.group, class, port), word, PortWord(0)).is_err());
             used += u64::from(is_in_use);
             swept.ports += u64::from(word.0 != 0 && !is_in_use);
         }
