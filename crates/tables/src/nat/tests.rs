@@ -453,10 +453,10 @@ fn a_session_needs_at_most_160_bytes() {
         begun += u32::from(tables.out(UDP, inside, server(53), NOW).answer == testing::NAT_BEGUN);
     }
     assert!(begun > SESSIONS * 999 / 1000, "{begun} of {SESSIONS}: {:?}", nat.refusals());
-    // What the blocks in use have of the port words of one protocol, and of the groups.
+    // Blocks in use have port words of all three protocols, of which this test uses one.
     let blocks = nat.blocks().count();
-    let bytes =
-        buckets as usize * SessionRegions::BUCKET4_BYTES + blocks * (128 * 4 + NatRegions::GROUP_BYTES / 16);
+    let bytes = buckets as usize * SessionRegions::BUCKET4_BYTES
+        + blocks * (3 * 128 * 4 + NatRegions::GROUP_BYTES / 16);
     let each = bytes as f64 / f64::from(begun);
     println!("{each:.1} bytes a session: {begun} sessions, {blocks} blocks of 128 ports");
     assert!(each <= 160.0, "{each} bytes a session");
