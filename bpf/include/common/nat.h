@@ -37,6 +37,9 @@
 /* What nat_search() adds to the number of a port that another packet is about to claim. */
 #define NAT_UNSETTLED 0x80000000u
 
+/* No answer about a packet: it searches again. */
+#define NAT_AGAIN NAT_ANSWERS_MAX
+
 /* nat_packet.flags */
 #define NAT_PEEK 0x1u  /* nothing changes: no session begins or is refreshed */
 #define NAT_QUERY 0x2u /* the packet is an ICMP query */
@@ -405,7 +408,7 @@ static __always_inline void nat_claim_in_group(const struct nat_config *nat, str
 	}
 }
 
-/* Claims a block for the inside address, in the emptier of its groups. NAT_TRANSLATED: the packet searches again. */
+/* Claims a block for the inside address, in the emptier of its groups. NAT_AGAIN, or why not. */
 NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 {
 	struct nat_config *nat = nat_config_at();
@@ -416,7 +419,7 @@ NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 		return NAT_EXHAUSTED;
 	/* What another packet is claiming is enough for both. */
 	if (packet->claiming)
-		return NAT_TRANSLATED;
+		return NAT_AGAIN;
 	if (packet->blocks >= READ_ONCE(nat->blocks_limit))
 		return NAT_BLOCKS;
 	which = nat_count(packet->free[1]) > nat_count(packet->free[0]);
@@ -424,7 +427,7 @@ NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 	if (!group || !packet->free[which])
 		return NAT_EXHAUSTED;
 	nat_claim_in_group(nat, packet, group, packet->free[which]);
-	return NAT_TRANSLATED;
+	return NAT_AGAIN;
 }
 
 /* Sets the outside endpoint of a port's number. */
@@ -439,6 +442,32 @@ static __always_inline void nat_set_outside(struct nat_packet *packet, __u32 num
 		packet->outside = READ_ONCE(group->outside);
 }
 
+/* Finds the mapping of the inside endpoint, or makes one. NAT_AGAIN: another packet was faster, or a block was claimed. */
+NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
+{
+	struct nat_config *nat = nat_config_at();
+	__u32 number;
+
+	if (!packet || !nat)
+		return NAT_EXHAUSTED;
+	nat_look(packet);
+	if (packet->sessions >= READ_ONCE(nat->sessions_limit))
+		return NAT_SESSIONS;
+	number = nat_search(packet, NAT_NONE);
+	if (number == NAT_NONE) {
+		number = nat_claim_port(packet);
+		if (number == NAT_NONE)
+			return nat_claim_block(packet);
+		number = nat_settle(packet, number);
+		if (number == NAT_NONE)
+			return NAT_AGAIN;
+	} else if (number & NAT_UNSETTLED || !nat_stamp(number, packet->inside_port, packet->round)) {
+		return NAT_AGAIN;
+	}
+	nat_set_outside(packet, number);
+	return NAT_TRANSLATED;
+}
+
 /* Finds the mapping of the inside endpoint, or makes one. NAT_TRANSLATED, or why not. */
 NAT_FUNCTION int nat_map(struct nat_packet *packet)
 {
@@ -449,29 +478,10 @@ NAT_FUNCTION int nat_map(struct nat_packet *packet)
 		return NAT_EXHAUSTED;
 	nat_place(sessions, nat, packet);
 	for (int i = 0; i < NAT_ATTEMPTS; i++) {
-		__u32 number;
-		int answer;
+		int answer = nat_try_to_map(packet);
 
-		nat_look(packet);
-		if (packet->sessions >= READ_ONCE(nat->sessions_limit))
-			return NAT_SESSIONS;
-		number = nat_search(packet, NAT_NONE);
-		if (number == NAT_NONE) {
-			number = nat_claim_port(packet);
-			if (number == NAT_NONE) {
-				answer = nat_claim_block(packet);
-				if (answer != NAT_TRANSLATED)
-					return answer;
-				continue;
-			}
-			number = nat_settle(packet, number);
-			if (number == NAT_NONE)
-				continue;
-		} else if (number & NAT_UNSETTLED || !nat_stamp(number, packet->inside_port, packet->round)) {
-			continue;
-		}
-		nat_set_outside(packet, number);
-		return NAT_TRANSLATED;
+		if (answer != NAT_AGAIN)
+			return answer;
 	}
 	return NAT_BUSY;
 }

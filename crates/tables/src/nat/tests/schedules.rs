@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// Schedules of a test by scheduler.
-const RANDOM: usize = 2000;
-const BY_PRIORITY: usize = 1500;
+const RANDOM: usize = 1000;
+const BY_PRIORITY: usize = 800;
 
 /// The tables, the programs that run, and the answers that packets of VMs got.
 struct Shared {
