@@ -11,7 +11,7 @@
  *   struct nat_ports *nat_ports_at(__u32 index);
  *
  * which return NULL if the index is out of bounds, and find_session4() and create_session4() as session_maps.h does. The calls
- * for a packet are nat_out() and nat_in(). The session tables have the flag SESSION_RST_IN_DOUBT, and all their sessions are
+ * for a packet are nat_out() and nat_in(); the caller counts the packets that it drops. The session tables have the flag SESSION_RST_IN_DOUBT, and all their sessions are
  * made here. An answer is valid until the program ends. Loops are bounded, nothing sleeps.
  *
  * ICMP: ports are those of session_layout.h. For a query of a VM and its answers, the inside port is the identifier, and the
@@ -38,7 +38,7 @@
 #define NAT_UNSETTLED 0x80000000u
 
 /* No answer about a packet: it searches again. */
-#define NAT_AGAIN NAT_ANSWERS_MAX
+#define NAT_AGAIN 16
 
 /* nat_packet.flags */
 #define NAT_PEEK 0x1u  /* nothing changes: no session begins or is refreshed */
@@ -603,23 +603,17 @@ static __always_inline int nat_begins(const struct nat_packet *packet)
 	return packet->class == NAT_UDP || packet->flags & NAT_QUERY;
 }
 
-/* Counts a refusal. */
-static __always_inline enum nat_answer nat_counted(struct nat_config *nat, enum nat_answer answer)
-{
-	__u32 index = answer;
-
-	/* The compiler must not remove the bound, which the verifier needs. */
-	asm volatile("" : "+r"(index));
-	if (answer > NAT_BEGUN)
-		ADD(&nat->refused[index % NAT_ANSWERS_MAX], 1);
-	return answer;
-}
-
-static __always_inline enum nat_answer nat_out_of(struct nat_packet *packet)
+/*
+ * A packet of a VM, from the inside endpoint to the remote endpoint. NAT_TRANSLATED and NAT_BEGUN: it leaves from the outside
+ * endpoint.
+ */
+static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
 {
 	const struct session_data *data;
 	int answer;
 
+	if (!nat_prepare(packet))
+		return NAT_PROTOCOL;
 	nat_query(packet, 1);
 	if (find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT &&
 	    nat_touch(packet) == NAT_TRANSLATED) {
@@ -637,28 +631,16 @@ static __always_inline enum nat_answer nat_out_of(struct nat_packet *packet)
 	return answer == NAT_TRANSLATED ? nat_begin(packet) : answer;
 }
 
-/*
- * A packet of a VM, from the inside endpoint to the remote endpoint. NAT_TRANSLATED and NAT_BEGUN: it leaves from the outside
- * endpoint.
- */
-static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
-{
-	struct nat_config *nat = nat_config_at();
-
-	if (!nat)
-		return NAT_EXHAUSTED;
-	return nat_counted(nat, nat_prepare(packet) ? nat_out_of(packet) : NAT_PROTOCOL);
-}
-
 /* Begins a session with a packet from the Internet that has none, if that is permitted. */
-static __always_inline enum nat_answer nat_begin_in(const struct nat_config *nat, struct nat_packet *packet)
+static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 {
 	struct session_config *sessions = session_config_at();
+	struct nat_config *nat = nat_config_at();
 	__u32 action = nat_action(packet);
 	enum nat_answer answer;
 
 	/* Queries of the Internet have their own identifiers, which are not mapped. */
-	if (!sessions || !(READ_ONCE(nat->flags) & NAT_ANY_REMOTE) || packet->class == NAT_ICMP ||
+	if (!sessions || !nat || !(READ_ONCE(nat->flags) & NAT_ANY_REMOTE) || packet->class == NAT_ICMP ||
 	    !nat_begins(packet))
 		return NAT_MISS;
 	nat_place(sessions, nat, packet);
@@ -673,10 +655,16 @@ static __always_inline enum nat_answer nat_begin_in(const struct nat_config *nat
 	return nat_action(packet) == action ? answer : NAT_MISS;
 }
 
-static __always_inline enum nat_answer nat_in_of(const struct nat_config *nat, struct nat_packet *packet)
+/*
+ * A packet from the Internet, from the remote endpoint to the outside endpoint. NAT_TRANSLATED and NAT_BEGUN: it goes to the
+ * inside endpoint. The caller sets `outside` for the session that may begin.
+ */
+static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
 {
 	const struct session_data *data;
 
+	if (!nat_prepare(packet))
+		return NAT_PROTOCOL;
 	if (!nat_find_inside(packet))
 		return NAT_MISS;
 	nat_query(packet, 0);
@@ -688,20 +676,7 @@ static __always_inline enum nat_answer nat_in_of(const struct nat_config *nat, s
 		if (nat_touch(packet) == NAT_TRANSLATED)
 			return NAT_TRANSLATED;
 	}
-	return nat_begin_in(nat, packet);
-}
-
-/*
- * A packet from the Internet, from the remote endpoint to the outside endpoint. NAT_TRANSLATED and NAT_BEGUN: it goes to the
- * inside endpoint. The caller sets `outside` for the session that may begin.
- */
-static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
-{
-	struct nat_config *nat = nat_config_at();
-
-	if (!nat)
-		return NAT_MISS;
-	return nat_counted(nat, nat_prepare(packet) ? nat_in_of(nat, packet) : NAT_PROTOCOL);
+	return nat_begin_in(packet);
 }
 
 #endif

@@ -142,7 +142,6 @@ enum nat_answer {
 	NAT_FULL,      /* the session table is full there */
 	NAT_BUSY,      /* other packets won too many swaps */
 };
-#define NAT_ANSWERS_MAX 16
 
 /* nat_config.flags */
 #define NAT_ANY_REMOTE \
@@ -164,9 +163,7 @@ struct nat_config {
 	__u32 sessions_limit; /* of an inside address; as many more as there are processors may begin at the same moment */
 	__u32 blocks_limit; /* the same, of blocks */
 	__u32 flags;
-	__u32 reserved0;
-	/* Counted by packets: answers, except the first two. */
-	__u64 refused[NAT_ANSWERS_MAX];
+	__u32 reserved;
 };
 
 #endif

@@ -227,27 +227,6 @@ pub struct NatUsage {
     pub ports: u64,
 }
 
-/// Packets that were not translated, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NatRefusals {
-    /// From the Internet: no VM has a session for it.
-    pub miss: u64,
-    /// The protocol has no ports that can be mapped.
-    pub protocol: u64,
-    /// From a VM: of no session, and not able to begin one.
-    pub no_session: u64,
-    /// The inside address had [`NatSettings::sessions`].
-    pub sessions: u64,
-    /// The inside address had [`NatSettings::blocks`], and no port was free there.
-    pub blocks: u64,
-    /// The pool had no block for the inside address.
-    pub exhausted: u64,
-    /// The session table was full.
-    pub full: u64,
-    /// Other packets won too many swaps.
-    pub busy: u64,
-}
-
 /// The agent's side of the tables. There is one at a time.
 pub struct Nat {
     config: Region,
@@ -278,8 +257,6 @@ impl Nat {
         let sessions = Sessions::create(&regions.sessions, seed, timeouts, grace)?;
         sessions.doubt_resets();
         tables.clear(&pool.addresses);
-        let refused = offset_of!(nat_config, refused);
-        config.zero(refused, layout::NAT_ANSWERS_MAX as usize * 8);
         config.store32(offset_of!(nat_config, layout_version), layout::NAT_LAYOUT_VERSION);
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
@@ -377,22 +354,6 @@ impl Nat {
         let (blocks, ports) = self.progress.used();
         let sessions = self.sessions.usage(Family::Ipv4);
         NatUsage { sessions, blocks, blocks_total: self.tables.usable_blocks(), ports }
-    }
-
-    /// Packets that were not translated since the tables were laid out.
-    #[must_use]
-    pub fn refusals(&self) -> NatRefusals {
-        let count = |answer: u32| self.config.load64(offset_of!(nat_config, refused) + answer as usize * 8);
-        NatRefusals {
-            miss: count(layout::nat_answer_NAT_MISS),
-            protocol: count(layout::nat_answer_NAT_PROTOCOL),
-            no_session: count(layout::nat_answer_NAT_NO_SESSION),
-            sessions: count(layout::nat_answer_NAT_SESSIONS),
-            blocks: count(layout::nat_answer_NAT_BLOCKS),
-            exhausted: count(layout::nat_answer_NAT_EXHAUSTED),
-            full: count(layout::nat_answer_NAT_FULL),
-            busy: count(layout::nat_answer_NAT_BUSY),
-        }
     }
 }
 

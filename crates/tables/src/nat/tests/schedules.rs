@@ -18,10 +18,11 @@ struct Shared {
 }
 
 impl Shared {
-    fn new() -> (Self, Nat) {
+    fn new(block_ports: u32) -> (Self, Nat) {
         let programs = Arc::new(Programs::default());
         let grace = ProgramGrace(Arc::clone(&programs));
-        let (tables, nat) = TestNat::with_grace(pool(1, 64), &settings(), 2, grace);
+        let settings = NatSettings { any_remote: true, ..settings() };
+        let (tables, nat) = TestNat::with_grace(pool(1, block_ports), &settings, 2, grace);
         (Self { tables, programs, answers: Mutex::default() }, nat)
     }
 
@@ -38,6 +39,18 @@ impl Shared {
         self.programs.run(task, || back = self.tables.back(&out, 0, NOW));
         assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_TRANSLATED, inside), "{out:?}");
         self.answers.lock().unwrap().push(out);
+    }
+
+    /// A packet of another remote endpoint to the outside endpoint of this packet. If it begins a session, the VM answers.
+    fn is_asked(&self, task: usize, out: &nat_test) {
+        let (mut back, stranger) = (nat_test::default(), nat_test { remote_port: 99, ..*out });
+        self.programs.run(task, || back = self.tables.back(&stranger, 0, NOW));
+        if back.answer == testing::NAT_BEGUN {
+            assert_eq!(testing::inside_of(&back), vm(out.inside_port));
+            self.exchange(task, vm(out.inside_port), server(99));
+        } else {
+            assert!([testing::NAT_MISS, testing::NAT_BUSY].contains(&back.answer), "{back:?}");
+        }
     }
 
     /// Checks the mappings of all answers: an inside endpoint has one outside endpoint, and no other one has it. Returns the
@@ -112,7 +125,7 @@ fn check_end(shared: &Shared, nat: &mut Nat) {
 
 /// Four packets of a VM that has no block: of one session, of the same port to another remote endpoint, of another port.
 fn first_packets(counts: &Counts) {
-    let (shared, mut nat) = Shared::new();
+    let (shared, mut nat) = Shared::new(64);
     let shared = Arc::new(shared);
     explore(
         &shared,
@@ -140,12 +153,13 @@ fn first_packets_of_an_inside_endpoint_agree_on_its_port() {
 /// Packets of a VM whose only session has ended, while a round frees its port and returns its block. In the third of the schedules
 /// each, the round begins, looks at sessions, or frees ports when the packets come.
 fn packets_in_a_round(counts: &Counts) {
-    let (shared, mut nat) = Shared::new();
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let mode = schedule % 3;
+    // Few blocks where a round looks at all of them, and few ports where it looks at these.
+    let (shared, mut nat) = Shared::new([4096, 4096, 64][mode as usize]);
     let before = shared.tables.out(UDP, vm(7), server(53), NOW);
     assert!(nat.remove(&flow(7, 53), NOW));
     let block = nat.tables.block_of(0, before.outside_port).unwrap();
-    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
-    let mode = schedule % 3;
     let is_there = |nat: &Nat| match mode {
         0 => true,
         1 => matches!(nat.progress.phase, Phase::Sessions(_)),
@@ -158,8 +172,8 @@ fn packets_in_a_round(counts: &Counts) {
     let (to_main, from_sweep) = mpsc::channel();
     let sweep = move |_: &Shared| {
         let mut sum = NatSwept::default();
-        // A round has many steps in other groups.
-        for _ in 0..[4, 3, 1][mode as usize] {
+        // The steps that look at ports are many, so they follow after the packets, except in the third case.
+        for _ in 0..[3, 2, 1][mode as usize] {
             let swept = nat.sweep(2, NOW, &mut drop).unwrap();
             (sum.ports, sum.blocks) = (sum.ports + swept.ports, sum.blocks + swept.blocks);
             assert_eq!(swept.astray, 0);
@@ -169,7 +183,7 @@ fn packets_in_a_round(counts: &Counts) {
     // The packets come at any time of the round.
     let comes = |task: usize, inside: SocketAddrV4, remote: SocketAddrV4| -> Task<Shared> {
         let pauses = (schedule * 4 + task as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
-        let pauses = pauses % [2500, 100, 500][mode as usize];
+        let pauses = pauses % [120, 60, 500][mode as usize];
         Box::new(move |shared: &Shared| {
             pause(pauses);
             shared.exchange(task, inside, remote);
@@ -180,7 +194,14 @@ fn packets_in_a_round(counts: &Counts) {
         vec![
             comes(0, vm(7), server(53)),
             comes(1, vm(7), server(54)),
-            comes(2, vm(8), server(53)),
+            if schedule % 2 == 0 {
+                comes(2, vm(8), server(53))
+            } else {
+                Box::new(move |shared: &Shared| {
+                    pause(schedule % 500);
+                    shared.is_asked(2, &before);
+                })
+            },
             Box::new(sweep),
         ],
     );
@@ -220,7 +241,7 @@ fn a_port_is_freed_or_used_again_but_not_both() {
 
 /// Two packets of an inside endpoint, while the agent ends their session and makes a round.
 fn packets_of_an_ending_session(counts: &Counts) {
-    let (shared, mut nat) = Shared::new();
+    let (shared, mut nat) = Shared::new(64);
     let before = shared.tables.out(UDP, vm(7), server(53), NOW);
     let shared = Arc::new(shared);
     let send = |task: usize| -> Task<Shared> {
