@@ -314,7 +314,8 @@ fn ports_and_blocks_return_after_their_sessions() {
 
 #[test]
 fn a_block_of_which_a_port_was_claimed_while_it_closed_opens_again() {
-    struct ClaimsMeanwhile(std::sync::Arc<std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+    type Act = Box<dyn FnOnce() + Send>;
+    struct ClaimsMeanwhile(std::sync::Arc<std::sync::Mutex<Option<Act>>>);
     impl Grace for ClaimsMeanwhile {
         fn wait(&self) -> Result<(), crate::grace::GraceError> {
             if let Some(act) = self.0.lock().unwrap().take() {

@@ -194,7 +194,7 @@ fn packets_in_a_round(counts: &Counts) {
         vec![
             comes(0, vm(7), server(53)),
             comes(1, vm(7), server(54)),
-            if schedule % 2 == 0 {
+            if schedule.is_multiple_of(2) {
                 comes(2, vm(8), server(53))
             } else {
                 Box::new(move |shared: &Shared| {
