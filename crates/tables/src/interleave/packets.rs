@@ -6,7 +6,7 @@ use crate::grace::{Grace, GraceError};
 use shuttle::scheduler::Scheduler;
 use shuttle::{Config, Runner, thread};
 use sluice_tables_testing as testing;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,29 @@ const TASKS: usize = 4;
 thread_local! {
     /// The variable that tasks access to let the scheduler switch; a new one for each schedule.
     static SWITCH: RefCell<Option<Arc<shuttle::sync::atomic::AtomicU32>>> = const { RefCell::new(None) };
+    /// Number of accesses of packets before the one at which a packet stands still for a while.
+    static ACCESSES_UNTIL_PAUSE: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Switches for which a packet stands still.
+const PAUSE: u64 = 2000;
+
+/// Lets the next packet stand still before access number `accesses`, while other tasks go on.
+pub(crate) fn pause_packet_at(accesses: u64) {
+    ACCESSES_UNTIL_PAUSE.set(Some(accesses));
+}
+
+/// Called before each access of a packet.
+fn before_packet_access() {
+    let_switch();
+    match ACCESSES_UNTIL_PAUSE.get() {
+        None => {}
+        Some(0) => {
+            ACCESSES_UNTIL_PAUSE.set(None);
+            pause(PAUSE);
+        }
+        Some(left) => ACCESSES_UNTIL_PAUSE.set(Some(left - 1)),
+    }
 }
 
 /// Lets the scheduler switch.
@@ -64,7 +87,7 @@ pub(crate) type Task<T> = Box<dyn FnOnce(&T) + Send>;
 /// Runs `tasks` in one schedule; the scheduler can switch before each access.
 pub(crate) fn explore<T: Send + Sync + 'static>(tables: &Arc<T>, tasks: Vec<Task<T>>) {
     SWITCH.set(Some(Arc::default()));
-    testing::set_hook(Some(let_switch));
+    testing::set_hook(Some(before_packet_access));
     set_hook(Some(let_switch));
     let tasks: Vec<_> = tasks
         .into_iter()
@@ -77,6 +100,7 @@ pub(crate) fn explore<T: Send + Sync + 'static>(tables: &Arc<T>, tasks: Vec<Task
         task.join().unwrap();
     }
     testing::set_hook(None);
+    ACCESSES_UNTIL_PAUSE.set(None);
     set_hook(None);
     SWITCH.set(None);
 }

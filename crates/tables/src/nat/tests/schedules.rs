@@ -1,7 +1,7 @@
 //! Packets and rounds of the agent in many orders of their accesses to memory ([`crate::interleave::packets`]).
 
 use super::*;
-use crate::interleave::packets::{ProgramGrace, Programs, Task, explore, pause, run};
+use crate::interleave::packets::{ProgramGrace, Programs, Task, explore, pause, pause_packet_at, run};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -237,6 +237,33 @@ fn a_port_is_freed_or_used_again_but_not_both() {
     assert!(count(&counts.ports) > 100 && count(&counts.blocks) > 10, "{} blocks", count(&counts.blocks));
     let packets = 3 * (RANDOM + BY_PRIORITY) as u64;
     assert!(count(&counts.busy) < packets / 20, "{} of {packets} packets were busy", count(&counts.busy));
+}
+
+/// A packet that stands still at any access, while the agent makes a round: what it has read before is old then.
+fn slow_packet(counts: &Counts) {
+    let (shared, mut nat) = Shared::new(4096);
+    let shared = Arc::new(shared);
+    pause_packet_at(counts.schedules.fetch_add(1, Ordering::Relaxed) % 500);
+    let (to_main, from_sweep) = mpsc::channel();
+    let sweep = move |_: &Shared| {
+        // Up to the step that looks at ports.
+        for _ in 0..3 {
+            nat.sweep(2, NOW, &mut drop).unwrap();
+        }
+        to_main.send(nat).unwrap();
+    };
+    explore(&shared, vec![exchange(0, vm(7), server(53)), Box::new(sweep)]);
+    let mut nat = from_sweep.recv().unwrap();
+    assert_eq!(shared.check(), 0, "busy without another packet");
+    round(&mut nat, NOW);
+    let out = shared.answers.lock().unwrap()[0];
+    assert_eq!(shared.tables.back(&out, 0, NOW).answer, testing::NAT_TRANSLATED, "its port was freed");
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn a_round_waits_for_packets_that_began_before_it() {
+    run_schedules(slow_packet);
 }
 
 /// Two packets of an inside endpoint, while the agent ends their session and makes a round.
