@@ -42,7 +42,7 @@
  *   bits  0..15  inside port
  *   bits 16..31  stamp: the round in which it was last seen in use, or NAT_TENTATIVE; 0: the port is free
  *
- * Nobody counts the sessions of a port. The agent finds out which ports are in use: in each round, it
+ * Sessions of a port are not counted. The agent finds out which ports are in use: in each round, it
  *
  *   1. increments `round`, and waits for a grace period. So each program that read an earlier round has ended, and what it
  *      created is in the session tables;
@@ -57,7 +57,7 @@
  * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> NAT_TENTATIVE, by a swap,
  * which is a full barrier; then the packet searches all cells again, and makes the stamp of it the round if there is no other
  * word for the port. The swaps have one order, so the later of two packets sees the word of the other. If both see each other,
- * the one at the lower port waits and the other one gives its port back. Nobody else uses a tentative word, so it can be given
+ * the one at the lower port waits and the other one gives its port back. No other packet uses a tentative word, so it can be given
  * back at once.
  *
  * READ_ONCE loads are executed in program order, as in session_layout.h.
