@@ -31,4 +31,9 @@
 #define OR(word, bits) ((void)__sync_fetch_and_or(word, bits))
 #endif
 
+/* Clears the bits of a word that are not in `bits`. */
+#ifndef AND
+#define AND(word, bits) ((void)__sync_fetch_and_and(word, bits))
+#endif
+
 #endif

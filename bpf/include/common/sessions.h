@@ -448,6 +448,18 @@ static __always_inline __u32 session_next_state(__u32 state, __u8 protocol, __u8
 	return next;
 }
 
+/* As session_next_state(), in a table that may have SESSION_RST_IN_DOUBT. */
+static __always_inline __u32 session_state_after(const struct session_config *config, __u32 state,
+						 __u8 protocol, __u8 flags, __u32 direction)
+{
+	__u32 next = session_next_state(state, protocol, flags, direction);
+
+	if (SESSION_RARE(state & SESSION_RST) && !(flags & SESSION_TCP_RST) &&
+	    READ_ONCE(config->flags) & SESSION_RST_IN_DOUBT)
+		next &= ~SESSION_RST;
+	return next;
+}
+
 /* Fills a claimed slot with the session that this packet begins. */
 static __always_inline void session_fill(int family, __u64 *bucket, __u32 slot,
 					 const struct session_query *query, __u32 state, __u32 action0,
@@ -583,7 +595,8 @@ static __always_inline enum session_answer session_create(int family, struct ses
 {
 	__u64 *one = session_bucket(family, query->one), *two = session_bucket(family, query->two);
 	__u32 first = (query->source ? SESSION_ORIGINATOR : 0) | query->identity << SESSION_IDENTITY_SHIFT;
-	__u32 state = session_next_state(first, session_protocol(query), query->tcp_flags, SESSION_ORIGINAL);
+	__u32 state = session_state_after(config, first, session_protocol(query), query->tcp_flags,
+					  SESSION_ORIGINAL);
 	__u32 timeout = session_timeout(config, session_protocol(query), state);
 	__u64 published = (__u64)(now + timeout) << SESSION_EXPIRES_SHIFT | query->want;
 	__u64 word = 0, *bucket, *tag;
@@ -703,9 +716,11 @@ static __always_inline enum session_answer session_touch(int family, struct sess
 	if (protocol == SESSION_TCP && (flags & (SESSION_TCP_SYN | SESSION_TCP_ACK)) == SESSION_TCP_SYN &&
 	    (state & SESSION_RST || (state & both) == both))
 		return session_end(family, config, hit) == SESSION_BUSY ? SESSION_BUSY : SESSION_GONE;
-	next = session_next_state(state, protocol, flags, direction);
-	if (next != state)
-		OR(&data->state, next ^ state);
+	next = session_state_after(config, state, protocol, flags, direction);
+	if (next & ~state)
+		OR(&data->state, next & ~state);
+	if (SESSION_RARE(state & ~next))
+		AND(&data->state, ~(state & ~next));
 	ADD(&data->packets[direction], 1);
 	ADD(&data->bytes[direction], query->bytes);
 	return session_refresh(config, data, session_tag(bucket, hit->slot), hit, protocol, next, now);

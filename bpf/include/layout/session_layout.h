@@ -25,7 +25,7 @@
  *   bits 32..63  expires_at: CLOCK_MONOTONIC in ticks of 1/8 s, compared by the
  *                sign of the difference, so that wrapping (17 years) is harmless
  *
- * The states of a slot are a cycle: empty -> claimed -> live -> dying -> empty. Every step is one
+ * The states of a slot are a cycle: empty -> claimed -> live -> dying -> empty. Each step is one
  * compare-and-swap of the tag word. CAS is a full barrier here.
  *
  *  - empty -> claimed, by a packet. Only that packet fills the record, and then swaps claimed -> live. A
@@ -34,6 +34,8 @@
  *  - live -> dying, by the sweeper or a creator, for an expired record: from the exact word that they read,
  *    so that the swap fails if the session was refreshed in between. Also by session_end(), by the agent's
  *    removal, and for duplicates.
+ *  - claimed -> empty with the next generation, by the sweeper, if the word is the same one grace period after it was read: the
+ *    packet that claimed the slot was killed.
  *  - dying -> empty with the next generation, only by the sweeper, one RCU grace period after it read
  *    "dying". Programs run within an RCU read side. So a record that a program found keeps its meaning
  *    until the program ends: its key is not overwritten, and writes to counters and state reach that
@@ -110,7 +112,8 @@ struct session_key6 {
 #define SESSION_REPLIED 0x2u	/* the other endpoint has sent */
 #define SESSION_CONFIRMED 0x4u	/* then the originator has sent again; TCP: with ACK */
 #define SESSION_FIN 0x10u /* TCP: FIN from the originator; shifted left by one: from the other endpoint */
-#define SESSION_RST 0x40u /* TCP: RST from either endpoint */
+#define SESSION_RST \
+	0x40u /* TCP: RST from either endpoint; SESSION_RST_IN_DOUBT: and no other segment since */
 /*
  * Bits 16..31: on a host, the identity of the remote by which the session was permitted. A packet of the originator with
  * another identity replaces it, if the policy permits that as well.
@@ -123,7 +126,7 @@ struct session_key6 {
 /* The part of a record that is the same in both families. */
 struct session_data {
 	__u32 created_at; /* ticks */
-	__u32 state;	  /* SESSION_ORIGINATOR and so on; set by atomic OR */
+	__u32 state;	  /* SESSION_ORIGINATOR and so on; set by atomic OR, SESSION_RST cleared by AND */
 	__u64 packets[2]; /* by direction; atomic additions */
 	__u64 bytes[2];
 	/*
@@ -178,6 +181,12 @@ struct session_timeouts {
 	__u32 reserved;
 };
 
+/*
+ * session_config.flags: a TCP session is open again when a segment without RST follows an RST, which may have been forged or
+ * not accepted (RFC 7857 section 2.2). A SYN still begins a new connection.
+ */
+#define SESSION_RST_IN_DOUBT 0x1u
+
 /* The only element of the array map `session_config`. `magic` is stored last. */
 struct session_config {
 	__u64 magic;
@@ -210,7 +219,7 @@ struct session_config {
 	__u32 shared_begun; /* atomic additions by packets */
 	__u32 shared_ended; /* written only by the agent */
 	__u32 shared_limit; /* written only by the agent */
-	__u32 reserved3;
+	__u32 flags;	    /* SESSION_RST_IN_DOUBT; constant */
 	__u64 reserved4[2];
 };
 

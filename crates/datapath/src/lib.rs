@@ -28,6 +28,7 @@ use std::sync::Once;
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
 use sluice_tables::Memory;
 use sluice_tables::flows::Flows;
+use sluice_tables::nat::NatRegions;
 use sluice_tables::sessions::{Region, SessionRegions};
 
 use attach::Links;
@@ -37,7 +38,7 @@ pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
 };
-pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir, pinned_tables};
+pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, pinned_tables};
 pub use object::ObjectName;
 pub use remote_identities::{RemoteIdentities, RemoteIdentity};
 use ring::Ring;
@@ -155,6 +156,21 @@ impl Datapath {
         let region = |name| maps::map_region(self.map(name)?);
         let [ipv4, ipv6] = SESSION_MAPS;
         Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
+    }
+
+    /// Maps the tables of source NAT into memory.
+    ///
+    /// # Errors
+    /// If the programs have no such tables, or the kernel refuses the mapping.
+    pub fn nat(&self) -> Result<NatRegions, Error> {
+        let region = |name| maps::map_region(self.map(name)?);
+        let [groups, ports] = NAT_MAPS;
+        Ok(NatRegions {
+            config: region("nat_config")?,
+            groups: region(groups)?,
+            ports: region(ports)?,
+            sessions: self.sessions()?,
+        })
     }
 
     /// Maps the shares that ports have of the session tables into memory.

@@ -28,6 +28,9 @@ const PROGRAM_MEMORY_MAPS: [&str; 4] = ["flow_queues", "flow_samplers", "packets
 /// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
+/// Maps that hold the blocks and the port words of source NAT ([`sluice_tables::nat::NatRegions`]).
+pub const NAT_MAPS: [&str; 2] = ["nat_groups", "nat_ports"];
+
 /// Sets the sizes of the named maps, and makes each map reuse its pin or be pinned when it is created.
 /// Returns whether the forwarding tables were pinned already.
 pub(crate) fn prepare(

@@ -32,6 +32,8 @@ pub enum ObjectName {
     MetersFlowsTest,
     /// `sessions_test.bpf.c`: for tests of the C code of the session tables.
     SessionsTest,
+    /// `nat_test.bpf.c`: for tests of the C code of source NAT.
+    NatTest,
 }
 
 impl ObjectName {
@@ -47,6 +49,7 @@ impl ObjectName {
             Self::TablesTest => "tables_test",
             Self::MetersFlowsTest => "meters_flows_test",
             Self::SessionsTest => "sessions_test",
+            Self::NatTest => "nat_test",
         }
     }
 

@@ -10,9 +10,14 @@ use libbpf_rs::libbpf_sys::{self, bpf_insn};
 use libbpf_rs::{Object, ObjectBuilder, PrintLevel};
 use sluice_datapath::{ObjectName, kernel};
 
-/// Objects whose programs nodes and the lab attach.
-const OBJECTS: [ObjectName; 4] =
-    [ObjectName::Gateway, ObjectName::Vswitch, ObjectName::Guard, ObjectName::SwitchPort];
+/// Objects whose programs nodes and the lab attach, and that of source NAT, which no program of theirs has yet.
+const OBJECTS: [ObjectName; 5] = [
+    ObjectName::Gateway,
+    ObjectName::Vswitch,
+    ObjectName::Guard,
+    ObjectName::SwitchPort,
+    ObjectName::NatTest,
+];
 
 /// BPF_COMPLEXITY_LIMIT_INSNS: instructions that the verifier processes before it gives up.
 const INSTRUCTIONS_MAX: u32 = 1_000_000;

@@ -5,6 +5,7 @@
 //! ([`explore`]) chooses the thread that continues.
 
 pub(crate) mod explore;
+pub(crate) mod packets;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

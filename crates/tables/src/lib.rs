@@ -6,8 +6,8 @@
 //! the longest-prefix match (`lpm`), of which policies (`policy`) consist, and reuses unlinked cells after a [`Grace`] period. [`Reader`] reads as
 //! packet programs do.
 //!
-//! [`sessions`], [`flows`], [`meters`] and [`PortMeters`] are tables that packet programs write. Each has memory of its own,
-//! which this crate lays out, reads, and (sessions) sweeps.
+//! [`sessions`], [`nat`], [`flows`], [`meters`] and [`PortMeters`] are tables that packet programs write. Each has memory of its
+//! own, which this crate lays out, reads, and (sessions, address translation) sweeps.
 
 mod encoding;
 mod entries;
@@ -35,6 +35,7 @@ pub mod drops;
 pub mod flows;
 pub mod layout;
 pub mod meters;
+pub mod nat;
 pub mod sessions;
 
 pub use entries::{

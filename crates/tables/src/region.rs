@@ -155,6 +155,12 @@ impl Region {
         self.word64(byte).compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
     }
 
+    /// As [`Region::compare_and_swap64`], of a word of 4 bytes.
+    #[inline]
+    pub(crate) fn compare_and_swap32(&self, byte: usize, expected: u32, new: u32) -> Result<(), u32> {
+        self.word32(byte).compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+    }
+
     /// Sets bytes to zero, word by word. Both numbers are multiples of 8.
     pub(crate) fn zero(&self, byte: usize, bytes: usize) {
         assert!(byte <= self.bytes && bytes <= self.bytes - byte, "outside shared memory");

@@ -17,6 +17,7 @@
 //!     |                              duplicate: packet            |
 //!     |                              removed: agent               v
 //!     +---- sweep: a grace period after it saw the slot dying -- dying
+//!           (or claimed, and it still is: its packet was killed)
 //! ```
 //!
 //! Each time a slot becomes empty its generation is incremented.
@@ -306,6 +307,11 @@ impl Sessions {
     /// [`Error::Invalid`] if a timeout is out of bounds. Nothing has changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         timeouts.store(&self.config)
+    }
+
+    /// A TCP session that was reset is open again when another segment follows (`SESSION_RST_IN_DOUBT`).
+    pub(crate) fn doubt_resets(&self) {
+        self.config.store32(offset_of!(session_config, flags), layout::SESSION_RST_IN_DOUBT);
     }
 
     /// A reader, which other threads may use as well.

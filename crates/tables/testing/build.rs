@@ -1,4 +1,4 @@
-//! Compiles the functions of the packet programs' headers for this machine, and binds `struct session_test`.
+//! Compiles the functions of the packet programs' headers for this machine, and binds `struct session_test` and `struct nat_test`.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,20 +10,25 @@ fn main() {
     for header in [
         "common/atomic.h",
         "common/flows.h",
+        "common/hash.h",
         "common/meters.h",
+        "common/nat.h",
         "common/sessions.h",
         "layout/flow_layout.h",
         "layout/meter_layout.h",
+        "layout/nat_layout.h",
         "layout/session_layout.h",
+        "test/nat_operation.h",
         "test/session_operation.h",
     ] {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
-    for source in ["src/sessions.c", "src/flows_meters.c"] {
+    const SOURCES: [&str; 3] = ["src/sessions.c", "src/flows_meters.c", "src/nat.c"];
+    for source in SOURCES.iter().chain(&["src/nat.h", "src/scheduled.h"]) {
         println!("cargo:rerun-if-changed={source}");
     }
     cc::Build::new()
-        .files(["src/sessions.c", "src/flows_meters.c"])
+        .files(SOURCES)
         .include(&include)
         .opt_level(2)
         // When a schedule fails a test, the panic unwinds through C functions that were suspended.
@@ -36,12 +41,16 @@ fn main() {
     bindgen::Builder::default()
         .header(include.join("test/session_operation.h").display().to_string())
         .header(include.join("layout/session_layout.h").display().to_string())
-        .allowlist_type("session_test|session_op|session_answer")
+        .header(include.join("layout/nat_layout.h").display().to_string())
+        .header("src/nat.h")
+        .clang_arg(format!("-I{}", include.display()))
+        .allowlist_type("session_test|session_op|session_answer|nat_test|nat_op|nat_answer|sluice_nat_tables")
+        .opaque_type("nat_config|nat_group|nat_ports|session_config|session_bucket4")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .derive_default(true)
         .generate()
-        .expect("bpf/include/test/session_operation.h binds (libclang-14-dev and linux-libc-dev are needed)")
+        .expect("the headers of bpf/include/test bind (libclang-14-dev and linux-libc-dev are needed)")
         .write_to_file(out.join("test.rs"))
         .expect("OUT_DIR can be written");
 }

@@ -38,7 +38,7 @@ pub(super) struct Progress {
     block_live: u32,
     /// By family: live sessions in each block when it was last swept.
     live: [Vec<u32>; 2],
-    /// Slots that were seen dying: family, bucket, slot and tag word.
+    /// Slots that were seen dying, or claimed: family, bucket, slot and tag word.
     dying: Vec<(usize, u32, u32, TagWord)>,
     /// Scopes that have little room left, and how soon their sessions end; `None`: all have enough.
     scarce: Option<(BTreeSet<u32>, WhenScarce)>,
@@ -113,7 +113,7 @@ impl Progress {
             }
             if word.is_live() {
                 self.block_live += 1;
-            } else if word.is_dying() {
+            } else if word.is_dying() || word.is_claimed() {
                 self.dying.push((self.family, self.bucket, slot, word));
             }
         }
@@ -134,14 +134,15 @@ impl Progress {
         is_last && self.family == 0
     }
 
-    /// Empties the slots that were seen dying. A grace period has passed since.
+    /// Empties the slots that were seen dying. A grace period has passed since. So if a claimed slot still is claimed, the
+    /// packet that did it was killed; it counted no record.
     fn free(&mut self, reader: &SessionReader, config: &Region, shares: Option<&SessionShares>) -> u64 {
         let freed = self.dying.drain(..).filter(|&(family, bucket, slot, word)| {
             let table = &reader.tables[family];
             match shares {
-                Some(shares) => shares.empty_slot(config, table, (bucket, slot), word),
+                Some(shares) if word.is_dying() => shares.empty_slot(config, table, (bucket, slot), word),
                 // Only the sweep changes the tag word of a dying slot.
-                None => table.compare_and_swap(bucket, slot, word, word.emptied()).is_ok(),
+                _ => table.compare_and_swap(bucket, slot, word, word.emptied()).is_ok(),
             }
         });
         freed.count() as u64

@@ -24,6 +24,10 @@ impl TagWord {
         self.state() == layout::SESSION_LIVE
     }
 
+    pub(super) fn is_claimed(self) -> bool {
+        self.state() == layout::SESSION_CLAIMED
+    }
+
     pub(super) fn is_dying(self) -> bool {
         self.state() == layout::SESSION_DYING
     }

@@ -1,5 +1,7 @@
-//! For tests only: runs the C code of packet programs on session tables in this process. [`session_test`]
+//! For tests only: runs the C code of packet programs on session tables and source NAT ([`nat`]) in this process. [`session_test`]
 //! describes one operation, for this code and for the eBPF program of the same tests.
+
+pub mod nat;
 
 use std::cell::Cell;
 use std::ffi::c_void;

@@ -1,16 +1,11 @@
-//! Runs the packets' C and the sweep in many orders of their accesses to memory, chosen by a scheduler that
-//! can switch before each of them. Only sequentially consistent orders are tried: that loads keep their order
-//! is guaranteed by the processor.
+//! Runs the packets' C and the sweep in many orders of their accesses to memory ([`crate::interleave::packets`]).
 
-use crate::grace::{Grace, GraceError};
-use crate::interleave;
+use crate::interleave::packets::{ProgramGrace, Programs, explore, run};
 use crate::layout;
 use crate::sessions::key::{Hashing, Key};
 use crate::sessions::{Direction, Family, Flow, Region, SessionRegions, Sessions, Timeouts};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
-use shuttle::{Config, Runner, thread};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use sluice_tables_testing::{self as testing, HostTables, session_test};
-use std::cell::RefCell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,42 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SEED: u64 = 3;
 const NOW: u32 = 0xffff_ffd0;
-const TASKS: usize = 4;
 /// Schedules of a test for each family, by scheduler.
 const RANDOM: usize = 1500;
 const BY_PRIORITY: usize = 1000;
-
-thread_local! {
-    /// The variable that tasks access to let the scheduler switch; a new one for each schedule.
-    static SWITCH: RefCell<Option<Arc<shuttle::sync::atomic::AtomicU32>>> = const { RefCell::new(None) };
-}
-
-/// Lets the scheduler switch.
-fn let_switch() {
-    let switch = SWITCH.with_borrow(Clone::clone);
-    if let Some(switch) = switch {
-        switch.load(shuttle::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-/// By task: odd while the task runs a packet program. The kernel knows this by RCU.
-#[derive(Default)]
-struct Programs([AtomicU64; TASKS]);
-
-/// Waits for the programs that are running when the wait begins.
-struct ProgramGrace(Arc<Programs>);
-
-impl Grace for ProgramGrace {
-    fn wait(&self) -> Result<(), GraceError> {
-        let seen: Vec<u64> = self.0.0.iter().map(|count| count.load(Ordering::SeqCst)).collect();
-        for (count, seen) in self.0.0.iter().zip(seen) {
-            while seen % 2 == 1 && count.load(Ordering::SeqCst) == seen {
-                thread::yield_now();
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Tables with one pair of buckets for each family.
 struct TestTables {
@@ -83,9 +45,7 @@ impl TestTables {
         let mut operation =
             testing::operation(op, flow.scope, flow.protocol, [flow.source, flow.destination]);
         (operation.now, operation.bytes, operation.action) = (now, 10, [task as u32, !(task as u32)]);
-        self.programs.0[task].fetch_add(1, Ordering::SeqCst);
-        self.tables.run(&mut operation);
-        self.programs.0[task].fetch_add(1, Ordering::SeqCst);
+        self.programs.run(task, || self.tables.run(&mut operation));
         self.published.fetch_add(operation.published.into(), Ordering::SeqCst);
         if [testing::SESSION_HIT, testing::SESSION_CREATED].contains(&operation.answer) {
             assert_eq!(operation.key, Key::of(flow).unwrap().words, "another key's session");
@@ -143,34 +103,6 @@ struct Counts {
     created: AtomicU64,
     /// Creations that failed because both buckets were full.
     full: AtomicU64,
-}
-
-type Task = Box<dyn FnOnce(&TestTables) + Send>;
-
-/// Runs `tasks` in one schedule; the scheduler can switch before each access.
-fn explore(tables: Arc<TestTables>, tasks: Vec<Task>) {
-    SWITCH.set(Some(Arc::default()));
-    testing::set_hook(Some(let_switch));
-    interleave::set_hook(Some(let_switch));
-    let tasks: Vec<_> = tasks
-        .into_iter()
-        .map(|task| {
-            let tables = Arc::clone(&tables);
-            thread::spawn(move || task(&tables))
-        })
-        .collect();
-    for task in tasks {
-        task.join().unwrap();
-    }
-    testing::set_hook(None);
-    interleave::set_hook(None);
-    SWITCH.set(None);
-}
-
-fn run(scheduler: impl Scheduler + 'static, schedule: impl Fn() + Send + Sync + 'static) {
-    let mut config = Config::new();
-    config.stack_size = 1 << 18;
-    Runner::new(scheduler, config).run(schedule);
 }
 
 /// Runs a test in the schedules of both schedulers, for both families.
@@ -263,7 +195,7 @@ fn create_refresh_and_sweep(family: Family, counts: &Counts) {
         to_main.send((sessions, total)).unwrap();
     };
     explore(
-        Arc::clone(&tables),
+        &tables,
         vec![
             Box::new(creator(0, contended)),
             Box::new(creator(1, contended.reversed())),
@@ -362,7 +294,7 @@ fn reuse_slots(family: Family, counts: &Counts) {
         to_main.send((sessions, freed)).unwrap();
     };
     explore(
-        Arc::clone(&tables),
+        &tables,
         vec![
             Box::new(creates(0, one, false)),
             Box::new(creates(1, other, true)),

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The maps of source NAT with sessions, and the functions of nat.h for packet programs.
+ *
+ * Contract: the agent sets the sizes of `nat_groups` and `nat_ports`, and those of session_maps.h, before it loads the
+ * program.
+ */
+#ifndef SLUICE_NAT_MAPS_H
+#define SLUICE_NAT_MAPS_H
+
+#include "common/session_maps.h"
+#include "layout/nat_layout.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct nat_config);
+} nat_config SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct nat_group);
+} nat_groups SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, NAT_CLASSES *NAT_PORTS / NAT_CELL_PORTS);
+	__type(key, __u32);
+	__type(value, struct nat_ports);
+} nat_ports SEC(".maps");
+
+static __always_inline struct nat_config *nat_config_at(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&nat_config, &zero);
+}
+
+static __always_inline struct nat_group *nat_group_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&nat_groups, &index);
+}
+
+static __always_inline struct nat_ports *nat_ports_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&nat_ports, &index);
+}
+
+#include "common/nat.h"
+
+#endif

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Source NAT with sessions: VMs without a public address share those of a pool. This is the layout of what packets
+ * change, and the argument why it is safe.
+ *
+ * Contract: nat.h is the C interface. crates/tables binds this at build time, and returns what is not used any more. A
+ * change that an old agent cannot read changes NAT_LAYOUT_VERSION.
+ *
+ * There are three kinds of entries.
+ *
+ *  - A block: 2^block_shift outside ports of one public address, of all protocols, that one inside address (VNI and
+ *    address) has. Packets claim blocks, the agent returns them.
+ *  - A port word: the mapping of one outside port of one protocol to the inside port. The inside address is that of the block.
+ *    So a mapping does not depend on the remote endpoint (RFC 4787 REQ-1), and nothing else is needed to find the inside
+ *    endpoint of a packet from the Internet.
+ *  - A session: a record of the session tables (session_layout.h) with the inside endpoint and the remote endpoint as its
+ *    key, and the VNI as its scope. Its action is the outside endpoint. A packet from the Internet needs one, unless
+ *    NAT_ANY_REMOTE is set.
+ *
+ * Blocks are in groups of 16. An inside address has two candidate groups by a keyed hash, and all its blocks are in these, in
+ * those of one public address (RFC 4787 REQ-2). A port of an inside address has two candidate cells of 16 port words in
+ * each block. So all that an inside address has, and the mapping of each port, is found without a list.
+ *
+ * Block word
+ *
+ *   bits  0..2   state
+ *   bits  3..31  generation: how often the block was returned
+ *   bits 32..63  tag: hash bits of the inside address; 0 in NAT_FREE
+ *
+ * The states are a cycle, and every step is one compare-and-swap:
+ *
+ *  - free -> claimed, by a packet, which alone fills the block then, and claimed -> owned: a reader that sees "owned" sees a
+ *    complete block.
+ *  - owned -> closing, by the agent, if all port words of the block are 0. Packets claim no port in it from now on.
+ *  - closing -> free with the next generation, one grace period later, if all port words are still 0. Otherwise a program that
+ *    had seen "owned" has claimed a port meanwhile, and the agent swaps closing -> owned.
+ *  - claimed -> free, by the agent, if the word is the same after a grace period: the packet that claimed it was killed.
+ *  - withheld: blocks that packets must not use. Those with ports below 1024 are.
+ *
+ * Port word
+ *
+ *   bits  0..15  inside port
+ *   bits 16..31  stamp: the round in which it was last seen in use, or NAT_TENTATIVE; 0: the port is free
+ *
+ * Sessions of a port are not counted. The agent finds out which ports are in use: in each round, it
+ *
+ *   1. increments `round`, and waits for a grace period. So each program that read an earlier round has ended, and what it
+ *      created is in the session tables;
+ *   2. looks at all sessions, and stamps the port words that they use with the round;
+ *   3. waits for a grace period, so that no program translates by a session that ended before step 2;
+ *   4. swaps port words without the stamp of the round to 0, and closes blocks that have none left.
+ *
+ * A packet that begins a session stamps the port word first, if it has another stamp. If the swap of step 4 came first, that of the
+ * packet fails, and it searches again. So no port is freed that a session uses or is about to use. Whatever is killed, at any
+ * point, leaves ports or blocks that no session uses, which the next complete round frees.
+ *
+ * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> NAT_TENTATIVE, by a swap,
+ * which is a full barrier; then the packet searches all cells again, and makes the stamp of it the round if there is no other
+ * word for the port. The swaps have one order, so the later of two packets sees the word of the other. If both see each other,
+ * the one at the lower port waits and the other one gives its port back. No other packet uses a tentative word, so it can be given
+ * back at once.
+ *
+ * READ_ONCE loads are executed in program order, as in session_layout.h.
+ */
+#ifndef SLUICE_NAT_LAYOUT_H
+#define SLUICE_NAT_LAYOUT_H
+
+#include <linux/types.h>
+
+#define NAT_MAGIC 0x313054414e554c53ull /* "SLUNAT01", little endian */
+#define NAT_LAYOUT_VERSION 1
+
+/* Protocols by which ports are mapped. The ports of ICMP are the identifiers of queries. */
+#define NAT_TCP 0
+#define NAT_UDP 1
+#define NAT_ICMP 2
+#define NAT_CLASSES 3
+
+#define NAT_PORT_MIN 1024 /* lower ports are withheld */
+#define NAT_PORTS 65536	  /* of a public address and protocol, with those below NAT_PORT_MIN */
+#define NAT_CELL_PORTS 16 /* of a struct nat_ports */
+#define NAT_BLOCK_SHIFT_MIN 6
+#define NAT_BLOCK_SHIFT_MAX 12
+#define NAT_GROUP_BLOCKS 16
+#define NAT_BLOCKS_MAX 16 /* of an inside address: one group of each of two, or two of one public address */
+#define NAT_ADDRESSES_MAX 4096 /* of a pool: an outside port has a number of 32 bits */
+
+#define NAT_FREE 0ull
+#define NAT_CLAIMED 1ull
+#define NAT_OWNED 2ull
+#define NAT_CLOSING 3ull
+#define NAT_WITHHELD 4ull
+#define NAT_STATE_MASK 7ull
+#define NAT_GENERATION_SHIFT 3
+#define NAT_GENERATION_MASK 0x1fffffffull
+#define NAT_TAG_SHIFT 32
+
+#define NAT_STAMP_SHIFT 16
+#define NAT_ROUND_MAX 0xfffeu /* the next round is 1 */
+#define NAT_TENTATIVE 0xffffu
+
+struct nat_block {
+	__u32 vni;	  /* bits 24..31 are 0: room for the family of inside addresses of NAT64 */
+	__u32 claimed_at; /* ticks of the session tables */
+	/*
+	 * Sessions of the block's ports. The difference, which may wrap, is the number of sessions, and those that began during
+	 * the agent's last round once more.
+	 */
+	__u32 begun;	 /* atomic additions by packets */
+	__u32 ended;	 /* written only by the agent */
+	__u64 inside[2]; /* halves; IPv4 in the low half */
+	__u64 lease;	 /* `lease` of struct nat_config when the block was claimed */
+	__u32 logged;	 /* written only by the agent: 1 when the log has the claim */
+	__u32 reserved;
+};
+
+struct nat_group {
+	__u64 word[NAT_GROUP_BLOCKS];
+	__u32 outside; /* the public address; constant */
+	__u32 reserved[15];
+	struct nat_block block[NAT_GROUP_BLOCKS];
+};
+
+/*
+ * The words of 16 ports. Port p of protocol c of address a has the number (a * NAT_CLASSES + c) * NAT_PORTS + p, and is
+ * word number % 16 of cell number / 16.
+ */
+struct nat_ports {
+	__u32 word[NAT_CELL_PORTS];
+};
+
+/* What nat.h answers about a packet. Only the first two translate it; all others are reasons to drop it. */
+enum nat_answer {
+	NAT_TRANSLATED, /* by a session that existed */
+	NAT_BEGUN,	/* by a session that this packet began */
+	NAT_MISS,	/* from the Internet: no VM has a session for it */
+	NAT_PROTOCOL,	/* the protocol has no ports that can be mapped */
+	NAT_NO_SESSION, /* from a VM: of no session, and it cannot begin one (TCP without SYN, ICMP other than a query) */
+	NAT_SESSIONS,  /* the inside address has as many sessions as it may have */
+	NAT_BLOCKS,    /* the inside address uses all ports that it may have */
+	NAT_EXHAUSTED, /* the pool has no block for the inside address */
+	NAT_FULL,      /* the session table is full there */
+	NAT_BUSY,      /* other packets won too many swaps */
+};
+
+/* nat_config.flags */
+#define NAT_ANY_REMOTE \
+	0x1u /* packets from any remote endpoint to a mapped port begin a session (endpoint-independent filtering) */
+
+/* The only element of the array map `nat_config`. `magic` is stored last. */
+struct nat_config {
+	__u64 magic;
+	__u32 layout_version;
+	__u32 generation; /* number of agents that have adopted the tables, from 1 */
+	/* Constant as long as the tables exist. */
+	__u32 groups; /* of all addresses; 0: not laid out */
+	__u32 block_shift;
+	__u32 addresses;
+	__u32 round;	 /* of the agent, 1 to NAT_ROUND_MAX */
+	__u64 port_seed; /* secret: which cells and words a port prefers */
+	/* May change at any time. */
+	__u64 lease; /* by which this node uses the addresses: gateway in bits 32..63, epoch in 0..31 */
+	__u32 sessions_limit; /* of an inside address; as many more as there are processors may begin at the same moment */
+	__u32 blocks_limit; /* the same, of blocks */
+	__u32 flags;
+	__u32 reserved;
+};
+
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * One packet of source NAT as a structure, for tests, which run the same C code as an eBPF program and natively.
+ *
+ * Contract: an includer that calls nat_test_run() includes nat.h before this, the last time if it includes this twice.
+ */
+#ifndef SLUICE_NAT_OPERATION_H
+#define SLUICE_NAT_OPERATION_H
+
+#include <linux/types.h>
+
+enum nat_op {
+	NAT_OP_OUT = 1,
+	NAT_OP_IN,
+};
+
+/* Fields as in struct nat_packet; those of the other direction's question are the answer. */
+struct nat_test {
+	__u32 op;
+	__u32 vni;
+	__u32 inside;
+	__u32 outside;
+	__u32 address;
+	__u32 remote;
+	__u16 inside_port;
+	__u16 outside_port;
+	__u16 remote_port;
+	__u8 protocol;
+	__u8 tcp_flags;
+	__u32 bytes;
+	__u32 now;
+	__u32 flags;
+	__u32 answer;	 /* enum nat_answer */
+	__u32 published; /* whether a record was published, which the sweep will free */
+	__u32 reserved;
+};
+
+#endif
+
+#if defined(SLUICE_NAT_H) && !defined(SLUICE_NAT_TEST_RUN)
+#define SLUICE_NAT_TEST_RUN
+
+/* Runs a packet in memory that the includer provides. */
+static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_test *test)
+{
+	int is_out = test->op == NAT_OP_OUT;
+
+	packet->vni = is_out ? test->vni : 0;
+	packet->inside = is_out ? test->inside : 0;
+	packet->inside_port = is_out ? test->inside_port : 0;
+	packet->outside = is_out ? 0 : test->outside;
+	packet->address = is_out ? 0 : test->address;
+	packet->outside_port = is_out ? 0 : test->outside_port;
+	packet->remote = test->remote;
+	packet->remote_port = test->remote_port;
+	packet->protocol = test->protocol;
+	packet->tcp_flags = test->tcp_flags;
+	packet->bytes = test->bytes;
+	packet->now = test->now;
+	packet->flags = test->flags;
+	packet->hit.published = 0;
+	test->answer = is_out ? nat_out(packet) : nat_in(packet);
+	test->published = packet->hit.published;
+	test->vni = packet->vni;
+	test->inside = packet->inside;
+	test->inside_port = packet->inside_port;
+	test->outside = packet->outside;
+	test->address = packet->address;
+	test->outside_port = packet->outside_port;
+}
+
+#endif

@@ -1,0 +1,258 @@
+//! The groups of blocks and the port words in memory: words, and reading blocks while packets write.
+
+use super::NatBlock;
+use crate::layout::{self, nat_block, nat_group};
+use crate::region::Region;
+use sluice_types::Vni;
+use std::mem::{offset_of, size_of};
+use std::net::Ipv4Addr;
+
+const GROUP_BLOCKS: u32 = layout::NAT_GROUP_BLOCKS;
+
+/// A block word: state, generation and tag (`nat_layout.h`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BlockWord(u64);
+
+impl BlockWord {
+    fn state(self) -> u32 {
+        self.0 as u32 & layout::NAT_STATE_MASK
+    }
+
+    pub(super) fn is_claimed(self) -> bool {
+        self.state() == layout::NAT_CLAIMED
+    }
+
+    pub(super) fn is_owned(self) -> bool {
+        self.state() == layout::NAT_OWNED
+    }
+
+    pub(super) fn is_closing(self) -> bool {
+        self.state() == layout::NAT_CLOSING
+    }
+
+    fn with_state(self, state: u32) -> Self {
+        Self(self.0 & !u64::from(layout::NAT_STATE_MASK) | u64::from(state))
+    }
+
+    pub(super) fn owned(self) -> Self {
+        self.with_state(layout::NAT_OWNED)
+    }
+
+    pub(super) fn closing(self) -> Self {
+        self.with_state(layout::NAT_CLOSING)
+    }
+
+    /// The word after the block was returned.
+    pub(super) fn returned(self) -> Self {
+        let generation = (self.0 as u32 >> layout::NAT_GENERATION_SHIFT).wrapping_add(1);
+        let generation = generation & layout::NAT_GENERATION_MASK;
+        Self(u64::from(generation << layout::NAT_GENERATION_SHIFT))
+    }
+
+    /// Whether the block was not returned between the two words.
+    pub(super) fn is_same_life(self, other: Self) -> bool {
+        self.with_state(0) == other.with_state(0)
+    }
+}
+
+/// A port word: inside port and stamp (`nat_layout.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PortWord(pub u32);
+
+impl PortWord {
+    pub(super) fn inside_port(self) -> u16 {
+        self.0 as u16
+    }
+
+    pub(super) fn stamp(self) -> u32 {
+        self.0 >> layout::NAT_STAMP_SHIFT
+    }
+
+    pub(super) fn is_settled(self) -> bool {
+        self.stamp() != 0 && self.stamp() != layout::NAT_TENTATIVE
+    }
+
+    pub(super) fn stamped(self, round: u32) -> Self {
+        Self(u32::from(self.inside_port()) | round << layout::NAT_STAMP_SHIFT)
+    }
+}
+
+/// A block: its group, and its number in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockId {
+    pub group: u32,
+    pub slot: u32,
+}
+
+impl BlockId {
+    /// The number of the block in the tables.
+    pub(super) fn number(self) -> usize {
+        (self.group * GROUP_BLOCKS + self.slot) as usize
+    }
+}
+
+/// The blocks and ports of all public addresses.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    groups: Region,
+    ports: Region,
+    count: u32,
+    block_shift: u32,
+}
+
+impl Tables {
+    /// The regions are large enough for this many groups, and for the ports of their addresses.
+    pub(super) fn new(groups: Region, ports: Region, count: u32, block_shift: u32) -> Self {
+        Self { groups, ports, count, block_shift }
+    }
+
+    pub(super) fn groups(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn block_shift(&self) -> u32 {
+        self.block_shift
+    }
+
+    /// Groups of a public address, as a shift.
+    fn group_shift(&self) -> u32 {
+        layout::NAT_BLOCK_SHIFT_MAX - self.block_shift
+    }
+
+    /// Lays out free blocks of these public addresses.
+    pub(super) fn clear(&self, addresses: &[Ipv4Addr]) {
+        self.ports.zero(0, self.ports.bytes() / 8 * 8);
+        self.groups.zero(0, self.count as usize * size_of::<nat_group>());
+        for group in 0..self.count {
+            let address = addresses[(group >> self.group_shift()) as usize];
+            self.groups.store32(Self::outside_at(group), u32::from(address));
+            for slot in 0..GROUP_BLOCKS {
+                let id = BlockId { group, slot };
+                if *self.port_range(id).start() < layout::NAT_PORT_MIN as u16 {
+                    self.groups.store64(Self::word_at(id), u64::from(layout::NAT_WITHHELD));
+                }
+            }
+        }
+    }
+
+    /// Whether the blocks are those of these public addresses.
+    pub(super) fn are_of(&self, addresses: &[Ipv4Addr]) -> bool {
+        (0..self.count)
+            .all(|group| addresses.get((group >> self.group_shift()) as usize) == Some(&self.outside(group)))
+    }
+
+    /// Number of blocks that packets may claim.
+    pub(super) fn usable_blocks(&self) -> u64 {
+        let withheld = layout::NAT_PORT_MIN.div_ceil(1 << self.block_shift);
+        u64::from(self.count * GROUP_BLOCKS - (self.count >> self.group_shift()) * withheld)
+    }
+
+    pub(super) fn blocks_of(group: u32) -> impl Iterator<Item = BlockId> {
+        (0..GROUP_BLOCKS).map(move |slot| BlockId { group, slot })
+    }
+
+    pub(super) fn all_blocks(&self) -> impl Iterator<Item = BlockId> {
+        (0..self.count).flat_map(Self::blocks_of)
+    }
+
+    fn outside_at(group: u32) -> usize {
+        group as usize * size_of::<nat_group>() + offset_of!(nat_group, outside)
+    }
+
+    fn outside(&self, group: u32) -> Ipv4Addr {
+        Ipv4Addr::from(self.groups.load32(Self::outside_at(group)))
+    }
+
+    fn word_at(id: BlockId) -> usize {
+        id.group as usize * size_of::<nat_group>() + offset_of!(nat_group, word) + id.slot as usize * 8
+    }
+
+    fn field_at(id: BlockId, offset: usize) -> usize {
+        id.group as usize * size_of::<nat_group>()
+            + offset_of!(nat_group, block)
+            + id.slot as usize * size_of::<nat_block>()
+            + offset
+    }
+
+    pub(super) fn word(&self, id: BlockId) -> BlockWord {
+        BlockWord(self.groups.load64(Self::word_at(id)))
+    }
+
+    /// Replaces the word `from` by `to`. Returns false if it is not `from`.
+    pub(super) fn swap_word(&self, id: BlockId, from: BlockWord, to: BlockWord) -> bool {
+        self.groups.compare_and_swap64(Self::word_at(id), from.0, to.0).is_ok()
+    }
+
+    /// The ports of a block.
+    pub(super) fn port_range(&self, id: BlockId) -> std::ops::RangeInclusive<u16> {
+        let groups = 1 << self.group_shift();
+        let first = ((id.group % groups) * GROUP_BLOCKS + id.slot) << self.block_shift;
+        first as u16..=(first + (1 << self.block_shift) - 1) as u16
+    }
+
+    /// The block of a port of a public address.
+    pub(super) fn block_of(&self, address: u32, port: u16) -> Option<BlockId> {
+        let block = u32::from(port) >> self.block_shift;
+        let group = address.checked_mul(1 << self.group_shift())?.checked_add(block / GROUP_BLOCKS)?;
+        (group < self.count).then_some(BlockId { group, slot: block % GROUP_BLOCKS })
+    }
+
+    /// Where the word of a port of this class (`NAT_TCP` and so on) is, of a block's public address.
+    fn port_at(&self, group: u32, class: u32, port: u16) -> usize {
+        let address = (group >> self.group_shift()) as usize;
+        let number = (address * layout::NAT_CLASSES as usize + class as usize) * layout::NAT_PORTS as usize;
+        (number + usize::from(port)) * 4
+    }
+
+    pub(super) fn port(&self, group: u32, class: u32, port: u16) -> PortWord {
+        PortWord(self.ports.load32(self.port_at(group, class, port)))
+    }
+
+    /// Replaces a port word. Returns the word that was found if it was not `from`.
+    pub(super) fn swap_port(
+        &self,
+        (group, class, port): (u32, u32, u16),
+        from: PortWord,
+        to: PortWord,
+    ) -> Result<(), PortWord> {
+        self.ports.compare_and_swap32(self.port_at(group, class, port), from.0, to.0).map_err(PortWord)
+    }
+
+    /// The content of a block that has an owner; `None` if it has none, or was returned since `word` was loaded.
+    pub(super) fn block(&self, id: BlockId, word: BlockWord) -> Option<NatBlock> {
+        if !word.is_owned() && !word.is_closing() {
+            return None;
+        }
+        let load32 = |offset| self.groups.load32(Self::field_at(id, offset));
+        let load64 = |offset| self.groups.load64(Self::field_at(id, offset));
+        let ended = load32(offset_of!(nat_block, ended));
+        let block = NatBlock {
+            vni: Vni::new(load32(offset_of!(nat_block, vni))).ok()?,
+            inside: Ipv4Addr::from(load64(offset_of!(nat_block, inside) + 8) as u32),
+            outside: self.outside(id.group),
+            ports: self.port_range(id),
+            claimed_at: load32(offset_of!(nat_block, claimed_at)),
+            lease: load64(offset_of!(nat_block, lease)),
+            sessions: load32(offset_of!(nat_block, begun)).wrapping_sub(ended),
+        };
+        // This load comes after all loads above, and a block is filled only after it was returned.
+        self.word(id).is_same_life(word).then_some(block)
+    }
+
+    /// Sessions that have begun in a block.
+    pub(super) fn begun(&self, id: BlockId) -> u32 {
+        self.groups.load32(Self::field_at(id, offset_of!(nat_block, begun)))
+    }
+
+    pub(super) fn set_ended(&self, id: BlockId, ended: u32) {
+        self.groups.store32(Self::field_at(id, offset_of!(nat_block, ended)), ended);
+    }
+
+    pub(super) fn is_logged(&self, id: BlockId) -> bool {
+        self.groups.load32(Self::field_at(id, offset_of!(nat_block, logged))) != 0
+    }
+
+    pub(super) fn set_logged(&self, id: BlockId) {
+        self.groups.store32(Self::field_at(id, offset_of!(nat_block, logged)), 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! The rounds of the agent: which ports are used, by looking at all sessions; ports and blocks that are not are freed.
+//! `nat_layout.h` explains the order of the steps.
+
+use super::memory::{BlockId, BlockWord, PortWord, Tables};
+use super::{Nat, NatBlock, NatEvent, Translation};
+use crate::error::Error;
+use crate::layout::{self, nat_config};
+use crate::sessions::{Family, Fate, Session};
+use std::mem::offset_of;
+
+/// Result of a step of the sweep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NatSwept {
+    /// Sessions that were ended because they had expired.
+    pub expired: u64,
+    /// Slots of the session tables that were freed.
+    pub freed: u64,
+    /// Sessions that were ended because their port is not mapped to their VM: always 0, unless memory was damaged.
+    pub astray: u64,
+    /// Ports that were freed.
+    pub ports: u64,
+    /// Blocks that were returned.
+    pub blocks: u64,
+    /// True if the step completed the round. The next step begins another one.
+    pub round_completed: bool,
+}
+
+/// What the next step of the round does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Phase {
+    #[default]
+    Begin,
+    /// Looks at sessions, from this bucket on.
+    Sessions(u32),
+    /// Frees ports and blocks, from this group on.
+    Blocks(u32),
+}
+
+/// A block in the present round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// When the round began.
+    word: BlockWord,
+    begun: u32,
+    /// Its sessions.
+    live: u32,
+}
+
+/// The position of the sweep, and what it has seen.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) phase: Phase,
+    /// Of this agent's present round.
+    round: u32,
+    seen: Vec<Seen>,
+    /// Blocks and ports in use: in the last complete round, and in the present one.
+    used: (u64, u64),
+    counting: (u64, u64),
+}
+
+impl Progress {
+    pub(super) fn used(&self) -> (u64, u64) {
+        self.used
+    }
+}
+
+/// By which protocol a session's ports are mapped.
+fn class_of(protocol: u8) -> Option<u32> {
+    match protocol {
+        6 => Some(layout::NAT_TCP),
+        17 => Some(layout::NAT_UDP),
+        1 => Some(layout::NAT_ICMP),
+        _ => None,
+    }
+}
+
+/// Stamps the port of a session. `None`: the port is not mapped to its VM.
+fn stamp(tables: &Tables, session: &Session, round: u32) -> Option<BlockId> {
+    let (address, port) = (session.action[1] >> 16, session.action[1] as u16);
+    let class = class_of(session.flow.protocol)?;
+    let id = tables.block_of(address, port)?;
+    let block = tables.block(id, tables.word(id))?;
+    loop {
+        let word = tables.port(id.group, class, port);
+        if !word.is_settled()
+            || block.vni.get() != session.flow.scope
+            || !Translation::is_of(session, (block.inside, word.inside_port()))
+        {
+            return None;
+        }
+        // A swap fails if a packet has stamped the word with this round, so this ends.
+        if word.stamp() == round
+            || tables.swap_port((id.group, class, port), word, word.stamped(round)).is_ok()
+        {
+            return Some(id);
+        }
+    }
+}
+
+impl Nat {
+    /// Makes one step of the sweep: looks at `buckets` buckets of the session tables, or at the ports of some blocks. Ends
+    /// sessions that have expired at `now`; frees ports that no session used in this round; returns blocks that have no such
+    /// port. Claims and returns of blocks are told to `log`. Packets never wait. A port or slot is free after one or two rounds,
+    /// so a round should be complete within the shortest timeout.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]; nothing was freed then, and the next step tries again.
+    pub fn sweep(
+        &mut self,
+        buckets: u32,
+        now: u32,
+        log: &mut dyn FnMut(NatEvent),
+    ) -> Result<NatSwept, Error> {
+        match self.progress.phase {
+            Phase::Begin => {
+                self.begin_round()?;
+                Ok(NatSwept::default())
+            }
+            Phase::Sessions(first) => self.look_at_sessions(first, buckets, now),
+            Phase::Blocks(first) => self.look_at_blocks(first, now, log),
+        }
+    }
+
+    fn begin_round(&mut self) -> Result<(), Error> {
+        let at = offset_of!(nat_config, round);
+        let before = self.config.load32(at);
+        let round = if before >= layout::NAT_ROUND_MAX { 1 } else { before + 1 };
+        self.config.store32(at, round);
+        self.sessions.wait_for_packets()?;
+        let tables = &self.tables;
+        let see = |id| Seen { word: tables.word(id), begun: tables.begun(id), live: 0 };
+        self.progress.seen = tables.all_blocks().map(see).collect();
+        (self.progress.round, self.progress.counting) = (round, (0, 0));
+        self.progress.phase = Phase::Sessions(0);
+        Ok(())
+    }
+
+    fn look_at_sessions(&mut self, first: u32, buckets: u32, now: u32) -> Result<NatSwept, Error> {
+        let mut swept = NatSwept::default();
+        if first < self.sessions.buckets(Family::Ipv4) {
+            let end = first.saturating_add(buckets);
+            let of_sessions = self.sessions.sweep(buckets, now)?;
+            (swept.expired, swept.freed) = (of_sessions.expired, of_sessions.freed);
+            let (tables, round, seen) = (&self.tables, self.progress.round, &mut self.progress.seen);
+            let reviewed = self.sessions.review(Family::Ipv4, first..end, |session| {
+                match stamp(tables, session, round) {
+                    Some(id) => {
+                        seen[id.number()].live += 1;
+                        Fate::Stays
+                    }
+                    None => Fate::Ends,
+                }
+            });
+            swept.astray = reviewed.ended;
+            self.progress.phase = Phase::Sessions(end);
+        } else {
+            // Programs that translate by a session that has ended end before its port is freed.
+            self.sessions.wait_for_packets()?;
+            self.progress.phase = Phase::Blocks(0);
+        }
+        Ok(swept)
+    }
+
+    fn look_at_blocks(
+        &mut self,
+        first: u32,
+        now: u32,
+        log: &mut dyn FnMut(NatEvent),
+    ) -> Result<NatSwept, Error> {
+        // At most 16 blocks of 4096 ports of three protocols each: 2^20 words.
+        const GROUPS: u32 = 4;
+        let mut swept = NatSwept::default();
+        let end = (first + GROUPS).min(self.tables.groups());
+        let mut counting = self.progress.counting;
+        let mut leaving = Vec::new();
+        for id in (first..end).flat_map(Tables::blocks_of) {
+            let word = self.tables.word(id);
+            if word.is_owned() {
+                let used = self.look_at_block(id, word, log, &mut swept);
+                if used == 0 && self.tables.swap_word(id, word, word.closing()) {
+                    leaving.push((id, word.closing()));
+                } else {
+                    counting = (counting.0 + 1, counting.1 + used);
+                }
+            } else if word.is_claimed() || word.is_closing() {
+                leaving.push((id, word));
+            }
+        }
+        if !leaving.is_empty() {
+            self.sessions.wait_for_packets()?;
+        }
+        for (id, word) in leaving {
+            swept.blocks += u64::from(self.take_back(id, word, now, log));
+        }
+        self.progress.counting = counting;
+        self.progress.phase = Phase::Blocks(end);
+        if end == self.tables.groups() {
+            self.progress.used = counting;
+            self.progress.phase = Phase::Begin;
+            swept.round_completed = true;
+        }
+        Ok(swept)
+    }
+
+    /// Frees the ports of a block that were not used in this round. Returns the number of the others.
+    fn look_at_block(
+        &self,
+        id: BlockId,
+        word: BlockWord,
+        log: &mut dyn FnMut(NatEvent),
+        swept: &mut NatSwept,
+    ) -> u64 {
+        let mut used = 0;
+        for (class, port) in self.ports_of(id) {
+            let word = self.tables.port(id.group, class, port);
+            let is_in_use = word.0 != 0
+                && (word.stamp() == self.progress.round
+                    // The swap fails if a packet has stamped the word in between.
+                    || self.tables.swap_port((id.group, class, port), word, PortWord(0)).is_err());
+            used += u64::from(is_in_use);
+            swept.ports += u64::from(word.0 != 0 && !is_in_use);
+        }
+        self.log_claim(id, word, log);
+        let seen = &self.progress.seen[id.number()];
+        if seen.word.is_same_life(word) && seen.word.is_owned() {
+            self.tables.set_ended(id, seen.begun.wrapping_sub(seen.live));
+        }
+        used
+    }
+
+    fn ports_of(&self, id: BlockId) -> impl Iterator<Item = (u32, u16)> + use<> {
+        let ports = self.tables.port_range(id);
+        (0..layout::NAT_CLASSES).flat_map(move |class| ports.clone().map(move |port| (class, port)))
+    }
+
+    /// Logs the claim of a block, unless this was done. Returns the block.
+    fn log_claim(&self, id: BlockId, word: BlockWord, log: &mut dyn FnMut(NatEvent)) -> Option<NatBlock> {
+        let block = self.tables.block(id, word)?;
+        if !self.tables.is_logged(id) {
+            log(NatEvent::Claimed(block.clone()));
+            self.tables.set_logged(id);
+        }
+        Some(block)
+    }
+
+    /// Frees a block that was closing a grace period ago, unless a packet has claimed a port of it meanwhile, or that was
+    /// claimed and still is, so that its packet was killed. Returns whether it was a closing one that is free now.
+    fn take_back(&self, id: BlockId, word: BlockWord, now: u32, log: &mut dyn FnMut(NatEvent)) -> bool {
+        let is_closing = word.is_closing();
+        if is_closing {
+            if self.ports_of(id).any(|(class, port)| self.tables.port(id.group, class, port).0 != 0) {
+                self.tables.swap_word(id, word, word.owned());
+                return false;
+            }
+            if let Some(block) = self.log_claim(id, word, log) {
+                log(NatEvent::Returned(block, now));
+            }
+        }
+        self.tables.swap_word(id, word, word.returned()) && is_closing
+    }
+}

@@ -1,0 +1,461 @@
+//! What packets get, refusals, rounds, and the memory that sessions need.
+
+mod killed;
+mod schedules;
+
+use super::sweep::Phase;
+use super::*;
+use crate::grace::Immediate;
+use sluice_tables_testing::nat::{self as testing, HostNat, nat_test};
+use sluice_tables_testing::tcp;
+use std::ptr::NonNull;
+
+const NOW: u32 = 1000;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const VNI: u32 = 77;
+
+/// The tables, and the packets' side of them.
+struct TestNat {
+    regions: NatRegions,
+    pool: NatPool,
+    tables: HostNat,
+}
+
+fn pool(addresses: u8, block_ports: u32) -> NatPool {
+    NatPool {
+        addresses: (1..=addresses).map(|last| Ipv4Addr::new(198, 51, 100, last)).collect(),
+        block_ports,
+    }
+}
+
+fn settings() -> NatSettings {
+    NatSettings { sessions: 1000, blocks: 2, any_remote: false, lease: 0 }
+}
+
+impl TestNat {
+    fn with_grace(
+        pool: NatPool,
+        settings: &NatSettings,
+        buckets: u32,
+        grace: impl Grace + 'static,
+    ) -> (Self, Nat) {
+        let regions = NatRegions::anonymous(&pool, buckets).unwrap();
+        let at = |region: &Region| NonNull::new(region.as_ptr()).unwrap();
+        let count = |region: &Region, bytes: usize| region.bytes() / bytes;
+        let nat = Nat::create(&regions, &pool, 5, (settings, &default_timeouts()), grace).unwrap();
+        // SAFETY: the regions have these lengths, are accessed by atomic words only, and outlive the tables in each test.
+        let tables = unsafe {
+            HostNat::new(
+                at(&regions.config),
+                (at(&regions.groups), count(&regions.groups, NatRegions::GROUP_BYTES)),
+                (at(&regions.ports), count(&regions.ports, NatRegions::CELL_BYTES)),
+                at(&regions.sessions.config),
+                (at(&regions.sessions.ipv4), count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES)),
+            )
+        };
+        (Self { regions, pool, tables }, nat)
+    }
+
+    fn new(pool: NatPool, settings: &NatSettings) -> (Self, Nat) {
+        Self::with_grace(pool, settings, 300, Immediate)
+    }
+
+    fn run(&self, mut packet: nat_test) -> nat_test {
+        self.tables.run(&mut packet);
+        packet
+    }
+
+    /// A packet of a VM to a remote endpoint; TCP: SYN.
+    fn out(&self, protocol: u8, inside: SocketAddrV4, remote: SocketAddrV4, now: u32) -> nat_test {
+        let mut packet = testing::outgoing(VNI, protocol, inside, remote);
+        packet.tcp_flags = if protocol == TCP { tcp::SYN } else { 0 };
+        packet.flags = if protocol == ICMP { testing::QUERY } else { 0 };
+        packet.now = now;
+        self.run(packet)
+    }
+
+    /// The answer of a remote endpoint.
+    fn back(&self, out: &nat_test, flags: u8, now: u32) -> nat_test {
+        let remote = SocketAddrV4::new(out.remote.into(), out.remote_port);
+        let mut packet = testing::incoming(out.address, out.protocol, testing::outside_of(out), remote);
+        (packet.tcp_flags, packet.now) = (flags, now);
+        self.run(packet)
+    }
+
+    /// Whether nothing is left in memory.
+    fn is_empty(&self) -> bool {
+        let words = |region: &Region| (0..region.bytes() / 8).all(|word| region.load64(word * 8) == 0);
+        let tables = self.regions.tables(&self.pool).unwrap();
+        let is_free = |id| {
+            let word = tables.word(id);
+            !word.is_claimed() && !word.is_owned() && !word.is_closing()
+        };
+        words(&self.regions.ports) && tables.all_blocks().all(is_free)
+    }
+}
+
+fn end(address: [u8; 4], port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(address.into(), port)
+}
+
+fn vm(port: u16) -> SocketAddrV4 {
+    end([10, 0, 0, 5], port)
+}
+
+fn server(port: u16) -> SocketAddrV4 {
+    end([203, 0, 113, 9], port)
+}
+
+/// A complete round. Returns the sum of its steps, and the events.
+fn round(nat: &mut Nat, now: u32) -> (NatSwept, Vec<NatEvent>) {
+    let (mut sum, mut events) = (NatSwept::default(), Vec::new());
+    while !sum.round_completed {
+        let swept = nat.sweep(64, now, &mut |event| events.push(event)).unwrap();
+        sum = NatSwept {
+            expired: sum.expired + swept.expired,
+            freed: sum.freed + swept.freed,
+            astray: sum.astray + swept.astray,
+            ports: sum.ports + swept.ports,
+            blocks: sum.blocks + swept.blocks,
+            round_completed: swept.round_completed,
+        };
+    }
+    (sum, events)
+}
+
+#[test]
+fn answers_return_to_the_inside_endpoint() {
+    let (tables, nat) = TestNat::new(pool(2, 64), &settings());
+    for (protocol, remote) in [(TCP, server(443)), (UDP, server(53)), (ICMP, server(8))] {
+        let out = tables.out(protocol, vm(7), remote, NOW);
+        assert_eq!(out.answer, testing::NAT_BEGUN);
+        assert_eq!(tables.pool.addresses[out.address as usize], *testing::outside_of(&out).ip());
+        assert!(out.outside_port >= 1024);
+        let again = tables.out(protocol, vm(7), remote, NOW);
+        assert_eq!((again.answer, again.outside_port), (testing::NAT_TRANSLATED, out.outside_port));
+        let back = tables.back(&out, tcp::SYN | tcp::ACK, NOW);
+        assert_eq!((back.answer, back.vni, testing::inside_of(&back)), (testing::NAT_TRANSLATED, VNI, vm(7)));
+    }
+    assert_eq!(nat.translations().count(), 3);
+    assert!(
+        nat.translations().all(|shown| shown.outside.ip() == nat.translations().next().unwrap().outside.ip())
+    );
+}
+
+#[test]
+fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    let stranger = nat_test { remote: Ipv4Addr::new(203, 0, 113, 10).into(), ..out };
+    let other_port = nat_test { remote_port: 54, ..out };
+    let free_port = nat_test { outside_port: if out.outside_port == 2000 { 2001 } else { 2000 }, ..out };
+    for packet in [&stranger, &other_port, &free_port] {
+        assert_eq!(tables.back(packet, 0, NOW).answer, testing::NAT_MISS);
+    }
+    assert_eq!(nat.translations().count(), 1);
+    nat.set_settings(&NatSettings { any_remote: true, ..settings() }).unwrap();
+    for packet in [&stranger, &other_port] {
+        let back = tables.back(packet, 0, NOW);
+        assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_BEGUN, vm(7)));
+        // The VM's answer leaves from the port that was asked.
+        let answer = tables.out(UDP, vm(7), SocketAddrV4::new(packet.remote.into(), packet.remote_port), NOW);
+        assert_eq!((answer.answer, answer.outside_port), (testing::NAT_TRANSLATED, out.outside_port));
+    }
+    assert_eq!(tables.back(&free_port, 0, NOW).answer, testing::NAT_MISS);
+    // What remote endpoints begin counts as well.
+    nat.set_settings(&NatSettings { any_remote: true, sessions: 3, ..settings() }).unwrap();
+    let third = nat_test { remote_port: 55, ..out };
+    assert_eq!(tables.back(&third, 0, NOW).answer, testing::NAT_SESSIONS);
+}
+
+#[test]
+fn packets_that_cannot_begin_a_session_are_refused() {
+    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    for flags in [tcp::ACK, tcp::SYN | tcp::ACK, tcp::RST, tcp::RST | tcp::SYN, tcp::FIN] {
+        let packet =
+            nat_test { tcp_flags: flags, now: NOW, ..testing::outgoing(VNI, TCP, vm(7), server(80)) };
+        assert_eq!(tables.run(packet).answer, testing::NAT_NO_SESSION);
+    }
+    let answer = nat_test { now: NOW, ..testing::outgoing(VNI, ICMP, vm(8), server(7)) };
+    assert_eq!(tables.run(answer).answer, testing::NAT_NO_SESSION);
+    for protocol in [0, 47, 50, 132] {
+        assert_eq!(tables.out(protocol, vm(0), server(0), NOW).answer, testing::NAT_PROTOCOL);
+    }
+    assert_eq!(nat.blocks().count(), 0);
+}
+
+#[test]
+fn peeking_changes_nothing() {
+    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let peek = nat_test { flags: testing::PEEK, now: NOW, ..testing::outgoing(VNI, UDP, vm(7), server(53)) };
+    assert_eq!(tables.run(peek).answer, testing::NAT_NO_SESSION);
+    assert_eq!(nat.blocks().count(), 0);
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    let before = nat.translations().next();
+    assert_eq!(tables.run(nat_test { now: NOW + 80, ..peek }).outside_port, out.outside_port);
+    let mut back = testing::incoming(0, UDP, testing::outside_of(&out), server(53));
+    (back.flags, back.now) = (testing::PEEK, NOW + 80);
+    assert_eq!(tables.run(back).answer, testing::NAT_TRANSLATED);
+    assert_eq!(nat.translations().next(), before);
+}
+
+#[test]
+fn an_inside_address_has_no_more_blocks_and_sessions_than_permitted() {
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let mut begun = 0;
+    let refused = (1..=200).map(|port| tables.out(UDP, vm(port), server(53), NOW)).find(|packet| {
+        begun += u32::from(packet.answer == testing::NAT_BEGUN);
+        packet.answer != testing::NAT_BEGUN
+    });
+    assert_eq!(refused.unwrap().answer, testing::NAT_BLOCKS);
+    // Ports have two cells in a block. So the last ones of two blocks of 64 ports are not found.
+    assert!((90..=128).contains(&begun), "{begun} ports of two blocks");
+    assert_eq!(nat.blocks().count(), 2);
+    // Mapped ports go on, and other protocols have ports of their own.
+    assert_eq!(tables.out(UDP, vm(1), server(54), NOW).answer, testing::NAT_BEGUN);
+    assert_eq!(tables.out(TCP, vm(1), server(54), NOW).answer, testing::NAT_BEGUN);
+    // So do other VMs, and the same address in another VPC.
+    assert_eq!(tables.out(UDP, end([10, 0, 0, 6], 1), server(53), NOW).answer, testing::NAT_BEGUN);
+    let other = nat_test { vni: VNI + 1, now: NOW, ..testing::outgoing(0, UDP, vm(1), server(53)) };
+    assert_eq!(tables.run(other).answer, testing::NAT_BEGUN);
+    nat.set_settings(&NatSettings { sessions: begun + 3, ..settings() }).unwrap();
+    assert_eq!(tables.out(UDP, vm(1), server(55), NOW).answer, testing::NAT_BEGUN);
+    assert_eq!(tables.out(UDP, vm(1), server(56), NOW).answer, testing::NAT_SESSIONS);
+    assert_eq!(tables.out(UDP, vm(1), server(53), NOW).answer, testing::NAT_TRANSLATED);
+    // Sessions that have ended do not count after two rounds.
+    let later = NOW + 8 * 299;
+    assert_eq!(tables.out(UDP, vm(1), server(53), later).answer, testing::NAT_TRANSLATED);
+    (0..2).for_each(|_| drop(round(&mut nat, later + 8)));
+    assert_eq!(
+        nat.blocks().filter(|block| block.inside == *vm(1).ip()).map(|block| block.sessions).sum::<u32>(),
+        1
+    );
+    assert_eq!(tables.out(UDP, vm(1), server(56), later + 8).answer, testing::NAT_BEGUN);
+}
+
+#[test]
+fn a_pool_without_free_blocks_refuses_other_addresses_only() {
+    let (tables, nat) = TestNat::new(pool(1, 4096), &settings());
+    for last in 0..15 {
+        assert_eq!(tables.out(UDP, end([10, 0, 1, last], 9), server(53), NOW).answer, testing::NAT_BEGUN);
+    }
+    let more = |last| tables.out(UDP, end([10, 0, 1, last], 9), server(53), NOW).answer;
+    assert_eq!((more(15), more(3)), (testing::NAT_EXHAUSTED, testing::NAT_TRANSLATED));
+    assert_eq!((nat.blocks().count() as u64, nat.usage().blocks_total), (15, 15));
+}
+
+#[test]
+fn a_full_session_table_refuses_sessions_and_leaves_no_port() {
+    let (tables, mut nat) = TestNat::with_grace(pool(1, 64), &settings(), 2, Immediate);
+    let answers: Vec<u32> = (0..15).map(|port| tables.out(UDP, vm(port), server(53), NOW).answer).collect();
+    assert_eq!(answers[..14], [testing::NAT_BEGUN; 14]);
+    assert_eq!(answers[14], testing::NAT_FULL);
+    let (swept, _) = round(&mut nat, NOW);
+    assert_eq!((swept.ports, nat.usage().ports), (1, 14));
+}
+
+#[test]
+fn reset_shortens_a_tcp_session_until_another_segment_follows() {
+    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let left = || nat.translations().next().unwrap().session.expires_at.wrapping_sub(NOW) / 8;
+    let out = tables.out(TCP, vm(7), server(443), NOW);
+    assert_eq!(left(), 240);
+    let send = |flags| {
+        let packet = testing::outgoing(VNI, TCP, vm(7), server(443));
+        tables.run(nat_test { tcp_flags: flags, now: NOW, ..packet }).answer
+    };
+    tables.back(&out, tcp::SYN | tcp::ACK, NOW);
+    assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 7440));
+    assert_eq!((tables.back(&out, tcp::RST, NOW).answer, left()), (testing::NAT_TRANSLATED, 240));
+    assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 7440));
+    assert_eq!((send(tcp::RST), left()), (testing::NAT_TRANSLATED, 240));
+    // A new connection on the same ports.
+    assert_eq!((send(tcp::SYN), left()), (testing::NAT_BEGUN, 240));
+    // A closed connection is not open again.
+    for flags in [tcp::ACK, tcp::FIN | tcp::ACK] {
+        tables.back(&out, flags, NOW);
+        send(flags);
+    }
+    assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 240));
+}
+
+#[test]
+fn ports_and_blocks_return_after_their_sessions() {
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &NatSettings { lease: 9 << 32 | 4, ..settings() });
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    tables.out(UDP, vm(7), server(54), NOW + 8 * 200);
+    let block = nat.blocks().next().unwrap();
+    assert_eq!((block.vni.get(), block.inside, block.outside), (VNI, *vm(7).ip(), tables.pool.addresses[0]));
+    assert!(block.ports.contains(&out.outside_port));
+    assert_eq!((block.claimed_at, block.lease, block.sessions), (NOW, 9 << 32 | 4, 2));
+    let (swept, events) = round(&mut nat, NOW);
+    assert_eq!((swept.ports, swept.blocks), (0, 0));
+    assert!(matches!(&events[..], [NatEvent::Claimed(claimed)] if claimed.ports == block.ports));
+    // The first session has expired, the second one holds the port.
+    let later = NOW + 8 * 301;
+    let (swept, events) = round(&mut nat, later);
+    assert_eq!((swept.expired, swept.ports, events.len()), (1, 0, 0));
+    assert_eq!(tables.out(UDP, vm(7), server(55), later).outside_port, out.outside_port);
+    let last = later + 8 * 301;
+    let (swept, events) = round(&mut nat, last);
+    let (next, more) = round(&mut nat, last);
+    assert_eq!(
+        (swept.expired + next.expired, swept.ports + next.ports, swept.blocks + next.blocks),
+        (2, 1, 1)
+    );
+    let events = [events, more].concat();
+    assert!(
+        matches!(&events[..], [NatEvent::Returned(returned, at)] if returned.ports == block.ports && *at == last)
+    );
+    assert!(tables.is_empty());
+}
+
+#[test]
+fn a_block_of_which_a_port_was_claimed_while_it_closed_opens_again() {
+    type Act = Box<dyn FnOnce() + Send>;
+    struct ClaimsMeanwhile(std::sync::Arc<std::sync::Mutex<Option<Act>>>);
+    impl Grace for ClaimsMeanwhile {
+        fn wait(&self) -> Result<(), crate::grace::GraceError> {
+            if let Some(act) = self.0.lock().unwrap().take() {
+                act();
+            }
+            Ok(())
+        }
+    }
+    let meanwhile = std::sync::Arc::default();
+    let grace = ClaimsMeanwhile(std::sync::Arc::clone(&meanwhile));
+    let (tables, mut nat) = TestNat::with_grace(pool(1, 1024), &settings(), 4, grace);
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    assert!(nat.remove(&flow(7, 53), NOW));
+    // Up to the step that waits for the closing block.
+    while !matches!(nat.progress.phase, Phase::Blocks(_)) {
+        nat.sweep(64, NOW, &mut drop).unwrap();
+    }
+    let id = nat.tables.block_of(0, out.outside_port).unwrap();
+    let (own, at) = (nat.tables.clone(), (id.group, layout::NAT_UDP, out.outside_port));
+    // As a program does that saw the block before it was closing.
+    *meanwhile.lock().unwrap() = Some(Box::new(move || {
+        own.swap_port(at, memory::PortWord(0), memory::PortWord(layout::NAT_TENTATIVE << 16 | 7)).unwrap();
+    }));
+    let swept = nat.sweep(64, NOW, &mut drop).unwrap();
+    assert_eq!((swept.ports, swept.blocks, swept.round_completed), (1, 0, true));
+    assert!(nat.tables.word(id).is_owned());
+    // That program does not finish.
+    round(&mut nat, NOW);
+    assert!(tables.is_empty());
+}
+
+fn flow(inside_port: u16, remote_port: u16) -> Flow {
+    Flow {
+        scope: VNI,
+        protocol: UDP,
+        source: vm(inside_port).into(),
+        destination: server(remote_port).into(),
+    }
+}
+
+#[test]
+fn sessions_whose_port_is_not_theirs_end() {
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    let id = nat.tables.block_of(0, out.outside_port).unwrap();
+    let at = (id.group, layout::NAT_UDP, out.outside_port);
+    let word = nat.tables.port(at.0, at.1, at.2);
+    nat.tables.swap_port(at, word, memory::PortWord(word.0 + 1)).unwrap();
+    assert_eq!(tables.back(&out, 0, NOW).answer, testing::NAT_MISS);
+    assert_eq!(round(&mut nat, NOW).0.astray, 1);
+    assert_eq!(nat.translations().count(), 0);
+}
+
+#[test]
+fn rounds_wrap() {
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    nat.config.store32(offset_of!(nat_config, round), layout::NAT_ROUND_MAX - 1);
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    for _ in 0..4 {
+        assert_eq!(round(&mut nat, NOW).0.ports, 0);
+        assert_eq!(tables.back(&out, 0, NOW).answer, testing::NAT_TRANSLATED);
+    }
+    assert_eq!(nat.config.load32(offset_of!(nat_config, round)), 3);
+}
+
+#[test]
+fn pools_and_settings_out_of_bounds_are_refused() {
+    let reason = |pool: &NatPool, settings: &NatSettings| {
+        let regions = NatRegions::anonymous(&self::pool(1, 64), 4).unwrap();
+        match Nat::create(&regions, pool, 1, (settings, &default_timeouts()), Immediate) {
+            Err(Error::Invalid(reason)) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    for ports in [0, 32, 65, 8192] {
+        let expected =
+            format!("a block of {ports} ports is not possible: it is a power of 2 from 64 to 4096");
+        assert_eq!(reason(&pool(1, ports), &settings()), expected);
+    }
+    assert_eq!(
+        reason(&pool(0, 64), &settings()),
+        "a pool of 0 public addresses is not possible: 1 to 4096 are"
+    );
+    let twice =
+        NatPool { addresses: [1, 2, 1].map(|last| Ipv4Addr::new(192, 0, 2, last)).into(), block_ports: 64 };
+    assert_eq!(reason(&twice, &settings()), "the public address 192.0.2.1 is in the pool twice");
+    for (sessions, blocks) in [(0, 1), (1, 0), (1, 17)] {
+        let expected = format!(
+            "limits of {sessions} sessions and {blocks} blocks of an inside address are not possible: it has at least one \
+             session, and 1 to 16 blocks"
+        );
+        assert_eq!(reason(&pool(1, 64), &NatSettings { sessions, blocks, ..settings() }), expected);
+    }
+    assert!(reason(&pool(2, 64), &settings()).contains("but needs"), "memory of one address");
+}
+
+#[test]
+fn tables_of_another_pool_are_not_adopted() {
+    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let adopt = |pool: &NatPool| Nat::adopt(&tables.regions, pool, NOW, Immediate).map(drop);
+    assert_eq!(adopt(&tables.pool), Ok(()));
+    let other = NatPool { addresses: vec![Ipv4Addr::new(192, 0, 2, 9)], block_ports: 64 };
+    assert!(matches!(adopt(&other), Err(Error::Corrupt(_))));
+    assert!(matches!(adopt(&pool(1, 128)), Err(Error::Corrupt(_))));
+    nat.config.store32(offset_of!(nat_config, layout_version), 9);
+    assert_eq!(
+        adopt(&tables.pool),
+        Err(Error::LayoutVersion { found: 9, known: layout::NAT_LAYOUT_VERSION })
+    );
+    nat.config.store64(offset_of!(nat_config, magic), 0);
+    assert_eq!(adopt(&tables.pool), Err(Error::NotTables));
+}
+
+#[test]
+fn packets_are_not_translated_before_the_tables_are_laid_out() {
+    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    nat.config.store32(offset_of!(nat_config, groups), 0);
+    assert_eq!(tables.out(UDP, vm(7), server(53), NOW).answer, testing::NAT_PROTOCOL);
+    assert_eq!(nat.blocks().count() + nat.translations().count(), 0);
+}
+
+/// Fills a pool with VMs that have 100 sessions each, all of different ports, up to 68% of the session table.
+#[test]
+fn a_session_needs_at_most_160_bytes() {
+    const SESSIONS: u32 = 120_000;
+    let buckets = SESSIONS * 100 / 68 / 7;
+    let pool = pool(3, 128);
+    let (tables, nat) =
+        TestNat::with_grace(pool, &NatSettings { blocks: 4, ..settings() }, buckets, Immediate);
+    let mut begun = 0;
+    for number in 0..SESSIONS {
+        let inside = SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + number / 100), (number % 100) as u16 + 1);
+        begun += u32::from(tables.out(UDP, inside, server(53), NOW).answer == testing::NAT_BEGUN);
+    }
+    assert!(begun > SESSIONS * 999 / 1000, "{begun} of {SESSIONS}");
+    // Blocks in use have port words of all three protocols, of which this test uses one.
+    let blocks = nat.blocks().count();
+    let bytes = buckets as usize * SessionRegions::BUCKET4_BYTES
+        + blocks * (3 * 128 * 4 + NatRegions::GROUP_BYTES / 16);
+    let each = bytes as f64 / f64::from(begun);
+    println!("{each:.1} bytes a session: {begun} sessions, {blocks} blocks of 128 ports");
+    assert!(each <= 160.0, "{each} bytes a session");
+}

@@ -1,0 +1,102 @@
+//! Packets and the agent are killed before each of their accesses to memory in turn. What they leave is found by later rounds.
+
+use super::*;
+use crate::interleave::die_after;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// The panic by which a packet's work ends.
+struct Death;
+
+thread_local!(static ACCESSES_LEFT: Cell<u32> = const { Cell::new(0) });
+
+fn count_down() {
+    match ACCESSES_LEFT.get() {
+        0 => resume_unwind(Box::new(Death)),
+        left => ACCESSES_LEFT.set(left - 1),
+    }
+}
+
+/// Runs a packet that is killed before access number `accesses`. Returns `None` if it was.
+fn killed(tables: &TestNat, packet: &nat_test, accesses: u32) -> Option<nat_test> {
+    ACCESSES_LEFT.set(accesses);
+    sluice_tables_testing::set_hook(Some(count_down));
+    let result = catch_unwind(AssertUnwindSafe(|| tables.run(*packet)));
+    sluice_tables_testing::set_hook(None);
+    match result {
+        Ok(packet) => Some(packet),
+        Err(cause) if cause.is::<Death>() => None,
+        Err(cause) => resume_unwind(cause),
+    }
+}
+
+/// Other sessions, which go on whatever happens.
+fn others(tables: &TestNat) -> Vec<nat_test> {
+    let begin = |port| {
+        let out = tables.out(UDP, end([10, 0, 0, 6], port), server(53), NOW);
+        assert_eq!(out.answer, testing::NAT_BEGUN);
+        out
+    };
+    (1..4).map(begin).collect()
+}
+
+/// Checks that the others' sessions work, that a new session begins, and that nothing is left when all have expired.
+fn check_that_nothing_is_left(tables: &TestNat, nat: &mut Nat, others: &[nat_test]) {
+    round(nat, NOW);
+    for other in others {
+        assert_eq!(tables.back(other, 0, NOW).answer, testing::NAT_TRANSLATED);
+    }
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    assert!([testing::NAT_BEGUN, testing::NAT_TRANSLATED].contains(&out.answer), "{out:?}");
+    assert_eq!(testing::inside_of(&tables.back(&out, 0, NOW)), vm(7));
+    let sessions: u32 = nat.blocks().map(|block| block.sessions).sum();
+    assert!(sessions > others.len() as u32, "{sessions} sessions are counted");
+    (0..2).for_each(|_| drop(round(nat, NOW + 8 * 301)));
+    assert!(tables.is_empty());
+    for bucket in 0..nat.sessions().buckets(Family::Ipv4) {
+        let bucket = bucket as usize * SessionRegions::BUCKET4_BYTES;
+        for slot in 0..7 {
+            let word = tables.regions.sessions.ipv4.load64(bucket + 8 + slot * 8);
+            assert_eq!(word & u64::from(layout::SESSION_STATE_MASK), 0, "a slot is in use");
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_is_killed_leaves_nothing() {
+    let mut deaths = 0;
+    for accesses in 0.. {
+        let (tables, mut nat) = TestNat::new(pool(1, 1024), &settings());
+        let others = others(&tables);
+        let mut packet = testing::outgoing(VNI, UDP, vm(7), server(53));
+        packet.now = NOW;
+        if let Some(packet) = killed(&tables, &packet, accesses) {
+            assert_eq!(packet.answer, testing::NAT_BEGUN);
+            break;
+        }
+        deaths += 1;
+        check_that_nothing_is_left(&tables, &mut nat, &others);
+    }
+    assert!(deaths > 200, "{deaths} accesses");
+}
+
+#[test]
+fn an_agent_that_is_killed_leaves_nothing() {
+    let mut deaths = 0;
+    // A round has thousands of accesses, most of which read port words. Every seventh is tried.
+    for accesses in (0..).step_by(7) {
+        let (tables, mut nat) = TestNat::with_grace(pool(1, 256), &settings(), 8, Immediate);
+        let others = others(&tables);
+        tables.out(UDP, vm(7), server(53), NOW);
+        tables.out(TCP, end([10, 0, 0, 8], 7), server(53), NOW);
+        assert!(nat.remove(&flow(7, 53), NOW));
+        if die_after(accesses, || drop(round(&mut nat, NOW))).is_some() {
+            break;
+        }
+        deaths += 1;
+        drop(nat);
+        let mut nat = Nat::adopt(&tables.regions, &tables.pool, NOW, Immediate).unwrap();
+        check_that_nothing_is_left(&tables, &mut nat, &others);
+    }
+    assert!(deaths > 200, "{deaths} accesses");
+}

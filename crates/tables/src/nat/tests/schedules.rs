@@ -1,0 +1,310 @@
+//! Packets and rounds of the agent in many orders of their accesses to memory ([`crate::interleave::packets`]).
+
+use super::*;
+use crate::interleave::packets::{ProgramGrace, Programs, Task, explore, pause, pause_packet_at, run};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+/// Schedules of a test by scheduler.
+const RANDOM: usize = 1000;
+const BY_PRIORITY: usize = 800;
+
+/// The tables, the programs that run, and the answers that packets of VMs got.
+struct Shared {
+    tables: TestNat,
+    programs: Arc<Programs>,
+    answers: Mutex<Vec<nat_test>>,
+}
+
+impl Shared {
+    fn new(block_ports: u32) -> (Self, Nat) {
+        let programs = Arc::new(Programs::default());
+        let grace = ProgramGrace(Arc::clone(&programs));
+        let settings = NatSettings { any_remote: true, ..settings() };
+        let (tables, nat) = TestNat::with_grace(pool(1, block_ports), &settings, 2, grace);
+        (Self { tables, programs, answers: Mutex::default() }, nat)
+    }
+
+    /// A packet of a VM in a task, and the answer to it, which must reach the VM.
+    fn exchange(&self, task: usize, inside: SocketAddrV4, remote: SocketAddrV4) {
+        let mut out = nat_test::default();
+        self.programs.run(task, || out = self.tables.out(UDP, inside, remote, NOW));
+        if out.answer == testing::NAT_BUSY {
+            self.answers.lock().unwrap().push(out);
+            return;
+        }
+        assert!([testing::NAT_BEGUN, testing::NAT_TRANSLATED].contains(&out.answer), "{out:?}");
+        let mut back = nat_test::default();
+        self.programs.run(task, || back = self.tables.back(&out, 0, NOW));
+        assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_TRANSLATED, inside), "{out:?}");
+        self.answers.lock().unwrap().push(out);
+    }
+
+    /// A packet of another remote endpoint to the outside endpoint of this packet. If it begins a session, the VM answers.
+    fn is_asked(&self, task: usize, out: &nat_test) {
+        let (mut back, stranger) = (nat_test::default(), nat_test { remote_port: 99, ..*out });
+        self.programs.run(task, || back = self.tables.back(&stranger, 0, NOW));
+        if back.answer == testing::NAT_BEGUN {
+            assert_eq!(testing::inside_of(&back), vm(out.inside_port));
+            self.exchange(task, vm(out.inside_port), server(99));
+        } else {
+            assert!([testing::NAT_MISS, testing::NAT_BUSY].contains(&back.answer), "{back:?}");
+        }
+    }
+
+    /// Checks the mappings of all answers: an inside endpoint has one outside endpoint, and no other one has it. Returns the
+    /// number of packets that got none because others were faster.
+    fn check(&self) -> u64 {
+        let answers = self.answers.lock().unwrap();
+        let (busy, mapped): (Vec<&nat_test>, Vec<&nat_test>) =
+            answers.iter().partition(|out| out.answer == testing::NAT_BUSY);
+        for one in &mapped {
+            for other in &mapped {
+                let is_same_inside = (one.inside, one.inside_port) == (other.inside, other.inside_port);
+                let is_same_outside = testing::outside_of(one) == testing::outside_of(other);
+                assert_eq!(is_same_inside, is_same_outside, "{one:?} {other:?}");
+            }
+        }
+        busy.len() as u64
+    }
+}
+
+/// Numbers of events over all schedules of a test, by which it checks that the schedules differ.
+#[derive(Default)]
+struct Counts {
+    schedules: AtomicU64,
+    busy: AtomicU64,
+    /// Sessions that two packets created at the same moment.
+    duplicates: AtomicU64,
+    /// Ports and blocks that the agent freed while packets ran.
+    ports: AtomicU64,
+    blocks: AtomicU64,
+    /// Packets that got the port of a session that had ended, and another one.
+    kept: AtomicU64,
+    fresh: AtomicU64,
+}
+
+impl Counts {
+    fn add(counter: &AtomicU64, number: u64) {
+        counter.fetch_add(number, Ordering::Relaxed);
+    }
+}
+
+/// Runs a test in the schedules of both schedulers.
+fn run_schedules(schedule: fn(&Counts)) -> Counts {
+    let counts = Arc::new(Counts::default());
+    for random in [true, false] {
+        let counted = Arc::clone(&counts);
+        let once = move || schedule(&counted);
+        if random {
+            run(RandomScheduler::new_from_seed(1, RANDOM), once);
+        } else {
+            run(PctScheduler::new_from_seed(1, 3, BY_PRIORITY), once);
+        }
+    }
+    Arc::into_inner(counts).unwrap()
+}
+
+fn exchange(task: usize, inside: SocketAddrV4, remote: SocketAddrV4) -> Task<Shared> {
+    Box::new(move |shared: &Shared| shared.exchange(task, inside, remote))
+}
+
+/// After the tasks: all sessions end, and nothing is left.
+fn check_end(shared: &Shared, nat: &mut Nat) {
+    for shown in nat.translations() {
+        assert_eq!(shown.session.flow.protocol, UDP);
+    }
+    let mut ends: Vec<_> = nat.translations().map(|shown| shown.session.flow).collect();
+    ends.sort();
+    ends.dedup();
+    assert_eq!(ends.len(), nat.translations().count(), "two records of one session");
+    (0..2).for_each(|_| drop(round(nat, NOW + 8 * 301)));
+    assert!(shared.tables.is_empty(), "ports or blocks have leaked");
+}
+
+/// Four packets of a VM that has no block: of one session, of the same port to another remote endpoint, of another port.
+fn first_packets(counts: &Counts) {
+    let (shared, mut nat) = Shared::new(64);
+    let shared = Arc::new(shared);
+    explore(
+        &shared,
+        vec![
+            exchange(0, vm(7), server(53)),
+            exchange(1, vm(7), server(53)),
+            exchange(2, vm(7), server(54)),
+            exchange(3, vm(8), server(53)),
+        ],
+    );
+    Counts::add(&counts.busy, shared.check());
+    Counts::add(&counts.duplicates, nat.sessions().counters().duplicates);
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn first_packets_of_an_inside_endpoint_agree_on_its_port() {
+    let counts = run_schedules(first_packets);
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let packets = 4 * (RANDOM + BY_PRIORITY) as u64;
+    assert!(count(&counts.duplicates) > 5, "{} duplicates", count(&counts.duplicates));
+    assert!(count(&counts.busy) < packets / 20, "{} of {packets} packets were busy", count(&counts.busy));
+}
+
+/// Packets of a VM whose only session has ended, while a round frees its port and returns its block. In the third of the schedules
+/// each, the round begins, looks at sessions, or frees ports when the packets come.
+fn packets_in_a_round(counts: &Counts) {
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let mode = schedule % 3;
+    // Few blocks where a round looks at all of them, and few ports where it looks at these.
+    let (shared, mut nat) = Shared::new([4096, 4096, 64][mode as usize]);
+    let before = shared.tables.out(UDP, vm(7), server(53), NOW);
+    assert!(nat.remove(&flow(7, 53), NOW));
+    let block = nat.tables.block_of(0, before.outside_port).unwrap();
+    let is_there = |nat: &Nat| match mode {
+        0 => true,
+        1 => matches!(nat.progress.phase, Phase::Sessions(_)),
+        _ => nat.progress.phase == Phase::Blocks(block.group & !3),
+    };
+    while !is_there(&nat) {
+        nat.sweep(2, NOW, &mut drop).unwrap();
+    }
+    let shared = Arc::new(shared);
+    let (to_main, from_sweep) = mpsc::channel();
+    let sweep = move |_: &Shared| {
+        let mut sum = NatSwept::default();
+        // The steps that look at ports are many, so they follow after the packets, except in the third case.
+        for _ in 0..[3, 2, 1][mode as usize] {
+            let swept = nat.sweep(2, NOW, &mut drop).unwrap();
+            (sum.ports, sum.blocks) = (sum.ports + swept.ports, sum.blocks + swept.blocks);
+            assert_eq!(swept.astray, 0);
+        }
+        to_main.send((nat, sum)).unwrap();
+    };
+    // The packets come at any time of the round.
+    let comes = |task: usize, inside: SocketAddrV4, remote: SocketAddrV4| -> Task<Shared> {
+        let pauses = (schedule * 4 + task as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+        let pauses = pauses % [120, 60, 500][mode as usize];
+        Box::new(move |shared: &Shared| {
+            pause(pauses);
+            shared.exchange(task, inside, remote);
+        })
+    };
+    explore(
+        &shared,
+        vec![
+            comes(0, vm(7), server(53)),
+            comes(1, vm(7), server(54)),
+            if schedule.is_multiple_of(2) {
+                comes(2, vm(8), server(53))
+            } else {
+                Box::new(move |shared: &Shared| {
+                    pause(schedule % 500);
+                    shared.is_asked(2, &before);
+                })
+            },
+            Box::new(sweep),
+        ],
+    );
+    let (mut nat, swept) = from_sweep.recv().unwrap();
+    Counts::add(&counts.busy, shared.check());
+    for out in shared.answers.lock().unwrap().iter().filter(|out| out.inside_port == 7) {
+        let is_kept = out.outside_port == before.outside_port;
+        Counts::add(if is_kept { &counts.kept } else { &counts.fresh }, 1);
+    }
+    Counts::add(&counts.ports, swept.ports);
+    Counts::add(&counts.blocks, swept.blocks);
+    // The round ends, and a complete one follows: what packets have begun works all the time.
+    for _ in 0..2 {
+        round(&mut nat, NOW);
+        for out in shared.answers.lock().unwrap().iter().filter(|out| out.answer != testing::NAT_BUSY) {
+            let back = shared.tables.back(out, 0, NOW);
+            assert_eq!(
+                (back.answer, back.inside_port),
+                (testing::NAT_TRANSLATED, out.inside_port),
+                "{out:?}"
+            );
+        }
+    }
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn a_port_is_freed_or_used_again_but_not_both() {
+    let counts = run_schedules(packets_in_a_round);
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (kept, fresh) = (count(&counts.kept), count(&counts.fresh));
+    assert!(kept > 100 && fresh > 100, "{kept} packets kept the port, {fresh} did not");
+    assert!(count(&counts.ports) > 100 && count(&counts.blocks) > 10, "{} blocks", count(&counts.blocks));
+    let packets = 3 * (RANDOM + BY_PRIORITY) as u64;
+    assert!(count(&counts.busy) < packets / 20, "{} of {packets} packets were busy", count(&counts.busy));
+}
+
+/// A packet that stands still at any access, while the agent makes a round: what it has read before is old then.
+fn slow_packet(counts: &Counts) {
+    let (shared, mut nat) = Shared::new(4096);
+    let shared = Arc::new(shared);
+    pause_packet_at(counts.schedules.fetch_add(1, Ordering::Relaxed) % 500);
+    let (to_main, from_sweep) = mpsc::channel();
+    let sweep = move |_: &Shared| {
+        // Up to the step that looks at ports.
+        for _ in 0..3 {
+            nat.sweep(2, NOW, &mut drop).unwrap();
+        }
+        to_main.send(nat).unwrap();
+    };
+    explore(&shared, vec![exchange(0, vm(7), server(53)), Box::new(sweep)]);
+    let mut nat = from_sweep.recv().unwrap();
+    assert_eq!(shared.check(), 0, "busy without another packet");
+    round(&mut nat, NOW);
+    let out = shared.answers.lock().unwrap()[0];
+    assert_eq!(shared.tables.back(&out, 0, NOW).answer, testing::NAT_TRANSLATED, "its port was freed");
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn a_round_waits_for_packets_that_began_before_it() {
+    run_schedules(slow_packet);
+}
+
+/// Two packets of an inside endpoint, while the agent ends their session and makes a round.
+fn packets_of_an_ending_session(counts: &Counts) {
+    let (shared, mut nat) = Shared::new(64);
+    let before = shared.tables.out(UDP, vm(7), server(53), NOW);
+    let shared = Arc::new(shared);
+    let send = |task: usize| -> Task<Shared> {
+        Box::new(move |shared: &Shared| {
+            for _ in 0..2 {
+                let mut out = nat_test::default();
+                shared.programs.run(task, || out = shared.tables.out(UDP, vm(7), server(53), NOW));
+                let answered = [testing::NAT_BEGUN, testing::NAT_TRANSLATED].contains(&out.answer);
+                assert!(answered || out.answer == testing::NAT_BUSY, "{out:?}");
+            }
+        })
+    };
+    let (to_main, from_sweep) = mpsc::channel();
+    let ends_twice = counts.schedules.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let end = move |_: &Shared| {
+        nat.remove(&flow(7, 53), NOW);
+        nat.sweep(2, NOW, &mut drop).unwrap();
+        if ends_twice {
+            nat.remove(&flow(7, 53), NOW);
+        }
+        to_main.send(nat).unwrap();
+    };
+    explore(&shared, vec![send(0), send(1), Box::new(end)]);
+    let mut nat = from_sweep.recv().unwrap();
+    // The port was not freed: no round was complete.
+    for shown in nat.translations() {
+        assert_eq!(shown.outside, testing::outside_of(&before));
+        Counts::add(&counts.kept, 1);
+    }
+    assert!(nat.translations().count() <= 1);
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn a_session_that_ends_under_its_packets_is_one_or_none() {
+    let counts = run_schedules(packets_of_an_ending_session);
+    let (all, live) = ((RANDOM + BY_PRIORITY) as u64, counts.kept.load(Ordering::Relaxed));
+    assert!(live > 100 && live < all - 100, "{live} of {all} sessions were live at the end");
+}

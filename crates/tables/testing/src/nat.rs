@@ -1,0 +1,134 @@
+//! Source NAT in this process: packets, by the C code of `nat.h`.
+
+use super::bound::{self, NAT_OP_IN, NAT_OP_OUT, sluice_nat_tables};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ptr::NonNull;
+
+pub use super::bound::{
+    NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_SESSION, NAT_PROTOCOL,
+    NAT_SESSIONS, NAT_TRANSLATED, nat_test,
+};
+
+/// `flags` of a packet: nothing changes.
+pub const PEEK: u32 = 1;
+/// `flags` of a packet: it is an ICMP query.
+pub const QUERY: u32 = 2;
+
+/// Size of a packet for `bpf/nat_test.bpf.c`.
+pub const PACKET_BYTES: usize = size_of::<nat_test>();
+
+const _: () = assert!(PACKET_BYTES == 56, "struct nat_test has padding, or has changed: adapt this number");
+
+/// A packet of a VM of a VPC.
+#[must_use]
+pub fn outgoing(vni: u32, protocol: u8, inside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
+    nat_test {
+        op: NAT_OP_OUT,
+        vni,
+        inside: (*inside.ip()).into(),
+        inside_port: inside.port(),
+        remote: (*remote.ip()).into(),
+        remote_port: remote.port(),
+        protocol,
+        ..Default::default()
+    }
+}
+
+/// A packet from the Internet to a port of the public address with this number in the pool.
+#[must_use]
+pub fn incoming(address: u32, protocol: u8, outside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
+    nat_test {
+        op: NAT_OP_IN,
+        address,
+        outside: (*outside.ip()).into(),
+        outside_port: outside.port(),
+        remote: (*remote.ip()).into(),
+        remote_port: remote.port(),
+        protocol,
+        ..Default::default()
+    }
+}
+
+/// The outside endpoint of a packet that was answered.
+#[must_use]
+pub fn outside_of(packet: &nat_test) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from(packet.outside), packet.outside_port)
+}
+
+/// The inside endpoint of a packet that was answered.
+#[must_use]
+pub fn inside_of(packet: &nat_test) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from(packet.inside), packet.inside_port)
+}
+
+/// The packet as bytes.
+#[must_use]
+pub fn to_bytes(packet: &nat_test) -> Vec<u8> {
+    let from: *const nat_test = packet;
+    // SAFETY: the slice covers the borrowed structure, which consists of integers without padding (its size is asserted above),
+    // so that all its bytes are initialized.
+    unsafe { std::slice::from_raw_parts(from.cast::<u8>(), PACKET_BYTES) }.to_vec()
+}
+
+/// The inverse of [`to_bytes`].
+///
+/// # Panics
+/// If the number of bytes is not [`PACKET_BYTES`].
+#[must_use]
+pub fn from_bytes(bytes: &[u8]) -> nat_test {
+    assert_eq!(bytes.len(), PACKET_BYTES);
+    // SAFETY: the slice is as long as the structure, which is valid for all bit patterns; the read needs no alignment.
+    unsafe { bytes.as_ptr().cast::<nat_test>().read_unaligned() }
+}
+
+unsafe extern "C-unwind" {
+    fn sluice_nat_run(tables: *const sluice_nat_tables, test: *mut nat_test);
+}
+
+/// Tables in this process's memory. All packets of a thread must be on the same tables.
+#[derive(Clone, Copy, Debug)]
+pub struct HostNat(sluice_nat_tables);
+
+// SAFETY: the caller of `new` promises that the memory is valid and accessed only atomically, in whichever thread.
+unsafe impl Send for HostNat {}
+// SAFETY: as for Send.
+unsafe impl Sync for HostNat {}
+
+/// Memory of an array: its first byte and its number of elements.
+pub type Elements = (NonNull<u8>, usize);
+
+impl HostNat {
+    /// Uses these maps of `nat_maps.h`: `nat_config`, `nat_groups`, `nat_ports`, `session_config`, `sessions4`.
+    ///
+    /// # Safety
+    /// - Each points to that many elements, aligned to 64 bytes, readable and writable; the configurations to one.
+    /// - What the configurations say about the sizes of the tables is right, or 0.
+    /// - The memory stays valid as long as [`HostNat::run`] is called on the value or a copy.
+    /// - All other accesses to it meanwhile are atomic.
+    #[must_use]
+    pub unsafe fn new(
+        config: NonNull<u8>,
+        groups: Elements,
+        cells: Elements,
+        sessions: NonNull<u8>,
+        buckets: Elements,
+    ) -> Self {
+        Self(sluice_nat_tables {
+            config: config.as_ptr().cast::<bound::nat_config>(),
+            groups: groups.0.as_ptr().cast::<bound::nat_group>(),
+            cells: cells.0.as_ptr().cast::<bound::nat_ports>(),
+            sessions: sessions.as_ptr().cast::<bound::session_config>(),
+            buckets: buckets.0.as_ptr().cast::<bound::session_bucket4>(),
+            group_count: groups.1,
+            cell_count: cells.1,
+            bucket_count: buckets.1,
+        })
+    }
+
+    /// Runs a packet and stores the answer in it.
+    pub fn run(&self, packet: &mut nat_test) {
+        // SAFETY: the caller of `new` promised that the memory is valid, long enough and accessed atomically. The function keeps
+        // no pointer after it returns, and the packet is borrowed for the call.
+        unsafe { sluice_nat_run(&raw const self.0, packet) };
+    }
+}
