@@ -161,6 +161,8 @@ struct Begun {
     client: Child,
     /// Times before and after its last packet, in seconds.
     last: [f64; 2],
+    /// A list has shown it.
+    seen: bool,
     /// When the list that did not show it any more was asked for, and when it had come.
     gone: Option<[f64; 2]>,
 }
@@ -213,6 +215,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for kind in &KINDS {
         for ipv6 in [false, true] {
             begun.push(begin(&lab, kind, ipv6).await?);
+            // The first ones may end before the last ones begin.
+            look(&lab, &mut begun).await?;
         }
     }
     age(&lab, &mut begun).await?;
@@ -239,35 +243,39 @@ async fn begin(lab: &Lab, kind: &'static Kind, ipv6: bool) -> Result<Begun, Fail
         said.split_once(' ').ok_or_else(|| Failure::new(format!("the client said {said}")))?;
     let (port, before) = (port.parse()?, before.parse()?);
     line(&mut client).await?;
-    let begun = Begun { kind, ipv6, port, client, last: [before, now()?], gone: None };
+    let begun = Begun { kind, ipv6, port, client, last: [before, now()?], seen: false, gone: None };
     Ok(begun)
+}
+
+/// Notes which sessions the server's host shows now. Returns when the list was asked for.
+async fn look(lab: &Lab, begun: &mut [Begun]) -> Result<f64, Failure> {
+    let vm = lab.vm(SERVER)?;
+    let asked = now()?;
+    let list = sessions(lab, &vm.host, &vm.port).await?;
+    let came = now()?;
+    for session in begun {
+        match session.in_list(lab, &list)? {
+            Some(found) => {
+                ensure!(session.gone.is_none(), "{} has come back: {found}", session.name());
+                ensure!(found["state"] == session.kind.state, "{} is {found}", session.name());
+                session.seen = true;
+            }
+            None => session.gone = session.gone.or(Some([asked, came])),
+        }
+    }
+    Ok(asked)
 }
 
 /// Waits until all sessions without traffic have ended, and notes when.
 async fn age(lab: &Lab, begun: &mut [Begun]) -> Outcome {
-    let vm = lab.vm(SERVER)?;
     let longest =
         begun.iter().filter_map(|it| Some(it.last[1] + f64::from(it.kind.timeout?))).fold(0.0, f64::max);
-    let mut seen = vec![false; begun.len()];
     loop {
-        let asked = now()?;
-        let list = sessions(lab, &vm.host, &vm.port).await?;
-        let came = now()?;
-        for (session, seen) in begun.iter_mut().zip(&mut seen) {
-            match session.in_list(lab, &list)? {
-                Some(found) => {
-                    ensure!(session.gone.is_none(), "{} has come back: {found}", session.name());
-                    ensure!(found["state"] == session.kind.state, "{} is {found}", session.name());
-                    *seen = true;
-                }
-                None => session.gone = session.gone.or(Some([asked, came])),
-            }
-        }
+        let asked = look(lab, begun).await?;
         // One that was not seen even once has ended too early, which is found by its times.
         if asked > longest + LATE || begun.iter().all(|it| it.kind.timeout.is_none() || it.gone.is_some()) {
-            let unseen = begun.iter().zip(&seen).find(|(_, seen)| !**seen);
-            return unseen
-                .map_or(Ok(()), |(it, _)| Err(Failure::late(format!("{} was never shown", it.name()))));
+            let unseen = begun.iter().find(|it| !it.seen);
+            return unseen.map_or(Ok(()), |it| Err(Failure::late(format!("{} was never shown", it.name()))));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
