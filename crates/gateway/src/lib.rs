@@ -23,6 +23,7 @@ pub use args::Args;
 pub use sluice_agent::Error;
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::routing::get;
@@ -41,7 +42,7 @@ use crate::offload_metrics::OffloadStats;
 use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
 use crate::ports::{Port, SharedPorts, Side, gateway_config};
-use crate::public_announcer::PublicAddresses;
+use crate::public_announcer::{PublicAddresses, owned_vmacs};
 use crate::role::{GatewayRole, SharedLoad};
 use crate::rsp_responder::RspResponder;
 use crate::underlay_monitor::UnderlayMonitor;
@@ -105,10 +106,15 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tables: node.complete_revision.clone(),
         deleted: node.deleted.subscribe(),
     };
+    let writer = node.writer.clone();
+    let vmacs = move |addresses: Vec<IpAddr>| {
+        let writer = writer.clone();
+        async move { writer.run(move |applier| owned_vmacs(&applier.tables, &addresses)).await }
+    };
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
-            ended = public.run(ports) => ended,
+            ended = public.run(ports, vmacs) => ended,
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),

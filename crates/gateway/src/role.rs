@@ -10,6 +10,7 @@ use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
 use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PublicPrefix, Vip, Vrf};
 use sluice_tables::NodeTables;
+use sluice_types::IpNet;
 use tokio::sync::watch;
 
 use crate::public_announcer::PublicAddresses;
@@ -54,18 +55,29 @@ impl GatewayRole {
     /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when
     /// they are added.
     pub fn set_owned(&mut self, tables: &mut NodeTables, owned: HashSet<IpAddr>) {
-        self.public.retain_owned(&owned);
         self.owned = owned;
         let changed: Vec<_> =
             tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
+        let mut gained = HashSet::new();
         for vip in changed {
             let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
-            if let Err(error) = tables.upsert_vip(&vip) {
-                tracing::error!(
+            match tables.upsert_vip(&vip) {
+                Ok(_) if vip.owned => drop(gained.insert(vip.address)),
+                Ok(_) => {}
+                Err(error) => tracing::error!(
                     vip = %vip.address, owned = vip.owned, error = error_chain(&error),
                     "cannot set whether this gateway answers for a vIP"
-                );
+                ),
             }
+        }
+        self.announce_addresses(tables, &gained);
+    }
+
+    /// Announces the public addresses of these vIPs. Longer prefixes are not announced: their addresses are asked for.
+    fn announce_addresses(&self, tables: &NodeTables, vips: &HashSet<IpAddr>) {
+        if !vips.is_empty() {
+            let of_vips = tables.public_prefixes().filter(|public| vips.contains(&public.vip));
+            self.public.announce(of_vips.filter_map(|public| single_address(public.outside)));
         }
     }
 
@@ -87,8 +99,13 @@ impl Role for GatewayRole {
     fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {
         let Vip { address, mac } = *vip;
         let owned = self.owned.contains(&address);
+        let known = context.tables.vips().find(|known| known.address == address);
         let result = context.tables.upsert_vip(&sluice_tables::Vip { address, mac, owned });
+        let is_written = result.is_ok();
         context.check_topology(result, format_args!("vIP {address}"));
+        if is_written && owned && known.is_none_or(|known| known.mac != mac) {
+            self.announce_addresses(context.tables, &HashSet::from([address]));
+        }
     }
 
     fn remove_vip(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
@@ -120,11 +137,15 @@ impl Role for GatewayRole {
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
         let PublicPrefix { outside, vip, .. } = *public;
         let is_new = context.upsert_public_prefix(public);
-        if is_new && outside.prefix_len() == outside.max_prefix_len() && self.owned.contains(&vip) {
-            let mac = context.tables.vips().find(|known| known.address == vip).map(|known| known.mac);
-            mac.into_iter().for_each(|mac| self.public.announce(outside.addr(), vip, mac));
+        if is_new && self.owned.contains(&vip) {
+            self.public.announce(single_address(outside));
         }
     }
+}
+
+/// The address, if the prefix has only one.
+fn single_address(prefix: IpNet) -> Option<IpAddr> {
+    (prefix.prefix_len() == prefix.max_prefix_len()).then(|| prefix.addr())
 }
 
 /// The threshold of elephant flows in bytes per [`FLOW_PERIOD`].

@@ -1,5 +1,7 @@
 //! Updates that only gateways get, over anonymous memory.
 
+use std::time::Instant;
+
 use sluice_agent::rsp::KeyStore;
 use sluice_agent::{Applied, Applier};
 use sluice_southbound::{Group, PublicPrefix, Update};
@@ -7,6 +9,7 @@ use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{ClusterId, MacAddr, Vni};
 
 use super::*;
+use crate::public_announcer::owned_vmacs;
 
 const DATABASE: u64 = 7;
 const A: &str = "192.0.2.100";
@@ -191,8 +194,11 @@ fn new_public_addresses_of_owned_vips_are_announced() {
         public("2001:db8:2::/64", "fd00:2::/64", A),
     ];
     gateway.apply(update.clone());
+    // Time stands still: nothing is repeated.
+    let now = Instant::now();
     let announced = |gateway: &Gateway| {
-        let batch = gateway.applier.role.public.take_batch();
+        let batch = gateway.applier.role.public.take_batch(now);
+        let batch = owned_vmacs(&gateway.applier.tables, &batch);
         batch.iter().map(|(address, mac)| format!("{address} {mac}")).collect::<Vec<_>>()
     };
     assert_eq!(announced(&gateway), [format!("203.0.113.1 {a}"), format!("2001:db8:1::1 {a}")]);
@@ -200,8 +206,28 @@ fn new_public_addresses_of_owned_vips_are_announced() {
     assert_eq!(announced(&gateway), Vec::<String>::new());
     gateway.set_owned(&[A, B]);
     update.public_prefixes[0].vip = ip(B);
-    gateway.apply(update);
+    gateway.apply(update.clone());
+    // The second address has been without an announcement until the owner of its vIP was known.
+    assert_eq!(announced(&gateway), [format!("203.0.113.1 {b}"), format!("203.0.113.2 {b}")]);
+
+    // The update comes first, as it mostly does: with a new vIP, and then with another MAC address for it.
+    let c = MacAddr::local(3);
+    update.vips.push(Vip { address: ip("192.0.2.102"), mac: c });
+    update.public_prefixes[0].vip = ip("192.0.2.102");
+    gateway.apply(update.clone());
+    assert_eq!(announced(&gateway), Vec::<String>::new());
+    gateway.set_owned(&[A, "192.0.2.102"]);
+    assert_eq!(announced(&gateway), [format!("203.0.113.1 {c}")]);
+    update.vips[2].mac = b;
+    gateway.apply(update.clone());
     assert_eq!(announced(&gateway), [format!("203.0.113.1 {b}")]);
+    // What another gateway has got, or nobody has any more, before it was its turn.
+    gateway.set_owned(&[A, B, "192.0.2.102"]);
+    update.public_prefixes[1].vip = ip(A);
+    update.public_prefixes.remove(0);
+    gateway.apply(update);
+    gateway.set_owned(&[B]);
+    assert_eq!(announced(&gateway), Vec::<String>::new());
 }
 
 #[test]
