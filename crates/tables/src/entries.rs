@@ -44,7 +44,8 @@ pub struct NodeConfig {
     pub router_mac: MacAddr,
     /// Hosts: interface index of the VXLAN device. Gateways: 0.
     pub vxlan_ifindex: u32,
-    /// Underlay interfaces, at most 8 (`UNDERLAY_PORTS_MAX`).
+    /// Underlay interfaces, at most 8 (`UNDERLAY_PORTS_MAX`). Next hops that packets have found name them by their
+    /// positions for a second, so a gateway's interface keeps its position: one that is missing has ifindex 0.
     pub ports: Vec<UnderlayPort>,
 }
 
