@@ -71,8 +71,10 @@ impl PublicAddresses {
     async fn wait(&self) {
         let due = self.waiting().repeated.front().map(|(due, _)| *due);
         match due {
-            // Either ends the wait.
-            Some(due) => drop(timeout_at(due.into(), self.added.notified()).await),
+            Some(due) => {
+                // Either ends the wait.
+                let _ = timeout_at(due.into(), self.added.notified()).await;
+            }
             None => self.added.notified().await,
         }
     }

@@ -42,6 +42,8 @@ pub struct GatewayRole {
     plan: watch::Sender<Option<ClusterPlan>>,
     load: SharedLoad,
     public: PublicAddresses,
+    /// The addresses of this gateway's interfaces.
+    own_addresses: Vec<IpAddr>,
 }
 
 impl GatewayRole {
@@ -49,7 +51,7 @@ impl GatewayRole {
     /// owned.
     pub fn new(tables: &NodeTables, load: SharedLoad, public: PublicAddresses) -> Self {
         let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
-        Self { owned, plan: watch::Sender::default(), load, public }
+        Self { owned, plan: watch::Sender::default(), load, public, own_addresses: Vec::new() }
     }
 
     /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when
@@ -62,7 +64,9 @@ impl GatewayRole {
         for vip in changed {
             let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
             match tables.upsert_vip(&vip) {
-                Ok(_) if vip.owned => drop(gained.insert(vip.address)),
+                Ok(_) if vip.owned => {
+                    gained.insert(vip.address);
+                }
                 Ok(_) => {}
                 Err(error) => tracing::error!(
                     vip = %vip.address, owned = vip.owned, error = error_chain(&error),
@@ -71,6 +75,27 @@ impl GatewayRole {
             }
         }
         self.announce_addresses(tables, &gained);
+    }
+
+    /// Sets the addresses of this gateway's interfaces, and removes public prefixes that contain one: packets to the gateway
+    /// itself must not go to a tenant. The controller finds the difference and sends them again; they are then refused.
+    pub fn set_own_addresses(&mut self, tables: &mut NodeTables, own: Vec<IpAddr>) {
+        if own == self.own_addresses {
+            return;
+        }
+        self.own_addresses = own;
+        let all = tables.public_prefixes();
+        let all = all.filter_map(|public| Some((public.outside, self.own_address_in(public.outside)?)));
+        for (outside, own) in all.collect::<Vec<_>>() {
+            tracing::error!(%outside, %own, "this gateway has an address of a public prefix: removing the prefix");
+            if let Err(error) = tables.remove_public_prefix(outside) {
+                tracing::error!(%outside, error = error_chain(&error), "cannot remove the public prefix");
+            }
+        }
+    }
+
+    fn own_address_in(&self, outside: IpNet) -> Option<IpAddr> {
+        self.own_addresses.iter().copied().find(|own| outside.contains(own))
     }
 
     /// Announces the public addresses of these vIPs. Longer prefixes are not announced: their addresses are asked for.
@@ -136,6 +161,10 @@ impl Role for GatewayRole {
 
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
         let PublicPrefix { outside, vip, .. } = *public;
+        if let Some(own) = self.own_address_in(outside) {
+            context.fail(|| format!("public prefix {outside}: this gateway itself has {own}"));
+            return;
+        }
         let is_new = context.upsert_public_prefix(public);
         if is_new && self.owned.contains(&vip) {
             self.public.announce(single_address(outside));

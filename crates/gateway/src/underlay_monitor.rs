@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use sluice_agent::changes::Changes;
 use sluice_agent::netlink::{Link, Neighbor, Netlink, changes};
 use sluice_agent::underlay::{Vteps, enable_route_lookup};
-use sluice_agent::{Error, Node, error_chain};
+use sluice_agent::{Applier, Error, Node, error_chain};
 use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::needed_neighbors::NeededNeighbors;
 use crate::ownership::{Ownership, WitnessNeighbor};
-use crate::ports::{Port, SharedPorts, Side, gateway_config};
+use crate::ports::{Port, SharedPorts, Side, gateway_config, port_names};
 use crate::role::GatewayRole;
 
 /// Interval at which everything is reviewed, in addition to reviews after changes.
@@ -80,7 +80,7 @@ impl UnderlayMonitor {
         let (kernel_changes, topology) = (changes(&[])?, node.topology.subscribe());
         let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
         let ports = shared_ports.get();
-        let names = ports.iter().map(|port| (port.link.name.clone(), port.side)).collect();
+        let names = port_names(&ports);
         let needed = NeededNeighbors::new(node.datapath.clone());
         Ok(Self {
             netlink,
@@ -148,7 +148,12 @@ impl UnderlayMonitor {
         // An administrator who turns forwarding off for all interfaces turns it off for this one, too.
         enable_route_lookup(&self.netlink, &self.changes).await?;
         self.review_ports().await?;
-        let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
+        let own = self.netlink.addresses(None).await?;
+        let prepare = move |applier: &mut Applier<GatewayRole>| {
+            applier.role.set_own_addresses(&mut applier.tables, own);
+            applier.tables.vteps().collect::<Vec<IpAddr>>()
+        };
+        let hosts = self.node.writer.run(prepare).await?;
         let peers = self.peers.borrow_and_update().clone();
         self.review_neighbors(&[hosts, peers].concat()).await
     }
@@ -189,7 +194,7 @@ impl UnderlayMonitor {
         if ports == self.ports {
             return Ok(());
         }
-        let config = gateway_config(&ports, self.vteps);
+        let config = gateway_config(&self.names, &ports, self.vteps);
         tracing::info!(?ports, "interfaces changed");
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
         self.shared_ports.set(&ports);

@@ -75,7 +75,9 @@ impl UnconfirmedEntries {
         let public = public.filter(|public| !is_removed(&public.vni));
         self.public_prefixes = public.map(|public| (public.outside, public.vni)).collect();
         // What the snapshot gives to others is removed with what is not kept.
-        mentioned.public_prefixes().for_each(|outside| drop(self.take_overlapping(outside)));
+        for outside in mentioned.public_prefixes() {
+            self.take_overlapping(outside);
+        }
         let endpoints = tables.endpoints().filter(|endpoint| !mentioned.has_endpoint(endpoint));
         self.endpoints = endpoints.map(|endpoint| (endpoint.vni, endpoint.address)).collect();
         self.changes += 1;

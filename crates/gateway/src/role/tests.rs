@@ -141,6 +141,34 @@ fn public_prefixes_come_with_their_vrf_and_vip() {
     assert_eq!(gateway.applier.tables.public_prefixes().count(), 0);
 }
 
+/// Catches packets to the gateway itself that a tenant gets.
+#[test]
+fn public_prefixes_with_addresses_of_the_gateway_are_not_written() {
+    let mut gateway = Gateway::new();
+    let set_own = |gateway: &mut Gateway, own: &[&str]| {
+        let own = own.iter().map(|own| ip(own)).collect();
+        gateway.applier.role.set_own_addresses(&mut gateway.applier.tables, own);
+    };
+    let count = |gateway: &Gateway| gateway.applier.tables.public_prefixes().count();
+    let vni = Vni::new(5).unwrap();
+    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let public = |outside: &str| {
+        let net: IpNet = outside.parse().unwrap();
+        PublicPrefix { outside: net, vni, inside: net, vip: ip(A) }
+    };
+    let public_prefixes = vec![public("198.51.100.0/24"), public("2001:db8::/64")];
+    let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
+    set_own(&mut gateway, &["192.0.2.1", "198.51.100.7"]);
+    let applied = gateway.apply(update).unwrap();
+    assert_eq!(applied.failures, ["public prefix 198.51.100.0/24: this gateway itself has 198.51.100.7"]);
+    assert_eq!((count(&gateway), gateway.applier.is_complete()), (1, false));
+    // An address goes, and another one comes.
+    set_own(&mut gateway, &["192.0.2.1", "2001:db8::7"]);
+    assert_eq!(count(&gateway), 0);
+    assert_eq!(gateway.applier.retry(Instant::now()), without_failures(10));
+    assert_eq!(count(&gateway), 1);
+}
+
 #[test]
 fn thresholds_of_elephants_are_bytes_per_second() {
     let mut gateway = Gateway::new();

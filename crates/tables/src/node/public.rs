@@ -278,12 +278,11 @@ impl NodeTables {
         let leaf = lpm::find(self.memory(), sources.root, prefix_of(inside).bits);
         let longest = leaf.and_then(public_cell);
         // What contains an address is found by it, unless an orphan hides it.
-        let taken =
-            if inside.prefix_len() == inside.max_prefix_len() && !longest.is_some_and(is_orphan) {
-                longest.and_then(is_taken)
-            } else {
-                sources.iter(self.memory()).find_map(|(_, cell)| is_taken(cell))
-            };
+        let taken = if inside.prefix_len() == inside.max_prefix_len() && !longest.is_some_and(is_orphan) {
+            longest.and_then(is_taken)
+        } else {
+            sources.iter(self.memory()).find_map(|(_, cell)| is_taken(cell))
+        };
         match taken {
             Some(known) => Err(Error::AddressTaken {
                 vni: vni.get(),
