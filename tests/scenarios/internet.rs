@@ -292,8 +292,10 @@ async fn eip_moves(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// 64 Mbit/s from the Internet to VMs.
-const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 64mbit";
+/// 32 Mbit/s from the Internet to VMs, so that the downloads take 8 s.
+const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 32mbit";
+/// Longest time until another gateway answers. It ends before the downloads do, which begin a second earlier.
+const TAKEN_OVER: Duration = Duration::from_secs(5);
 
 /// The gateway that answers for a VM's public address loses its agent and its links during downloads, which go on by
 /// another gateway.
@@ -301,7 +303,6 @@ async fn owner_dies(lab: &Lab) -> Outcome {
     let public = eip(lab, PUBLIC[0], false)?;
     answers(lab, CLIENT, public, &[]).await?;
     let victim = owner(lab, public).await?;
-    // The downloads take 4 s.
     for shaper in ["qdisc add dev ix0 root handle 1: htb default 1", SHAPE] {
         execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
     }
@@ -318,7 +319,7 @@ async fn owner_dies(lab: &Lab) -> Outcome {
         tokio::time::sleep(Duration::from_secs(1)).await;
         lab.kill(&lab.state().topology.gateways[victim].name).await?;
         set_links(lab, victim, "down").await?;
-        eventually(PROGRAMMED, async || {
+        eventually(TAKEN_OVER, async || {
             let now = owner(lab, public).await?;
             ensure!(now != victim, "{public} is still at the gateway that died");
             Ok(())

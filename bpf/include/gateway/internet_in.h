@@ -15,6 +15,9 @@
 #include "gateway/answer_underlay.h"
 #include "gateway/deliver_inside.h"
 
+/* The low bits of a vMAC, which alone differ among the vMACs of a cluster (vip_mac() in crates/controller). */
+#define VMAC_SLOT_BITS 16
+
 /* The vIP of a public prefix. NULL: this node does not have it. */
 static __always_inline const struct next_hop *public_vip(__u32 cell)
 {
@@ -177,12 +180,15 @@ static __always_inline int is_vtep(const struct frame *frame)
 	return node->flags & NODE_HAS_IPV4 && bpf_ntohl(node->vtep4) == frame->destination[1];
 }
 
-/* Whether the frame is for this node: to the vMAC or to the MAC address of the port. A switch floods others. */
+/*
+ * Whether the frame is for this node: to a vMAC of the cluster, or to the MAC address of the port. A switch floods others.
+ * The vMAC may be that of another vIP than the address has now: neighbors learn of a change only by an announcement.
+ */
 static __always_inline int is_for_public(struct xdp_md *ctx, const struct packet *packet)
 {
 	const struct next_hop *vip = public_vip(packet->destination_public);
 
-	return (vip && load_mac(vip->mac) == packet->frame.destination_mac) ||
+	return (vip && !((load_mac(vip->mac) ^ packet->frame.destination_mac) >> VMAC_SLOT_BITS)) ||
 	       is_port_mac(ctx->ingress_ifindex, packet->frame.destination_mac);
 }
 

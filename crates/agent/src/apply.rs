@@ -238,7 +238,7 @@ impl<R: Role> Applier<R> {
             return Err(OtherDatabase { sent: update.database_id, ours });
         }
         self.refuse_conflicts(&mut update);
-        self.unconfirmed.forget(&update);
+        let given_to_others = self.unconfirmed.forget(&update);
         if let Some(mentioned) = &mut self.snapshot {
             mentioned.note(&update);
         }
@@ -248,6 +248,7 @@ impl<R: Role> Applier<R> {
         // Keys and plans belong to no step. They are not part of the tables.
         self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
         self.retries.forget(&update);
+        self.remove_public_prefixes(&given_to_others);
         self.upsert(&mut update);
         self.remove(&update, false);
         self.remove_idle_networks();
@@ -498,6 +499,9 @@ impl<R: Role> Applier<R> {
         for public in &update.public_prefixes {
             if self.fails(false, |role, context| role.upsert_public_prefix(context, public)) {
                 self.try_again(Entry::PublicPrefix(*public));
+            } else {
+                // It may have failed to give up its addresses above. That removal would take the new one away.
+                self.retries.remove(Key::PublicPrefix(public.outside));
             }
         }
         if !removed.is_empty() && self.retries.len() > 0 {

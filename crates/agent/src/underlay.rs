@@ -110,17 +110,18 @@ pub async fn vteps(netlink: &Netlink, links: &[Link], given: Vteps) -> Result<Vt
 /// This node's entry in the tables.
 #[must_use]
 pub fn node_config(links: &[Link], vteps: Vteps, vxlan_ifindex: u32) -> NodeConfig {
-    let port = |link: &Link| UnderlayPort {
-        ifindex: link.index,
-        mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
-        mac: link.mac,
-        internet: false,
-    };
     NodeConfig {
         vtep4: vteps.v4,
         vtep6: vteps.v6,
         router_mac: ROUTER_MAC,
         vxlan_ifindex,
-        ports: links.iter().map(port).collect(),
+        ports: links.iter().map(underlay_port).collect(),
     }
+}
+
+/// An interface to the underlay in the tables.
+#[must_use]
+pub fn underlay_port(link: &Link) -> UnderlayPort {
+    let mtu = u16::try_from(link.mtu).unwrap_or(u16::MAX);
+    UnderlayPort { ifindex: link.index, mtu, mac: link.mac, internet: false }
 }

@@ -23,6 +23,7 @@ pub use args::Args;
 pub use sluice_agent::Error;
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::routing::get;
@@ -40,8 +41,8 @@ use crate::load_monitor::LoadMonitor;
 use crate::offload_metrics::OffloadStats;
 use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
-use crate::ports::{Port, SharedPorts, Side, gateway_config};
-use crate::public_announcer::PublicAddresses;
+use crate::ports::{Port, SharedPorts, Side, gateway_config, port_names};
+use crate::public_announcer::{PublicAddresses, owned_vmacs};
 use crate::role::{GatewayRole, SharedLoad};
 use crate::rsp_responder::RspResponder;
 use crate::underlay_monitor::UnderlayMonitor;
@@ -69,7 +70,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let ports: Vec<Port> = underlay.chain(internet.into_iter().map(port(Side::Internet))).collect();
 
     let mut opened = open(common, ROLE, ObjectName::Gateway, &[])?;
-    opened.tables.set_node(&gateway_config(&ports, vteps))?;
+    opened.tables.set_node(&gateway_config(&port_names(&ports), &ports, vteps))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
     detach_others(&opened.datapath, &ports, &netlink, &changes).await?;
     enable_route_lookup(&netlink, &changes).await?;
@@ -81,7 +82,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let heartbeat = opened.tables.agent_heartbeat();
     let load = SharedLoad::default();
     let public = PublicAddresses::default();
-    let role = GatewayRole::new(&opened.tables, load.clone(), public.clone());
+    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone());
+    role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
     let plan = role.plan();
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.
@@ -105,10 +107,15 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tables: node.complete_revision.clone(),
         deleted: node.deleted.subscribe(),
     };
+    let writer = node.writer.clone();
+    let vmacs = move |addresses: Vec<IpAddr>| {
+        let writer = writer.clone();
+        async move { writer.run(move |applier| owned_vmacs(&applier.tables, &addresses)).await }
+    };
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
-            ended = public.run(ports) => ended,
+            ended = public.run(ports, vmacs) => ended,
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),

@@ -4,8 +4,8 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sluice_agent::netlink::Link;
-use sluice_agent::underlay::{Vteps, node_config};
-use sluice_tables::NodeConfig;
+use sluice_agent::underlay::{Vteps, node_config, underlay_port};
+use sluice_tables::{NodeConfig, UnderlayPort};
 
 /// What an interface leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +59,60 @@ impl SharedPorts {
     }
 }
 
-/// This gateway's entry in the tables.
+/// The names of interfaces, in their order.
 #[must_use]
-pub fn gateway_config(ports: &[Port], vteps: Vteps) -> NodeConfig {
-    let links: Vec<Link> = ports.iter().map(|port| port.link.clone()).collect();
-    let mut config = node_config(&links, vteps, 0);
-    for (entry, port) in config.ports.iter_mut().zip(ports) {
-        entry.internet = port.side == Side::Internet;
+pub fn port_names(ports: &[Port]) -> Vec<(String, Side)> {
+    ports.iter().map(|port| (port.link.name.clone(), port.side)).collect()
+}
+
+/// This gateway's entry in the tables: each of the configured `names` keeps its position, also without its interface in
+/// `ports`.
+#[must_use]
+pub fn gateway_config(names: &[(String, Side)], ports: &[Port], vteps: Vteps) -> NodeConfig {
+    let entry = |(name, side): &(String, Side)| {
+        let port = ports.iter().find(|port| port.link.name == *name);
+        let internet = *side == Side::Internet;
+        port.map_or(UnderlayPort::MISSING, |port| UnderlayPort { internet, ..underlay_port(&port.link) })
+    };
+    NodeConfig { ports: names.iter().map(entry).collect(), ..node_config(&[], vteps, 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_types::MacAddr;
+
+    use super::*;
+
+    /// Catches next hops that packets have found, and that lead by another interface because one is missing.
+    #[test]
+    fn interfaces_keep_their_positions() {
+        let port = |name: &str, side| {
+            let (index, mac) = (name.len() as u32, MacAddr::local(1));
+            let (peer_elsewhere, external_vxlan, vxlan_gbp, enslaved, promiscuous) =
+                (false, false, false, false, true);
+            let name = name.to_owned();
+            let (mtu, kind) = (1500, None);
+            let link = Link {
+                index,
+                name,
+                mac,
+                mtu,
+                kind,
+                peer_elsewhere,
+                external_vxlan,
+                vxlan_gbp,
+                enslaved,
+                promiscuous,
+            };
+            Port { link, side }
+        };
+        let ports = [port("a", Side::Underlay), port("bb", Side::Underlay), port("ccc", Side::Internet)];
+        let positions = |present: &[Port]| {
+            let config = gateway_config(&port_names(&ports), present, Vteps::default());
+            config.ports.iter().map(|port| (port.ifindex, port.internet)).collect::<Vec<_>>()
+        };
+        assert_eq!(positions(&ports), [(1, false), (2, false), (3, true)]);
+        assert_eq!(positions(&ports[1..]), [(0, false), (2, false), (3, true)]);
+        assert_eq!(positions(&[ports[2].clone(), ports[0].clone()]), [(1, false), (0, false), (3, true)]);
     }
-    config
 }

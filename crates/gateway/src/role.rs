@@ -10,6 +10,7 @@ use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
 use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PublicPrefix, Vip, Vrf};
 use sluice_tables::NodeTables;
+use sluice_types::IpNet;
 use tokio::sync::watch;
 
 use crate::public_announcer::PublicAddresses;
@@ -41,6 +42,8 @@ pub struct GatewayRole {
     plan: watch::Sender<Option<ClusterPlan>>,
     load: SharedLoad,
     public: PublicAddresses,
+    /// The addresses of this gateway's interfaces.
+    own_addresses: Vec<IpAddr>,
 }
 
 impl GatewayRole {
@@ -48,24 +51,58 @@ impl GatewayRole {
     /// owned.
     pub fn new(tables: &NodeTables, load: SharedLoad, public: PublicAddresses) -> Self {
         let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
-        Self { owned, plan: watch::Sender::default(), load, public }
+        Self { owned, plan: watch::Sender::default(), load, public, own_addresses: Vec::new() }
     }
 
     /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when
     /// they are added.
     pub fn set_owned(&mut self, tables: &mut NodeTables, owned: HashSet<IpAddr>) {
-        self.public.retain_owned(&owned);
         self.owned = owned;
         let changed: Vec<_> =
             tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
+        let mut gained = HashSet::new();
         for vip in changed {
             let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
-            if let Err(error) = tables.upsert_vip(&vip) {
-                tracing::error!(
+            match tables.upsert_vip(&vip) {
+                Ok(_) if vip.owned => {
+                    gained.insert(vip.address);
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(
                     vip = %vip.address, owned = vip.owned, error = error_chain(&error),
                     "cannot set whether this gateway answers for a vIP"
-                );
+                ),
             }
+        }
+        self.announce_addresses(tables, &gained);
+    }
+
+    /// Sets the addresses of this gateway's interfaces, and removes public prefixes that contain one: packets to the gateway
+    /// itself must not go to a tenant. The controller finds the difference and sends them again; they are then refused.
+    pub fn set_own_addresses(&mut self, tables: &mut NodeTables, own: Vec<IpAddr>) {
+        if own == self.own_addresses {
+            return;
+        }
+        self.own_addresses = own;
+        let all = tables.public_prefixes();
+        let all = all.filter_map(|public| Some((public.outside, self.own_address_in(public.outside)?)));
+        for (outside, own) in all.collect::<Vec<_>>() {
+            tracing::error!(%outside, %own, "this gateway has an address of a public prefix: removing the prefix");
+            if let Err(error) = tables.remove_public_prefix(outside) {
+                tracing::error!(%outside, error = error_chain(&error), "cannot remove the public prefix");
+            }
+        }
+    }
+
+    fn own_address_in(&self, outside: IpNet) -> Option<IpAddr> {
+        self.own_addresses.iter().copied().find(|own| outside.contains(own))
+    }
+
+    /// Announces the public addresses of these vIPs. Longer prefixes are not announced: their addresses are asked for.
+    fn announce_addresses(&self, tables: &NodeTables, vips: &HashSet<IpAddr>) {
+        if !vips.is_empty() {
+            let of_vips = tables.public_prefixes().filter(|public| vips.contains(&public.vip));
+            self.public.announce(of_vips.filter_map(|public| single_address(public.outside)));
         }
     }
 
@@ -87,8 +124,13 @@ impl Role for GatewayRole {
     fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {
         let Vip { address, mac } = *vip;
         let owned = self.owned.contains(&address);
+        let known = context.tables.vips().find(|known| known.address == address);
         let result = context.tables.upsert_vip(&sluice_tables::Vip { address, mac, owned });
+        let is_written = result.is_ok();
         context.check_topology(result, format_args!("vIP {address}"));
+        if is_written && owned && known.is_none_or(|known| known.mac != mac) {
+            self.announce_addresses(context.tables, &HashSet::from([address]));
+        }
     }
 
     fn remove_vip(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
@@ -119,12 +161,20 @@ impl Role for GatewayRole {
 
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
         let PublicPrefix { outside, vip, .. } = *public;
+        if let Some(own) = self.own_address_in(outside) {
+            context.fail(|| format!("public prefix {outside}: this gateway itself has {own}"));
+            return;
+        }
         let is_new = context.upsert_public_prefix(public);
-        if is_new && outside.prefix_len() == outside.max_prefix_len() && self.owned.contains(&vip) {
-            let mac = context.tables.vips().find(|known| known.address == vip).map(|known| known.mac);
-            mac.into_iter().for_each(|mac| self.public.announce(outside.addr(), vip, mac));
+        if is_new && self.owned.contains(&vip) {
+            self.public.announce(single_address(outside));
         }
     }
+}
+
+/// The address, if the prefix has only one.
+fn single_address(prefix: IpNet) -> Option<IpAddr> {
+    (prefix.prefix_len() == prefix.max_prefix_len()).then(|| prefix.addr())
 }
 
 /// The threshold of elephant flows in bytes per [`FLOW_PERIOD`].

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_agent::changes::Changes;
-use sluice_agent::netlink::{Link, Netlink, changes};
+use sluice_agent::netlink::{Link, Neighbor, Netlink, changes};
 use sluice_agent::underlay::{Vteps, enable_route_lookup};
-use sluice_agent::{Error, Node, error_chain};
+use sluice_agent::{Applier, Error, Node, error_chain};
 use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::needed_neighbors::NeededNeighbors;
 use crate::ownership::{Ownership, WitnessNeighbor};
-use crate::ports::{Port, SharedPorts, Side, gateway_config};
+use crate::ports::{Port, SharedPorts, Side, gateway_config, port_names};
 use crate::role::GatewayRole;
 
 /// Interval at which everything is reviewed, in addition to reviews after changes.
@@ -27,8 +27,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time after a change in which neighbors are probed: a switch port may need some seconds until it forwards. Later
 /// the kernel probes by itself, less often.
 const RETRY_TIME: Duration = Duration::from_secs(10);
-/// Shortest time between two lists of the routes to the Internet, which may be a million, and may change all the time.
-const LIST_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest and longest time between two lists of the routes to the Internet, which may be a million, and may change all
+/// the time.
+const LIST_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// Configures an interface as its program needs it.
 pub async fn prepare(netlink: &Netlink, changes: &Changes, link: &Link) -> Result<(), Error> {
@@ -52,7 +53,7 @@ pub struct UnderlayMonitor {
     peers: watch::Receiver<Vec<IpAddr>>,
     reconnected: Arc<Notify>,
     needed: NeededNeighbors,
-    /// The gateways of the routes to the Internet, and when they were listed.
+    /// The gateways of the routes to the Internet, and until when they are not listed again.
     gateways: Option<(Instant, BTreeSet<(u32, IpAddr)>)>,
     /// Gets the neighbors that may serve as witnesses.
     ownership: Arc<Ownership>,
@@ -79,7 +80,7 @@ impl UnderlayMonitor {
         let (kernel_changes, topology) = (changes(&[])?, node.topology.subscribe());
         let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
         let ports = shared_ports.get();
-        let names = ports.iter().map(|port| (port.link.name.clone(), port.side)).collect();
+        let names = port_names(&ports);
         let needed = NeededNeighbors::new(node.datapath.clone());
         Ok(Self {
             netlink,
@@ -147,7 +148,12 @@ impl UnderlayMonitor {
         // An administrator who turns forwarding off for all interfaces turns it off for this one, too.
         enable_route_lookup(&self.netlink, &self.changes).await?;
         self.review_ports().await?;
-        let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
+        let own = self.netlink.addresses(None).await?;
+        let prepare = move |applier: &mut Applier<GatewayRole>| {
+            applier.role.set_own_addresses(&mut applier.tables, own);
+            applier.tables.vteps().collect::<Vec<IpAddr>>()
+        };
+        let hosts = self.node.writer.run(prepare).await?;
         let peers = self.peers.borrow_and_update().clone();
         self.review_neighbors(&[hosts, peers].concat()).await
     }
@@ -188,7 +194,7 @@ impl UnderlayMonitor {
         if ports == self.ports {
             return Ok(());
         }
-        let config = gateway_config(&ports, self.vteps);
+        let config = gateway_config(&self.names, &ports, self.vteps);
         tracing::info!(?ports, "interfaces changed");
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
         self.shared_ports.set(&ports);
@@ -209,20 +215,22 @@ impl UnderlayMonitor {
         if internet.is_empty() {
             return Ok(BTreeSet::new());
         }
-        if let Some((listed, gateways)) = &self.gateways
-            && listed.elapsed() < LIST_INTERVAL
+        if let Some((until, gateways)) = &self.gateways
+            && Instant::now() < *until
         {
             // Another review follows.
             self.is_incomplete = true;
             return Ok(gateways.clone());
         }
+        let begin = Instant::now();
         let gateways = self.netlink.gateways(&internet).await?;
-        self.gateways = Some((Instant::now(), gateways.clone()));
+        self.gateways = Some((Instant::now() + pause_after(begin.elapsed()), gateways.clone()));
         Ok(gateways)
     }
 
     /// Makes the kernel keep exactly the next hops to hosts, to the cluster's other gateways and to the Internet resolved.
-    /// Those of the underlay are also the candidates for witnesses.
+    /// Those of the underlay come first: the routes to the Internet may take seconds to list. They are also the candidates
+    /// for witnesses.
     async fn review_neighbors(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
         let (mut wanted, mut all_known) = (HashSet::new(), true);
         for vtep in vteps {
@@ -236,20 +244,42 @@ impl UnderlayMonitor {
             }
         }
         self.ownership.set_neighbors(witnesses(&self.ports, &wanted));
-        match self.list_gateways().await {
-            Ok(gateways) => wanted.extend(gateways),
-            Err(error) => {
-                (self.is_incomplete, all_known) = (true, false);
-                tracing::error!(error = error_chain(&error), "cannot list the routes to the Internet");
-            }
-        }
         let known = self.netlink.neighbors().await?;
         let known: HashMap<_, _> = known.iter().map(|hop| ((hop.ifindex, hop.address), hop)).collect();
         let must_probe = std::mem::take(&mut self.must_probe);
         // A neighbor whose last probe was lost a moment ago still counts as resolved, and fails within a
         // second.
         self.is_incomplete |= must_probe;
-        for hop @ (ifindex, address) in &wanted {
+        self.keep_resolved(wanted.iter(), &known, must_probe).await;
+        match self.list_gateways().await {
+            Ok(gateways) => {
+                self.keep_resolved(gateways.iter(), &known, must_probe).await;
+                wanted.extend(gateways);
+            }
+            Err(error) => {
+                (self.is_incomplete, all_known) = (true, false);
+                tracing::error!(error = error_chain(&error), "cannot list the routes to the Internet");
+            }
+        }
+        for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| all_known && known.kept) {
+            if !wanted.contains(hop)
+                && let Err(error) = self.netlink.release_neighbor(*ifindex, *address).await
+            {
+                tracing::warn!(%address, error = error_chain(&error), "cannot release a neighbor");
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel keep neighbors resolved that it does not keep yet, and asks again for those of `known` that are not
+    /// resolved if `must_probe`.
+    async fn keep_resolved(
+        &mut self,
+        wanted: impl Iterator<Item = &(u32, IpAddr)>,
+        known: &HashMap<(u32, IpAddr), &Neighbor>,
+        must_probe: bool,
+    ) {
+        for hop @ (ifindex, address) in wanted {
             let result = match known.get(hop) {
                 Some(known) if known.is_static || known.resolved && known.kept => continue,
                 Some(known) if must_probe && !known.resolved => {
@@ -263,15 +293,13 @@ impl UnderlayMonitor {
                 tracing::error!(%address, error = error_chain(&error), "cannot keep a neighbor resolved");
             }
         }
-        for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| all_known && known.kept) {
-            if !wanted.contains(hop)
-                && let Err(error) = self.netlink.release_neighbor(*ifindex, *address).await
-            {
-                tracing::warn!(%address, error = error_chain(&error), "cannot release a neighbor");
-            }
-        }
-        Ok(())
     }
+}
+
+/// Time without a list of the routes after one that took so long: a list takes a tenth of the time at most, unless the
+/// routes are so many that changes would not be noticed in time.
+fn pause_after(took: Duration) -> Duration {
+    (took * 9).clamp(LIST_PAUSES.0, LIST_PAUSES.1)
 }
 
 /// The neighbors of the underlay. One on the Internet says nothing about the underlay.
@@ -287,6 +315,13 @@ fn witnesses(ports: &[Port], neighbors: &HashSet<(u32, IpAddr)>) -> Vec<WitnessN
 mod tests {
     use super::*;
     use sluice_types::MacAddr;
+
+    /// Catches a monitor that does nothing but list routes, and one that does not notice changes.
+    #[test]
+    fn long_lists_of_routes_have_long_pauses() {
+        let pauses = [1, 300, 60_000].map(|took| pause_after(Duration::from_millis(took)).as_millis());
+        assert_eq!(pauses, [1000, 2700, 5000]);
+    }
 
     #[test]
     fn neighbors_on_the_internet_are_no_witnesses() {

@@ -4,6 +4,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -196,7 +197,7 @@ fn interface_to_the_internet_has_its_program_and_its_gateways_are_kept_resolved(
 }
 
 /// Catches: an announcement of the vIP on the Internet, which is an address of the underlay, or of a public address on the
-/// underlay.
+/// underlay; and one that is not repeated.
 #[test]
 fn vmacs_and_public_addresses_are_announced_on_the_internet() {
     in_namespace(|| async {
@@ -209,24 +210,32 @@ fn vmacs_and_public_addresses_are_announced_on_the_internet() {
         ]);
         let [underlay, internet] = ["t0", "t1"].map(Listener::start);
         let addresses = PublicAddresses::default();
+        let mac = MacAddr::local(9);
         let announcer = tokio::spawn({
             let (addresses, ports) = (addresses.clone(), ports.clone());
-            async move { addresses.run(ports).await }
+            let vmacs = move |batch: Vec<IpAddr>| async move {
+                Ok(batch.into_iter().map(|address| (address, mac)).collect())
+            };
+            async move { addresses.run(ports, vmacs).await }
         });
-        let (mac, vip) = (MacAddr::local(9), "192.0.2.100".parse().unwrap());
-        let public = ["203.0.113.5", "2001:db8:2::5"];
-        Layer2Announcer::new(ports).unwrap().announce(vip, mac);
-        for address in public {
-            addresses.announce(address.parse().unwrap(), vip, mac);
-        }
+        let [vip, marker] = ["192.0.2.100", "192.0.2.101"].map(|address| address.parse().unwrap());
+        let mut vips = Layer2Announcer::new(ports).unwrap();
+        vips.announce(vip, mac);
+        addresses.announce(["203.0.113.5", "2001:db8:2::5"].map(|address| address.parse().unwrap()));
         let mac = mac.to_string();
         let mut others = internet.frame(&[&mac, "Reverse Request who-is"]).await;
-        others.extend(internet.frame(&[&mac, "Request who-has 203.0.113.5"]).await);
-        others.extend(internet.frame(&[&mac, "neighbor advertisement, tgt is 2001:db8:2::5"]).await);
+        for _ in 0..2 {
+            others.extend(internet.frame(&[&mac, "Request who-has 203.0.113.5"]).await);
+            others.extend(internet.frame(&[&mac, "neighbor advertisement, tgt is 2001:db8:2::5"]).await);
+        }
         assert_eq!(others, Vec::<String>::new(), "the vIP is no address of the Internet");
-        underlay.frame(&[&mac, "Reverse Request who-is"]).await;
-        underlay.frame(&[&mac, "Request who-has 192.0.2.100"]).await;
-        assert_eq!(underlay.lines.try_recv().ok(), None, "public addresses are no addresses of the underlay");
+        // What comes before the last frame has been seen by then.
+        vips.announce(marker, MacAddr::local(10));
+        let mut others = underlay.frame(&[&mac, "Reverse Request who-is"]).await;
+        others.extend(underlay.frame(&[&mac, "Request who-has 192.0.2.100"]).await);
+        others.extend(underlay.frame(&["Reverse Request who-is"]).await);
+        others.extend(underlay.frame(&["Request who-has 192.0.2.101"]).await);
+        assert_eq!(others, Vec::<String>::new(), "public addresses are no addresses of the underlay");
         announcer.abort();
     });
 }

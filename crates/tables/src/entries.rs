@@ -23,7 +23,7 @@ impl Default for Sizes {
 /// An interface of this node on the underlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnderlayPort {
-    /// Interface index of the kernel, not 0.
+    /// Interface index of the kernel; 0 on a gateway stands for an interface that is missing.
     pub ifindex: u32,
     /// Longest IP packet in bytes.
     pub mtu: u16,
@@ -31,6 +31,11 @@ pub struct UnderlayPort {
     pub mac: MacAddr,
     /// Gateways: the interface leads to the Internet, not to the other nodes.
     pub internet: bool,
+}
+
+impl UnderlayPort {
+    /// Keeps the position of an interface that is missing.
+    pub const MISSING: Self = Self { ifindex: 0, mtu: 0, mac: MacAddr::new([0; 6]), internet: false };
 }
 
 /// Configuration of this node.
@@ -44,7 +49,8 @@ pub struct NodeConfig {
     pub router_mac: MacAddr,
     /// Hosts: interface index of the VXLAN device. Gateways: 0.
     pub vxlan_ifindex: u32,
-    /// Underlay interfaces, at most 8 (`UNDERLAY_PORTS_MAX`).
+    /// Underlay interfaces, at most 8 (`UNDERLAY_PORTS_MAX`). Next hops that packets have found name them by their
+    /// positions for a second, so a gateway's interface keeps its position: one that is missing has ifindex 0.
     pub ports: Vec<UnderlayPort>,
 }
 

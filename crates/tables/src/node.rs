@@ -271,10 +271,10 @@ impl NodeTables {
     }
 
     /// Sets this node's own configuration. Its cells have a fixed place, so packets see a change word by
-    /// word.
+    /// word; but none finds an interface with the properties of another one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 8 underlay interfaces, or one with ifindex 0.
+    /// [`Error::Invalid`] for more than 8 underlay interfaces, or, on a host, one with ifindex 0.
     pub fn set_node(&mut self, node: &NodeConfig) -> Result<bool, Error> {
         let max = layout::UNDERLAY_PORTS_MAX as usize;
         if node.ports.len() > max {
@@ -301,7 +301,7 @@ impl NodeTables {
             config.flow_secret = [random_seed()?, random_seed()?];
         }
         for (to, port) in config.port.iter_mut().zip(&node.ports) {
-            if port.ifindex == 0 {
+            if port.ifindex == 0 && node.vxlan_ifindex != 0 {
                 return Err(Error::Invalid(
                     "an underlay interface has ifindex 0: no kernel interface has it".to_owned(),
                 ));
@@ -311,13 +311,22 @@ impl NodeTables {
             to.mac = port.mac.octets();
             to.flags = flag_if(port.internet, layout::UNDERLAY_PORT_INTERNET);
         }
-        Ok(self.memory().update(layout::CELL_NODE, &config))
+        // An interface is found by its index, which is in the first word of its slot, as MTU and a part of the MAC address are.
+        let mut between = config;
+        for (slot, old) in between.port.iter_mut().zip(&old.port) {
+            if (slot.ifindex, slot.flags) != (old.ifindex, old.flags) {
+                slot.ifindex = 0;
+            }
+        }
+        let is_cleared = self.memory().update(layout::CELL_NODE, &between);
+        Ok(self.memory().update(layout::CELL_NODE, &config) | is_cleared)
     }
 
     /// This node's own configuration.
     pub fn node(&self) -> NodeConfig {
         let config: node_config = self.memory().read(layout::CELL_NODE);
-        let ports = config.port.iter().filter(|port| port.ifindex != 0).map(|port| UnderlayPort {
+        let used = config.port.iter().rposition(|port| port.ifindex != 0).map_or(0, |last| last + 1);
+        let ports = config.port[..used].iter().map(|port| UnderlayPort {
             ifindex: port.ifindex,
             mtu: port.mtu,
             mac: sluice_types::MacAddr::new(port.mac),

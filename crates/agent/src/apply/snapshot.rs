@@ -46,6 +46,11 @@ impl SnapshotEntries {
         self.endpoints.contains(&(endpoint.vni, endpoint.address))
     }
 
+    /// The outside addresses of the public prefixes that the snapshot has.
+    pub(super) fn public_prefixes(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.public_prefixes.iter().copied()
+    }
+
     /// The routes of the tables that the snapshot has not mentioned. Those of delegated prefixes belong to ports.
     pub(super) fn unmentioned_routes(&self, tables: &NodeTables) -> Vec<(Vni, IpNet)> {
         let routes = tables.routes().filter(|route| !matches!(route.target, Target::Port(_)));

@@ -14,6 +14,7 @@
 //! so that the next stream, also of the next agent, gets a snapshot of another history and derives the list from it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::iter::successors;
 use std::net::IpAddr;
 
 use sluice_southbound::proto::UnconfirmedEntries as Report;
@@ -73,6 +74,10 @@ impl UnconfirmedEntries {
         let public = removals.removed_public_prefixes.iter().filter_map(|it| tables.public_prefix(*it));
         let public = public.filter(|public| !is_removed(&public.vni));
         self.public_prefixes = public.map(|public| (public.outside, public.vni)).collect();
+        // What the snapshot gives to others is removed with what is not kept.
+        for outside in mentioned.public_prefixes() {
+            self.take_overlapping(outside);
+        }
         let endpoints = tables.endpoints().filter(|endpoint| !mentioned.has_endpoint(endpoint));
         self.endpoints = endpoints.map(|endpoint| (endpoint.vni, endpoint.address)).collect();
         self.changes += 1;
@@ -83,11 +88,12 @@ impl UnconfirmedEntries {
         *self = Self { changes: self.changes + 1, ..Self::default() };
     }
 
-    /// Forgets entries that a message mentions or removes: either way the database decides about them again.
-    pub(super) fn forget(&mut self, update: &Update) {
+    /// Forgets entries that a message mentions or removes: either way the database decides about them again. Returns
+    /// the public prefixes that must be removed, because the message gives some of their addresses to others.
+    pub(super) fn forget(&mut self, update: &Update) -> Vec<IpNet> {
         let before = self.len();
         if before == 0 {
-            return;
+            return Vec::new();
         }
         let vteps = update.vteps.iter().map(|vtep| vtep.address);
         for vtep in vteps.chain(update.removed_vteps.iter().copied()) {
@@ -116,11 +122,28 @@ impl UnconfirmedEntries {
         for outside in outsides.chain(update.removed_public_prefixes.iter().copied()) {
             self.public_prefixes.remove(&outside);
         }
+        let given = update.public_prefixes.iter().flat_map(|public| self.take_overlapping(public.outside));
+        let given = given.collect();
         let ports = update.ports.iter().map(|port| port.instance);
         for id in ports.chain(update.removed_ports.iter().copied()) {
             self.ports.remove(&id);
         }
         self.changes += u64::from(self.len() != before);
+        given
+    }
+
+    /// Forgets the public prefixes that have addresses of `outside`: those that contain it, and those in it.
+    fn take_overlapping(&mut self, outside: IpNet) -> Vec<IpNet> {
+        if self.public_prefixes.is_empty() {
+            return Vec::new();
+        }
+        let containing = successors(Some(outside), IpNet::supernet);
+        let containing = containing.filter(|net| self.public_prefixes.contains_key(net));
+        let contained = self.public_prefixes.range(outside..).map(|(net, _)| *net);
+        let contained = contained.take_while(|net| outside.contains(net));
+        let mut all: Vec<IpNet> = containing.chain(contained).collect();
+        all.retain(|net| self.public_prefixes.remove(net).is_some());
+        all
     }
 
     /// Takes the networks that the role does not keep any more, because their last port was removed.

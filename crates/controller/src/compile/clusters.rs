@@ -27,7 +27,8 @@ impl ClusterState {
     }
 }
 
-/// The MAC address of a cluster's vIP, from the vIP's slot.
+/// The MAC address of a cluster's vIP, from the vIP's slot. Those of a cluster differ in the last two bytes only: gateways
+/// recognize them by this (`is_for_public()` in `bpf/include/gateway/internet_in.h`).
 pub fn vip_mac(cluster: ClusterId, slot: u8) -> MacAddr {
     MacAddr::local(cluster.get() << 16 | u64::from(slot))
 }

@@ -10,14 +10,22 @@ pub(super) const FIRST: [Operation; 3] = [(28, 0, 12, 0), (28, 1, 1, 0), (29, 0,
 
 impl NodeTables {
     /// Writes public addresses, as far as a node can: VRF and vIP must be there, and no other addresses inside may overlap.
-    pub(super) fn add_public(&mut self, prefix: PublicPrefix) {
-        let PublicPrefix { outside, vni, inside, vip } = prefix;
-        assert!(self.vrfs.contains_key(&vni), "{outside} comes before its VRF {vni}");
-        assert!(self.vips.contains_key(&vip), "{outside} comes before its vIP {vip}");
-        let others = self.public.values().filter(|other| other.outside != outside && other.vni == vni);
-        let mut overlapping = others.filter(|other| overlap(&other.inside, &inside));
-        assert_eq!(overlapping.next(), None, "{outside} in VNI {vni}");
-        self.public.insert(outside, prefix);
+    /// Those that stand for other addresses than before give up these first.
+    pub(super) fn add_public(&mut self, prefixes: &[PublicPrefix]) {
+        for new in prefixes {
+            self.public.retain(|outside, old| {
+                *outside != new.outside || (old.vni, old.inside) == (new.vni, new.inside)
+            });
+        }
+        for prefix in prefixes {
+            let PublicPrefix { outside, vni, inside, vip } = *prefix;
+            assert!(self.vrfs.contains_key(&vni), "{outside} comes before its VRF {vni}");
+            assert!(self.vips.contains_key(&vip), "{outside} comes before its vIP {vip}");
+            let others = self.public.values().filter(|other| other.outside != outside && other.vni == vni);
+            let mut overlapping = others.filter(|other| overlap(&other.inside, &inside));
+            assert_eq!(overlapping.next(), None, "{outside} in VNI {vni}");
+            self.public.insert(outside, *prefix);
+        }
     }
 }
 

@@ -71,9 +71,8 @@ impl NodeTables {
             }
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
-        for prefix in update.public_prefixes {
-            self.add_public(prefix);
-        }
+        self.public.retain(|outside, _| !update.removed_public_prefixes.contains(outside));
+        self.add_public(&update.public_prefixes);
         self.policies.extend(update.policies.into_iter().map(|policy| (policy.key, policy)));
         for port in update.ports {
             let key = PolicyKey { vni: port.vni, identity: port.identity };
@@ -82,7 +81,6 @@ impl NodeTables {
             self.ports.insert(port.instance, port);
         }
         self.vteps.retain(|vtep, _| !update.removed_vteps.contains(vtep));
-        self.public.retain(|outside, _| !update.removed_public_prefixes.contains(outside));
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
         self.vrfs.retain(|vni, _| !update.removed_vnis.contains(vni));

@@ -1,5 +1,7 @@
 //! Updates that only gateways get, over anonymous memory.
 
+use std::time::Instant;
+
 use sluice_agent::rsp::KeyStore;
 use sluice_agent::{Applied, Applier};
 use sluice_southbound::{Group, PublicPrefix, Update};
@@ -7,6 +9,7 @@ use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{ClusterId, MacAddr, Vni};
 
 use super::*;
+use crate::public_announcer::owned_vmacs;
 
 const DATABASE: u64 = 7;
 const A: &str = "192.0.2.100";
@@ -138,6 +141,34 @@ fn public_prefixes_come_with_their_vrf_and_vip() {
     assert_eq!(gateway.applier.tables.public_prefixes().count(), 0);
 }
 
+/// Catches packets to the gateway itself that a tenant gets.
+#[test]
+fn public_prefixes_with_addresses_of_the_gateway_are_not_written() {
+    let mut gateway = Gateway::new();
+    let set_own = |gateway: &mut Gateway, own: &[&str]| {
+        let own = own.iter().map(|own| ip(own)).collect();
+        gateway.applier.role.set_own_addresses(&mut gateway.applier.tables, own);
+    };
+    let count = |gateway: &Gateway| gateway.applier.tables.public_prefixes().count();
+    let vni = Vni::new(5).unwrap();
+    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let public = |outside: &str| {
+        let net: IpNet = outside.parse().unwrap();
+        PublicPrefix { outside: net, vni, inside: net, vip: ip(A) }
+    };
+    let public_prefixes = vec![public("198.51.100.0/24"), public("2001:db8::/64")];
+    let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
+    set_own(&mut gateway, &["192.0.2.1", "198.51.100.7"]);
+    let applied = gateway.apply(update).unwrap();
+    assert_eq!(applied.failures, ["public prefix 198.51.100.0/24: this gateway itself has 198.51.100.7"]);
+    assert_eq!((count(&gateway), gateway.applier.is_complete()), (1, false));
+    // An address goes, and another one comes.
+    set_own(&mut gateway, &["192.0.2.1", "2001:db8::7"]);
+    assert_eq!(count(&gateway), 0);
+    assert_eq!(gateway.applier.retry(Instant::now()), without_failures(10));
+    assert_eq!(count(&gateway), 1);
+}
+
 #[test]
 fn thresholds_of_elephants_are_bytes_per_second() {
     let mut gateway = Gateway::new();
@@ -191,8 +222,11 @@ fn new_public_addresses_of_owned_vips_are_announced() {
         public("2001:db8:2::/64", "fd00:2::/64", A),
     ];
     gateway.apply(update.clone());
+    // Time stands still: nothing is repeated.
+    let now = Instant::now();
     let announced = |gateway: &Gateway| {
-        let batch = gateway.applier.role.public.take_batch();
+        let batch = gateway.applier.role.public.take_batch(now);
+        let batch = owned_vmacs(&gateway.applier.tables, &batch);
         batch.iter().map(|(address, mac)| format!("{address} {mac}")).collect::<Vec<_>>()
     };
     assert_eq!(announced(&gateway), [format!("203.0.113.1 {a}"), format!("2001:db8:1::1 {a}")]);
@@ -200,8 +234,28 @@ fn new_public_addresses_of_owned_vips_are_announced() {
     assert_eq!(announced(&gateway), Vec::<String>::new());
     gateway.set_owned(&[A, B]);
     update.public_prefixes[0].vip = ip(B);
-    gateway.apply(update);
+    gateway.apply(update.clone());
+    // The second address has been without an announcement until the owner of its vIP was known.
+    assert_eq!(announced(&gateway), [format!("203.0.113.1 {b}"), format!("203.0.113.2 {b}")]);
+
+    // The update comes first, as it mostly does: with a new vIP, and then with another MAC address for it.
+    let c = MacAddr::local(3);
+    update.vips.push(Vip { address: ip("192.0.2.102"), mac: c });
+    update.public_prefixes[0].vip = ip("192.0.2.102");
+    gateway.apply(update.clone());
+    assert_eq!(announced(&gateway), Vec::<String>::new());
+    gateway.set_owned(&[A, "192.0.2.102"]);
+    assert_eq!(announced(&gateway), [format!("203.0.113.1 {c}")]);
+    update.vips[2].mac = b;
+    gateway.apply(update.clone());
     assert_eq!(announced(&gateway), [format!("203.0.113.1 {b}")]);
+    // What another gateway has got, or nobody has any more, before it was its turn.
+    gateway.set_owned(&[A, B, "192.0.2.102"]);
+    update.public_prefixes[1].vip = ip(A);
+    update.public_prefixes.remove(0);
+    gateway.apply(update);
+    gateway.set_owned(&[B]);
+    assert_eq!(announced(&gateway), Vec::<String>::new());
 }
 
 #[test]

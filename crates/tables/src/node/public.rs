@@ -272,10 +272,14 @@ impl NodeTables {
             let is_other = known.outside != outside && self.is_public(cell, &known);
             (is_other && known.vni == vni && overlap(&known.inside, &inside)).then_some(known)
         };
-        // What contains an address is found by it.
-        let taken = if inside.prefix_len() == inside.max_prefix_len() {
-            let leaf = lpm::find(self.memory(), sources.root, prefix_of(inside).bits);
-            leaf.and_then(public_cell).and_then(is_taken)
+        let is_orphan = |cell: u32| {
+            PublicPrefix::from_cell(self.memory(), cell).is_none_or(|known| !self.is_public(cell, &known))
+        };
+        let leaf = lpm::find(self.memory(), sources.root, prefix_of(inside).bits);
+        let longest = leaf.and_then(public_cell);
+        // What contains an address is found by it, unless an orphan hides it.
+        let taken = if inside.prefix_len() == inside.max_prefix_len() && !longest.is_some_and(is_orphan) {
+            longest.and_then(is_taken)
         } else {
             sources.iter(self.memory()).find_map(|(_, cell)| is_taken(cell))
         };

@@ -389,6 +389,14 @@ fn node_configuration_and_revision_survive_adoption() {
     let mut other = self::tables(4096);
     other.set_node(&node).unwrap();
     assert_ne!(secret(&other), drawn);
+    // A gateway's interfaces keep their positions when one is missing. Hosts have one.
+    let port =
+        |ifindex, internet| UnderlayPort { ifindex, mtu: 1500, mac: mac(u64::from(ifindex)), internet };
+    let ports = vec![port(3, false), UnderlayPort::MISSING, port(5, true)];
+    let gateway = NodeConfig { ports, ..node.clone() };
+    assert!(tables.set_node(&gateway).unwrap() && !tables.set_node(&gateway).unwrap());
+    assert_eq!(tables.node(), gateway);
+    assert!(tables.set_node(&NodeConfig { vxlan_ifindex: 9, ..gateway }).is_err());
     let too_many = NodeConfig { ports: vec![node.ports[0]; 9], ..node };
     assert!(matches!(tables.set_node(&too_many), Err(Error::Invalid(_))));
 }

@@ -151,6 +151,50 @@ fn public_prefixes_that_the_database_lost_are_kept() {
     assert_eq!((found(&applier), applier.unconfirmed().len()), (vec![third], 1));
 }
 
+/// Catches addresses that two prefixes have: the longer one would get the packets of the one that the database has.
+#[test]
+fn public_prefixes_that_the_database_lost_give_way_to_others() {
+    let lost = public_prefixes();
+    // One that contains two others, with their addresses inside, and one that another contains.
+    let given =
+        [public("198.51.100.0/30", 1, "10.0.0.4/30"), public("2001:db8:1::5/128", 2, "2001:db8:1::5/128")];
+    let apart = public("198.51.100.4/30", 1, "10.0.0.8/30");
+    for in_snapshot in [false, true] {
+        let mut applier = applier(1 << 14);
+        apply(&mut applier, public_cloud());
+        let all = vec![given[0], apart, given[1]];
+        let snapshot = if in_snapshot { all.clone() } else { vec![] };
+        apply(&mut applier, Update { public_prefixes: snapshot, ..older() });
+        if in_snapshot {
+            // What has the inside addresses is removed at the end.
+            applier.retry(Instant::now());
+        } else {
+            assert_eq!((found(&applier), applier.unconfirmed().len()), (lost.clone(), 3));
+            apply(&mut applier, Update { public_prefixes: vec![apart], ..delta(101) });
+            assert_eq!(applier.unconfirmed().len(), 3, "no address is in both");
+            let update = Update { public_prefixes: given.to_vec(), ..delta(102) };
+            assert_eq!(apply(&mut applier, update), without_failures(102));
+        }
+        assert_eq!((found(&applier), applier.unconfirmed().len()), (all, 0));
+    }
+}
+
+/// Catches a repeated removal of addresses inside that removes those which the prefix has got since.
+#[test]
+fn prefix_that_was_written_is_not_removed_later() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, public_cloud());
+    let [first, second, third] = public_prefixes().try_into().unwrap();
+    let moved = PublicPrefix { inside: "10.0.0.9/32".parse().unwrap(), ..first };
+    // As if it could not give up its addresses at first.
+    applier.try_removal_again(super::super::Key::PublicPrefix(first.outside));
+    applier.upsert(&mut Update { public_prefixes: vec![moved], ..delta(11) });
+    let begin = Instant::now();
+    applier.retry(begin);
+    applier.retry(begin + SECOND);
+    assert_eq!((found(&applier), applier.retries()), (vec![moved, second, third], 0));
+}
+
 /// Catches digests without public prefixes, and a repair that does not name them.
 #[test]
 fn damaged_public_prefix_is_named_and_repaired() {

@@ -557,3 +557,35 @@ fn full_tables_are_adopted_wherever_their_writer_ended() {
         }
     }
 }
+
+/// Catches an interface that packets find with the MAC address or the side of another one.
+#[test]
+fn interfaces_of_the_node_do_not_mix_while_they_change() {
+    let port =
+        |ifindex, internet| UnderlayPort { ifindex, mtu: 1500, mac: mac(u64::from(ifindex)), internet };
+    let old = vec![port(3, false), port(4, true), port(6, true)];
+    let new = vec![port(5, true), port(3, false), UnderlayPort { mtu: 1400, ..port(6, false) }];
+    let known = [&old[..], &new[..]].concat();
+    let node = NodeConfig {
+        vtep4: Some([192, 0, 2, 1].into()),
+        vtep6: None,
+        router_mac: sluice_types::ROUTER_MAC,
+        vxlan_ifindex: 0,
+        ports: old,
+    };
+    let mut accesses = 0;
+    loop {
+        let mut tables = tables(CELLS);
+        tables.set_node(&node).unwrap();
+        let next = NodeConfig { ports: new.clone(), ..node.clone() };
+        let is_done = die_after(accesses, || tables.set_node(&next)).is_some();
+        for port in tables.node().ports.iter().filter(|port| port.ifindex != 0) {
+            assert!(known.contains(port), "after {accesses} accesses: {port:?}");
+        }
+        if is_done {
+            break;
+        }
+        accesses += 1;
+    }
+    assert!(accesses > 8, "the change takes many accesses");
+}

@@ -156,6 +156,19 @@ fn impossible_public_prefixes_are_refused_with_the_reason() {
     check_public(&tables, &first);
 }
 
+/// Catches an address that two prefixes have, because what a killed writer left hides the other.
+#[test]
+fn orphan_does_not_hide_that_an_address_is_taken() {
+    let mut tables = gateway();
+    let orphan = public("198.51.100.1/32", 5, "10.0.0.2/32");
+    tables.upsert_public_prefix(&orphan).unwrap();
+    let cell = tables.public_cell_of(orphan.outside).unwrap();
+    tables.memory().store32(cell, offset_of!(public_prefix, outside), 0x0908_0706);
+    tables.upsert_public_prefix(&public("203.0.113.0/30", 5, "10.0.0.0/30")).unwrap();
+    let found = tables.upsert_public_prefix(&public("198.51.100.7/32", 5, "10.0.0.2/32")).unwrap_err();
+    assert!(found.to_string().contains("10.0.0.0/30, for which"), "{found}");
+}
+
 #[test]
 fn public_prefixes_follow_their_vrf_and_their_vip() {
     let mut tables = gateway();
