@@ -94,7 +94,7 @@ __attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet 
 	vrf = vrf_at(packet->vrf, packet->vni);
 	if (!vrf || !node || !icmp_error_allowed(&packet->frame))
 		return XDP_DROP;
-	if (!icmp_within_budget(packet->counters))
+	if (!icmp_within_budget(&icmp_budget, packet->counters))
 		return drop(packet->vni, DROP_icmp_rate);
 	describe_error(packet, vrf, node, &error);
 	added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;

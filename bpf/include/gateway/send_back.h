@@ -17,7 +17,7 @@
 static __always_inline int send_back(struct xdp_md *ctx, const struct packet *packet, __u32 frame_bytes)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
-	struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
+	struct underlay_port *port = ingress_port(ctx);
 	struct cursor cursor = cursor_at(ctx, 0);
 	struct outer outer = {
 		.node = node,
@@ -28,7 +28,7 @@ static __always_inline int send_back(struct xdp_md *ctx, const struct packet *pa
 		.udp_bytes = TUNNEL_BYTES + frame_bytes,
 	};
 
-	if (!node || !port || port->ifindex != ctx->ingress_ifindex)
+	if (!node || !port)
 		return drop(packet->vni, DROP_stale_index);
 	outer.source_mac = underlay_port_mac(port);
 	if (packet->ipv6) {
