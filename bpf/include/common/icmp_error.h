@@ -66,9 +66,9 @@ static __always_inline int icmp_error_allowed(const struct frame *frame)
 }
 
 /*
- * Takes a token of the VNI that has the counters with this index. `budget` is the map of the buckets. False: the rate is exceeded. Each
- * VNI has its own bucket, so that no tenant uses up another's. VNIs without counters of their own
- * share one.
+ * Takes a token of the VNI that has the counters with this index. `budget` is the map of the buckets. False: the rate
+ * is exceeded. Each VNI has its own bucket, so that no tenant uses up another's. VNIs without counters of their own share
+ * one.
  */
 static __always_inline int icmp_within_budget(void *budget, __u32 counters)
 {

@@ -7,8 +7,8 @@
  *
  * Contract: internet_in() returns the program's verdict: XDP_TX or XDP_REDIRECT for packets that were forwarded or
  * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. Drops are counted for the VNI once the
- * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`, `sum_chunks` and those of
- * count.h.
+ * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`,
+ * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_IN_H
 #define SLUICE_INTERNET_IN_H
@@ -17,9 +17,9 @@
 #include "gateway/deliver_inside.h"
 
 /*
- * As icmp_budget (maps.h), for errors to the Internet about packets to the VPC's public addresses: whoever sends such packets
- * does not use up the errors that the VPC's VMs need. A bucket is full again within 100 ms, so it is not reset when
- * another VNI gets the index.
+ * As icmp_budget (maps.h), for errors to the Internet about packets to the VPC's public addresses: such packets do not use
+ * up the errors that the VPC's VMs need. A bucket is full again within 100 ms, so it is not reset when another VNI gets
+ * the index.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -95,27 +95,14 @@ __attribute__((noinline)) int answer_public_solicit(struct xdp_md *ctx, struct p
 	return XDP_TX;
 }
 
-/* Describes the ICMP error that error_type asks for. It comes from the public address that the packet was sent to. */
-static __always_inline void describe_public_error(const struct packet *packet,
-						  const struct underlay_port *port, struct icmp_error *error)
-{
-	error->router4 = packet->frame.destination[1];
-	error->router6[0] = packet->frame.destination[0];
-	error->router6[1] = packet->frame.destination[1];
-	error->router_mac = underlay_port_mac(port);
-	error->quoted = icmp_quoted(&packet->frame);
-	error->type = packet->error_type;
-	if (error->type == ICMP4_UNREACHABLE && !(packet->frame.flags & FRAME_IPV6))
-		error->code = ICMP4_NEEDS_FRAGMENTATION;
-	error->mtu = packet->error_mtu;
-}
-
-/* As drop_with_error() (answer_tenant.h), for a packet from the Internet. */
+/*
+ * As drop_with_error() (answer_tenant.h), for a packet from the Internet. The error comes from the public address that the
+ * packet was sent to.
+ */
 __attribute__((noinline)) int drop_with_public_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
 {
 	const struct underlay_port *port = ingress_port(ctx);
 	struct icmp_error error = {};
-	__u32 added;
 
 	if (!packet)
 		return XDP_DROP;
@@ -126,12 +113,11 @@ __attribute__((noinline)) int drop_with_public_error(struct xdp_md *ctx, struct 
 		return XDP_DROP;
 	if (!icmp_within_budget(&internet_icmp_budget, packet->counters))
 		return drop(packet->vni, DROP_icmp_rate);
-	describe_public_error(packet, port, &error);
-	added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;
-	if (resize(ctx, ETH_HLEN + error.quoted) || bpf_xdp_adjust_head(ctx, -(int)added) ||
-	    write_error(ctx, &packet->frame, 0, &error))
-		return drop(packet->vni, DROP_headroom);
-	return XDP_TX;
+	error.router4 = packet->frame.destination[1];
+	error.router6[0] = packet->frame.destination[0];
+	error.router6[1] = packet->frame.destination[1];
+	error.router_mac = underlay_port_mac(port);
+	return turn_into_error(ctx, packet, 0, &error) ? XDP_TX : drop(packet->vni, DROP_headroom);
 }
 
 /* Reads the destination and the protocol, without checking the header. 0: the packet is not IP, or too short. */

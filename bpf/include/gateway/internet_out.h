@@ -67,8 +67,8 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 }
 
 /*
- * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). One that cannot be marked was
- * not marked by a correct underlay either, because its tunnel has a copy of its ECN field.
+ * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). A packet without ECN stays
+ * as it is: its tunnel has a copy of its ECN field, so a correct underlay does not mark the tunnel.
  */
 static __always_inline void mark_congestion(struct cursor *cursor, const struct packet *packet)
 {
@@ -87,7 +87,10 @@ static __always_inline void mark_congestion(struct cursor *cursor, const struct 
 	ip4->checksum = checksum_update(ip4->checksum, before, LOAD16(&ip4->version));
 }
 
-/* The longest IP packet that can come back to the sender: by its VPC's MTU and the tunnel to its host. 0: by no known port. */
+/*
+ * The longest IP packet that can come back to the sender, by the MTU of its VPC and the tunnel to its host. 0: the packet
+ * came by no port.
+ */
 static __always_inline __u32 longest_back(struct xdp_md *ctx, const struct packet *packet)
 {
 	const struct underlay_port *port = ingress_port(ctx);

@@ -44,7 +44,7 @@ struct packet {
 	__u32 destination_public; /* likewise for the destination */
 	__u32 internet_ifindex;	  /* of the Internet port by which the packet leaves */
 	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
-	__u16 longest;	    /* longest IP packet that the way of a translated packet carries, in bytes */
+	__u16 longest; /* longest IP packet that the ways there and back carry, of a translated packet; in bytes */
 	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
 	__u8 is_tunnel;	    /* VXLAN to this node */
 	__u8 error_type;    /* of the ICMP error that the sender gets; 0: none */

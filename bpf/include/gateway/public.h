@@ -116,8 +116,9 @@ static __always_inline enum drop_reason find_own_instance(struct packet *packet,
 
 /*
  * Stage "inside": the instance that gets a packet to a public address. Expects the frame, destination_public,
- * new_source, and final_vni with its VRF in the cell `vrf_cell`. Fills in new_destination, mtu, endpoint, endpoint_mac and
- * next_hop. Returns DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
+ * new_source, and final_vni with its VRF in the cell `vrf_cell`. Fills in new_destination, mtu, endpoint, endpoint_ipv6,
+ * endpoint_mac and next_hop. ICMP redirects and neighbor discovery are refused. Returns DROP_none or the reason to drop;
+ * error_type is then set if the sender gets an ICMP error.
  */
 __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __u32 vrf_cell)
 {
