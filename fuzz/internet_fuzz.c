@@ -40,6 +40,8 @@ static void *own_map(const void *map, uint32_t index)
 {
 	if (map == &packets)
 		return index ? NULL : &program_memory;
+	if (map == &internet_icmp_budget)
+		return index < VNI_COUNTERS_MAX ? &bucket : NULL;
 	return map == &sum_chunks && !index ? &sum_memory : NULL;
 }
 
@@ -61,13 +63,13 @@ static const uint8_t *destination_of(const uint8_t *frame)
 static int is_martian(const uint8_t *frame)
 {
 	const uint8_t *source = source_of(frame);
-	static const uint8_t zero[15];
+	static const uint8_t zero[10];
 
 	if (is_ipv4(frame))
 		return !source[0] || source[0] == 127 || source[0] >= 224 ||
 		       (source[0] == 169 && source[1] == 254);
 	return source[0] == 0xff || (source[0] == 0xfe && (source[1] & 0xc0) == 0x80) ||
-	       (!memcmp(source, zero, sizeof(zero)) && source[15] <= 1);
+	       !memcmp(source, zero, sizeof(zero));
 }
 
 /* Checks a packet that is delivered: its tunnel, and the frame in it. */

@@ -110,4 +110,24 @@ static __always_inline enum drop_reason store_udp6_checksum(program_context *ctx
 	return DROP_none;
 }
 
+/* Writes all outer headers into the first bytes of the packet. DROP_headroom: it has less. */
+static __always_inline enum drop_reason write_tunnel(program_context *ctx, const struct outer *outer,
+						     int ipv6)
+{
+	struct cursor cursor = cursor_at(ctx, 0);
+
+	if (!ipv6) {
+		if (!cursor_has(&cursor, TUNNEL4_BYTES))
+			return DROP_headroom;
+		write_outer4(&cursor, outer);
+		write_vxlan(&cursor, outer);
+		return DROP_none;
+	}
+	if (!cursor_has(&cursor, TUNNEL6_BYTES))
+		return DROP_headroom;
+	write_outer6(&cursor, outer);
+	write_vxlan(&cursor, outer);
+	return store_udp6_checksum(ctx, outer);
+}
+
 #endif

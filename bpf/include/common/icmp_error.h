@@ -6,7 +6,7 @@
  * Contract: the includer satisfies context.h; struct frame is the packet that the error is about.
  * write_icmp4_error() and write_icmp6_error() overwrite the bytes in front of the quoted packet, whose
  * bounds the caller has checked. The caller then computes the sum from the ICMP header on and stores
- * icmp_error_checksum(). Uses the map `icmp_budget`.
+ * icmp_error_checksum(). Uses the map that icmp_within_budget() gets.
  */
 #ifndef SLUICE_ICMP_ERROR_H
 #define SLUICE_ICMP_ERROR_H
@@ -66,13 +66,13 @@ static __always_inline int icmp_error_allowed(const struct frame *frame)
 }
 
 /*
- * Takes a token of the VNI that has the counters with this index. False: the rate is exceeded. Each
- * VNI has its own bucket, so that no tenant uses up another's. VNIs without counters of their own
- * share one.
+ * Takes a token of the VNI that has the counters with this index. `budget` is the map of the buckets. False: the rate
+ * is exceeded. Each VNI has its own bucket, so that no tenant uses up another's. VNIs without counters of their own share
+ * one.
  */
-static __always_inline int icmp_within_budget(__u32 counters)
+static __always_inline int icmp_within_budget(void *budget, __u32 counters)
 {
-	struct token_bucket *bucket = bpf_map_lookup_elem(&icmp_budget, &counters);
+	struct token_bucket *bucket = bpf_map_lookup_elem(budget, &counters);
 
 	return bucket && take_token(bucket, bpf_ktime_get_ns(), ICMP_TOKEN_NS, ICMP_ERRORS_BURST);
 }

@@ -31,9 +31,9 @@ static __always_inline int resize(struct xdp_md *ctx, __u32 bytes)
 	return delta ? (int)bpf_xdp_adjust_tail(ctx, delta) : 0;
 }
 
-/* Describes the error that packet->error_type asks for. */
-static __always_inline void describe_error(const struct packet *packet, const struct vrf *vrf,
-					   const struct node_config *node, struct icmp_error *error)
+/* The error comes from the router of the VPC. */
+static __always_inline void describe_router(const struct vrf *vrf, const struct node_config *node,
+					    struct icmp_error *error)
 {
 	error->router4 = vrf->router4 ? bpf_ntohl(vrf->router4) : DUMMY_ROUTER4;
 	load_halves(error->router6, vrf->router6);
@@ -42,6 +42,11 @@ static __always_inline void describe_error(const struct packet *packet, const st
 		error->router6[1] = ROUTER6_LOW;
 	}
 	error->router_mac = load_mac(node->router_mac);
+}
+
+/* Describes the error that packet->error_type asks for, but not from which router it comes. */
+static __always_inline void describe_error(const struct packet *packet, struct icmp_error *error)
+{
 	error->quoted = icmp_quoted(&packet->frame);
 	error->type = packet->error_type;
 	if (error->type == ICMP4_UNREACHABLE && !(packet->frame.flags & FRAME_IPV6))
@@ -78,6 +83,23 @@ static __always_inline enum drop_reason write_error(struct xdp_md *ctx, const st
 }
 
 /*
+ * Turns the packet, whose frame is `at` bytes into it, into the error that error_type asks for, from the router in `error`.
+ * Returns the length of its frame. 0: the kernel gave no room.
+ */
+static __always_inline __u32 turn_into_error(struct xdp_md *ctx, const struct packet *packet, __u32 at,
+					     struct icmp_error *error)
+{
+	__u32 added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;
+
+	describe_error(packet, error);
+	/* The end is cut first: XDP allows more headroom to shorter packets. */
+	if (resize(ctx, at + ETH_HLEN + error->quoted) || bpf_xdp_adjust_head(ctx, -(int)added) ||
+	    write_error(ctx, &packet->frame, at, error))
+		return 0;
+	return ETH_HLEN + added + error->quoted;
+}
+
+/*
  * Drops the packet for `reason` and sends the ICMP error that error_type asks for, if one is allowed.
  * An error beyond the rate limit is counted as another drop.
  */
@@ -85,8 +107,8 @@ __attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet 
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct icmp_error error = {};
-	__u32 added, at;
 	struct vrf *vrf;
+	__u32 bytes;
 
 	if (!packet)
 		return XDP_DROP;
@@ -94,17 +116,11 @@ __attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet 
 	vrf = vrf_at(packet->vrf, packet->vni);
 	if (!vrf || !node || !icmp_error_allowed(&packet->frame))
 		return XDP_DROP;
-	if (!icmp_within_budget(packet->counters))
+	if (!icmp_within_budget(&icmp_budget, packet->counters))
 		return drop(packet->vni, DROP_icmp_rate);
-	describe_error(packet, vrf, node, &error);
-	added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;
-	at = tunnel_bytes(packet);
-	/* The end is cut first: XDP allows more headroom to shorter packets. */
-	if (resize(ctx, at + ETH_HLEN + error.quoted) || bpf_xdp_adjust_head(ctx, -(int)added))
-		return drop(packet->vni, DROP_headroom);
-	if (write_error(ctx, &packet->frame, at, &error))
-		return drop(packet->vni, DROP_headroom);
-	return send_back(ctx, packet, ETH_HLEN + added + error.quoted);
+	describe_router(vrf, node, &error);
+	bytes = turn_into_error(ctx, packet, tunnel_bytes(packet), &error);
+	return bytes ? send_back(ctx, packet, bytes) : drop(packet->vni, DROP_headroom);
 }
 
 /* The instance to which a prefix with the address is delegated. */

@@ -46,8 +46,8 @@ __attribute__((noinline)) int send_answer(struct xdp_md *ctx, __u64 asked)
 	if (!(asked & MAC_GROUP_BIT) || !attended_ns ||
 	    (__s64)(bpf_ktime_get_ns() - attended_ns) < ATTENDED_NS)
 		return XDP_TX;
-	port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
-	if (port && port->ifindex == ctx->ingress_ifindex && ethernet)
+	port = ingress_port(ctx);
+	if (port && ethernet)
 		store_mac(ethernet->source, underlay_port_mac(port));
 	return XDP_TX;
 }

@@ -6,8 +6,9 @@
  * begins: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
  * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
  * translated and encapsulated, and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
- * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Uses the
- * maps `cells`, `vni_traffic` and `sum_chunks`.
+ * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Where
+ * there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`, `vni_traffic` and
+ * `sum_chunks`.
  */
 #ifndef SLUICE_DELIVER_INSIDE_H
 #define SLUICE_DELIVER_INSIDE_H
@@ -20,23 +21,10 @@ static __always_inline enum drop_reason encapsulate(struct xdp_md *ctx, const st
 						    __u32 at)
 {
 	int grow = (ipv6 ? TUNNEL6_BYTES : TUNNEL4_BYTES) - (int)at;
-	struct cursor cursor;
 
 	if (grow && bpf_xdp_adjust_head(ctx, -grow))
 		return DROP_headroom;
-	cursor = cursor_at(ctx, 0);
-	if (!ipv6) {
-		if (!cursor_has(&cursor, TUNNEL4_BYTES))
-			return DROP_headroom;
-		write_outer4(&cursor, outer);
-		write_vxlan(&cursor, outer);
-		return DROP_none;
-	}
-	if (!cursor_has(&cursor, TUNNEL6_BYTES))
-		return DROP_headroom;
-	write_outer6(&cursor, outer);
-	write_vxlan(&cursor, outer);
-	return store_udp6_checksum(ctx, outer);
+	return write_tunnel(ctx, outer, ipv6);
 }
 
 __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, struct packet *packet, __u32 at)

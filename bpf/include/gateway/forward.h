@@ -163,8 +163,8 @@ static __always_inline enum drop_reason find_path(struct xdp_md *ctx, struct pac
 		return reason;
 	path->l2 = READ_ONCE(path->hop->l2);
 	path->port = underlay_port_at(path->l2 >> L2_PORT_SHIFT);
-	/* Without an ifindex, the interface was removed since the path was looked up. */
-	if (!path->port || !path->port->ifindex)
+	/* The interface may have been removed, or its slot given to an Internet port, since the path was looked up. */
+	if (!path->port || !path->port->ifindex || path->port->flags & UNDERLAY_PORT_INTERNET)
 		return DROP_stale_index;
 	path->mtu = path_mtu(packet, path->port, path->ipv6);
 	if (packet->frame_bytes - ETH_HLEN > path->mtu)

@@ -7,7 +7,8 @@
  *
  * Contract: internet_in() returns the program's verdict: XDP_TX or XDP_REDIRECT for packets that were forwarded or
  * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. Drops are counted for the VNI once the
- * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of count.h.
+ * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`,
+ * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_IN_H
 #define SLUICE_INTERNET_IN_H
@@ -17,6 +18,17 @@
 
 /* The low bits of a vMAC, which alone differ among the vMACs of a cluster (vip_mac() in crates/controller). */
 #define VMAC_SLOT_BITS 16
+/*
+ * As icmp_budget (maps.h), for errors to the Internet about packets to the VPC's public addresses: such packets do not use
+ * up the errors that the VPC's VMs need. A bucket is full again within 100 ms, so it is not reset when another VNI gets
+ * the index.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, VNI_COUNTERS_MAX);
+	__type(key, __u32);
+	__type(value, struct token_bucket);
+} internet_icmp_budget SEC(".maps");
 
 /* The vIP of a public prefix. NULL: this node does not have it. */
 static __always_inline const struct next_hop *public_vip(__u32 cell)
@@ -85,56 +97,32 @@ __attribute__((noinline)) int answer_public_solicit(struct xdp_md *ctx, struct p
 	return XDP_TX;
 }
 
-/* Whether an address of the Internet can be the source, besides what no host has (source_valid(), frame.h). */
-static __always_inline int internet_source_valid(const struct frame *frame)
-{
-	__u64 address = frame->source[1];
-
-	if (!source_valid(frame))
-		return 0;
-	if (frame->flags & FRAME_IPV6)
-		return !ipv6_link_local(frame->source[0]);
-	return address >> 28 != 0xf && address >> 16 != 0xa9fe;
-}
-
-/* Describes the ICMP error that error_type asks for. It comes from the public address that the packet was sent to. */
-static __always_inline void describe_public_error(const struct packet *packet,
-						  const struct underlay_port *port, struct icmp_error *error)
-{
-	error->router4 = packet->frame.destination[1];
-	error->router6[0] = packet->frame.destination[0];
-	error->router6[1] = packet->frame.destination[1];
-	error->router_mac = underlay_port_mac(port);
-	error->quoted = icmp_quoted(&packet->frame);
-	error->type = packet->error_type;
-	if (error->type == ICMP4_UNREACHABLE && !(packet->frame.flags & FRAME_IPV6))
-		error->code = ICMP4_NEEDS_FRAGMENTATION;
-	error->mtu = packet->error_mtu;
-}
-
-/* As drop_with_error() (answer_tenant.h), for a packet from the Internet. */
+/*
+ * As drop_with_error() (answer_tenant.h), for a packet from the Internet. The error comes from the public address that the
+ * packet was sent to.
+ */
 __attribute__((noinline)) int drop_with_public_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
 {
-	const struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
+	const struct underlay_port *port = ingress_port(ctx);
 	struct icmp_error error = {};
-	__u32 added;
 
-	if (!packet || !port)
+	if (!packet)
 		return XDP_DROP;
+	if (!port)
+		return drop(packet->vni, DROP_stale_index);
 	count_drop(packet->vni, reason);
 	if (!icmp_error_allowed(&packet->frame))
 		return XDP_DROP;
-	if (!icmp_within_budget(packet->counters))
+	if (!icmp_within_budget(&internet_icmp_budget, packet->counters))
 		return drop(packet->vni, DROP_icmp_rate);
-	describe_public_error(packet, port, &error);
-	added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;
-	if (resize(ctx, ETH_HLEN + error.quoted) || bpf_xdp_adjust_head(ctx, -(int)added) ||
-	    write_error(ctx, &packet->frame, 0, &error))
-		return drop(packet->vni, DROP_headroom);
-	return XDP_TX;
+	error.router4 = packet->frame.destination[1];
+	error.router6[0] = packet->frame.destination[0];
+	error.router6[1] = packet->frame.destination[1];
+	error.router_mac = underlay_port_mac(port);
+	return turn_into_error(ctx, packet, 0, &error) ? XDP_TX : drop(packet->vni, DROP_headroom);
 }
 
-/* Reads what says where a packet goes, without a check of its header. 0: it is not IP, or too short. */
+/* Reads the destination and the protocol, without checking the header. 0: the packet is not IP, or too short. */
 static __always_inline int read_destination(struct xdp_md *ctx, struct packet *packet)
 {
 	struct cursor cursor = cursor_at(ctx, 0);
@@ -192,18 +180,10 @@ static __always_inline int is_for_public(struct xdp_md *ctx, const struct packet
 	       is_port_mac(ctx->ingress_ifindex, packet->frame.destination_mac);
 }
 
-/* Whether the packet is what only the routers of a VM's own link may send. */
-static __always_inline int is_link_control(const struct frame *frame)
-{
-	return is_nd(frame) ||
-	       (frame->protocol == IPPROTO_ICMP && !(frame->flags & (FRAME_IPV6 | FRAME_LATER)) &&
-		frame->transport >> 24 == ICMP4_REDIRECT);
-}
-
 /* Checks a packet to a public address, and finds the instance that gets it. */
 __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ctx, struct packet *packet)
 {
-	const struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
+	const struct underlay_port *port = ingress_port(ctx);
 	enum drop_reason reason;
 	__u32 cell;
 
@@ -213,10 +193,9 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	reason = parse_frame(ctx, 0, context_bytes(ctx), &packet->frame);
 	if (reason)
 		return reason;
-	if (!internet_source_valid(&packet->frame))
+	if (!source_valid(&packet->frame) ||
+	    !internet_address_valid(packet->frame.flags, packet->frame.source))
 		return DROP_martian_source;
-	if (is_link_control(&packet->frame))
-		return DROP_forged_control;
 	cell = find_public(packet->frame.flags, packet->frame.source);
 	if (cell)
 		return cell == INDEX_BUSY ? DROP_table_busy : DROP_martian_source;
@@ -275,7 +254,7 @@ static __always_inline int answer_internet(struct xdp_md *ctx, struct packet *pa
 __attribute__((noinline)) int internet_in(struct xdp_md *ctx, struct packet *packet)
 {
 	int is_ip, verdict;
-	__u32 cell = 0;
+	__u32 cell;
 
 	if (!packet)
 		return drop(0, DROP_stale_index);

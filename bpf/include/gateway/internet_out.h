@@ -17,14 +17,14 @@
 
 /*
  * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
- * address of the next router, next_hop, the index of the port, and longest, by the MTU of port and route. The FIB is asked
- * as in resolve() (resolve.h).
+ * address of the next router, internet_ifindex and internet_mac of the port, and longest, by the MTU of port and route. The
+ * FIB is asked as in resolve() (resolve.h).
  */
 __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx, struct packet *packet)
 {
 	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
 	const struct underlay_port *port;
-	__u32 index;
+	__u32 index, mtu;
 	int answer;
 
 	if (!packet)
@@ -41,8 +41,13 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 		fib.ipv4_dst = bpf_htonl((__u32)packet->new_destination[1]);
 	}
 	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	if (answer == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		return too_big(packet, fib.mtu_result);
+	mtu = fib.mtu_result;
+	if (answer == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		/* This answer is given before the port is known. Without a length, the kernel tells the port. */
+		fib.tot_len = 0;
+		fib.ifindex = LOOPBACK_IFINDEX;
+		answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	}
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return DROP_no_internet_route;
 	index = underlay_port_index(fib.ifindex);
@@ -55,14 +60,15 @@ __attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx
 	/* By bytes, because the structure on the stack does not align them. */
 	for (int i = 0; i < ETH_ALEN; i++)
 		packet->endpoint_mac = packet->endpoint_mac << 8 | fib.dmac[i];
-	packet->next_hop = index;
-	packet->longest = fib.mtu_result < port->mtu ? fib.mtu_result : port->mtu;
+	packet->internet_ifindex = fib.ifindex;
+	packet->internet_mac = underlay_port_mac(port);
+	packet->longest = mtu < port->mtu ? mtu : port->mtu;
 	return DROP_none;
 }
 
 /*
- * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). One that cannot be marked was
- * not marked by a correct underlay either, because its tunnel has a copy of its ECN field.
+ * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). A packet without ECN stays
+ * as it is: its tunnel has a copy of its ECN field, so a correct underlay does not mark the tunnel.
  */
 static __always_inline void mark_congestion(struct cursor *cursor, const struct packet *packet)
 {
@@ -81,39 +87,46 @@ static __always_inline void mark_congestion(struct cursor *cursor, const struct 
 	ip4->checksum = checksum_update(ip4->checksum, before, LOAD16(&ip4->version));
 }
 
+/*
+ * The longest IP packet that can come back to the sender, by the MTU of its VPC and the tunnel to its host. 0: the packet
+ * came by no port.
+ */
+static __always_inline __u32 longest_back(struct xdp_md *ctx, const struct packet *packet)
+{
+	const struct underlay_port *port = ingress_port(ctx);
+
+	return port ? path_mtu(packet, port, packet->ipv6) : 0;
+}
+
 /* Sends the packet by the Internet port, without its tunnel. */
 static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
 {
 	enum drop_reason reason = check_ttl(packet);
-	const struct underlay_port *port;
+	__u32 back = longest_back(ctx, packet);
 	struct cursor cursor;
 
 	if (!reason)
 		reason = find_internet_port(ctx, packet);
 	if (reason)
 		return reason;
-	port = underlay_port_at(packet->next_hop);
-	if (!port)
+	if (!back)
 		return DROP_stale_index;
 	if (packet->frame_bytes - ETH_HLEN > packet->longest)
 		return too_big(packet, packet->longest);
-	/* What comes back must fit into the VPC, too. */
-	if (packet->mtu && packet->mtu < packet->longest)
-		packet->longest = packet->mtu;
+	if (back < packet->longest)
+		packet->longest = back;
 	reason = translate(ctx, packet, tunnel_bytes(packet));
 	if (reason)
 		return reason;
-	/* Bytes behind the IP packet are not sent on. */
-	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)) ||
-	    resize(ctx, ETH_HLEN + packet->frame.ip_bytes))
+	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)))
 		return DROP_headroom;
 	cursor = cursor_at(ctx, 0);
 	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
 		return DROP_headroom;
 	mark_congestion(&cursor, packet);
-	rewrite_frame(&cursor, packet, underlay_port_mac(port));
+	rewrite_frame(&cursor, packet, packet->internet_mac);
 	count_traffic(packet->counters, packet->frame_bytes);
-	packet->verdict = send_by(ctx, port->ifindex);
+	packet->verdict = send_by(ctx, packet->internet_ifindex);
 	return DROP_none;
 }
 
@@ -132,8 +145,9 @@ static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct pac
 		return DROP_table_busy;
 	if (!vrf)
 		return DROP_unknown_vni;
-	/* What comes back must fit into the sender's VPC. */
-	packet->longest = packet->mtu ? packet->mtu : 0xffff;
+	packet->longest = longest_back(ctx, packet);
+	if (!packet->longest)
+		return DROP_stale_index;
 	reason = find_inside(packet, vrf);
 	if (reason)
 		return reason;
@@ -145,6 +159,7 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 {
 	const struct vrf *vrf = vrf_at(packet->vrf, packet->vni);
 	struct frame *frame = &packet->frame;
+	__u32 cell;
 
 	if (!vrf)
 		return DROP_stale_index;
@@ -157,6 +172,12 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 		return DROP_no_public_address;
 	if (!to_outside(packet->source_public, packet->new_source))
 		return DROP_stale_index;
+	/* Another VPC may have a longer prefix with this address, and what comes back goes there. */
+	cell = find_public(frame->flags, packet->new_source);
+	if (cell != packet->source_public)
+		return cell == INDEX_BUSY ? DROP_table_busy : DROP_no_public_address;
+	if (!internet_address_valid(frame->flags, frame->destination))
+		return DROP_no_internet_route;
 	packet->destination_public = find_public(frame->flags, frame->destination);
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
@@ -170,6 +191,10 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 	if (!packet)
 		return drop(0, DROP_stale_index);
 	coarse_now(packet);
+	/* Bytes behind the IP packet are not sent on, and count for no MTU. */
+	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
+	if (resize(ctx, tunnel_bytes(packet) + packet->frame_bytes))
+		return drop(packet->vni, DROP_headroom);
 	reason = internet_out(ctx, packet);
 	if (!reason)
 		return packet->verdict;

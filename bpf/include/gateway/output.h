@@ -17,6 +17,14 @@ static __always_inline int drop(__u32 vni, enum drop_reason reason)
 	return XDP_DROP;
 }
 
+/* The port that received the packet. NULL: its interface is no port, or no longer. */
+static __always_inline struct underlay_port *ingress_port(struct xdp_md *ctx)
+{
+	struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
+
+	return port && port->ifindex == ctx->ingress_ifindex ? port : NULL;
+}
+
 /* Sends the packet out of an interface. Returns the program's verdict. */
 static __always_inline int send_by(struct xdp_md *ctx, __u32 ifindex)
 {

@@ -26,14 +26,15 @@ struct packet {
 	__u64 endpoint_mac;
 	__u64 new_source[2]; /* addresses that translate() (translate.h) writes; as in struct frame */
 	__u64 new_destination[2];
-	__u64 header[8]; /* copy of a header that translate.h changes */
-	__u64 now_ns;	 /* CLOCK_MONOTONIC, coarse: one time for all stages */
+	__u64 internet_mac; /* of the Internet port by which the packet leaves */
+	__u64 header[8];    /* copy of a header that translate.h changes */
+	__u64 now_ns;	    /* CLOCK_MONOTONIC, coarse: one time for all stages */
 	/* These are kept from packet to packet. */
 	__u64 ticks; /* jiffies at which `now_ns` was read, which is kept as well */
 	struct flow_sampler sampler;
 	__u32 vni;	      /* in the VXLAN header that was received */
 	__u32 vrf;	      /* cell of the struct vrf of `vni` */
-	__u32 frame_bytes;    /* of the tenant's frame, padding included */
+	__u32 frame_bytes;    /* of the tenant's frame; to and from the Internet without padding */
 	__u32 final_vni;      /* of the endpoint, behind peerings */
 	__u32 next_hop;	      /* cell of the endpoint's host */
 	__u32 counters;	      /* as in struct vrf, of `vni` */
@@ -41,8 +42,9 @@ struct packet {
 	__u32 verdict;	      /* XDP action of a packet that was sent */
 	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
 	__u32 destination_public; /* likewise for the destination */
+	__u32 internet_ifindex;	  /* of the Internet port by which the packet leaves */
 	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
-	__u16 longest;	    /* longest IP packet that the way of a translated packet carries, in bytes */
+	__u16 longest; /* longest IP packet that the ways there and back carry, of a translated packet; in bytes */
 	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
 	__u8 is_tunnel;	    /* VXLAN to this node */
 	__u8 error_type;    /* of the ICMP error that the sender gets; 0: none */
@@ -53,7 +55,7 @@ struct packet {
 	__u8 routed;	    /* sent to the router's MAC address; otherwise bridged within the VPC */
 	__u8 endpoint_ipv6; /* `endpoint` is IPv6 */
 	__u8 to_internet;   /* the route has scope Internet */
-	__u8 reserved[5];
+	__u8 reserved[1];
 };
 
 struct {

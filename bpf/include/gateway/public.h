@@ -8,7 +8,30 @@
 #ifndef SLUICE_PUBLIC_H
 #define SLUICE_PUBLIC_H
 
+#include "common/neighbor_discovery.h"
 #include "gateway/cgw.h"
+
+/*
+ * Whether the address can be that of a host on the Internet: RFC 1122 section 3.2.1.3, RFC 3927, RFC 4291 section 2.5.
+ * IPv6 addresses that contain an IPv4 address (::/96, ::ffff:0:0/96) are on no wire: a host would take such a packet for
+ * one of the IPv4 address.
+ */
+static __always_inline int internet_address_valid(__u32 flags, const __u64 *address)
+{
+	__u64 high = address[0], low = address[1];
+
+	if (flags & FRAME_IPV6)
+		return !ipv6_multicast(high) && !ipv6_link_local(high) && (high || low >> 32 > 0xffff);
+	return low >> 24 != 0 && low >> 24 != 127 && low >> 28 < 0xe && low >> 16 != 0xa9fe;
+}
+
+/* Whether the packet is what only the routers of a VM's own link may send. */
+static __always_inline int is_link_control(const struct frame *frame)
+{
+	return is_nd(frame) ||
+	       (frame->protocol == IPPROTO_ICMP && !(frame->flags & (FRAME_IPV6 | FRAME_LATER)) &&
+		frame->transport >> 24 == ICMP4_REDIRECT);
+}
 
 /* The cell of the public prefix that an address of the Internet side is in; as find_public4() (lookup.h). */
 static __always_inline __u32 find_public(__u32 flags, const __u64 *address)
@@ -23,7 +46,7 @@ static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 fla
 				  : find_public_source4(vrf, address[1]);
 }
 
-/* Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with others bits. */
+/* Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with other bits. */
 static __always_inline int replace_prefix(const struct public_prefix *public, const __u8 *from,
 					  const __u8 *to, __u64 *address)
 {
@@ -93,8 +116,9 @@ static __always_inline enum drop_reason find_own_instance(struct packet *packet,
 
 /*
  * Stage "inside": the instance that gets a packet to a public address. Expects the frame, destination_public,
- * new_source, and final_vni with its VRF in the cell `vrf_cell`. Fills in new_destination, mtu, endpoint, endpoint_mac and
- * next_hop. Returns DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
+ * new_source, and final_vni with its VRF in the cell `vrf_cell`. Fills in new_destination, mtu, endpoint, endpoint_ipv6,
+ * endpoint_mac and next_hop. ICMP redirects and neighbor discovery are refused. Returns DROP_none or the reason to drop;
+ * error_type is then set if the sender gets an ICMP error.
  */
 __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __u32 vrf_cell)
 {
@@ -104,6 +128,8 @@ __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __
 
 	if (!packet)
 		return DROP_stale_index;
+	if (is_link_control(&packet->frame))
+		return DROP_forged_control;
 	vrf = vrf_at(vrf_cell, packet->final_vni);
 	packet->new_destination[0] = packet->frame.destination[0];
 	packet->new_destination[1] = packet->frame.destination[1];

@@ -17,8 +17,7 @@
 static __always_inline int send_back(struct xdp_md *ctx, const struct packet *packet, __u32 frame_bytes)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
-	struct underlay_port *port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
-	struct cursor cursor = cursor_at(ctx, 0);
+	struct underlay_port *port = ingress_port(ctx);
 	struct outer outer = {
 		.node = node,
 		.destination_mac = packet->outer_source_mac,
@@ -28,27 +27,12 @@ static __always_inline int send_back(struct xdp_md *ctx, const struct packet *pa
 		.udp_bytes = TUNNEL_BYTES + frame_bytes,
 	};
 
-	if (!node || !port || port->ifindex != ctx->ingress_ifindex)
+	if (!node || !port)
 		return drop(packet->vni, DROP_stale_index);
 	outer.source_mac = underlay_port_mac(port);
-	if (packet->ipv6) {
-		if (!(node->flags & NODE_HAS_IPV6))
-			return drop(packet->vni, DROP_no_vtep_address);
-		if (!cursor_has(&cursor, TUNNEL6_BYTES))
-			return drop(packet->vni, DROP_headroom);
-		write_outer6(&cursor, &outer);
-		write_vxlan(&cursor, &outer);
-		if (store_udp6_checksum(ctx, &outer))
-			return drop(packet->vni, DROP_headroom);
-		return XDP_TX;
-	}
-	if (!(node->flags & NODE_HAS_IPV4))
+	if (!(node->flags & (packet->ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
 		return drop(packet->vni, DROP_no_vtep_address);
-	if (!cursor_has(&cursor, TUNNEL4_BYTES))
-		return drop(packet->vni, DROP_headroom);
-	write_outer4(&cursor, &outer);
-	write_vxlan(&cursor, &outer);
-	return XDP_TX;
+	return write_tunnel(ctx, &outer, packet->ipv6) ? drop(packet->vni, DROP_headroom) : XDP_TX;
 }
 
 #endif

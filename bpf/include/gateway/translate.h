@@ -5,8 +5,8 @@
  * The MSS option of SYN segments is reduced to what the way carries.
  *
  * Contract: translate() expects the parsed frame, `at` bytes into the packet, with new_source, new_destination,
- * source_public, destination_public and longest. It changes nothing but these fields of the packet. The state of the packet
- * keeps the addresses that were received. DROP_none, or the reason to drop. Checksums that were wrong stay wrong.
+ * source_public, destination_public and longest. Of the state of the packet, it changes only `header` and `next_option`: the
+ * frame keeps the addresses that were received. DROP_none, or the reason to drop. Checksums that were wrong stay wrong.
  * Headers are changed by helpers where they may be behind the linear part. Uses the map `cells`.
  */
 #ifndef SLUICE_TRANSLATE_H
@@ -40,7 +40,7 @@ static __always_inline __u16 checksum_after(__u16 checksum, __u64 change)
 	return checksum_fold((__u16)~checksum + change);
 }
 
-/* Updates the checksum `offset` bytes into the packet. `is_udp`: 0 says that the sender computed none. */
+/* Updates the checksum `offset` bytes into the packet. With `is_udp`, a checksum of 0 says that the sender computed none. */
 static __always_inline enum drop_reason update_checksum(struct xdp_md *ctx, __u32 offset, __u64 change,
 							int is_udp)
 {

@@ -264,7 +264,7 @@ struct lpm_skip {
 /*
  * Gateway: the address belongs to the struct public_prefix in the argument's cell. Such leaves are in no VPC's routes, but
  * in those of VNI 0, by outside address, and in the sources of a struct internet, by inside address. The leaves of a
- * prefix in both lead to the same cell.
+ * prefix in both lead to the same cell, except while the writer adds or removes it: then one of both has no leaf.
  */
 #define SCOPE_PUBLIC 7u
 #define PEER_HOPS_MAX 8
@@ -275,7 +275,7 @@ struct lpm_skip {
 
 /*
  * A VNI. (EXACT_INDEX, VNI, 0) refers to it. That of VNI 0, which only gateways with public prefixes have, is the
- * Internet side: its routes have all outside prefixes (SCOPE_PUBLIC), and its other words are 0.
+ * Internet side: its routes have all outside prefixes (SCOPE_PUBLIC). It has no counters, no MTU and no router.
  */
 struct vrf {
 	__u32 vni;
@@ -349,7 +349,6 @@ struct next_hop {
 };
 
 #define PUBLIC_IPV6 0x1	    /* `outside` and `inside` are IPv6; otherwise IPv4 in their first 4 bytes */
-#define PUBLIC_ROUTED 0x2   /* `inside` is `outside`: addresses are not translated */
 #define PUBLIC_VIP_IPV6 0x4 /* `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
 
 /*

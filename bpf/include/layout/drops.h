@@ -64,7 +64,7 @@
 	DROP(52, receiver_unknown, "an egress rule that names a group may permit the packet, but the receiver's groups are not known yet") \
 	DROP(53, no_public_address, "packet to the Internet from an address that has no public address") \
 	DROP(54, no_internet_route, "kernel has no route by an Internet port to the destination") \
-	DROP(55, martian_source, "packet from the Internet with a source address that cannot be there")
+	DROP(55, martian_source, "packet to a public address with a source address that cannot be on the Internet")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

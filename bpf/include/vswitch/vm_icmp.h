@@ -91,7 +91,7 @@ __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_ce
 	vrf = vrf_at(READ_ONCE(port->vrf), port->vni);
 	if (!vrf) /* removed since the packet was received; the drop is counted already */
 		return VERDICT_DROPPED;
-	if (!icmp_within_budget(vrf->counters))
+	if (!icmp_within_budget(&icmp_budget, vrf->counters))
 		return port_drop(port->vni, DROP_icmp_rate);
 	if (frame->ip_bytes < QUOTE_MAX)
 		bytes = frame->ip_bytes;

@@ -58,11 +58,7 @@ impl PublicPrefix {
         let (outside, is_ipv6) = address_to_bytes(self.outside.addr());
         let (inside, _) = address_to_bytes(self.inside.addr());
         let (vip_address, vip_is_ipv6) = address_to_bytes(self.vip);
-        let flags = [
-            (is_ipv6, layout::PUBLIC_IPV6),
-            (self.inside == self.outside, layout::PUBLIC_ROUTED),
-            (vip_is_ipv6, layout::PUBLIC_VIP_IPV6),
-        ];
+        let flags = [(is_ipv6, layout::PUBLIC_IPV6), (vip_is_ipv6, layout::PUBLIC_VIP_IPV6)];
         public_prefix {
             kind: layout::NEXT_HOP_PUBLIC as u8,
             flags: flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag as u8).sum(),
