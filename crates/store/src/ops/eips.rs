@@ -6,7 +6,7 @@
 
 use super::alloc::Family;
 use super::further::{bytes, range};
-use super::removals::{self, Hold};
+use super::removals::{self, HeldKind, Hold};
 use super::vpcs::check_not_moving;
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
@@ -90,11 +90,7 @@ async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) ->
         let existing = text(other.prefix);
         return Err(Conflict::PublicAddressTaken { address, existing, eip: other.name }.into());
     }
-    let held = removals::held_public(q).await?;
-    match held.into_iter().find(|(net, _)| overlap(net, &wanted)) {
-        Some((net, revision)) => Err(removals::conflict(q, text(net), revision).await?),
-        None => Ok(()),
-    }
+    removals::check_none_held(q, HeldKind::Public, &[wanted]).await
 }
 
 /// The lowest free prefix of a length in a prefix of a pool. `used` are the ranges that are not free, in ascending order.
@@ -129,7 +125,7 @@ fn lowest_free(pool: IpNet, length: u8, used: &[(u128, u128)]) -> Option<IpNet> 
 /// The lowest free prefix of a family and length.
 async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, length: u8) -> Result<IpNet> {
     let is_ipv4 = family == AddressFamily::Ipv4;
-    let held = removals::held_public(q).await?;
+    let held = removals::held_of(q, HeldKind::Public).await?;
     let fits = |prefix: &&IpNet| prefix.addr().is_ipv4() == is_ipv4 && prefix.prefix_len() <= length;
     for prefix in pool.prefixes.iter().filter(fits) {
         let (first, last) = range(*prefix);

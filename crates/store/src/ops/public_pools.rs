@@ -1,5 +1,6 @@
 //! Pools of public addresses: creation, update, deletion.
 
+use super::removals::{self, HeldKind};
 use super::{check_unused, underlay};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
@@ -32,7 +33,8 @@ fn sorted(prefixes: &[IpNet]) -> Result<Vec<IpNet>> {
     }
 }
 
-/// Checks that prefixes have no address in common with other pools, and contain no underlay address.
+/// Checks that prefixes have no address in common with other pools, and contain no underlay address, also of a deleted
+/// node or cluster.
 async fn check_free(q: &mut dyn Query, own: Option<PublicPoolId>, prefixes: &[IpNet]) -> Result<()> {
     for pool in find::<PublicPool>(q, vec![]).await?.iter().filter(|pool| Some(pool.id) != own) {
         let overlaps = |given: &&IpNet| pool.prefixes.iter().find(|theirs| overlap(theirs, given));
@@ -46,7 +48,7 @@ async fn check_free(q: &mut dyn Query, own: Option<PublicPoolId>, prefixes: &[Ip
             let (prefix, address) = (prefix.to_string(), address.to_string());
             Err(Conflict::PrefixContains { prefix, address, owner }.into())
         }
-        None => Ok(()),
+        None => removals::check_none_held(q, HeldKind::Underlay, prefixes).await,
     }
 }
 
