@@ -58,7 +58,7 @@ async fn pools_are_created_changed_and_deleted() {
     let path = format!("/v1/public-pools/{id}");
     assert_eq!(made.header("location"), path);
     let expected = json!({"id": id, "name": "world", "cluster": basics.cluster,
-        "prefixes": ["198.51.100.0/24", "2001:db8:9::/56"], "revision": made.body["revision"], "programmed": true});
+        "prefixes": ["198.51.100.0/24", "2001:db8:9::/56"], "reserved": [], "revision": made.body["revision"], "programmed": true});
     assert_eq!(cloud.get(&path).await.body, expected);
     assert_eq!(cloud.post("/v1/public-pools", body).await.status, StatusCode::OK);
     let listed = cloud.get(&format!("/v1/public-pools?cluster={}&name=world", basics.cluster)).await.body;
@@ -114,7 +114,7 @@ async fn refused_eips() {
         (json!({"address": "198.51.100.8", "family": "ipv6"}), (422, "invalid", "family")),
         (json!({"address": "198.51.100.8", "prefix_length": 31}), (422, "invalid", "prefix_length")),
         (json!({"prefix_length": 129}), (422, "invalid", "prefix_length")),
-        (json!({"prefix_length": 48}), (409, "pool-full", "world")),
+        (json!({"prefix_length": 48}), (422, "invalid", "prefix_length")),
         (json!({"instance": vm_id}), (409, "has-eip", "first")),
         (json!({"instance": vm_id, "subnet": basics.subnet}), (422, "invalid", "subnet")),
         (json!({"instance": vm_id, "inside": "10.0.0.99"}), (422, "invalid", "inside")),

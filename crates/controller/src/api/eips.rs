@@ -26,8 +26,10 @@ struct Eip {
     #[schema(value_type = String, example = "eip-1")]
     id: EipId,
     name: String,
+    /// The tenant that owns it.
     #[schema(value_type = String, example = "tenant-1")]
     tenant: TenantId,
+    /// The pool that it is from.
     #[schema(value_type = String, example = "pool-1")]
     pool: PublicPoolId,
     /// The address, or the first one of the prefix.
@@ -35,13 +37,15 @@ struct Eip {
     address: IpAddr,
     /// 32 or 128 for a single address, else the length of the IPv6 prefix.
     prefix_length: u8,
-    /// The VPC, the instance or the subnet to which it is attached, and the addresses there; absent if it is not attached.
+    /// The VPC to which it is attached; absent if it is not attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "vpc-1")]
     vpc: Option<VpcId>,
+    /// The instance to which it is attached; absent if it is attached to a subnet or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "inst-1")]
     instance: Option<InstanceId>,
+    /// The subnet to which it is attached; absent if it is attached to an instance or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "subnet-1")]
     subnet: Option<SubnetId>,
@@ -95,8 +99,10 @@ impl Resource for Eip {
 pub(super) struct NewEip {
     /// Name, unique in the tenant.
     name: String,
+    /// The tenant that owns it.
     #[schema(value_type = String, example = "tenant-1")]
     tenant: TenantId,
+    /// The pool that it is from.
     #[schema(value_type = String, example = "pool-1")]
     pool: PublicPoolId,
     /// An address of the pool, or the first one of a prefix. If left out, the lowest that is free.
@@ -106,7 +112,7 @@ pub(super) struct NewEip {
     /// has IPv4 addresses.
     #[schema(value_type = Option<String>, example = "ipv4")]
     family: Option<AddressFamily>,
-    /// Length of an IPv6 prefix; if left out, the EIP is a single address.
+    /// Length of an IPv6 prefix, 48 to 64; if left out, the EIP is a single address.
     prefix_length: Option<u8>,
     /// Attaches the EIP to an instance of the tenant.
     #[schema(value_type = Option<String>, example = "inst-1")]

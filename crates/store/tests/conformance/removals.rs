@@ -120,7 +120,7 @@ pub async fn vnis_and_vteps_are_held(f: Fixture) {
     assert_eq!(error, held("192.0.2.50", "host `spare`", revision));
     s.release_removals(&up_to(&removal, revision)).await.unwrap();
     let prefixes = vec!["192.0.2.48/29".parse().unwrap()];
-    let around = NewPublicPool { name: "around".into(), cluster: c.cluster.id, prefixes };
+    let around = NewPublicPool { name: "around".into(), cluster: c.cluster.id, prefixes, reserved: vec![] };
     let revision = s.delete_host(new(s.create_host(host("new", "192.0.2.50")).await).id, None).await.unwrap();
     let error = conflict(s.create_public_pool(around.clone()).await);
     assert_eq!(error, held("192.0.2.50", "host `new`", revision));
