@@ -80,6 +80,15 @@ async fn pools_are_created_changed_and_deleted() {
     let host = cloud.post("/v1/hosts", json!({"name": "x", "vtep": "198.51.100.9"})).await;
     assert_eq!(host.problem(), (409, "underlay-address-taken", "198.51.100.9"));
 
+    let reserved = patch(&cloud, &path, json!({"reserved": ["198.51.100.1/32"]})).await;
+    assert_eq!(reserved.body["reserved"], json!(["198.51.100.1/32"]));
+    let refused = cloud.post("/v1/eips", eip(&basics, &id, "x", json!({"address": "198.51.100.1"}))).await;
+    assert_eq!(refused.problem(), (422, "reserved-address", "198.51.100.1"));
+    for (prefix, at) in [("x", "reserved[0]"), ("203.0.113.0/24", "reserved")] {
+        let refused = patch(&cloud, &path, json!({"reserved": [prefix]})).await;
+        assert_eq!(refused.problem(), (422, "invalid", at));
+    }
+    patch(&cloud, &path, json!({"reserved": []})).await;
     let web = cloud.make("/v1/eips", eip(&basics, &id, "web", json!({}))).await;
     let shrunk = patch(&cloud, &path, json!({"prefixes": ["2001:db8:9::/56"]})).await;
     assert_eq!(shrunk.problem(), (409, "in-use", "EIP `web`"));
