@@ -19,6 +19,9 @@ pub struct PublicPool {
     pub cluster: ClusterId,
     /// Prefixes in ascending order.
     pub prefixes: Vec<IpNet>,
+    /// Those of which no EIP has an address, in ascending order.
+    #[serde(default)]
+    pub reserved: Vec<IpNet>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
@@ -79,6 +82,9 @@ pub struct NewPublicPool {
     pub cluster: ClusterId,
     /// 1 to 64 prefixes.
     pub prefixes: Vec<IpNet>,
+    /// At most 64 prefixes inside `prefixes` of which no EIP gets an address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<IpNet>,
 }
 
 impl NewObject for NewPublicPool {
@@ -91,10 +97,14 @@ impl NewObject for NewPublicPool {
         self.name.clone()
     }
     fn difference(&self, found: &PublicPool) -> Option<String> {
-        let mut requested = self.prefixes.clone();
-        requested.sort();
+        let ascending = |prefixes: &[IpNet]| {
+            let mut prefixes = prefixes.to_vec();
+            prefixes.sort();
+            prefixes
+        };
         difference("cluster", &self.cluster, &found.cluster)
-            .or_else(|| difference("prefixes", &requested, &found.prefixes))
+            .or_else(|| difference("prefixes", &ascending(&self.prefixes), &found.prefixes))
+            .or_else(|| difference("reserved", &ascending(&self.reserved), &found.reserved))
     }
 }
 

@@ -58,7 +58,7 @@ async fn pools_are_created_changed_and_deleted() {
     let path = format!("/v1/public-pools/{id}");
     assert_eq!(made.header("location"), path);
     let expected = json!({"id": id, "name": "world", "cluster": basics.cluster,
-        "prefixes": ["198.51.100.0/24", "2001:db8:9::/56"], "revision": made.body["revision"], "programmed": true});
+        "prefixes": ["198.51.100.0/24", "2001:db8:9::/56"], "reserved": [], "revision": made.body["revision"], "programmed": true});
     assert_eq!(cloud.get(&path).await.body, expected);
     assert_eq!(cloud.post("/v1/public-pools", body).await.status, StatusCode::OK);
     let listed = cloud.get(&format!("/v1/public-pools?cluster={}&name=world", basics.cluster)).await.body;
@@ -80,6 +80,15 @@ async fn pools_are_created_changed_and_deleted() {
     let host = cloud.post("/v1/hosts", json!({"name": "x", "vtep": "198.51.100.9"})).await;
     assert_eq!(host.problem(), (409, "underlay-address-taken", "198.51.100.9"));
 
+    let reserved = patch(&cloud, &path, json!({"reserved": ["198.51.100.1/32"]})).await;
+    assert_eq!(reserved.body["reserved"], json!(["198.51.100.1/32"]));
+    let refused = cloud.post("/v1/eips", eip(&basics, &id, "x", json!({"address": "198.51.100.1"}))).await;
+    assert_eq!(refused.problem(), (422, "reserved-address", "198.51.100.1"));
+    for (prefix, at) in [("x", "reserved[0]"), ("203.0.113.0/24", "reserved")] {
+        let refused = patch(&cloud, &path, json!({"reserved": [prefix]})).await;
+        assert_eq!(refused.problem(), (422, "invalid", at));
+    }
+    patch(&cloud, &path, json!({"reserved": []})).await;
     let web = cloud.make("/v1/eips", eip(&basics, &id, "web", json!({}))).await;
     let shrunk = patch(&cloud, &path, json!({"prefixes": ["2001:db8:9::/56"]})).await;
     assert_eq!(shrunk.problem(), (409, "in-use", "EIP `web`"));
@@ -114,7 +123,7 @@ async fn refused_eips() {
         (json!({"address": "198.51.100.8", "family": "ipv6"}), (422, "invalid", "family")),
         (json!({"address": "198.51.100.8", "prefix_length": 31}), (422, "invalid", "prefix_length")),
         (json!({"prefix_length": 129}), (422, "invalid", "prefix_length")),
-        (json!({"prefix_length": 48}), (409, "pool-full", "world")),
+        (json!({"prefix_length": 48}), (422, "invalid", "prefix_length")),
         (json!({"instance": vm_id}), (409, "has-eip", "first")),
         (json!({"instance": vm_id, "subnet": basics.subnet}), (422, "invalid", "subnet")),
         (json!({"instance": vm_id, "inside": "10.0.0.99"}), (422, "invalid", "inside")),

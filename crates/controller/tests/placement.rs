@@ -281,6 +281,33 @@ impl FullTables {
         self.cloud.post("/v1/peerings", json!({"name": "p", "vpcs": self.vpcs})).await
     }
 
+    /// The entries of an attached EIP do not fit when those of two others are there. These move and are requested again
+    /// nevertheless.
+    async fn eips_need_routes(&self) {
+        let pool = json!({"name": "p", "cluster": self.cluster, "prefixes": ["203.0.113.0/24"]});
+        let pool = self.cloud.make("/v1/public-pools", pool).await;
+        let id = async |name, vpc| self.create_instance(name, vpc).await.body["id"].clone();
+        let (a, b) = (id("a", 0).await, id("b", 1).await);
+        let create = |name: &str, instance: &Value| {
+            let body = json!({"name": name, "tenant": self.tenant, "pool": pool, "instance": instance});
+            async move { self.cloud.post("/v1/eips", body).await }
+        };
+        let attach = |eip: String, instance: &Value| {
+            let body = json!({"instance": instance});
+            let path = format!("/v1/eips/{eip}");
+            async move { self.cloud.send(self.cloud.request(Method::PATCH, &path).json(&body)).await }
+        };
+        self.report(103, [9, 9, 2, 9]).await;
+        let web = create("web", &a).await;
+        assert_eq!(web.status, StatusCode::CREATED, "{}", web.body);
+        self.refused("routes", create("other", &b)).await;
+        let spare = create("spare", &Value::Null).await;
+        self.refused("routes", attach(spare.id(), &b)).await;
+        assert_eq!(create("web", &a).await.status, StatusCode::OK);
+        let moved = attach(web.id(), &b).await;
+        assert_eq!((moved.status, &moved.body["instance"]), (StatusCode::OK, &b), "{}", moved.body);
+    }
+
     /// The call must be refused because of a table, and change nothing.
     async fn refused(&self, table: &str, call: impl Future<Output = Answer>) {
         let before = self.revision().await;
@@ -336,6 +363,7 @@ async fn what_does_not_fit_is_refused_by_the_name_of_the_table() {
     created(full.create_peering().await);
     created(full.create_route("192.0.2.128/25").await);
     created(full.create_vpc("v3", None).await);
+    full.eips_need_routes().await;
     full.report(102, [5, 5, 0, 0]).await;
     let (code, bulk) = status(full.create_bulk(&["a", "c", "d"], 0).await);
     assert_eq!((code, &bulk["created"], &bulk["existing"]), (200, &json!(2), &json!(1)), "{bulk}");

@@ -196,6 +196,7 @@ pub(crate) fn pools(topology: &Topology) -> Vec<PublicPoolSpec> {
         name: POOL.to_owned(),
         cluster: topology.cluster.name.clone(),
         prefixes: internet.pool.clone(),
+        reserved: Vec::new(),
     };
     topology.internet.iter().map(pool).collect()
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sluice_client::{DEFAULT_GROUP, SecurityGroupSpec};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId,
-    SubnetId, TenantId, Vni, VpcId, first_host,
+    SubnetId, TenantId, Vni, VpcId, first_host, overlap,
 };
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -533,7 +533,6 @@ impl Topology {
         let taken = NETWORKS.iter().filter_map(|network| network.parse().ok());
         let taken = taken.chain([IpNet::V4(self.underlay.ipv4), self.underlay.ipv6.into()]);
         let taken: Vec<IpNet> = taken.collect();
-        let overlap = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
         for prefix in &internet.pool {
             if let Some(other) = taken.iter().find(|other| overlap(prefix, other)) {
                 return Err(format!("prefix {prefix} of the public pool overlaps {other} of the lab"));

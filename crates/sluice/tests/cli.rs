@@ -653,6 +653,13 @@ eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
     assert_eq!((removed["prefixes"].as_array().unwrap().len(), &removed["name"]), (2, &"net".into()));
     let error = site.fails(2, &["public-pool", "update", "net", "--remove-prefix", "203.0.113.0/24"]);
     assert!(error.contains("pool `net` has no prefix 203.0.113.0/24"), "{error}");
+    let update = |change: &[&str]| site.json(&[&["public-pool", "update", "net"], change].concat());
+    let reserved = update(&["--add-reserved", "198.51.100.3/32", "--add-reserved", "198.51.100.4/32"]);
+    assert_eq!(reserved["reserved"], serde_json::json!(["198.51.100.3/32", "198.51.100.4/32"]));
+    let reserved = update(&["--remove-reserved", "198.51.100.3/32"]);
+    assert_eq!(reserved["reserved"], serde_json::json!(["198.51.100.4/32"]));
+    let error = site.fails(2, &["public-pool", "update", "net", "--remove-reserved", "198.51.100.3/32"]);
+    assert!(error.contains("pool `net` has no reserved prefix 198.51.100.3/32"), "{error}");
     let error = site.fails(1, &["public-pool", "delete", "net"]);
     assert!(error.contains("EIP `www`"), "{error}");
 

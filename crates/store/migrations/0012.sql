@@ -1,9 +1,10 @@
--- Pools of public addresses. `prefixes` is a list in ascending order, separated by commas.
+-- Pools of public addresses. `prefixes` and `reserved` are lists in ascending order, separated by commas.
 CREATE TABLE public_pools (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     cluster INTEGER NOT NULL REFERENCES clusters (id),
     prefixes TEXT NOT NULL,
+    reserved TEXT NOT NULL,
     revision INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX public_pools_cluster ON public_pools (cluster);

@@ -106,6 +106,8 @@ pub enum Conflict {
     PoolOverlap { given: String, existing: String, pool: String },
     #[error("{address} is not in a prefix of public pool `{pool}`")]
     OutsidePool { address: String, pool: String },
+    #[error("{address} has an address in common with {reserved}, which public pool `{pool}` reserves")]
+    ReservedInPool { address: String, reserved: String, pool: String },
     #[error("public pool `{pool}` has no free {what}")]
     PoolFull { pool: String, what: String },
     #[error("{address} has an address in common with {existing} of EIP `{eip}`")]

@@ -9,6 +9,15 @@ use std::net::IpAddr;
 /// Most prefixes of a pool. All of them are compared with each new underlay address.
 pub const MAX_POOL_PREFIXES: usize = 64;
 
+/// Most prefixes of a pool that no EIP gets. All of them are compared with each new EIP.
+pub const MAX_RESERVED_PREFIXES: usize = 64;
+
+/// Shortest IPv6 prefix that is an EIP: the largest network that a site gets (RFC 6177).
+pub const EIP_LENGTH_MIN: u8 = 48;
+
+/// Longest IPv6 prefix that is an EIP but for a single address: the network of one link (RFC 4291).
+pub const EIP_LENGTH_MAX: u8 = 64;
+
 /// Public addresses that the gateways of a cluster announce. Names are unique in the cloud.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublicPool {
@@ -17,6 +26,9 @@ pub struct PublicPool {
     pub cluster: ClusterId,
     /// 1 to [`MAX_POOL_PREFIXES`], in ascending order. No two prefixes of all pools have an address in common.
     pub prefixes: Vec<IpNet>,
+    /// At most [`MAX_RESERVED_PREFIXES`] inside `prefixes`, in ascending order, of which no EIP has an address: those of the
+    /// router and of the gateways on their own link. No two have an address in common.
+    pub reserved: Vec<IpNet>,
     pub revision: u64,
 }
 
@@ -70,6 +82,7 @@ pub struct NewPublicPool {
     pub name: String,
     pub cluster: ClusterId,
     pub prefixes: Vec<IpNet>,
+    pub reserved: Vec<IpNet>,
 }
 
 /// New values of a pool; fields that are `None` keep their values.
@@ -77,6 +90,7 @@ pub struct NewPublicPool {
 pub struct PublicPoolUpdate {
     pub name: Option<String>,
     pub prefixes: Option<Vec<IpNet>>,
+    pub reserved: Option<Vec<IpNet>>,
 }
 
 /// A request for an EIP.

@@ -229,12 +229,13 @@ record!(
     }
 );
 
-record!(PublicPool, PublicPoolId, "public pool", "public_pools", "id, name, cluster, prefixes, revision", row => PublicPool {
+record!(PublicPool, PublicPoolId, "public pool", "public_pools", "id, name, cluster, prefixes, reserved, revision", row => PublicPool {
     id: PublicPoolId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     cluster: ClusterId::new(row.number(2)?),
     prefixes: row.parse_list(3)?,
-    revision: row.number(4)?,
+    reserved: row.parse_list(4)?,
+    revision: row.number(5)?,
 });
 
 record!(

@@ -10,8 +10,8 @@ use sluice_types::VpcId;
 impl Applier<'_> {
     pub(super) async fn public_pool(&mut self, spec: &PublicPoolSpec) -> Result<()> {
         let cluster = self.cluster(&spec.cluster).await?;
-        let (name, prefixes) = (spec.name.clone(), spec.prefixes.clone());
-        let body = cluster.map(|cluster| NewPublicPool { name, cluster, prefixes });
+        let PublicPoolSpec { name, prefixes, reserved, .. } = spec.clone();
+        let body = cluster.map(|cluster| NewPublicPool { name, cluster, prefixes, reserved });
         let id = self.create_or_compare(&spec.name, Some(()), &[], body).await?;
         self.ids.pools.insert(spec.name.clone(), id);
         Ok(())

@@ -16,6 +16,9 @@ pub struct PublicPoolSpec {
     pub cluster: String,
     /// 1 to 64 prefixes.
     pub prefixes: Vec<IpNet>,
+    /// At most 64 prefixes inside `prefixes` of which no EIP gets an address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<IpNet>,
 }
 
 /// An EIP in a cloud file.

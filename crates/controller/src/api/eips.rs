@@ -26,8 +26,10 @@ struct Eip {
     #[schema(value_type = String, example = "eip-1")]
     id: EipId,
     name: String,
+    /// The tenant that owns it.
     #[schema(value_type = String, example = "tenant-1")]
     tenant: TenantId,
+    /// The pool that it is from.
     #[schema(value_type = String, example = "pool-1")]
     pool: PublicPoolId,
     /// The address, or the first one of the prefix.
@@ -35,13 +37,15 @@ struct Eip {
     address: IpAddr,
     /// 32 or 128 for a single address, else the length of the IPv6 prefix.
     prefix_length: u8,
-    /// The VPC, the instance or the subnet to which it is attached, and the addresses there; absent if it is not attached.
+    /// The VPC to which it is attached; absent if it is not attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "vpc-1")]
     vpc: Option<VpcId>,
+    /// The instance to which it is attached; absent if it is attached to a subnet or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "inst-1")]
     instance: Option<InstanceId>,
+    /// The subnet to which it is attached; absent if it is attached to an instance or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "subnet-1")]
     subnet: Option<SubnetId>,
@@ -95,8 +99,10 @@ impl Resource for Eip {
 pub(super) struct NewEip {
     /// Name, unique in the tenant.
     name: String,
+    /// The tenant that owns it.
     #[schema(value_type = String, example = "tenant-1")]
     tenant: TenantId,
+    /// The pool that it is from.
     #[schema(value_type = String, example = "pool-1")]
     pool: PublicPoolId,
     /// An address of the pool, or the first one of a prefix. If left out, the lowest that is free.
@@ -106,7 +112,7 @@ pub(super) struct NewEip {
     /// has IPv4 addresses.
     #[schema(value_type = Option<String>, example = "ipv4")]
     family: Option<AddressFamily>,
-    /// Length of an IPv6 prefix; if left out, the EIP is a single address.
+    /// Length of an IPv6 prefix, 48 to 64; if left out, the EIP is a single address.
     prefix_length: Option<u8>,
     /// Attaches the EIP to an instance of the tenant.
     #[schema(value_type = Option<String>, example = "inst-1")]
@@ -183,8 +189,13 @@ fn attach(
     }
 }
 
-/// Admits the entries of an EIP in the tables of the VPC's cluster, if it is to be attached.
-async fn admit(api: &Api, attach: Option<&Attach>) -> Result<Admission, Problem> {
+/// Admits the entries of an EIP in the tables of the VPC's cluster, if it is to be attached. `has_entries`: it exists and is
+/// attached, so its entries are there.
+async fn admit(
+    api: &Api,
+    attach: Option<&Attach>,
+    has_entries: impl Future<Output = Result<bool, StoreError>>,
+) -> Result<Admission, Problem> {
     let store = &api.db.store;
     let vpc = match attach.map(|attach| attach.target) {
         Some(EipTarget::Instance(id)) => store.instance(id).await.map(|instance| instance.vpc),
@@ -192,7 +203,7 @@ async fn admit(api: &Api, attach: Option<&Attach>) -> Result<Admission, Problem>
         None => return Ok(Admission::default()),
     };
     let vpc = vpc.map_err(|error| Problem::of_store(error, None))?;
-    api.admit(NewObjects::Further(vpc, ENTRIES), async { Ok(false) }).await
+    api.admit(NewObjects::Further(vpc, ENTRIES), has_entries).await
 }
 
 #[utoipa::path(patch, path = "/v1/eips/{eip}", tag = "internet",
@@ -210,10 +221,16 @@ async fn update_eip(
         (None, None) if inside.is_none() => None,
         (instance, subnet) => Some(attach(instance.flatten(), subnet.flatten(), inside)?),
     };
-    let admission = admit(&api, attach.as_ref().and_then(Option::as_ref)).await?;
-    let updated = api.db.store.update_eip(id, EipUpdate { name, attach }, expected).await;
-    let updated = updated.map_err(|error| Problem::of_store(error, Some(&id.to_string())))?;
-    admission.commit(updated.revision);
+    let path = id.to_string();
+    let of_store = |error| Problem::of_store(error, Some(&path));
+    let store = &api.db.store;
+    let before = store.eip(id).await.map_err(of_store)?;
+    let is_attached = async { Ok(before.attachment.is_some()) };
+    let admission = admit(&api, attach.as_ref().and_then(Option::as_ref), is_attached).await?;
+    let updated = store.update_eip(id, EipUpdate { name, attach }, expected).await.map_err(of_store)?;
+    if before.attachment.is_none() && updated.revision > before.revision {
+        admission.commit(updated.revision);
+    }
     Ok(reply::updated::<Eip>(&api, updated))
 }
 
@@ -232,7 +249,13 @@ impl Creatable for Eip {
     async fn create(api: &Api, new: NewEip) -> Result<Created<Self::Stored>, Problem> {
         check_name("name", &new.name)?;
         let attach = attach(new.instance, new.subnet, new.inside)?;
-        let admission = admit(api, attach.as_ref()).await?;
+        let named = sluice_store::EipFilter {
+            tenant: Some(new.tenant),
+            name: Some(new.name.clone()),
+            ..Default::default()
+        };
+        let exists = async { Ok(!api.db.store.eips(&named, super::FIRST).await?.is_empty()) };
+        let admission = admit(api, attach.as_ref(), exists).await?;
         let NewEip { name, tenant, pool, address, family, prefix_length, .. } = new;
         let new = sluice_store::NewEip { name, tenant, pool, address, family, prefix_length, attach };
         let created = api.db.store.create_eip(new).await.map_err(|error| Problem::of_store(error, None))?;

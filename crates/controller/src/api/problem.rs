@@ -261,6 +261,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::FamilyMissing { gateway, .. } => invalid("family-missing", gateway),
         Conflict::PoolOverlap { given, .. } => conflict_with("pool-overlap", given),
         Conflict::OutsidePool { address, .. } => invalid("outside-pool", address),
+        Conflict::ReservedInPool { address, .. } => invalid("reserved-address", address),
         Conflict::PoolFull { pool, .. } => conflict_with("pool-full", pool),
         Conflict::PublicAddressTaken { address, .. } => conflict_with("address-taken", address),
         Conflict::InsideTaken { eip, .. } => conflict_with("has-eip", eip),

@@ -20,11 +20,15 @@ struct PublicPool {
     #[schema(value_type = String, example = "pool-1")]
     id: PublicPoolId,
     name: String,
+    /// The cluster whose gateways announce the addresses.
     #[schema(value_type = String, example = "cluster-1")]
     cluster: ClusterId,
     /// In ascending order.
     #[schema(value_type = Vec<String>, example = json!(["198.51.100.0/24", "2001:db8:9::/48"]))]
     prefixes: Vec<IpNet>,
+    /// Those of which no EIP has an address, in ascending order.
+    #[schema(value_type = Vec<String>, example = json!(["198.51.100.1/32"]))]
+    reserved: Vec<IpNet>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -43,8 +47,8 @@ impl Resource for PublicPool {
         Entries::default()
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::PublicPool { id, name, cluster, prefixes, revision } = stored;
-        Self { id, name, cluster, prefixes, revision, programmed }
+        let sluice_store::PublicPool { id, name, cluster, prefixes, reserved, revision } = stored;
+        Self { id, name, cluster, prefixes, reserved, revision, programmed }
     }
 }
 
@@ -53,12 +57,18 @@ impl Resource for PublicPool {
 pub(super) struct NewPublicPool {
     /// Name, unique in the cloud.
     name: String,
+    /// The cluster whose gateways announce the addresses.
     #[schema(value_type = String, example = "cluster-1")]
     cluster: ClusterId,
     /// 1 to 64 prefixes of unicast addresses. They have no address in common with other pools, and contain no address of
     /// the underlay.
     #[schema(example = json!(["198.51.100.0/24", "2001:db8:9::/48"]))]
     prefixes: Vec<String>,
+    /// At most 64 prefixes inside `prefixes` of which no EIP gets an address: those that the router and the gateways have
+    /// on their link, for example.
+    #[serde(default)]
+    #[schema(example = json!(["198.51.100.1/32"]))]
+    reserved: Vec<String>,
 }
 
 /// A change of a pool. Fields that are left out keep their values.
@@ -73,6 +83,10 @@ pub(super) struct PublicPoolPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     prefixes: Option<Vec<String>>,
+    /// All reserved prefixes from now on. Each must be in a prefix of the pool, and no EIP may have an address of it.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    reserved: Option<Vec<String>>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -86,9 +100,9 @@ pub(super) struct PublicPoolFilter {
     name: Option<String>,
 }
 
-fn parse(prefixes: &[String]) -> Result<Vec<IpNet>, Problem> {
+fn parse(field: &str, prefixes: &[String]) -> Result<Vec<IpNet>, Problem> {
     let one = |(index, text): (usize, &String)| {
-        parse_prefix(text).map_err(|error| Problem::invalid(&format!("prefixes[{index}]"), error.to_string()))
+        parse_prefix(text).map_err(|error| Problem::invalid(&format!("{field}[{index}]"), error.to_string()))
     };
     prefixes.iter().enumerate().map(one).collect()
 }
@@ -105,8 +119,9 @@ async fn update_public_pool(
     if let Some(name) = &body.name {
         check_name("name", name)?;
     }
-    let prefixes = body.prefixes.as_deref().map(parse).transpose()?;
-    let new = PublicPoolUpdate { name: body.name, prefixes };
+    let prefixes = body.prefixes.map(|prefixes| parse("prefixes", &prefixes)).transpose()?;
+    let reserved = body.reserved.map(|reserved| parse("reserved", &reserved)).transpose()?;
+    let new = PublicPoolUpdate { name: body.name, prefixes, reserved };
     Ok(reply::updated::<PublicPool>(&api, api.db.store.update_public_pool(id, new, expected).await?))
 }
 
@@ -130,8 +145,9 @@ impl Creatable for PublicPool {
         new: NewPublicPool,
     ) -> Result<sluice_store::Created<Self::Stored>, Problem> {
         check_name("name", &new.name)?;
-        let prefixes = parse(&new.prefixes)?;
-        let new = sluice_store::NewPublicPool { name: new.name, cluster: new.cluster, prefixes };
+        let prefixes = parse("prefixes", &new.prefixes)?;
+        let reserved = parse("reserved", &new.reserved)?;
+        let new = sluice_store::NewPublicPool { name: new.name, cluster: new.cluster, prefixes, reserved };
         api.db.store.create_public_pool(new).await.map_err(|error| Problem::of_store(error, None))
     }
 }

@@ -63,12 +63,12 @@ pub(super) async fn execute(
             let mut prefixes: Vec<IpNet> = vec![first.parse().unwrap()];
             prefixes.extend((second != first).then(|| second.parse::<IpNet>().unwrap()));
             let cluster = choose(clusters, x)?.id;
-            let new = NewPublicPool { name: format!("p{}", y % 3), cluster, prefixes };
+            let new = NewPublicPool { name: format!("p{}", y % 3), cluster, prefixes, reserved: vec![] };
             store.create_public_pool(new).await.ok()?;
         }
         (28, 2) => {
             let prefixes = Some(vec![PREFIXES[usize::from(y % 4)].parse().unwrap()]);
-            let new = PublicPoolUpdate { name: None, prefixes };
+            let new = PublicPoolUpdate { prefixes, ..Default::default() };
             store.update_public_pool(choose(&pools, x)?.id, new, None).await.ok()?;
         }
         (28, _) => {
@@ -141,7 +141,8 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
     let table = store.route_tables(Some(vpc.id), ALL).await.unwrap()[0].id;
     let prefix: IpNet = "0.0.0.0/0".parse().unwrap();
     let route = store.create_route(NewRoute { table, prefix, target: RouteTarget::Internet }).await.unwrap();
-    let pool = NewPublicPool { name: "p".into(), cluster, prefixes: vec!["203.0.113.0/24".parse().unwrap()] };
+    let prefixes = vec!["203.0.113.0/24".parse().unwrap()];
+    let pool = NewPublicPool { name: "p".into(), cluster, prefixes, reserved: vec![] };
     let pool = store.create_public_pool(pool).await.unwrap().into_inner().id;
     world.follow().await;
     let to = Attach { target: EipTarget::Instance(vm.id), inside: None };

@@ -17,7 +17,7 @@ use std::net::IpAddr;
 
 impl Kind for PublicPool {
     const HELP: Help = Help { list: "List pools of public addresses", show: "Show one pool" };
-    const COLUMNS: &'static [&'static str] = &["id", "name", "cluster", "prefixes"];
+    const COLUMNS: &'static [&'static str] = &["id", "name", "cluster", "prefixes", "reserved"];
     type Selector = NameOrId;
     type Filters = OnCluster;
 }
@@ -59,6 +59,9 @@ pub struct NewPublicPoolArgs {
     /// Prefix of the pool; can be given up to 64 times
     #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, required = true)]
     prefix: Vec<IpNet>,
+    /// Prefix inside the pool of which no EIP gets an address; can be given up to 64 times
+    #[arg(long, value_name = "PREFIX", value_parser = parse_prefix)]
+    reserved: Vec<IpNet>,
 }
 
 impl Create for NewPublicPoolArgs {
@@ -66,13 +69,14 @@ impl Create for NewPublicPoolArgs {
     type Body = NewPublicPool;
     async fn request(self, client: &Client) -> Result<(Parent<Self>, NewPublicPool), Failure> {
         let cluster = client.id_of::<Cluster>(&self.cluster, &[]).await?;
-        Ok(((), NewPublicPool { name: self.name, cluster, prefixes: self.prefix }))
+        let Self { name, prefix: prefixes, reserved, .. } = self;
+        Ok(((), NewPublicPool { name, cluster, prefixes, reserved }))
     }
 }
 
 #[derive(Subcommand)]
 pub enum PublicPoolVerb {
-    /// Rename a pool, add prefixes, or remove prefixes in which there is no EIP
+    /// Rename a pool, add prefixes, remove prefixes in which there is no EIP, or reserve prefixes
     #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]
@@ -86,25 +90,46 @@ pub enum PublicPoolVerb {
         /// Prefix to remove; can be repeated
         #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, group = "change")]
         remove_prefix: Vec<IpNet>,
+        /// Prefix of which no EIP is to get an address; can be repeated
+        #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, group = "change")]
+        add_reserved: Vec<IpNet>,
+        /// Prefix that is no longer reserved; can be repeated
+        #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, group = "change")]
+        remove_reserved: Vec<IpNet>,
     },
+}
+
+/// A list of prefixes after a change, or `None` if nothing changes. `what` names what the pool does not have.
+fn changed(
+    (pool, what): (&str, &str),
+    old: &[IpNet],
+    add: Vec<IpNet>,
+    remove: &[IpNet],
+) -> Result<Option<Vec<IpNet>>, Failure> {
+    if add.is_empty() && remove.is_empty() {
+        return Ok(None);
+    }
+    if let Some(missing) = remove.iter().find(|prefix| !old.contains(prefix)) {
+        return Err(Failure::Usage(format!("pool `{pool}` has no {what} {missing}")));
+    }
+    let mut prefixes = old.to_vec();
+    prefixes.extend(add.into_iter().filter(|prefix| !old.contains(prefix)));
+    prefixes.retain(|prefix| !remove.contains(prefix));
+    Ok(Some(prefixes))
 }
 
 impl Run for PublicPoolVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
-        let Self::Update { target, new_name, add_prefix, remove_prefix } = self;
+        let Self::Update { target, new_name, add_prefix, remove_prefix, add_reserved, remove_reserved } =
+            self;
         let pool = target.find(client).await?;
         let mut patch = Map::new();
         patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
-        if !(add_prefix.is_empty() && remove_prefix.is_empty()) {
-            if let Some(missing) = remove_prefix.iter().find(|prefix| !pool.prefixes.contains(prefix)) {
-                let text = format!("pool `{}` has no prefix {missing}", pool.name);
-                return Err(Failure::Usage(text));
-            }
-            let mut prefixes = pool.prefixes.clone();
-            prefixes.extend(add_prefix.into_iter().filter(|prefix| !pool.prefixes.contains(prefix)));
-            prefixes.retain(|prefix| !remove_prefix.contains(prefix));
-            patch.insert("prefixes".to_owned(), json!(prefixes));
-        }
+        let prefixes = changed((&pool.name, "prefix"), &pool.prefixes, add_prefix, &remove_prefix)?;
+        patch.extend(prefixes.map(|prefixes| ("prefixes".to_owned(), json!(prefixes))));
+        let reserved =
+            changed((&pool.name, "reserved prefix"), &pool.reserved, add_reserved, &remove_reserved)?;
+        patch.extend(reserved.map(|reserved| ("reserved".to_owned(), json!(reserved))));
         // The prefixes of this revision were changed, so those of another must not be replaced.
         let expected = target.expected().unwrap_or(pool.revision);
         output::one(api.output, &client.update::<PublicPool>(pool.id, &patch, Some(expected)).await?)
@@ -164,6 +189,9 @@ pub struct EipFilters {
     pool: Option<String>,
     #[command(flatten)]
     vpc: InVpc,
+    /// Only EIPs that are attached to this instance: name, VPC/NAME, TENANT/VPC/NAME or id
+    #[arg(long, value_name = "VPC/NAME|ID")]
+    instance: Option<String>,
     #[command(flatten)]
     name: ByName,
 }
@@ -175,6 +203,8 @@ impl Filter for EipFilters {
         query.extend(tenant.map(|tenant| ("tenant", tenant.to_string())));
         let pool = optional_id::<PublicPool>(client, self.pool.as_deref()).await?;
         query.extend(pool.map(|pool| ("pool", pool.to_string())));
+        let instance = id_in_vpc::<Instance>(client, self.instance.as_deref()).await?;
+        query.extend(instance.map(|instance| ("instance", instance.to_string())));
         query.extend(self.vpc.id(client).await?.map(|vpc| ("vpc", vpc)));
         Ok(query)
     }

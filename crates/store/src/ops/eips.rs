@@ -6,7 +6,7 @@
 
 use super::alloc::Family;
 use super::further::{bytes, range};
-use super::removals::{self, Hold};
+use super::removals::{self, HeldKind, Hold};
 use super::vpcs::check_not_moving;
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
@@ -14,8 +14,8 @@ use crate::rows::{Record, check_revision, find, find_one, get, ipv6};
 use crate::value::{Row, Value, args};
 use crate::write::Write;
 use crate::{
-    Attach, Change, Cluster, Conflict, Created, Eip, EipAttachment, EipFilter, EipTarget, EipUpdate,
-    Instance, NewEip, PublicPool, Result, StoreError, Subnet, Tenant, Vpc,
+    Attach, Change, Cluster, Conflict, Created, EIP_LENGTH_MAX, EIP_LENGTH_MIN, Eip, EipAttachment,
+    EipFilter, EipTarget, EipUpdate, Instance, NewEip, PublicPool, Result, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, overlap};
 use std::net::IpAddr;
@@ -40,10 +40,12 @@ pub(crate) fn filters(filter: &EipFilter) -> Vec<(&'static str, Option<Value>)> 
     ]
 }
 
-/// Why nothing may have an address of a pool's prefix as its only public address; `None` if it may.
-fn reserved(pool: IpNet, address: IpAddr) -> Option<&'static str> {
+/// Why nothing may have an address of a pool's prefix as its only public address; `None` if it may, and for a prefix of
+/// more than one address.
+pub(super) fn reserved(pool: IpNet, eip: IpNet) -> Option<&'static str> {
+    let address = eip.addr();
     // The last two lengths have no such addresses (RFC 3021, RFC 6164).
-    if pool.prefix_len() + 1 >= pool.max_prefix_len() {
+    if !is_single(eip) || pool.prefix_len() + 1 >= pool.max_prefix_len() {
         return None;
     }
     match pool {
@@ -81,8 +83,12 @@ async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) ->
     let Some(of) = pool.prefixes.iter().find(|prefix| prefix.contains(&wanted)) else {
         return Err(Conflict::OutsidePool { address, pool: pool.name.clone() }.into());
     };
-    if let Some(role) = reserved(*of, wanted.addr()).filter(|_| is_single(wanted)) {
+    if let Some(role) = reserved(*of, wanted) {
         return Err(Conflict::ReservedAddress { address, prefix: of.to_string(), role }.into());
+    }
+    if let Some(reserved) = pool.reserved.iter().find(|prefix| overlap(*prefix, &wanted)) {
+        let (reserved, pool) = (reserved.to_string(), pool.name.clone());
+        return Err(Conflict::ReservedInPool { address, reserved, pool }.into());
     }
     if let Some(other) = overlapping(q, "1 = 1", vec![], ("first", wanted)).await?
         && overlap(&other.prefix, &wanted)
@@ -90,11 +96,7 @@ async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) ->
         let existing = text(other.prefix);
         return Err(Conflict::PublicAddressTaken { address, existing, eip: other.name }.into());
     }
-    let held = removals::held_public(q).await?;
-    match held.into_iter().find(|(net, _)| overlap(net, &wanted)) {
-        Some((net, revision)) => Err(removals::conflict(q, text(net), revision).await?),
-        None => Ok(()),
-    }
+    removals::check_none_held(q, HeldKind::Public, &[wanted]).await
 }
 
 /// The lowest free prefix of a length in a prefix of a pool. `used` are the ranges that are not free, in ascending order.
@@ -119,7 +121,7 @@ fn lowest_free(pool: IpNet, length: u8, used: &[(u128, u128)]) -> Option<IpNet> 
         let found = net(first)?;
         let occupied = match taken {
             Some(until) => until,
-            None if is_single(found) && reserved(pool, found.addr()).is_some() => end,
+            None if reserved(pool, found).is_some() => end,
             None => return Some(found),
         };
         first = ((occupied >> bits).checked_add(1)?).checked_mul(1 << bits)?;
@@ -128,26 +130,30 @@ fn lowest_free(pool: IpNet, length: u8, used: &[(u128, u128)]) -> Option<IpNet> 
 
 /// The lowest free prefix of a family and length.
 async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, length: u8) -> Result<IpNet> {
-    let is_ipv4 = family == AddressFamily::Ipv4;
-    let held = removals::held_public(q).await?;
-    let fits = |prefix: &&IpNet| prefix.addr().is_ipv4() == is_ipv4 && prefix.prefix_len() <= length;
-    for prefix in pool.prefixes.iter().filter(fits) {
-        let (first, last) = range(*prefix);
+    let held = removals::held_of(q, HeldKind::Public).await?;
+    let fits = |prefix: &&IpNet| AddressFamily::of(prefix) == family && prefix.prefix_len() <= length;
+    let fitting: Vec<&IpNet> = pool.prefixes.iter().filter(fits).collect();
+    for prefix in &fitting {
+        let (first, last) = range(**prefix);
         let sql = "SELECT first, last FROM eips WHERE family = $1 AND first BETWEEN $2 AND $3";
-        let values = args![Family::of(*prefix).number(), bytes(first), bytes(last)];
+        let values = args![Family::of(**prefix).number(), bytes(first), bytes(last)];
         let read = |row: &Row| Ok((ipv6(row.blob(0)?)?.into(), ipv6(row.blob(1)?)?.into()));
         let mut used = q.rows(sql, values).await?.iter().map(read).collect::<Result<Vec<_>>>()?;
-        used.extend(held.iter().filter(|(net, _)| overlap(net, prefix)).map(|(net, _)| range(*net)));
+        let others = held.iter().map(|(net, _)| net).chain(&pool.reserved);
+        used.extend(others.filter(|net| overlap(*net, prefix)).map(|net| range(*net)));
         used.sort_unstable();
-        if let Some(free) = lowest_free(*prefix, length, &used) {
+        if let Some(free) = lowest_free(**prefix, length, &used) {
             return Ok(free);
         }
     }
-    let what = match family {
-        AddressFamily::Ipv4 => "IPv4 address".to_owned(),
-        AddressFamily::Ipv6 if length == 128 => "IPv6 address".to_owned(),
-        AddressFamily::Ipv6 => format!("IPv6 prefix of length {length}"),
+    let (field, what) = match family {
+        AddressFamily::Ipv4 => ("family", "IPv4 address".to_owned()),
+        AddressFamily::Ipv6 if length == 128 => ("family", "IPv6 address".to_owned()),
+        AddressFamily::Ipv6 => ("prefix_length", format!("IPv6 prefix of length {length}")),
     };
+    if fitting.is_empty() {
+        return Err(invalid(field, format!("no prefix of public pool `{}` contains an {what}", pool.name)));
+    }
     Err(Conflict::PoolFull { pool: pool.name.clone(), what }.into())
 }
 
@@ -156,25 +162,31 @@ async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, l
 /// # Errors
 /// Fields of the request contradict each other.
 fn shape(new: &NewEip, pool: &PublicPool) -> Result<(AddressFamily, u8)> {
-    let of = |is_ipv4| if is_ipv4 { AddressFamily::Ipv4 } else { AddressFamily::Ipv6 };
+    let of = |address: IpAddr| AddressFamily::of(&IpNet::from(address));
     let has_ipv4 = || pool.prefixes.iter().any(|prefix| prefix.addr().is_ipv4());
     let family = match (new.family, new.address) {
-        (Some(family), Some(address)) if family != of(address.is_ipv4()) => {
+        (Some(family), Some(address)) if family != of(address) => {
             return Err(invalid("family", format!("{address} is no {family} address")));
         }
-        (_, Some(address)) => of(address.is_ipv4()),
+        (_, Some(address)) => of(address),
         (Some(family), None) => family,
-        (None, None) => of(new.prefix_length.is_none() && has_ipv4()),
+        (None, None) if new.prefix_length.is_none() && has_ipv4() => AddressFamily::Ipv4,
+        (None, None) => AddressFamily::Ipv6,
     };
-    let whole = if family == AddressFamily::Ipv4 { 32 } else { 128 };
-    match new.prefix_length.unwrap_or(whole) {
-        length if family == AddressFamily::Ipv4 && length != 32 => {
+    match (family, new.prefix_length) {
+        (AddressFamily::Ipv4, None | Some(32)) => Ok((family, 32)),
+        (AddressFamily::Ipv4, Some(_)) => {
             Err(invalid("prefix_length", "an IPv4 EIP is a single address, so its length is 32"))
         }
-        length if !(1..=whole).contains(&length) => {
-            Err(invalid("prefix_length", format!("a prefix length of {length} is not between 1 and {whole}")))
+        (AddressFamily::Ipv6, None) => Ok((family, 128)),
+        (AddressFamily::Ipv6, Some(length @ (EIP_LENGTH_MIN..=EIP_LENGTH_MAX | 128))) => Ok((family, length)),
+        (AddressFamily::Ipv6, Some(length)) => {
+            let text = format!(
+                "an IPv6 EIP is a single address (128), or a prefix of length {EIP_LENGTH_MIN} to {EIP_LENGTH_MAX} as sites \
+                 have them (RFC 6177), not {length}"
+            );
+            Err(invalid("prefix_length", text))
         }
-        length => Ok((family, length)),
     }
 }
 
@@ -187,11 +199,10 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
     let wanted = wanted.map_err(|error| invalid("prefix_length", error.to_string()))?;
     if let Some(existing) = named(w.q(), new).await? {
         let target = |attachment: Option<EipAttachment>| attachment.map(|attachment| attachment.target);
-        let family_of = |net: IpNet| if net.addr().is_ipv4() { "ipv4" } else { "ipv6" };
         Difference::default()
             .field("pool", existing.pool, pool.id)
             .given("address", Some(text(existing.prefix)), wanted.map(text))
-            .given("family", Some(family_of(existing.prefix).to_owned()), new.family.map(|f| f.to_string()))
+            .given("family", Some(AddressFamily::of(&existing.prefix)), new.family)
             .given("prefix_length", Some(existing.prefix.prefix_len()), new.prefix_length)
             .given("the attachment", target(existing.attachment), new.attach.map(|attach| attach.target))
             .given(

@@ -1,14 +1,15 @@
 //! Pools of public addresses: creation, update, deletion.
 
-use super::{check_unused, underlay};
+use super::removals::{self, HeldKind};
+use super::{check_unused, eips, underlay};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::{args, list};
 use crate::write::Write;
 use crate::{
-    Change, Cluster, Conflict, Created, MAX_POOL_PREFIXES, NewPublicPool, PublicPool, PublicPoolUpdate,
-    Result,
+    Change, Cluster, Conflict, Created, MAX_POOL_PREFIXES, MAX_RESERVED_PREFIXES, NewPublicPool, PublicPool,
+    PublicPoolUpdate, Result,
 };
 use sluice_types::{IpNet, PublicPoolId, overlap};
 use std::net::IpAddr;
@@ -23,6 +24,11 @@ fn sorted(prefixes: &[IpNet]) -> Result<Vec<IpNet>> {
         return Err(invalid("prefixes", text));
     }
     prefixes.iter().try_for_each(|prefix| check::unicast_prefix(*prefix))?;
+    ascending(prefixes)
+}
+
+/// Checks that no two prefixes have an address in common, and sorts them.
+fn ascending(prefixes: &[IpNet]) -> Result<Vec<IpNet>> {
     let mut sorted = prefixes.to_vec();
     sorted.sort();
     // One that contains others comes before them, and nothing else is in between.
@@ -32,7 +38,27 @@ fn sorted(prefixes: &[IpNet]) -> Result<Vec<IpNet>> {
     }
 }
 
-/// Checks that prefixes have no address in common with other pools, and contain no underlay address.
+/// The reserved prefixes of a pool in ascending order.
+///
+/// # Errors
+/// There are too many, one is not inside a prefix of the pool, or two have an address in common.
+fn sorted_reserved(reserved: &[IpNet], prefixes: &[IpNet]) -> Result<Vec<IpNet>> {
+    if reserved.len() > MAX_RESERVED_PREFIXES {
+        let text =
+            format!("a pool has at most {MAX_RESERVED_PREFIXES} reserved prefixes, not {}", reserved.len());
+        return Err(invalid("reserved", text));
+    }
+    reserved.iter().try_for_each(|prefix| check::prefix(*prefix))?;
+    match reserved.iter().find(|inside| !prefixes.iter().any(|prefix| prefix.contains(*inside))) {
+        Some(outside) => {
+            Err(invalid("reserved", format!("reserved prefix {outside} is in no prefix of the pool")))
+        }
+        None => ascending(reserved),
+    }
+}
+
+/// Checks that prefixes have no address in common with other pools, and contain no underlay address, also of a deleted
+/// node or cluster.
 async fn check_free(q: &mut dyn Query, own: Option<PublicPoolId>, prefixes: &[IpNet]) -> Result<()> {
     for pool in find::<PublicPool>(q, vec![]).await?.iter().filter(|pool| Some(pool.id) != own) {
         let overlaps = |given: &&IpNet| pool.prefixes.iter().find(|theirs| overlap(theirs, given));
@@ -46,7 +72,7 @@ async fn check_free(q: &mut dyn Query, own: Option<PublicPoolId>, prefixes: &[Ip
             let (prefix, address) = (prefix.to_string(), address.to_string());
             Err(Conflict::PrefixContains { prefix, address, owner }.into())
         }
-        None => Ok(()),
+        None => removals::check_none_held(q, HeldKind::Underlay, prefixes).await,
     }
 }
 
@@ -59,19 +85,24 @@ pub(super) async fn containing(q: &mut dyn Query, address: IpAddr) -> Result<Opt
 pub(crate) async fn create(w: &mut Write, new: &NewPublicPool) -> Result<Created<PublicPool>> {
     check::name("public pool", &new.name)?;
     let prefixes = sorted(&new.prefixes)?;
+    let reserved = sorted_reserved(&new.reserved, &prefixes)?;
     let cluster: Cluster = get(w.q(), new.cluster).await?;
     if let Some(existing) = find_one::<PublicPool>(w.q(), vec![("name", new.name.as_str().into())]).await? {
         Difference::default()
             .field("cluster", existing.cluster, cluster.id)
             .field("prefixes", list(&existing.prefixes), list(&prefixes))
+            .field("reserved", list(&existing.reserved), list(&reserved))
             .conflict("public pool", &new.name)?;
         return Ok(Created::Existing(existing));
     }
     check_free(w.q(), None, &prefixes).await?;
     let id = PublicPoolId::new(w.id());
-    let pool = PublicPool { id, name: new.name.clone(), cluster: cluster.id, prefixes, revision: w.revision };
-    let sql = "INSERT INTO public_pools (id, name, cluster, prefixes, revision) VALUES ($1, $2, $3, $4, $5)";
-    let values = args![id.get(), pool.name.as_str(), cluster.id.get(), list(&pool.prefixes), pool.revision];
+    let (name, revision) = (new.name.clone(), w.revision);
+    let pool = PublicPool { id, name, cluster: cluster.id, prefixes, reserved, revision };
+    let sql = "INSERT INTO public_pools (id, name, cluster, prefixes, reserved, revision) \
+               VALUES ($1, $2, $3, $4, $5, $6)";
+    let (prefixes, reserved) = (list(&pool.prefixes), list(&pool.reserved));
+    let values = args![id.get(), pool.name.as_str(), cluster.id.get(), prefixes, reserved, revision];
     w.q().run(sql, values).await?;
     w.push(&Change::PublicPoolUpserted(pool.clone()))?;
     Ok(Created::New(pool))
@@ -88,7 +119,8 @@ pub(crate) async fn update(
     let name = new.name.clone().unwrap_or_else(|| pool.name.clone());
     check::name("public pool", &name)?;
     let prefixes = new.prefixes.as_deref().map_or_else(|| Ok(pool.prefixes.clone()), sorted)?;
-    if (&name, &prefixes) == (&pool.name, &pool.prefixes) {
+    let reserved = sorted_reserved(new.reserved.as_deref().unwrap_or(&pool.reserved), &prefixes)?;
+    if (&name, &prefixes, &reserved) == (&pool.name, &pool.prefixes, &pool.reserved) {
         return Ok(pool);
     }
     if name != pool.name
@@ -101,15 +133,23 @@ pub(crate) async fn update(
     let sql = "SELECT name, prefix FROM eips WHERE pool = $1 ORDER BY id";
     for row in w.q().rows(sql, args![id.get()]).await? {
         let used: IpNet = row.parse(1)?;
-        if !prefixes.iter().any(|prefix| prefix.contains(&used)) {
+        let user = format!("EIP `{}`", row.text(0)?);
+        let in_use = |kind, name: String| Err(Conflict::InUse { kind, name, user }.into());
+        let Some(prefix) = prefixes.iter().find(|prefix| prefix.contains(&used)) else {
             let old = pool.prefixes.iter().find(|prefix| prefix.contains(&used)).unwrap_or(&used);
-            let user = format!("EIP `{}`", row.text(0)?);
-            return Err(Conflict::InUse { kind: "prefix", name: old.to_string(), user }.into());
+            return in_use("prefix", old.to_string());
+        };
+        if eips::reserved(*prefix, used).is_some() {
+            return in_use("reserved address", eips::text(used));
+        }
+        if let Some(taken) = reserved.iter().find(|prefix| overlap(*prefix, &used)) {
+            return in_use("reserved prefix", taken.to_string());
         }
     }
-    (pool.name, pool.prefixes, pool.revision) = (name, prefixes, w.revision);
-    let sql = "UPDATE public_pools SET name = $2, prefixes = $3, revision = $4 WHERE id = $1";
-    let values = args![id.get(), pool.name.as_str(), list(&pool.prefixes), pool.revision];
+    (pool.name, pool.prefixes, pool.reserved, pool.revision) = (name, prefixes, reserved, w.revision);
+    let sql = "UPDATE public_pools SET name = $2, prefixes = $3, reserved = $4, revision = $5 WHERE id = $1";
+    let (prefixes, reserved) = (list(&pool.prefixes), list(&pool.reserved));
+    let values = args![id.get(), pool.name.as_str(), prefixes, reserved, pool.revision];
     w.q().run(sql, values).await?;
     w.push(&Change::PublicPoolUpserted(pool.clone()))?;
     Ok(pool)

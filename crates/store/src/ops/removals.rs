@@ -249,15 +249,41 @@ impl HeldAddresses {
     }
 }
 
+/// A prefix, or an address as a prefix of full length.
 fn prefix_of(value: &[u8]) -> Result<IpNet> {
     let text = std::str::from_utf8(value).unwrap_or_default();
-    text.parse().map_err(|_| StoreError::Corrupt(format!("`{text}` as a held prefix")))
+    let address = text.parse::<IpAddr>().map(IpNet::from);
+    address.or_else(|_| text.parse()).map_err(|_| StoreError::Corrupt(format!("`{text}` as a held prefix")))
 }
 
-/// Public addresses that are held, each with the revision of the deletion.
-pub(super) async fn held_public(q: &mut dyn Query) -> Result<Vec<(IpNet, u64)>> {
-    let rows = q.rows("SELECT value, revision FROM held WHERE kind = 'public'", vec![]).await?;
+/// A kind of addresses that deletions hold in no VPC.
+#[derive(Clone, Copy)]
+pub(super) enum HeldKind {
+    Public,
+    Underlay,
+}
+
+/// The addresses of a kind that are held, each with the revision of the deletion.
+pub(super) async fn held_of(q: &mut dyn Query, kind: HeldKind) -> Result<Vec<(IpNet, u64)>> {
+    let kind = match kind {
+        HeldKind::Public => "public",
+        HeldKind::Underlay => "underlay",
+    };
+    let rows = q.rows("SELECT value, revision FROM held WHERE kind = $1", args![kind]).await?;
     rows.iter().map(|row| Ok((prefix_of(row.blob(0)?)?, row.number(1)?))).collect()
+}
+
+/// Checks that deletions hold no address of a kind in one of these prefixes.
+///
+/// # Errors
+/// [`Conflict::Held`] with the deleted object.
+pub(super) async fn check_none_held(q: &mut dyn Query, kind: HeldKind, wanted: &[IpNet]) -> Result<()> {
+    let held = held_of(q, kind).await?;
+    let overlaps = |net: &IpNet| wanted.iter().any(|wanted| sluice_types::overlap(net, wanted));
+    match held.into_iter().find(|(net, _)| overlaps(net)) {
+        Some((net, revision)) => Err(conflict(q, super::eips::text(net), revision).await?),
+        None => Ok(()),
+    }
 }
 
 /// The address or prefix in the columns `kind` and `value`, which start at `column`.

@@ -1,7 +1,7 @@
 //! Underlay addresses: each belongs to at most one host, gateway or cluster, and to no pool of public addresses.
 
 use super::public_pools;
-use super::removals::{self, Hold};
+use super::removals::{self, HeldKind, Hold};
 use crate::backend::Query;
 use crate::value::args;
 use crate::{Conflict, Result};
@@ -30,6 +30,7 @@ pub(super) async fn claim(
             return Err(Conflict::UnderlayAddressTaken { address: address.to_string(), owner }.into());
         }
         removals::check_free(q, &Hold::Underlay(*address)).await?;
+        removals::check_none_held(q, HeldKind::Public, &[IpNet::from(*address)]).await?;
         let sql = "INSERT INTO underlay (address, kind, owner, owner_name) VALUES ($1, $2, $3, $4)";
         q.run(sql, args![address.to_string(), kind, owner, name]).await?;
     }

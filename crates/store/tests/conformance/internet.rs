@@ -14,7 +14,7 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
 }
 
 fn new_pool(c: &Cloud, name: &str, prefixes: &[&str]) -> NewPublicPool {
-    NewPublicPool { name: name.into(), cluster: c.cluster.id, prefixes: nets(prefixes) }
+    NewPublicPool { name: name.into(), cluster: c.cluster.id, prefixes: nets(prefixes), reserved: vec![] }
 }
 
 async fn pool(c: &Cloud, prefixes: &[&str]) -> PublicPool {
@@ -97,13 +97,14 @@ pub async fn pools(f: Fixture) {
     assert_eq!(taken, Conflict::UnderlayAddressTaken { address, owner });
 
     let one = eip(&c, &made, "web").await;
-    let update = |prefixes: &[&str]| PublicPoolUpdate { name: None, prefixes: Some(nets(prefixes)) };
+    let update =
+        |prefixes: &[&str]| PublicPoolUpdate { prefixes: Some(nets(prefixes)), ..Default::default() };
     let used = conflict(s.update_public_pool(made.id, update(&["2001:db8:9::/48"]), None).await);
     assert_eq!(used.to_string(), "prefix `198.51.100.0/28` is still used by EIP `web`");
     let wider = update(&["198.51.100.0/27", "203.0.113.0/24"]);
     let changed = s.update_public_pool(made.id, wider, Some(made.revision)).await.unwrap();
     assert_eq!(changed.prefixes, nets(&["198.51.100.0/27", "203.0.113.0/24"]));
-    let renamed = PublicPoolUpdate { name: Some("world".into()), prefixes: None };
+    let renamed = PublicPoolUpdate { name: Some("world".into()), ..Default::default() };
     let stale = s.update_public_pool(made.id, renamed.clone(), Some(made.revision)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
     let renamed = s.update_public_pool(made.id, renamed, None).await.unwrap();
@@ -123,6 +124,75 @@ pub async fn pools(f: Fixture) {
     s.delete_public_pool(made.id, None).await.unwrap();
     assert_eq!(last(s).await, [Change::PublicPoolRemoved(renamed)]);
     s.delete_cluster(c.cluster.id, None).await.unwrap();
+}
+
+pub async fn reserved_addresses(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let with = |name: &str, reserved: &[&str]| NewPublicPool {
+        reserved: nets(reserved),
+        ..new_pool(&c, name, &["203.0.113.0/28", "2001:db8:9::/60"])
+    };
+    let refused = async |reserved: &[&str]| conflict(s.create_public_pool(with("bad", reserved)).await);
+    assert_eq!(
+        refused(&["203.0.113.16/32"]).await.to_string(),
+        "reserved prefix 203.0.113.16/32 is in no prefix of the pool"
+    );
+    for bad in [&["203.0.113.1/30"][..], &["203.0.113.0/30", "203.0.113.1/32"]] {
+        assert!(matches!(refused(bad).await, Conflict::Invalid { .. }), "{bad:?}");
+    }
+    let many: Vec<String> = (0..65).map(|n| format!("2001:db8:9::{n:x}/128")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let text = refused(&many).await.to_string();
+    assert_eq!(text, "a pool has at most 64 reserved prefixes, not 65");
+
+    let reserved = ["2001:db8:9::/63", "203.0.113.1/32", "203.0.113.2/31"];
+    let pool = new(s.create_public_pool(with("public", &reserved)).await);
+    assert_eq!(pool.reserved, nets(&["203.0.113.1/32", "203.0.113.2/31", "2001:db8:9::/63"]));
+    assert_eq!(s.public_pool(pool.id).await.unwrap(), pool);
+    assert_eq!(
+        s.create_public_pool(with("public", &reserved)).await.unwrap(),
+        Created::Existing(pool.clone())
+    );
+    let differs = conflict(s.create_public_pool(with("public", &[])).await).to_string();
+    assert!(differs.contains("reserved is 203.0.113.1/32,203.0.113.2/31,2001:db8:9::/63, not"), "{differs}");
+
+    // No EIP gets them, and none that asks for them.
+    let text = conflict(s.create_eip(with_address(new_eip(&c, &pool, "x"), "203.0.113.3")).await).to_string();
+    assert_eq!(
+        text,
+        "203.0.113.3 has an address in common with 203.0.113.2/31, which public pool `public` reserves"
+    );
+    let prefix = with_length(with_address(new_eip(&c, &pool, "x"), "2001:db8:9::"), 62);
+    let text = conflict(s.create_eip(prefix).await).to_string();
+    assert!(text.starts_with("2001:db8:9::/62 has an address in common with 2001:db8:9::/63"), "{text}");
+    let web = eip(&c, &pool, "web").await;
+    assert_eq!(web.prefix.to_string(), "203.0.113.4/32");
+    let whole = new(s.create_eip(with_length(new_eip(&c, &pool, "whole"), 64)).await);
+    assert_eq!(whole.prefix.to_string(), "2001:db8:9:2::/64");
+
+    // A change reserves nothing that an EIP has, and leaves nothing reserved outside the pool.
+    let update = async |update: PublicPoolUpdate| s.update_public_pool(pool.id, update, None).await;
+    let reserve =
+        |reserved: &[&str]| PublicPoolUpdate { reserved: Some(nets(reserved)), ..Default::default() };
+    let text = conflict(update(reserve(&["203.0.113.0/29"])).await).to_string();
+    assert_eq!(text, "reserved prefix `203.0.113.0/29` is still used by EIP `web`");
+    let text = conflict(update(reserve(&["2001:db8:9:2::7/128"])).await).to_string();
+    assert_eq!(text, "reserved prefix `2001:db8:9:2::7/128` is still used by EIP `whole`");
+    let change = |prefixes: &[&str]| PublicPoolUpdate { prefixes: Some(nets(prefixes)), ..reserve(&[]) };
+    let shrunk = PublicPoolUpdate { reserved: None, ..change(&["203.0.113.4/30", "2001:db8:9::/60"]) };
+    let text = conflict(update(shrunk).await).to_string();
+    assert_eq!(text, "reserved prefix 203.0.113.1/32 is in no prefix of the pool");
+    assert_eq!(s.public_pool(pool.id).await.unwrap(), pool, "nothing changed");
+    let changed = update(reserve(&["203.0.113.5/32"])).await.unwrap();
+    assert_eq!((changed.reserved, changed.prefixes), (nets(&["203.0.113.5/32"]), pool.prefixes.clone()));
+    assert_eq!(eip(&c, &pool, "low").await.prefix.to_string(), "203.0.113.1/32");
+
+    // Nor does a change of the prefixes leave an EIP with an address that nothing may have.
+    let parts = |second| change(&["203.0.113.0/30", second, "2001:db8:9::/60"]);
+    let text = conflict(update(parts("203.0.113.4/30")).await).to_string();
+    assert_eq!(text, "reserved address `203.0.113.4` is still used by EIP `web`");
+    update(parts("203.0.113.4/31")).await.unwrap();
 }
 
 pub async fn addresses_of_eips(f: Fixture) {
@@ -153,11 +223,18 @@ pub async fn addresses_of_eips(f: Fixture) {
     assert_eq!(text, "198.51.100.2 is no ipv6 address");
     let text = refused(NewEip { family: Some(AddressFamily::Ipv4), ..with_length(b(), 31) }).await;
     assert_eq!(text, "an IPv4 EIP is a single address, so its length is 32");
+    for length in [47, 65, 127] {
+        let text = refused(with_length(b(), length)).await;
+        let expected = format!(
+            "an IPv6 EIP is a single address (128), or a prefix of length 48 to 64 as sites have them (RFC 6177), not {length}"
+        );
+        assert_eq!(text, expected);
+    }
     let text = refused(with_length(with_address(b(), "2001:db8:9::1"), 64)).await;
     assert!(text.contains("host bits"), "{text}");
     assert_eq!(
         refused(with_length(b(), 60)).await,
-        "public pool `public` has no free IPv6 prefix of length 60"
+        "no prefix of public pool `public` contains an IPv6 prefix of length 60"
     );
 
     assert_eq!(eip(&c, &pool, "b").await.prefix.to_string(), "198.51.100.2/32");

@@ -97,7 +97,7 @@ fn cases() -> Vec<Case> {
             groups_of_an_instance_change, used_groups_are_not_deleted, identities_are_held_and_used_again,
             identities_jump_with_the_history, ids_within_ids_are_told_apart,
             the_last_identity_is_assigned_once, deletion_and_members_exclude_each_other, limits, groups_in_bulk;
-        internet: pools, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets,
+        internet: pools, reserved_addresses, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets,
             eips_stay_on_their_cluster, internet_routes;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;

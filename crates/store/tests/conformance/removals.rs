@@ -3,8 +3,8 @@
 use crate::Fixture;
 use crate::cloud::{ALL, Cloud, conflict, host, instance, new, vpc};
 use sluice_store::{
-    Conflict, LostInstance, NewGateway, NewInstance, NodeId, NodeState, Options, Page, PortSettings,
-    ReleaseOf, Removal, Store, open_with,
+    Conflict, LostInstance, NewEip, NewGateway, NewInstance, NewPublicPool, NodeId, NodeState, Options, Page,
+    PortSettings, ReleaseOf, Removal, Store, open_with,
 };
 use sluice_types::{ClusterId, GatewayId};
 
@@ -119,6 +119,31 @@ pub async fn vnis_and_vteps_are_held(f: Fixture) {
     let error = conflict(s.create_host(host("new", "192.0.2.50")).await);
     assert_eq!(error, held("192.0.2.50", "host `spare`", revision));
     s.release_removals(&up_to(&removal, revision)).await.unwrap();
+    let prefixes = vec!["192.0.2.48/29".parse().unwrap()];
+    let around = NewPublicPool { name: "around".into(), cluster: c.cluster.id, prefixes, reserved: vec![] };
+    let revision = s.delete_host(new(s.create_host(host("new", "192.0.2.50")).await).id, None).await.unwrap();
+    let error = conflict(s.create_public_pool(around.clone()).await);
+    assert_eq!(error, held("192.0.2.50", "host `new`", revision));
+    s.release_removals(&up_to(&pending(&s, revision).await, revision)).await.unwrap();
+
+    // They may send what is for a public address to the Internet.
+    let pool = new(s.create_public_pool(around).await).id;
+    let eip = NewEip {
+        name: "e".into(),
+        tenant: c.tenant.id,
+        pool,
+        address: Some("192.0.2.50".parse().unwrap()),
+        family: None,
+        prefix_length: None,
+        attach: None,
+    };
+    let revision = s.delete_eip(new(s.create_eip(eip).await).id, None).await.unwrap();
+    s.delete_public_pool(pool, None).await.unwrap();
+    let error = conflict(s.create_host(host("new", "192.0.2.50")).await);
+    assert_eq!(error, held("192.0.2.50", "EIP `e`", revision));
+    let error = conflict(s.create_cluster("c2", &["192.0.2.50".parse().unwrap()], None).await);
+    assert_eq!(error, held("192.0.2.50", "EIP `e`", revision));
+    s.release_removals(&up_to(&pending(&s, revision).await, revision)).await.unwrap();
     new(s.create_host(host("new", "192.0.2.50")).await);
 
     // Hosts and the other gateways may take the address for that of a gateway. Deleted nodes are not awaited.
