@@ -72,6 +72,7 @@ struct nat_packet {
 	__u32 group[2];
 	__u32 owned[2];	 /* the blocks of the inside address, as bits */
 	__u32 open[2];	 /* those in which it may claim ports */
+	__u32 closing[2]; /* those in which it may after it has opened them again */
 	__u32 free[2];	 /* those that it may claim */
 	__u32 blocks;	 /* of the inside address */
 	__u32 sessions;	 /* of the inside address */
@@ -214,6 +215,7 @@ NAT_FUNCTION int nat_look_at_group(struct nat_packet *packet, __u32 which)
 	}
 	packet->owned[which] = owned;
 	packet->open[which] = blocks >> NAT_IS_OPEN & owned;
+	packet->closing[which] = owned & ~packet->open[which];
 	packet->free[which] = blocks >> NAT_IS_FREE & 0xffff;
 	packet->blocks += nat_count(owned);
 	packet->claiming |= blocks >> NAT_IS_CLAIMED & 0xffff;
@@ -229,14 +231,14 @@ static __always_inline void nat_look(struct nat_packet *packet)
 	int other;
 
 	packet->blocks = packet->sessions = packet->claiming = 0;
-	packet->owned[1] = packet->open[1] = packet->free[1] = 0;
+	packet->owned[1] = packet->open[1] = packet->closing[1] = packet->free[1] = 0;
 	nat_look_at_group(packet, 0);
 	if (packet->group[1] != packet->group[0])
 		nat_look_at_group(packet, 1);
 	if (packet->group[0] >> shift == packet->group[1] >> shift || !packet->blocks)
 		return;
 	other = packet->owned[0] != 0;
-	packet->open[other] = packet->free[other] = 0;
+	packet->open[other] = packet->closing[other] = packet->free[other] = 0;
 }
 
 /*
@@ -408,7 +410,25 @@ static __always_inline void nat_claim_in_group(const struct nat_config *nat, str
 	}
 }
 
-/* Claims a block for the inside address, in the emptier of its groups. NAT_AGAIN, or why not. */
+/* Opens one of these closing blocks of a group again. If the agent has closed it meanwhile, nothing happens. */
+static __always_inline void nat_open_again(struct nat_group *group, __u32 closing)
+{
+	NAT_ROLLED
+	for (int i = 0; i < NAT_GROUP_BLOCKS; i++) {
+		__u64 seen;
+
+		if (!(closing >> i & 1))
+			continue;
+		seen = READ_ONCE(group->word[i]);
+		if ((seen & NAT_STATE_MASK) == NAT_CLOSING)
+			CAS(&group->word[i], seen, seen ^ NAT_CLOSING ^ NAT_OWNED);
+		return;
+	}
+}
+
+/*
+ * Opens a closing block of the inside address again, or claims one for it, in the emptier of its groups. NAT_AGAIN, or why not.
+ */
 NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 {
 	struct nat_config *nat = nat_config_at();
@@ -420,6 +440,13 @@ NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 	/* What another packet is claiming is enough for both. */
 	if (packet->claiming)
 		return NAT_AGAIN;
+	if (packet->closing[0] | packet->closing[1]) {
+		which = !packet->closing[0];
+		group = nat_group_at(packet->group[which]);
+		if (group)
+			nat_open_again(group, packet->closing[which]);
+		return NAT_AGAIN;
+	}
 	if (packet->blocks >= READ_ONCE(nat->blocks_limit))
 		return NAT_BLOCKS;
 	which = nat_count(packet->free[1]) > nat_count(packet->free[0]);

@@ -32,8 +32,12 @@
  *  - free -> claimed, by a packet, which alone fills the block then, and claimed -> owned: a reader that sees "owned" sees a
  *    complete block.
  *  - owned -> closing, by the agent, if all port words of the block are 0. Packets claim no port in it from now on.
- *  - closing -> free with the next generation, one grace period later, if all port words are still 0. Otherwise a program that
- *    had seen "owned" has claimed a port meanwhile, and the agent swaps closing -> owned.
+ *  - closing -> owned, by a packet of the inside address that needs a port, or by the agent, if a program that had seen "owned"
+ *    has claimed one meanwhile.
+ *  - closing -> closed, by the agent, one grace period later, if all port words are still 0. For packets, the block has no owner
+ *    any more. Also owned -> closed, by the agent, when it ends what an inside address has.
+ *  - closed -> free with the next generation, by the agent, one grace period after "closed". So a program that used the block as
+ *    that of its old owner has ended before it has another one.
  *  - claimed -> free, by the agent, if the word is the same after a grace period: the packet that claimed it was killed.
  *  - withheld: blocks that packets must not use. Those with ports below 1024 are.
  *
@@ -90,6 +94,7 @@
 #define NAT_OWNED 2ull
 #define NAT_CLOSING 3ull
 #define NAT_WITHHELD 4ull
+#define NAT_CLOSED 5ull
 #define NAT_STATE_MASK 7ull
 #define NAT_GENERATION_SHIFT 3
 #define NAT_GENERATION_MASK 0x1fffffffull

@@ -17,13 +17,13 @@ use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, nat_config};
 use crate::region::Region;
-use crate::sessions::{Family, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
+use crate::sessions::{Family, Fate, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
 use memory::Tables;
 use sluice_types::Vni;
 use std::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
-use sweep::Progress;
+use sweep::{Phase, Progress};
 
 /// The addresses that VMs share. Constant as long as the tables exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -327,6 +327,47 @@ impl Nat {
     /// next complete round of the sweep, if no other session uses it.
     pub fn remove(&mut self, flow: &Flow, now: u32) -> bool {
         self.sessions.remove(flow, now)
+    }
+
+    /// Ends all sessions and blocks that inside addresses of a VPC have when this is called: those of one address, or of all. The
+    /// next VM with this address inherits nothing. Packets of it that come meanwhile may claim other blocks. The blocks are free
+    /// after the next complete round of the sweep. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
+    pub fn end(&mut self, vni: Vni, inside: Option<Ipv4Addr>) -> Result<u64, Error> {
+        // The blocks that packets are claiming are complete then.
+        self.sessions.wait_for_packets()?;
+        let ends = |block: &NatBlock| block.vni == vni && inside.is_none_or(|inside| block.inside == inside);
+        let mut blocks = 0;
+        for id in self.tables.all_blocks() {
+            let mut word = self.tables.word(id);
+            if self.tables.block(id, word).is_some_and(|block| ends(&block)) {
+                // Only a packet that opens a closing block changes the word meanwhile, and only once.
+                while !self.tables.swap_word(id, word, word.closed()) {
+                    word = self.tables.word(id);
+                }
+                blocks += 1;
+            }
+        }
+        let waited = self.sessions.wait_for_packets();
+        // No session begins in these blocks any more.
+        let tables = &self.tables;
+        let is_of_none = |session: &Session| {
+            let (address, port) = (session.action[1] >> 16, session.action[1] as u16);
+            session.flow.scope == vni.get()
+                && tables.block_of(address, port).is_none_or(|id| !tables.word(id).has_owner())
+        };
+        let buckets = 0..self.sessions.buckets(Family::Ipv4);
+        let reviewed = self.sessions.review(Family::Ipv4, buckets, |session| {
+            if is_of_none(session) { Fate::Ends } else { Fate::Stays }
+        });
+        if waited.is_err() || reviewed.refreshed > 0 {
+            // The present round may have looked at the sessions that are left, and must not free their ports.
+            self.sessions.restart_sweep();
+            self.progress.phase = Phase::Begin;
+        }
+        waited.map(|()| blocks)
     }
 
     /// The session tables.

@@ -3,7 +3,7 @@
 mod killed;
 mod schedules;
 
-use super::sweep::Phase;
+
 use super::*;
 use crate::grace::Immediate;
 use sluice_tables_testing::nat::{self as testing, HostNat, nat_test};

@@ -162,11 +162,11 @@ fn packets_in_a_round(counts: &Counts) {
     let block = nat.tables.block_of(0, before.outside_port).unwrap();
     let is_there = |nat: &Nat| match mode {
         0 => true,
-        1 => matches!(nat.progress.phase, Phase::Sessions(_)),
+        1 => matches!(nat.progress.phase, Phase::Sessions),
         _ => nat.progress.phase == Phase::Blocks(block.group & !3),
     };
     while !is_there(&nat) {
-        nat.sweep(2, NOW, &mut drop).unwrap();
+        nat.sweep(4, NOW, &mut drop).unwrap();
     }
     let shared = Arc::new(shared);
     let (to_main, from_sweep) = mpsc::channel();
@@ -174,7 +174,7 @@ fn packets_in_a_round(counts: &Counts) {
         let mut sum = NatSwept::default();
         // The steps that look at ports are many, so they follow after the packets, except in the third case.
         for _ in 0..[3, 2, 1][mode as usize] {
-            let swept = nat.sweep(2, NOW, &mut drop).unwrap();
+            let swept = nat.sweep(4, NOW, &mut drop).unwrap();
             (sum.ports, sum.blocks) = (sum.ports + swept.ports, sum.blocks + swept.blocks);
             assert_eq!(swept.astray, 0);
         }
@@ -248,7 +248,7 @@ fn slow_packet(counts: &Counts) {
     let sweep = move |_: &Shared| {
         // Up to the step that looks at ports.
         for _ in 0..3 {
-            nat.sweep(2, NOW, &mut drop).unwrap();
+            nat.sweep(4, NOW, &mut drop).unwrap();
         }
         to_main.send(nat).unwrap();
     };
@@ -285,7 +285,7 @@ fn packets_of_an_ending_session(counts: &Counts) {
     let ends_twice = counts.schedules.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
     let end = move |_: &Shared| {
         nat.remove(&flow(7, 53), NOW);
-        nat.sweep(2, NOW, &mut drop).unwrap();
+        nat.sweep(4, NOW, &mut drop).unwrap();
         if ends_twice {
             nat.remove(&flow(7, 53), NOW);
         }
