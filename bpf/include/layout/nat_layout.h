@@ -44,7 +44,7 @@
  * Port word
  *
  *   bits  0..15  inside port
- *   bits 16..31  stamp: the round in which it was last seen in use, or NAT_TENTATIVE; 0: the port is free
+ *   bits 16..31  stamp: the round in which it was last seen in use; NAT_TENTATIVE or above: being claimed; 0: the port is free
  *
  * Sessions of a port are not counted. The agent finds out which ports are in use: in each round, it
  *
@@ -52,13 +52,16 @@
  *      created is in the session tables;
  *   2. looks at all sessions, and stamps the port words that they use with the round;
  *   3. waits for a grace period, so that no program translates by a session that ended before step 2;
- *   4. swaps port words without the stamp of the round to 0, and closes blocks that have none left.
+ *   4. swaps port words without the stamp of the round to 0, and closes blocks that have none left. It leaves tentative words with
+ *      the lowest bit of the round, because a program may be about to settle them. One with the other bit is of a program that
+ *      began before step 1, so it was killed.
  *
- * A packet that begins a session stamps the port word first, if it has another stamp. If the swap of step 4 came first, that of the
+ * A packet that begins a session stamps the port word first, if it has another stamp. It reads the round after the word, so that it
+ * never replaces the stamp of a round by that of an earlier one. If the swap of step 4 came first, that of the
  * packet fails, and it searches again. So no port is freed that a session uses or is about to use. Whatever is killed, at any
  * point, leaves ports or blocks that no session uses, which the next complete round frees.
  *
- * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> NAT_TENTATIVE, by a swap,
+ * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> tentative, by a swap,
  * which is a full barrier; then the packet searches all cells again, and makes the stamp of it the round if there is no other
  * word for the port. The swaps have one order, so the later of two packets sees the word of the other. If both see each other,
  * the one at the lower port waits and the other one gives its port back. No other packet uses a tentative word, so it can be given
@@ -101,8 +104,8 @@
 #define NAT_TAG_SHIFT 32
 
 #define NAT_STAMP_SHIFT 16
-#define NAT_ROUND_MAX 0xfffeu /* the next round is 1 */
-#define NAT_TENTATIVE 0xffffu
+#define NAT_ROUND_MAX 0xfffcu /* even; the next round is 1 */
+#define NAT_TENTATIVE 0xfffeu /* plus the lowest bit of the round in which the word was claimed */
 
 struct nat_block {
 	__u32 vni;	  /* bits 24..31 are 0: room for the family of inside addresses of NAT64 */
@@ -139,7 +142,7 @@ enum nat_answer {
 	NAT_TRANSLATED, /* by a session that existed */
 	NAT_BEGUN,	/* by a session that this packet began */
 	NAT_MISS,	/* from the Internet: no VM has a session for it */
-	NAT_PROTOCOL,	/* the protocol has no ports that can be mapped */
+	NAT_PROTOCOL,	/* the protocol has no ports that can be mapped, or the tables are not laid out */
 	NAT_NO_SESSION, /* from a VM: of no session, and it cannot begin one (TCP without SYN, ICMP other than a query) */
 	NAT_SESSIONS,  /* the inside address has as many sessions as it may have */
 	NAT_BLOCKS,    /* the inside address uses all ports that it may have */
@@ -152,6 +155,13 @@ enum nat_answer {
 #define NAT_ANY_REMOTE \
 	0x1u /* packets from any remote endpoint to a mapped port begin a session (endpoint-independent filtering) */
 
+/*
+ * Ticks. Until a round is completed, sessions that have ended count. So if the last one was completed before, no agent works, and
+ * the number of sessions is not known and not limited. 10 minutes: two rounds, each within the shortest timeout of a session
+ * that was answered, need less.
+ */
+#define NAT_ROUND_AGE_MAX 4800
+
 /* The only element of the array map `nat_config`. `magic` is stored last. */
 struct nat_config {
 	__u64 magic;
@@ -160,15 +170,16 @@ struct nat_config {
 	/* Constant as long as the tables exist. */
 	__u32 groups; /* of all addresses; 0: not laid out */
 	__u32 block_shift;
-	__u32 addresses;
-	__u32 round;	 /* of the agent, 1 to NAT_ROUND_MAX */
+	/* Of the agent. */
+	__u32 round;	 /* 1 to NAT_ROUND_MAX */
+	__u32 round_at;	 /* ticks: when a round was completed last, or the tables were laid out */
 	__u64 port_seed; /* secret: which cells and words a port prefers */
 	/* May change at any time. */
 	__u64 lease; /* by which this node uses the addresses: gateway in bits 32..63, epoch in 0..31 */
 	__u32 sessions_limit; /* of an inside address; as many more as there are processors may begin at the same moment */
 	__u32 blocks_limit; /* the same, of blocks */
 	__u32 flags;
-	__u32 reserved;
+	__u32 remote_limit; /* packets from the Internet begin no session if the inside address has as many */
 };
 
 #endif

@@ -64,9 +64,13 @@ impl NatPool {
 /// What an inside address (of a VM in its VPC) may have, and what packets from the Internet may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatSettings {
-    /// Sessions of an inside address, at least 1. Those that began since the last round of the sweep may count twice; and while
-    /// several processors begin sessions at the same moment, there may be as many more as there are processors.
+    /// Sessions of an inside address, at least 1. Those that began since the last round of the sweep may count twice, and those
+    /// that ended since count. While several processors begin sessions at the same moment, there may be as many more as there are
+    /// processors. If no round was complete for 10 minutes, the number is not limited.
     pub sessions: u32,
+    /// Packets from the Internet begin no session if the inside address has this many sessions. If it is less than `sessions`,
+    /// remote endpoints cannot use up what the VM may have.
+    pub remote_sessions: u32,
     /// Blocks of an inside address, 1 to 16. Several processors at the same moment: as for `sessions`.
     pub blocks: u32,
     /// Packets from any remote endpoint to a mapped port begin a session (RFC 4787: endpoint-independent filtering). Otherwise
@@ -87,6 +91,7 @@ impl NatSettings {
         }
         config.store64(offset_of!(nat_config, lease), self.lease);
         config.store32(offset_of!(nat_config, sessions_limit), self.sessions);
+        config.store32(offset_of!(nat_config, remote_limit), self.remote_sessions.min(self.sessions));
         config.store32(offset_of!(nat_config, blocks_limit), self.blocks);
         let flags = if self.any_remote { layout::NAT_ANY_REMOTE } else { 0 };
         config.store32(offset_of!(nat_config, flags), flags);
@@ -236,7 +241,7 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Lays out empty tables. No packet may use them meanwhile. `seed` is a secret: a sender that knows it can predict ports,
+    /// Lays out empty tables, at a time in ticks. No packet may use them meanwhile. `seed` is a secret: a sender that knows it can predict ports,
     /// and fill chosen parts of the tables.
     ///
     /// # Errors
@@ -246,6 +251,7 @@ impl Nat {
         pool: &NatPool,
         seed: u64,
         (settings, timeouts): (&NatSettings, &Timeouts),
+        now: u32,
         grace: impl Grace + 'static,
     ) -> Result<Self, Error> {
         let tables = regions.tables(pool)?;
@@ -260,9 +266,9 @@ impl Nat {
         config.store32(offset_of!(nat_config, layout_version), layout::NAT_LAYOUT_VERSION);
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
+        config.store32(offset_of!(nat_config, round_at), now);
         config.store64(offset_of!(nat_config, port_seed), seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
-        config.store32(offset_of!(nat_config, addresses), pool.addresses.len() as u32);
         config.store32(offset_of!(nat_config, groups), tables.groups());
         config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
         Ok(Self { config, tables, sessions, progress: Progress::default() })

@@ -55,6 +55,11 @@ impl BlockWord {
         self.with_state(layout::NAT_CLOSED)
     }
 
+    /// The word of a block that packets must not use.
+    pub(super) fn withheld() -> Self {
+        Self(u64::from(layout::NAT_WITHHELD))
+    }
+
     /// The word after the block was returned.
     pub(super) fn returned(self) -> Self {
         let generation = (self.0 as u32 >> layout::NAT_GENERATION_SHIFT).wrapping_add(1);
@@ -82,7 +87,12 @@ impl PortWord {
     }
 
     pub(super) fn is_settled(self) -> bool {
-        self.stamp() != 0 && self.stamp() != layout::NAT_TENTATIVE
+        self.stamp() != 0 && self.stamp() < layout::NAT_TENTATIVE
+    }
+
+    /// Whether the agent must not free the word in this round (`nat_layout.h`).
+    pub(super) fn is_used_in(self, round: u32) -> bool {
+        self.stamp() == round || self.stamp() == layout::NAT_TENTATIVE | round & 1
     }
 
     pub(super) fn stamped(self, round: u32) -> Self {
@@ -142,7 +152,7 @@ impl Tables {
             for slot in 0..GROUP_BLOCKS {
                 let id = BlockId { group, slot };
                 if *self.port_range(id).start() < layout::NAT_PORT_MIN as u16 {
-                    self.groups.store64(Self::word_at(id), u64::from(layout::NAT_WITHHELD));
+                    self.groups.store64(Self::word_at(id), BlockWord::withheld().0);
                 }
             }
         }

@@ -137,7 +137,7 @@ impl Nat {
                 self.progress.phase = Phase::Blocks(0);
                 Ok(NatSwept::default())
             }
-            Phase::Blocks(first) => Ok(self.look_at_blocks(first, log)),
+            Phase::Blocks(first) => Ok(self.look_at_blocks(first, now, log)),
             Phase::Close(first) => self.close_blocks(first),
             Phase::Free(first) => self.free_blocks(first, now, log),
         }
@@ -182,7 +182,7 @@ impl Nat {
         Ok(NatSwept { expired: swept.expired, freed, astray: reviewed.ended, ..NatSwept::default() })
     }
 
-    fn look_at_blocks(&mut self, first: u32, log: &mut dyn FnMut(NatEvent)) -> NatSwept {
+    fn look_at_blocks(&mut self, first: u32, now: u32, log: &mut dyn FnMut(NatEvent)) -> NatSwept {
         let mut swept = NatSwept::default();
         let end = (first + GROUPS).min(self.tables.groups());
         for id in (first..end).flat_map(Tables::blocks_of) {
@@ -202,7 +202,7 @@ impl Nat {
         self.progress.phase = Phase::Blocks(end);
         if end == self.tables.groups() {
             self.progress.phase = Phase::Close(0);
-            swept.round_completed = self.progress.leaving.is_empty() && self.complete_round();
+            swept.round_completed = self.progress.leaving.is_empty() && self.complete_round(now);
         }
         swept
     }
@@ -248,8 +248,7 @@ impl Nat {
             for (class, port) in self.ports_of(id) {
                 let at = (id.group, class, port);
                 let word = self.tables.port(id.group, class, port);
-                swept.ports +=
-                    u64::from(word.0 != 0 && self.tables.swap_port(at, word, PortWord(0)).is_ok());
+                swept.ports += u64::from(word.0 != 0 && self.tables.swap_port(at, word, PortWord(0)).is_ok());
             }
             if let Some(block) = self.log_claim(id, word, log) {
                 log(NatEvent::Returned(block, now));
@@ -257,13 +256,14 @@ impl Nat {
             swept.blocks += u64::from(self.tables.swap_word(id, word, word.returned()));
         }
         self.progress.phase = Phase::Free(end);
-        swept.round_completed = end == self.progress.leaving.len() && self.complete_round();
+        swept.round_completed = end == self.progress.leaving.len() && self.complete_round(now);
         Ok(swept)
     }
 
-    fn complete_round(&mut self) -> bool {
+    fn complete_round(&mut self, now: u32) -> bool {
         self.progress.used = self.progress.counting;
         self.progress.phase = Phase::Begin;
+        self.config.store32(offset_of!(nat_config, round_at), now);
         true
     }
 
@@ -279,7 +279,7 @@ impl Nat {
         for (class, port) in self.ports_of(id) {
             let word = self.tables.port(id.group, class, port);
             let is_in_use = word.0 != 0
-                && (word.stamp() == self.progress.round
+                && (word.is_used_in(self.progress.round)
                     // The swap fails if a packet has stamped the word in between.
                     || self.tables.swap_port((id.group, class, port), word, PortWord(0)).is_err());
             used += u64::from(is_in_use);
