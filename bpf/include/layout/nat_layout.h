@@ -17,8 +17,8 @@
  *    key, and the VNI as its scope. Its action is the outside endpoint. A packet from the Internet needs one, unless
  *    NAT_ANY_REMOTE is set.
  *
- * Blocks are in groups of 16. An inside address has two candidate groups by a keyed hash, and all its blocks are in these, in
- * those of one public address (RFC 4787 REQ-2). A port of an inside address has two candidate cells of 16 port words in
+ * Blocks are in groups of 16. An inside address has two candidate groups by a keyed hash, and all its blocks are in these. If they
+ * are of two public addresses, it uses those of one (RFC 4787 REQ-2; docs/decisions/nat.md has an exception). A port of an inside address has two candidate cells of 16 port words in
  * each block. So all that an inside address has, and the mapping of each port, is found without a list.
  *
  * Block word
@@ -31,7 +31,7 @@
  *
  *  - free -> claimed, by a packet, which alone fills the block then, and claimed -> owned: a reader that sees "owned" sees a
  *    complete block.
- *  - owned -> closing, by the agent, if all port words of the block are 0. Packets claim no port in it from now on.
+ *  - owned -> closing, by the agent, if all port words of the block are 0. Packets that see this claim no port in it.
  *  - closing -> owned, by a packet of the inside address that needs a port, or by the agent, if a program that had seen "owned"
  *    has claimed one meanwhile.
  *  - closing -> closed, by the agent, one grace period later, if all port words are still 0. For packets, the block has no owner
@@ -57,8 +57,8 @@
  *      began before step 1, so it was killed.
  *
  * A packet that begins a session stamps the port word first, if it has another stamp. It reads the round after the word, so that it
- * never replaces the stamp of a round by that of an earlier one. If the swap of step 4 came first, that of the
- * packet fails, and it searches again. So no port is freed that a session uses or is about to use. Whatever is killed, at any
+ * never replaces the stamp of a round by that of an earlier one. If the swap of step 4 came first, that of the packet fails, and
+ * it searches again. So no port is freed that a session uses or is about to use. Whatever is killed, at any
  * point, leaves ports or blocks that no session uses, which the next complete round frees.
  *
  * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> tentative, by a swap,
@@ -89,7 +89,7 @@
 #define NAT_BLOCK_SHIFT_MIN 6
 #define NAT_BLOCK_SHIFT_MAX 12
 #define NAT_GROUP_BLOCKS 16
-#define NAT_BLOCKS_MAX 16 /* of an inside address: one group of each of two, or two of one public address */
+#define NAT_BLOCKS_MAX 16 /* limit for an inside address, which finds this many also in one group */
 #define NAT_ADDRESSES_MAX 4096 /* of a pool: an outside port has a number of 32 bits */
 
 #define NAT_FREE 0ull

@@ -15,7 +15,8 @@ pub struct NatSwept {
     pub expired: u64,
     /// Slots of the session tables that were freed.
     pub freed: u64,
-    /// Sessions that were ended because their port is not mapped to their VM: always 0, unless memory was damaged.
+    /// Sessions that were ended because their port is not mapped to their VM: always 0, unless memory was damaged or
+    /// [`Nat::end`] was not completed.
     pub astray: u64,
     /// Ports that were freed.
     pub ports: u64,
