@@ -51,7 +51,7 @@
 struct nat_packet {
 	__u32 vni;     /* nat_in(): answer */
 	__u32 inside;  /* nat_in(): answer */
-	__u32 outside; /* nat_out(): answer */
+	__u32 outside; /* answer */
 	__u32 address; /* number of the public address in the pool; nat_out(): answer */
 	__u32 remote;
 	__u16 inside_port;  /* nat_in(): answer */
@@ -66,18 +66,19 @@ struct nat_packet {
 	struct session_query query;
 	struct session_hit hit;
 	__u32 class; /* NAT_TCP ... */
-	__u32 round;
+	__u32 mine;  /* the tentative port word that it has stored */
 	__u32 shift; /* nat_config.block_shift */
 	__u32 tag;   /* of the inside address */
 	__u32 group[2];
-	__u32 owned[2];	 /* the blocks of the inside address, as bits */
-	__u32 open[2];	 /* those in which it may claim ports */
-	__u32 free[2];	 /* those that it may claim */
-	__u32 blocks;	 /* of the inside address */
-	__u32 sessions;	 /* of the inside address */
-	__u32 claiming;	 /* not 0: another packet claims a block for it */
-	__u32 cell[2];	 /* in each block, the cells that may have the inside port */
-	__u32 preferred; /* the word that it takes if it is free */
+	__u32 owned[2];	  /* the blocks of the inside address, as bits */
+	__u32 open[2];	  /* those in which it may claim ports */
+	__u32 closing[2]; /* those in which it may after it has opened them again */
+	__u32 free[2];	  /* those that it may claim */
+	__u32 blocks;	  /* of the inside address */
+	__u32 sessions;	  /* of the inside address */
+	__u32 claiming;	  /* not 0: another packet claims a block for it */
+	__u32 cell[2];	  /* in each block, the cells that may have the inside port */
+	__u32 preferred;  /* the word that it takes if it is free */
 };
 
 static __always_inline __u32 nat_class(__u8 protocol)
@@ -117,7 +118,7 @@ static __always_inline __u32 nat_first_port(const struct nat_packet *packet, __u
 	return nat_port_base(packet, group >> shift) + (number << (packet->shift & 15));
 }
 
-/* Sets the packet's protocol, and what the agent has set. 0: the protocol is not translated, or there are no tables. */
+/* Sets the packet's protocol and the size of blocks. 0: the protocol is not translated, or there are no tables. */
 static __always_inline int nat_prepare(struct nat_packet *packet)
 {
 	struct nat_config *nat = nat_config_at();
@@ -125,7 +126,6 @@ static __always_inline int nat_prepare(struct nat_packet *packet)
 	packet->class = nat_class(packet->protocol);
 	if (!nat || packet->class == NAT_CLASSES || !READ_ONCE(nat->groups))
 		return 0;
-	packet->round = READ_ONCE(nat->round);
 	packet->shift = READ_ONCE(nat->block_shift);
 	return 1;
 }
@@ -214,6 +214,7 @@ NAT_FUNCTION int nat_look_at_group(struct nat_packet *packet, __u32 which)
 	}
 	packet->owned[which] = owned;
 	packet->open[which] = blocks >> NAT_IS_OPEN & owned;
+	packet->closing[which] = owned & ~packet->open[which];
 	packet->free[which] = blocks >> NAT_IS_FREE & 0xffff;
 	packet->blocks += nat_count(owned);
 	packet->claiming |= blocks >> NAT_IS_CLAIMED & 0xffff;
@@ -229,14 +230,14 @@ static __always_inline void nat_look(struct nat_packet *packet)
 	int other;
 
 	packet->blocks = packet->sessions = packet->claiming = 0;
-	packet->owned[1] = packet->open[1] = packet->free[1] = 0;
+	packet->owned[1] = packet->open[1] = packet->closing[1] = packet->free[1] = 0;
 	nat_look_at_group(packet, 0);
 	if (packet->group[1] != packet->group[0])
 		nat_look_at_group(packet, 1);
 	if (packet->group[0] >> shift == packet->group[1] >> shift || !packet->blocks)
 		return;
 	other = packet->owned[0] != 0;
-	packet->open[other] = packet->free[other] = 0;
+	packet->open[other] = packet->closing[other] = packet->free[other] = 0;
 }
 
 /*
@@ -253,7 +254,7 @@ NAT_FUNCTION __u32 nat_search_cell(__u32 first, __u32 inside_port, __u32 skip)
 		__u32 word = READ_ONCE(cell->word[i]), stamp = word >> NAT_STAMP_SHIFT;
 
 		if (stamp && (word & 0xffff) == inside_port && first + i != skip)
-			return first + i + (stamp == NAT_TENTATIVE ? NAT_UNSETTLED : 0);
+			return first + i + (stamp >= NAT_TENTATIVE ? NAT_UNSETTLED : 0);
 	}
 	return NAT_NONE;
 }
@@ -282,8 +283,8 @@ NAT_FUNCTION __u32 nat_search(struct nat_packet *packet, __u32 skip)
 	return NAT_NONE;
 }
 
-/* Claims a free word of a cell, without settling it. Returns its number, or NAT_NONE. */
-NAT_FUNCTION __u32 nat_claim_in_cell(__u32 first, __u32 inside_port, __u32 preferred)
+/* Replaces a free word of a cell by a tentative one. Returns its number, or NAT_NONE. */
+NAT_FUNCTION __u32 nat_claim_in_cell(__u32 first, __u32 tentative, __u32 preferred)
 {
 	struct nat_ports *cell = nat_ports_at(first / NAT_CELL_PORTS);
 
@@ -293,8 +294,7 @@ NAT_FUNCTION __u32 nat_claim_in_cell(__u32 first, __u32 inside_port, __u32 prefe
 		__u32 slot = (preferred + i) % NAT_CELL_PORTS;
 		__u32 *word = &cell->word[slot];
 
-		if (!READ_ONCE(*word) &&
-		    !CAS(word, 0, NAT_TENTATIVE << NAT_STAMP_SHIFT | (inside_port & 0xffff)))
+		if (!READ_ONCE(*word) && !CAS(word, 0, tentative))
 			return first + slot;
 	}
 	return NAT_NONE;
@@ -303,19 +303,22 @@ NAT_FUNCTION __u32 nat_claim_in_cell(__u32 first, __u32 inside_port, __u32 prefe
 /* Claims a port of the inside address's blocks, without settling it. Returns its number, or NAT_NONE. */
 NAT_FUNCTION __u32 nat_claim_port(struct nat_packet *packet)
 {
-	if (!packet)
+	struct nat_config *nat = nat_config_at();
+
+	if (!packet || !nat)
 		return NAT_NONE;
+	packet->mine = (NAT_TENTATIVE | (READ_ONCE(nat->round) & 1)) << NAT_STAMP_SHIFT | packet->inside_port;
 	for (__u32 i = 0; i < 2 * NAT_GROUP_BLOCKS; i++) {
 		__u32 which = i / NAT_GROUP_BLOCKS, block = i % NAT_GROUP_BLOCKS, first, claimed;
 
 		if (!(packet->open[which] >> block & 1))
 			continue;
 		first = nat_first_port(packet, packet->group[which], block);
-		claimed = nat_claim_in_cell(first + packet->cell[0] * NAT_CELL_PORTS, packet->inside_port,
+		claimed = nat_claim_in_cell(first + packet->cell[0] * NAT_CELL_PORTS, packet->mine,
 					    packet->preferred);
 		if (claimed == NAT_NONE)
-			claimed = nat_claim_in_cell(first + packet->cell[1] * NAT_CELL_PORTS,
-						    packet->inside_port, packet->preferred);
+			claimed = nat_claim_in_cell(first + packet->cell[1] * NAT_CELL_PORTS, packet->mine,
+						    packet->preferred);
 		if (claimed != NAT_NONE)
 			return claimed;
 	}
@@ -323,34 +326,40 @@ NAT_FUNCTION __u32 nat_claim_port(struct nat_packet *packet)
 }
 
 /* Stamps the mapping of the inside port as in use. 0: it is not, or not any more, the mapping of this port. */
-NAT_FUNCTION int nat_stamp(__u32 number, __u32 inside_port, __u32 round)
+NAT_FUNCTION int nat_stamp(__u32 number, __u32 inside_port)
 {
 	struct nat_ports *cell = nat_ports_at(number / NAT_CELL_PORTS);
-	__u32 stamped = round << NAT_STAMP_SHIFT | (inside_port & 0xffff), seen, stamp, *word;
+	struct nat_config *nat = nat_config_at();
+	__u32 stamped, seen, stamp, found, *word;
 
-	if (!cell)
+	if (!cell || !nat)
 		return 0;
 	word = &cell->word[number % NAT_CELL_PORTS];
 	seen = READ_ONCE(*word);
 	stamp = seen >> NAT_STAMP_SHIFT;
+	if (!stamp || stamp >= NAT_TENTATIVE || ((seen ^ inside_port) & 0xffff))
+		return 0;
+	/* After the word, which may have a stamp of a later round than that in which the packet came. */
+	stamped = READ_ONCE(nat->round) << NAT_STAMP_SHIFT | (inside_port & 0xffff);
 	if (seen == stamped)
 		return 1;
-	if (!stamp || stamp == NAT_TENTATIVE || (seen ^ stamped) & 0xffff)
-		return 0;
-	return CAS(word, seen, stamped) == seen;
+	found = CAS(word, seen, stamped);
+	return found == seen || found == stamped;
 }
 
-/* Changes the stamp of a word that this packet has claimed: to the round, or to 0, which frees it. 0: it was freed before. */
-NAT_FUNCTION int nat_finish_claim(__u32 number, __u32 inside_port, __u32 stamp)
+/* Changes the word that this packet has claimed: it is settled, or given back. 0: it was freed before. */
+NAT_FUNCTION int nat_finish_claim(struct nat_packet *packet, __u32 number, int settles)
 {
 	struct nat_ports *cell = nat_ports_at(number / NAT_CELL_PORTS);
-	__u32 mine = NAT_TENTATIVE << NAT_STAMP_SHIFT | (inside_port & 0xffff);
-	__u32 *word;
+	struct nat_config *nat = nat_config_at();
+	__u32 *word, to = 0;
 
-	if (!cell)
+	if (!packet || !cell || !nat)
 		return 0;
 	word = &cell->word[number % NAT_CELL_PORTS];
-	return CAS(word, mine, stamp ? stamp << NAT_STAMP_SHIFT | (inside_port & 0xffff) : 0) == mine;
+	if (settles)
+		to = READ_ONCE(nat->round) << NAT_STAMP_SHIFT | packet->inside_port;
+	return CAS(word, packet->mine, to) == packet->mine;
 }
 
 /*
@@ -368,13 +377,13 @@ NAT_FUNCTION __u32 nat_settle(struct nat_packet *packet, __u32 mine)
 		nat_look(packet);
 		other = nat_search(packet, mine);
 		if (other == NAT_NONE)
-			return nat_finish_claim(mine, packet->inside_port, packet->round) ? mine : NAT_NONE;
+			return nat_finish_claim(packet, mine, 1) ? mine : NAT_NONE;
 		/* One of both waits, always the same one. */
 		if (!(other & NAT_UNSETTLED) || (other & ~NAT_UNSETTLED) < mine)
 			break;
 	}
-	nat_finish_claim(mine, packet->inside_port, 0);
-	if (!(other & NAT_UNSETTLED) && nat_stamp(other, packet->inside_port, packet->round))
+	nat_finish_claim(packet, mine, 0);
+	if (!(other & NAT_UNSETTLED) && nat_stamp(other, packet->inside_port))
 		return other;
 	return NAT_NONE;
 }
@@ -408,7 +417,25 @@ static __always_inline void nat_claim_in_group(const struct nat_config *nat, str
 	}
 }
 
-/* Claims a block for the inside address, in the emptier of its groups. NAT_AGAIN, or why not. */
+/* Opens one of these closing blocks of a group again. If the agent has closed it meanwhile, nothing happens. */
+static __always_inline void nat_open_again(struct nat_group *group, __u32 closing)
+{
+	NAT_ROLLED
+	for (int i = 0; i < NAT_GROUP_BLOCKS; i++) {
+		__u64 seen;
+
+		if (!(closing >> i & 1))
+			continue;
+		seen = READ_ONCE(group->word[i]);
+		if ((seen & NAT_STATE_MASK) == NAT_CLOSING)
+			CAS(&group->word[i], seen, seen ^ NAT_CLOSING ^ NAT_OWNED);
+		return;
+	}
+}
+
+/*
+ * Opens a closing block of the inside address again, or claims one for it, in the emptier of its groups. NAT_AGAIN, or why not.
+ */
 NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 {
 	struct nat_config *nat = nat_config_at();
@@ -420,6 +447,13 @@ NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 	/* What another packet is claiming is enough for both. */
 	if (packet->claiming)
 		return NAT_AGAIN;
+	if (packet->closing[0] | packet->closing[1]) {
+		which = !packet->closing[0];
+		group = nat_group_at(packet->group[which]);
+		if (group)
+			nat_open_again(group, packet->closing[which]);
+		return NAT_AGAIN;
+	}
 	if (packet->blocks >= READ_ONCE(nat->blocks_limit))
 		return NAT_BLOCKS;
 	which = nat_count(packet->free[1]) > nat_count(packet->free[0]);
@@ -442,6 +476,14 @@ static __always_inline void nat_set_outside(struct nat_packet *packet, __u32 num
 		packet->outside = READ_ONCE(group->outside);
 }
 
+/* Whether the inside address has as many sessions, as far as is known. */
+static __always_inline int nat_has_sessions(const struct nat_config *nat, const struct nat_packet *packet,
+					    __u32 limit)
+{
+	return packet->sessions >= limit &&
+	       (__s32)(packet->now - READ_ONCE(nat->round_at)) <= NAT_ROUND_AGE_MAX;
+}
+
 /* Finds the mapping of the inside endpoint, or makes one. NAT_AGAIN: another packet was faster, or a block was claimed. */
 NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
 {
@@ -451,7 +493,7 @@ NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
 	if (!packet || !nat)
 		return NAT_EXHAUSTED;
 	nat_look(packet);
-	if (packet->sessions >= READ_ONCE(nat->sessions_limit))
+	if (nat_has_sessions(nat, packet, READ_ONCE(nat->sessions_limit)))
 		return NAT_SESSIONS;
 	number = nat_search(packet, NAT_NONE);
 	if (number == NAT_NONE) {
@@ -461,7 +503,7 @@ NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
 		number = nat_settle(packet, number);
 		if (number == NAT_NONE)
 			return NAT_AGAIN;
-	} else if (number & NAT_UNSETTLED || !nat_stamp(number, packet->inside_port, packet->round)) {
+	} else if (number & NAT_UNSETTLED || !nat_stamp(number, packet->inside_port)) {
 		return NAT_AGAIN;
 	}
 	nat_set_outside(packet, number);
@@ -515,11 +557,12 @@ NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 		return 0;
 	word = READ_ONCE(cell->word[number % NAT_CELL_PORTS]);
 	stamp = word >> NAT_STAMP_SHIFT;
-	if (!stamp || stamp == NAT_TENTATIVE)
+	if (!stamp || stamp >= NAT_TENTATIVE)
 		return 0;
 	packet->vni = READ_ONCE(block->vni);
 	packet->inside = READ_ONCE(block->inside[1]);
 	packet->inside_port = word;
+	packet->outside = READ_ONCE(group->outside);
 	return 1;
 }
 
@@ -645,10 +688,9 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 		return NAT_MISS;
 	nat_place(sessions, nat, packet);
 	nat_look(packet);
-	if (packet->sessions >= READ_ONCE(nat->sessions_limit))
+	if (nat_has_sessions(nat, packet, READ_ONCE(nat->remote_limit)))
 		return NAT_SESSIONS;
-	if (!nat_stamp(nat_port_base(packet, packet->address) + packet->outside_port, packet->inside_port,
-		       packet->round))
+	if (!nat_stamp(nat_port_base(packet, packet->address) + packet->outside_port, packet->inside_port))
 		return NAT_BUSY;
 	answer = nat_begin(packet);
 	/* Another packet's session may have another outside endpoint. */
@@ -657,7 +699,7 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 
 /*
  * A packet from the Internet, from the remote endpoint to the outside endpoint. NAT_TRANSLATED and NAT_BEGUN: it goes to the
- * inside endpoint. The caller sets `outside` for the session that may begin.
+ * inside endpoint.
  */
 static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
 {

@@ -17,8 +17,8 @@
  *    key, and the VNI as its scope. Its action is the outside endpoint. A packet from the Internet needs one, unless
  *    NAT_ANY_REMOTE is set.
  *
- * Blocks are in groups of 16. An inside address has two candidate groups by a keyed hash, and all its blocks are in these, in
- * those of one public address (RFC 4787 REQ-2). A port of an inside address has two candidate cells of 16 port words in
+ * Blocks are in groups of 16. An inside address has two candidate groups by a keyed hash, and all its blocks are in these. If they
+ * are of two public addresses, it uses those of one (RFC 4787 REQ-2; docs/decisions/nat.md has an exception). A port of an inside address has two candidate cells of 16 port words in
  * each block. So all that an inside address has, and the mapping of each port, is found without a list.
  *
  * Block word
@@ -31,16 +31,20 @@
  *
  *  - free -> claimed, by a packet, which alone fills the block then, and claimed -> owned: a reader that sees "owned" sees a
  *    complete block.
- *  - owned -> closing, by the agent, if all port words of the block are 0. Packets claim no port in it from now on.
- *  - closing -> free with the next generation, one grace period later, if all port words are still 0. Otherwise a program that
- *    had seen "owned" has claimed a port meanwhile, and the agent swaps closing -> owned.
+ *  - owned -> closing, by the agent, if all port words of the block are 0. Packets that see this claim no port in it.
+ *  - closing -> owned, by a packet of the inside address that needs a port, or by the agent, if a program that had seen "owned"
+ *    has claimed one meanwhile.
+ *  - closing -> closed, by the agent, one grace period later, if all port words are still 0. For packets, the block has no owner
+ *    any more. Also owned -> closed, by the agent, when it ends what an inside address has.
+ *  - closed -> free with the next generation, by the agent, one grace period after "closed". So a program that used the block as
+ *    that of its old owner has ended before it has another one.
  *  - claimed -> free, by the agent, if the word is the same after a grace period: the packet that claimed it was killed.
  *  - withheld: blocks that packets must not use. Those with ports below 1024 are.
  *
  * Port word
  *
  *   bits  0..15  inside port
- *   bits 16..31  stamp: the round in which it was last seen in use, or NAT_TENTATIVE; 0: the port is free
+ *   bits 16..31  stamp: the round in which it was last seen in use; NAT_TENTATIVE or above: being claimed; 0: the port is free
  *
  * Sessions of a port are not counted. The agent finds out which ports are in use: in each round, it
  *
@@ -48,13 +52,16 @@
  *      created is in the session tables;
  *   2. looks at all sessions, and stamps the port words that they use with the round;
  *   3. waits for a grace period, so that no program translates by a session that ended before step 2;
- *   4. swaps port words without the stamp of the round to 0, and closes blocks that have none left.
+ *   4. swaps port words without the stamp of the round to 0, and closes blocks that have none left. It leaves tentative words with
+ *      the lowest bit of the round, because a program may be about to settle them. One with the other bit is of a program that
+ *      began before step 1, so it was killed.
  *
- * A packet that begins a session stamps the port word first, if it has another stamp. If the swap of step 4 came first, that of the
- * packet fails, and it searches again. So no port is freed that a session uses or is about to use. Whatever is killed, at any
+ * A packet that begins a session stamps the port word first, if it has another stamp. It reads the round after the word, so that it
+ * never replaces the stamp of a round by that of an earlier one. If the swap of step 4 came first, that of the packet fails, and
+ * it searches again. So no port is freed that a session uses or is about to use. Whatever is killed, at any
  * point, leaves ports or blocks that no session uses, which the next complete round frees.
  *
- * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> NAT_TENTATIVE, by a swap,
+ * Two packets of one inside port may both find no mapping. So a port is claimed in two steps. 0 -> tentative, by a swap,
  * which is a full barrier; then the packet searches all cells again, and makes the stamp of it the round if there is no other
  * word for the port. The swaps have one order, so the later of two packets sees the word of the other. If both see each other,
  * the one at the lower port waits and the other one gives its port back. No other packet uses a tentative word, so it can be given
@@ -82,7 +89,7 @@
 #define NAT_BLOCK_SHIFT_MIN 6
 #define NAT_BLOCK_SHIFT_MAX 12
 #define NAT_GROUP_BLOCKS 16
-#define NAT_BLOCKS_MAX 16 /* of an inside address: one group of each of two, or two of one public address */
+#define NAT_BLOCKS_MAX 16 /* limit for an inside address, which finds this many also in one group */
 #define NAT_ADDRESSES_MAX 4096 /* of a pool: an outside port has a number of 32 bits */
 
 #define NAT_FREE 0ull
@@ -90,14 +97,15 @@
 #define NAT_OWNED 2ull
 #define NAT_CLOSING 3ull
 #define NAT_WITHHELD 4ull
+#define NAT_CLOSED 5ull
 #define NAT_STATE_MASK 7ull
 #define NAT_GENERATION_SHIFT 3
 #define NAT_GENERATION_MASK 0x1fffffffull
 #define NAT_TAG_SHIFT 32
 
 #define NAT_STAMP_SHIFT 16
-#define NAT_ROUND_MAX 0xfffeu /* the next round is 1 */
-#define NAT_TENTATIVE 0xffffu
+#define NAT_ROUND_MAX 0xfffcu /* even; the next round is 1 */
+#define NAT_TENTATIVE 0xfffeu /* plus the lowest bit of the round in which the word was claimed */
 
 struct nat_block {
 	__u32 vni;	  /* bits 24..31 are 0: room for the family of inside addresses of NAT64 */
@@ -134,7 +142,7 @@ enum nat_answer {
 	NAT_TRANSLATED, /* by a session that existed */
 	NAT_BEGUN,	/* by a session that this packet began */
 	NAT_MISS,	/* from the Internet: no VM has a session for it */
-	NAT_PROTOCOL,	/* the protocol has no ports that can be mapped */
+	NAT_PROTOCOL,	/* the protocol has no ports that can be mapped, or the tables are not laid out */
 	NAT_NO_SESSION, /* from a VM: of no session, and it cannot begin one (TCP without SYN, ICMP other than a query) */
 	NAT_SESSIONS,  /* the inside address has as many sessions as it may have */
 	NAT_BLOCKS,    /* the inside address uses all ports that it may have */
@@ -147,6 +155,13 @@ enum nat_answer {
 #define NAT_ANY_REMOTE \
 	0x1u /* packets from any remote endpoint to a mapped port begin a session (endpoint-independent filtering) */
 
+/*
+ * Ticks. Until a round is completed, sessions that have ended count. So if the last one was completed before, no agent works, and
+ * the number of sessions is not known and not limited. 10 minutes: two rounds, each within the shortest timeout of a session
+ * that was answered, need less.
+ */
+#define NAT_ROUND_AGE_MAX 4800
+
 /* The only element of the array map `nat_config`. `magic` is stored last. */
 struct nat_config {
 	__u64 magic;
@@ -155,15 +170,16 @@ struct nat_config {
 	/* Constant as long as the tables exist. */
 	__u32 groups; /* of all addresses; 0: not laid out */
 	__u32 block_shift;
-	__u32 addresses;
-	__u32 round;	 /* of the agent, 1 to NAT_ROUND_MAX */
+	/* Of the agent. */
+	__u32 round;	 /* 1 to NAT_ROUND_MAX */
+	__u32 round_at;	 /* ticks: when a round was completed last, or the tables were laid out */
 	__u64 port_seed; /* secret: which cells and words a port prefers */
 	/* May change at any time. */
 	__u64 lease; /* by which this node uses the addresses: gateway in bits 32..63, epoch in 0..31 */
 	__u32 sessions_limit; /* of an inside address; as many more as there are processors may begin at the same moment */
 	__u32 blocks_limit; /* the same, of blocks */
 	__u32 flags;
-	__u32 reserved;
+	__u32 remote_limit; /* packets from the Internet begin no session if the inside address has as many */
 };
 
 #endif

@@ -48,7 +48,7 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 	packet->vni = is_out ? test->vni : 0;
 	packet->inside = is_out ? test->inside : 0;
 	packet->inside_port = is_out ? test->inside_port : 0;
-	packet->outside = is_out ? 0 : test->outside;
+	packet->outside = 0;
 	packet->address = is_out ? 0 : test->address;
 	packet->outside_port = is_out ? 0 : test->outside_port;
 	packet->remote = test->remote;

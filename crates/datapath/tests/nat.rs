@@ -96,12 +96,14 @@ fn two_processors_and_the_agent_agree_on_mappings() {
     let pool = NatPool { addresses: vec![Ipv4Addr::new(198, 51, 100, 1)], block_ports: 64 };
     // Room for all sessions, however slow the agent is.
     let kernel = Kernel::of(&pool, 20_000);
-    let settings = NatSettings { sessions: u32::MAX, blocks: 4, any_remote: false, lease: 0 };
+    let settings =
+        NatSettings { sessions: u32::MAX, remote_sessions: 0, blocks: 4, any_remote: false, lease: 0 };
     let mut nat = Nat::create(
         &kernel.0.nat().unwrap(),
         &pool,
         3,
         (&settings, &default_timeouts()),
+        0,
         Membarrier::new().unwrap(),
     )
     .unwrap();

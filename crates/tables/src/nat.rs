@@ -17,13 +17,13 @@ use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, nat_config};
 use crate::region::Region;
-use crate::sessions::{Family, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
+use crate::sessions::{Family, Fate, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
 use memory::Tables;
 use sluice_types::Vni;
 use std::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
-use sweep::Progress;
+use sweep::{Phase, Progress};
 
 /// The addresses that VMs share. Constant as long as the tables exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +64,13 @@ impl NatPool {
 /// What an inside address (of a VM in its VPC) may have, and what packets from the Internet may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatSettings {
-    /// Sessions of an inside address, at least 1. Those that began since the last round of the sweep may count twice; and while
-    /// several processors begin sessions at the same moment, there may be as many more as there are processors.
+    /// Sessions of an inside address, at least 1. Those that began since the last round of the sweep may count twice, and those
+    /// that ended since count. While several processors begin sessions at the same moment, there may be as many more as there are
+    /// processors. If no round was complete for 10 minutes, the number is not limited.
     pub sessions: u32,
+    /// Packets from the Internet begin no session if the inside address has this many sessions. If it is less than `sessions`,
+    /// remote endpoints cannot use up what the VM may have.
+    pub remote_sessions: u32,
     /// Blocks of an inside address, 1 to 16. Several processors at the same moment: as for `sessions`.
     pub blocks: u32,
     /// Packets from any remote endpoint to a mapped port begin a session (RFC 4787: endpoint-independent filtering). Otherwise
@@ -87,6 +91,7 @@ impl NatSettings {
         }
         config.store64(offset_of!(nat_config, lease), self.lease);
         config.store32(offset_of!(nat_config, sessions_limit), self.sessions);
+        config.store32(offset_of!(nat_config, remote_limit), self.remote_sessions.min(self.sessions));
         config.store32(offset_of!(nat_config, blocks_limit), self.blocks);
         let flags = if self.any_remote { layout::NAT_ANY_REMOTE } else { 0 };
         config.store32(offset_of!(nat_config, flags), flags);
@@ -236,7 +241,7 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Lays out empty tables. No packet may use them meanwhile. `seed` is a secret: a sender that knows it can predict ports,
+    /// Lays out empty tables, at a time in ticks. No packet may use them meanwhile. `seed` is a secret: a sender that knows it can predict ports,
     /// and fill chosen parts of the tables.
     ///
     /// # Errors
@@ -246,6 +251,7 @@ impl Nat {
         pool: &NatPool,
         seed: u64,
         (settings, timeouts): (&NatSettings, &Timeouts),
+        now: u32,
         grace: impl Grace + 'static,
     ) -> Result<Self, Error> {
         let tables = regions.tables(pool)?;
@@ -260,9 +266,9 @@ impl Nat {
         config.store32(offset_of!(nat_config, layout_version), layout::NAT_LAYOUT_VERSION);
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
+        config.store32(offset_of!(nat_config, round_at), now);
         config.store64(offset_of!(nat_config, port_seed), seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
-        config.store32(offset_of!(nat_config, addresses), pool.addresses.len() as u32);
         config.store32(offset_of!(nat_config, groups), tables.groups());
         config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
         Ok(Self { config, tables, sessions, progress: Progress::default() })
@@ -327,6 +333,47 @@ impl Nat {
     /// next complete round of the sweep, if no other session uses it.
     pub fn remove(&mut self, flow: &Flow, now: u32) -> bool {
         self.sessions.remove(flow, now)
+    }
+
+    /// Ends all sessions and blocks that inside addresses of a VPC have when this is called: those of one address, or of all. The
+    /// next VM with this address inherits nothing. Packets of it that come meanwhile may claim other blocks. The blocks are free
+    /// after the next complete round of the sweep. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
+    pub fn end(&mut self, vni: Vni, inside: Option<Ipv4Addr>) -> Result<u64, Error> {
+        // The blocks that packets are claiming are complete then.
+        self.sessions.wait_for_packets()?;
+        let ends = |block: &NatBlock| block.vni == vni && inside.is_none_or(|inside| block.inside == inside);
+        let mut blocks = 0;
+        for id in self.tables.all_blocks() {
+            let mut word = self.tables.word(id);
+            if self.tables.block(id, word).is_some_and(|block| ends(&block)) {
+                // Only a packet that opens a closing block changes the word meanwhile, and only once.
+                while !self.tables.swap_word(id, word, word.closed()) {
+                    word = self.tables.word(id);
+                }
+                blocks += 1;
+            }
+        }
+        let waited = self.sessions.wait_for_packets();
+        // No session begins in these blocks any more.
+        let tables = &self.tables;
+        let is_of_none = |session: &Session| {
+            let (address, port) = (session.action[1] >> 16, session.action[1] as u16);
+            session.flow.scope == vni.get()
+                && tables.block_of(address, port).is_none_or(|id| !tables.word(id).has_owner())
+        };
+        let buckets = 0..self.sessions.buckets(Family::Ipv4);
+        let reviewed = self.sessions.review(Family::Ipv4, buckets, |session| {
+            if is_of_none(session) { Fate::Ends } else { Fate::Stays }
+        });
+        if waited.is_err() || reviewed.refreshed > 0 {
+            // The present round may have looked at the sessions that are left, and must not free their ports.
+            self.sessions.restart_sweep();
+            self.progress.phase = Phase::Begin;
+        }
+        waited.map(|()| blocks)
     }
 
     /// The session tables.

@@ -12,31 +12,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const TASKS: usize = 4;
 
+shuttle::thread_local! {
+    /// By task: number of accesses of its packets before the one at which a packet stands still, and for how many switches.
+    static PAUSE: Cell<Option<(u64, u64)>> = Cell::new(None);
+}
+
 thread_local! {
     /// The variable that tasks access to let the scheduler switch; a new one for each schedule.
     static SWITCH: RefCell<Option<Arc<shuttle::sync::atomic::AtomicU32>>> = const { RefCell::new(None) };
-    /// Number of accesses of packets before the one at which a packet stands still for a while.
-    static ACCESSES_UNTIL_PAUSE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Switches for which a packet stands still.
-const PAUSE: u64 = 2000;
-
-/// Lets the next packet stand still before access number `accesses`, while other tasks go on.
-pub(crate) fn pause_packet_at(accesses: u64) {
-    ACCESSES_UNTIL_PAUSE.set(Some(accesses));
+/// Lets the next packet of this task stand still before access number `accesses`, while other tasks go on.
+pub(crate) fn pause_packet_at(accesses: u64, switches: u64) {
+    PAUSE.with(|pause| pause.set(Some((accesses, switches))));
 }
 
 /// Called before each access of a packet.
 fn before_packet_access() {
     let_switch();
-    match ACCESSES_UNTIL_PAUSE.get() {
+    match PAUSE.with(Cell::get) {
         None => {}
-        Some(0) => {
-            ACCESSES_UNTIL_PAUSE.set(None);
-            pause(PAUSE);
+        Some((0, switches)) => {
+            PAUSE.with(|pause| pause.set(None));
+            pause(switches);
         }
-        Some(left) => ACCESSES_UNTIL_PAUSE.set(Some(left - 1)),
+        Some((left, switches)) => PAUSE.with(|pause| pause.set(Some((left - 1, switches)))),
     }
 }
 
@@ -100,7 +100,6 @@ pub(crate) fn explore<T: Send + Sync + 'static>(tables: &Arc<T>, tasks: Vec<Task
         task.join().unwrap();
     }
     testing::set_hook(None);
-    ACCESSES_UNTIL_PAUSE.set(None);
     set_hook(None);
     SWITCH.set(None);
 }

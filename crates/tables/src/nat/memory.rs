@@ -30,6 +30,15 @@ impl BlockWord {
         self.state() == layout::NAT_CLOSING
     }
 
+    /// Whether it is the block of an inside address for packets.
+    pub(super) fn has_owner(self) -> bool {
+        self.is_owned() || self.is_closing()
+    }
+
+    pub(super) fn is_closed(self) -> bool {
+        self.state() == layout::NAT_CLOSED
+    }
+
     fn with_state(self, state: u32) -> Self {
         Self(self.0 & !u64::from(layout::NAT_STATE_MASK) | u64::from(state))
     }
@@ -40,6 +49,15 @@ impl BlockWord {
 
     pub(super) fn closing(self) -> Self {
         self.with_state(layout::NAT_CLOSING)
+    }
+
+    pub(super) fn closed(self) -> Self {
+        self.with_state(layout::NAT_CLOSED)
+    }
+
+    /// The word of a block that packets must not use.
+    pub(super) fn withheld() -> Self {
+        Self(u64::from(layout::NAT_WITHHELD))
     }
 
     /// The word after the block was returned.
@@ -69,7 +87,12 @@ impl PortWord {
     }
 
     pub(super) fn is_settled(self) -> bool {
-        self.stamp() != 0 && self.stamp() != layout::NAT_TENTATIVE
+        self.stamp() != 0 && self.stamp() < layout::NAT_TENTATIVE
+    }
+
+    /// Whether the agent must not free the word in this round (`nat_layout.h`).
+    pub(super) fn is_used_in(self, round: u32) -> bool {
+        self.stamp() == round || self.stamp() == layout::NAT_TENTATIVE | round & 1
     }
 
     pub(super) fn stamped(self, round: u32) -> Self {
@@ -129,7 +152,7 @@ impl Tables {
             for slot in 0..GROUP_BLOCKS {
                 let id = BlockId { group, slot };
                 if *self.port_range(id).start() < layout::NAT_PORT_MIN as u16 {
-                    self.groups.store64(Self::word_at(id), u64::from(layout::NAT_WITHHELD));
+                    self.groups.store64(Self::word_at(id), BlockWord::withheld().0);
                 }
             }
         }
@@ -220,9 +243,11 @@ impl Tables {
 
     /// The content of a block that has an owner; `None` if it has none, or was returned since `word` was loaded.
     pub(super) fn block(&self, id: BlockId, word: BlockWord) -> Option<NatBlock> {
-        if !word.is_owned() && !word.is_closing() {
-            return None;
-        }
+        if word.has_owner() { self.content(id, word) } else { None }
+    }
+
+    /// The content of a block that was filled; `None` if it was returned since `word` was loaded.
+    pub(super) fn content(&self, id: BlockId, word: BlockWord) -> Option<NatBlock> {
         let load32 = |offset| self.groups.load32(Self::field_at(id, offset));
         let load64 = |offset| self.groups.load64(Self::field_at(id, offset));
         let ended = load32(offset_of!(nat_block, ended));

@@ -5,7 +5,7 @@ use super::memory::{BlockId, BlockWord, PortWord, Tables};
 use super::{Nat, NatBlock, NatEvent, Translation};
 use crate::error::Error;
 use crate::layout::{self, nat_config};
-use crate::sessions::{Family, Fate, Session};
+use crate::sessions::{Fate, Session};
 use std::mem::offset_of;
 
 /// Result of a step of the sweep.
@@ -15,7 +15,8 @@ pub struct NatSwept {
     pub expired: u64,
     /// Slots of the session tables that were freed.
     pub freed: u64,
-    /// Sessions that were ended because their port is not mapped to their VM: always 0, unless memory was damaged.
+    /// Sessions that were ended because their port is not mapped to their VM: always 0, unless memory was damaged or
+    /// [`Nat::end`] was not completed.
     pub astray: u64,
     /// Ports that were freed.
     pub ports: u64,
@@ -30,11 +31,26 @@ pub struct NatSwept {
 pub(super) enum Phase {
     #[default]
     Begin,
-    /// Looks at sessions, from this bucket on.
-    Sessions(u32),
-    /// Frees ports and blocks, from this group on.
+    /// Notes how many sessions have begun in blocks, from this group on.
+    Note(u32),
+    /// Looks at sessions, from the bucket on at which the sweep of the session tables is.
+    Sessions,
+    /// Waits until no packet is translated by a session that ended before.
+    Wait,
+    /// Frees ports, and begins to close blocks that have none left, from this group on.
     Blocks(u32),
+    /// Closes blocks, from this one of those that leave on.
+    Close(usize),
+    /// Frees blocks that are closed, from this one of those that leave on.
+    Free(usize),
 }
+
+/// Groups of which one step looks at the ports. With 16 blocks of 4096 ports of three protocols each, these have 2^20 words.
+const GROUPS: u32 = 4;
+/// Blocks of as many groups.
+const BLOCKS: usize = (GROUPS * layout::NAT_GROUP_BLOCKS) as usize;
+/// Groups of which one step looks at the blocks.
+const GROUPS_NOTED: u32 = 1024;
 
 /// A block in the present round.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,6 +69,8 @@ pub(super) struct Progress {
     /// Of this agent's present round.
     round: u32,
     seen: Vec<Seen>,
+    /// Blocks that were closing, closed, or claimed, and their words.
+    leaving: Vec<(BlockId, BlockWord)>,
     /// Blocks and ports in use: in the last complete round, and in the present one.
     used: (u64, u64),
     counting: (u64, u64),
@@ -112,94 +130,142 @@ impl Nat {
         log: &mut dyn FnMut(NatEvent),
     ) -> Result<NatSwept, Error> {
         match self.progress.phase {
-            Phase::Begin => {
-                self.begin_round()?;
+            Phase::Begin => self.begin_round(),
+            Phase::Note(first) => Ok(self.note_blocks(first)),
+            Phase::Sessions => self.look_at_sessions(buckets, now),
+            Phase::Wait => {
+                self.sessions.wait_for_packets()?;
+                self.progress.phase = Phase::Blocks(0);
                 Ok(NatSwept::default())
             }
-            Phase::Sessions(first) => self.look_at_sessions(first, buckets, now),
-            Phase::Blocks(first) => self.look_at_blocks(first, now, log),
+            Phase::Blocks(first) => Ok(self.look_at_blocks(first, now, log)),
+            Phase::Close(first) => self.close_blocks(first),
+            Phase::Free(first) => self.free_blocks(first, now, log),
         }
     }
 
-    fn begin_round(&mut self) -> Result<(), Error> {
+    fn begin_round(&mut self) -> Result<NatSwept, Error> {
         let at = offset_of!(nat_config, round);
         let before = self.config.load32(at);
         let round = if before >= layout::NAT_ROUND_MAX { 1 } else { before + 1 };
         self.config.store32(at, round);
         self.sessions.wait_for_packets()?;
-        let tables = &self.tables;
-        let see = |id| Seen { word: tables.word(id), begun: tables.begun(id), live: 0 };
-        self.progress.seen = tables.all_blocks().map(see).collect();
         (self.progress.round, self.progress.counting) = (round, (0, 0));
-        self.progress.phase = Phase::Sessions(0);
-        Ok(())
+        self.progress.seen.clear();
+        self.progress.leaving.clear();
+        Ok(self.note_blocks(0))
     }
 
-    fn look_at_sessions(&mut self, first: u32, buckets: u32, now: u32) -> Result<NatSwept, Error> {
-        let mut swept = NatSwept::default();
-        if first < self.sessions.buckets(Family::Ipv4) {
-            let end = first.saturating_add(buckets);
-            let of_sessions = self.sessions.sweep(buckets, now)?;
-            (swept.expired, swept.freed) = (of_sessions.expired, of_sessions.freed);
-            let (tables, round, seen) = (&self.tables, self.progress.round, &mut self.progress.seen);
-            let reviewed = self.sessions.review(Family::Ipv4, first..end, |session| {
-                match stamp(tables, session, round) {
-                    Some(id) => {
-                        seen[id.number()].live += 1;
-                        Fate::Stays
-                    }
-                    None => Fate::Ends,
-                }
-            });
-            swept.astray = reviewed.ended;
-            self.progress.phase = Phase::Sessions(end);
-        } else {
-            // Programs that translate by a session that has ended end before its port is freed.
-            self.sessions.wait_for_packets()?;
-            self.progress.phase = Phase::Blocks(0);
+    fn note_blocks(&mut self, first: u32) -> NatSwept {
+        let tables = &self.tables;
+        let end = (first + GROUPS_NOTED).min(tables.groups());
+        let see = |id| Seen { word: tables.word(id), begun: tables.begun(id), live: 0 };
+        self.progress.seen.extend((first..end).flat_map(Tables::blocks_of).map(see));
+        self.progress.phase = if end == tables.groups() { Phase::Sessions } else { Phase::Note(end) };
+        NatSwept::default()
+    }
+
+    fn look_at_sessions(&mut self, buckets: u32, now: u32) -> Result<NatSwept, Error> {
+        let (tables, round, seen) = (&self.tables, self.progress.round, &mut self.progress.seen);
+        let mut decide = |session: &Session| match stamp(tables, session, round) {
+            Some(id) => {
+                seen[id.number()].live += 1;
+                Fate::Stays
+            }
+            None => Fate::Ends,
+        };
+        let (swept, reviewed) = self.sessions.visit(buckets, now, Some(&mut decide));
+        // What follows may fail, and these buckets are not visited twice in a round.
+        if swept.round_completed {
+            self.progress.phase = Phase::Wait;
         }
-        Ok(swept)
+        let freed = self.sessions.free_dying()?;
+        Ok(NatSwept { expired: swept.expired, freed, astray: reviewed.ended, ..NatSwept::default() })
     }
 
-    fn look_at_blocks(
-        &mut self,
-        first: u32,
-        now: u32,
-        log: &mut dyn FnMut(NatEvent),
-    ) -> Result<NatSwept, Error> {
-        // At most 16 blocks of 4096 ports of three protocols each: 2^20 words.
-        const GROUPS: u32 = 4;
+    fn look_at_blocks(&mut self, first: u32, now: u32, log: &mut dyn FnMut(NatEvent)) -> NatSwept {
         let mut swept = NatSwept::default();
         let end = (first + GROUPS).min(self.tables.groups());
-        let mut counting = self.progress.counting;
-        let mut leaving = Vec::new();
         for id in (first..end).flat_map(Tables::blocks_of) {
             let word = self.tables.word(id);
             if word.is_owned() {
                 let used = self.look_at_block(id, word, log, &mut swept);
                 if used == 0 && self.tables.swap_word(id, word, word.closing()) {
-                    leaving.push((id, word.closing()));
+                    self.progress.leaving.push((id, word.closing()));
                 } else {
-                    counting = (counting.0 + 1, counting.1 + used);
+                    let (blocks, ports) = self.progress.counting;
+                    self.progress.counting = (blocks + 1, ports + used);
                 }
-            } else if word.is_claimed() || word.is_closing() {
-                leaving.push((id, word));
+            } else if word.is_claimed() || word.is_closing() || word.is_closed() {
+                self.progress.leaving.push((id, word));
             }
         }
-        if !leaving.is_empty() {
-            self.sessions.wait_for_packets()?;
-        }
-        for (id, word) in leaving {
-            swept.blocks += u64::from(self.take_back(id, word, now, log));
-        }
-        self.progress.counting = counting;
         self.progress.phase = Phase::Blocks(end);
         if end == self.tables.groups() {
-            self.progress.used = counting;
-            self.progress.phase = Phase::Begin;
-            swept.round_completed = true;
+            self.progress.phase = Phase::Close(0);
+            swept.round_completed = self.progress.leaving.is_empty() && self.complete_round(now);
         }
+        swept
+    }
+
+    /// Closes blocks that were closing a grace period ago, and of which no packet has claimed a port meanwhile. Frees those that
+    /// were claimed and still are, so that their packets were killed.
+    fn close_blocks(&mut self, first: usize) -> Result<NatSwept, Error> {
+        if first == 0 {
+            self.sessions.wait_for_packets()?;
+        }
+        let end = (first + BLOCKS).min(self.progress.leaving.len());
+        for at in first..end {
+            let (id, word) = self.progress.leaving[at];
+            if word.is_claimed() {
+                self.tables.swap_word(id, word, word.returned());
+            } else if word.is_closing() {
+                if self.ports_of(id).any(|at| self.tables.port(id.group, at.0, at.1).0 != 0) {
+                    self.tables.swap_word(id, word, word.owned());
+                } else if self.tables.swap_word(id, word, word.closed()) {
+                    self.progress.leaving[at].1 = word.closed();
+                }
+            }
+        }
+        let is_last = end == self.progress.leaving.len();
+        self.progress.phase = if is_last { Phase::Free(0) } else { Phase::Close(end) };
+        Ok(NatSwept::default())
+    }
+
+    /// Frees blocks that were closed a grace period ago, so that no packet uses them. Ports that they still have are of sessions
+    /// that have ended ([`Nat::end`]).
+    fn free_blocks(
+        &mut self,
+        first: usize,
+        now: u32,
+        log: &mut dyn FnMut(NatEvent),
+    ) -> Result<NatSwept, Error> {
+        if first == 0 {
+            self.sessions.wait_for_packets()?;
+        }
+        let mut swept = NatSwept::default();
+        let end = (first + BLOCKS).min(self.progress.leaving.len());
+        for &(id, word) in self.progress.leaving[first..end].iter().filter(|(_, word)| word.is_closed()) {
+            for (class, port) in self.ports_of(id) {
+                let at = (id.group, class, port);
+                let word = self.tables.port(id.group, class, port);
+                swept.ports += u64::from(word.0 != 0 && self.tables.swap_port(at, word, PortWord(0)).is_ok());
+            }
+            if let Some(block) = self.log_claim(id, word, log) {
+                log(NatEvent::Returned(block, now));
+            }
+            swept.blocks += u64::from(self.tables.swap_word(id, word, word.returned()));
+        }
+        self.progress.phase = Phase::Free(end);
+        swept.round_completed = end == self.progress.leaving.len() && self.complete_round(now);
         Ok(swept)
+    }
+
+    fn complete_round(&mut self, now: u32) -> bool {
+        self.progress.used = self.progress.counting;
+        self.progress.phase = Phase::Begin;
+        self.config.store32(offset_of!(nat_config, round_at), now);
+        true
     }
 
     /// Frees the ports of a block that were not used in this round. Returns the number of the others.
@@ -214,7 +280,7 @@ impl Nat {
         for (class, port) in self.ports_of(id) {
             let word = self.tables.port(id.group, class, port);
             let is_in_use = word.0 != 0
-                && (word.stamp() == self.progress.round
+                && (word.is_used_in(self.progress.round)
                     // The swap fails if a packet has stamped the word in between.
                     || self.tables.swap_port((id.group, class, port), word, PortWord(0)).is_err());
             used += u64::from(is_in_use);
@@ -222,7 +288,7 @@ impl Nat {
         }
         self.log_claim(id, word, log);
         let seen = &self.progress.seen[id.number()];
-        if seen.word.is_same_life(word) && seen.word.is_owned() {
+        if seen.word.is_same_life(word) && seen.word.has_owner() {
             self.tables.set_ended(id, seen.begun.wrapping_sub(seen.live));
         }
         used
@@ -235,27 +301,11 @@ impl Nat {
 
     /// Logs the claim of a block, unless this was done. Returns the block.
     fn log_claim(&self, id: BlockId, word: BlockWord, log: &mut dyn FnMut(NatEvent)) -> Option<NatBlock> {
-        let block = self.tables.block(id, word)?;
+        let block = self.tables.content(id, word)?;
         if !self.tables.is_logged(id) {
             log(NatEvent::Claimed(block.clone()));
             self.tables.set_logged(id);
         }
         Some(block)
-    }
-
-    /// Frees a block that was closing a grace period ago, unless a packet has claimed a port of it meanwhile, or that was
-    /// claimed and still is, so that its packet was killed. Returns whether it was a closing one that is free now.
-    fn take_back(&self, id: BlockId, word: BlockWord, now: u32, log: &mut dyn FnMut(NatEvent)) -> bool {
-        let is_closing = word.is_closing();
-        if is_closing {
-            if self.ports_of(id).any(|(class, port)| self.tables.port(id.group, class, port).0 != 0) {
-                self.tables.swap_word(id, word, word.owned());
-                return false;
-            }
-            if let Some(block) = self.log_claim(id, word, log) {
-                log(NatEvent::Returned(block, now));
-            }
-        }
-        self.tables.swap_word(id, word, word.returned()) && is_closing
     }
 }

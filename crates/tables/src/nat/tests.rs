@@ -3,7 +3,6 @@
 mod killed;
 mod schedules;
 
-use super::sweep::Phase;
 use super::*;
 use crate::grace::Immediate;
 use sluice_tables_testing::nat::{self as testing, HostNat, nat_test};
@@ -31,7 +30,7 @@ fn pool(addresses: u8, block_ports: u32) -> NatPool {
 }
 
 fn settings() -> NatSettings {
-    NatSettings { sessions: 1000, blocks: 2, any_remote: false, lease: 0 }
+    NatSettings { sessions: 1000, remote_sessions: 1000, blocks: 2, any_remote: false, lease: 0 }
 }
 
 impl TestNat {
@@ -44,7 +43,7 @@ impl TestNat {
         let regions = NatRegions::anonymous(&pool, buckets).unwrap();
         let at = |region: &Region| NonNull::new(region.as_ptr()).unwrap();
         let count = |region: &Region, bytes: usize| region.bytes() / bytes;
-        let nat = Nat::create(&regions, &pool, 5, (settings, &default_timeouts()), grace).unwrap();
+        let nat = Nat::create(&regions, &pool, 5, (settings, &default_timeouts()), NOW, grace).unwrap();
         // SAFETY: the regions have these lengths, are accessed by atomic words only, and outlive the tables in each test.
         let tables = unsafe {
             HostNat::new(
@@ -90,7 +89,7 @@ impl TestNat {
         let tables = self.regions.tables(&self.pool).unwrap();
         let is_free = |id| {
             let word = tables.word(id);
-            !word.is_claimed() && !word.is_owned() && !word.is_closing()
+            !word.is_claimed() && !word.has_owner() && !word.is_closed()
         };
         words(&self.regions.ports) && tables.all_blocks().all(is_free)
     }
@@ -168,6 +167,22 @@ fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
     nat.set_settings(&NatSettings { any_remote: true, sessions: 3, ..settings() }).unwrap();
     let third = nat_test { remote_port: 55, ..out };
     assert_eq!(tables.back(&third, 0, NOW).answer, testing::NAT_SESSIONS);
+    // They leave sessions to the VM.
+    nat.set_settings(&NatSettings { any_remote: true, sessions: 4, remote_sessions: 3, ..settings() })
+        .unwrap();
+    assert_eq!(tables.back(&third, 0, NOW).answer, testing::NAT_SESSIONS);
+    assert_eq!(tables.out(UDP, vm(7), server(56), NOW).answer, testing::NAT_BEGUN);
+}
+
+#[test]
+fn while_no_agent_counts_sessions_their_number_is_not_limited() {
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &NatSettings { sessions: 1, ..settings() });
+    let age = layout::NAT_ROUND_AGE_MAX;
+    assert_eq!(tables.out(UDP, vm(7), server(53), NOW).answer, testing::NAT_BEGUN);
+    assert_eq!(tables.out(UDP, vm(7), server(54), NOW + age).answer, testing::NAT_SESSIONS);
+    assert_eq!(tables.out(UDP, vm(7), server(54), NOW + age + 1).answer, testing::NAT_BEGUN);
+    round(&mut nat, NOW + age + 1);
+    assert_eq!(tables.out(UDP, vm(7), server(55), NOW + age + 1).answer, testing::NAT_SESSIONS);
 }
 
 #[test]
@@ -299,33 +314,113 @@ fn ports_and_blocks_return_after_their_sessions() {
     assert_eq!((swept.expired, swept.ports, events.len()), (1, 0, 0));
     assert_eq!(tables.out(UDP, vm(7), server(55), later).outside_port, out.outside_port);
     let last = later + 8 * 301;
+    // One round ends sessions, and frees their port and block.
     let (swept, events) = round(&mut nat, last);
-    let (next, more) = round(&mut nat, last);
-    assert_eq!(
-        (swept.expired + next.expired, swept.ports + next.ports, swept.blocks + next.blocks),
-        (2, 1, 1)
-    );
-    let events = [events, more].concat();
+    assert_eq!((swept.expired, swept.ports, swept.blocks), (2, 1, 1));
     assert!(
         matches!(&events[..], [NatEvent::Returned(returned, at)] if returned.ports == block.ports && *at == last)
     );
     assert!(tables.is_empty());
 }
 
+type Act = Box<dyn FnOnce() + Send>;
+
+/// Does something while the agent waits for the next time.
+struct ActsMeanwhile(std::sync::Arc<std::sync::Mutex<Option<Act>>>);
+
+impl Grace for ActsMeanwhile {
+    fn wait(&self) -> Result<(), crate::grace::GraceError> {
+        let act = self.0.lock().unwrap().take();
+        act.into_iter().for_each(|act| act());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_vm_gets_a_port_of_its_block_while_this_closes() {
+    let meanwhile = std::sync::Arc::default();
+    let grace = ActsMeanwhile(std::sync::Arc::clone(&meanwhile));
+    let settings = NatSettings { blocks: 1, ..settings() };
+    let (tables, mut nat) = TestNat::with_grace(pool(1, 1024), &settings, 4, grace);
+    tables.out(UDP, vm(7), server(53), NOW);
+    let block = nat.blocks().next().unwrap();
+    assert!(nat.remove(&flow(7, 53), NOW));
+    while nat.progress.phase != Phase::Close(0) {
+        nat.sweep(64, NOW, &mut drop).unwrap();
+    }
+    let (packets, answers) = (tables.tables, std::sync::mpsc::channel());
+    *meanwhile.lock().unwrap() = Some(Box::new(move || {
+        let mut packet = nat_test { now: NOW, ..testing::outgoing(VNI, UDP, vm(8), server(53)) };
+        packets.run(&mut packet);
+        answers.0.send(packet).unwrap();
+    }));
+    assert_eq!(round(&mut nat, NOW).0.blocks, 0);
+    let out = answers.1.recv().unwrap();
+    assert_eq!((out.answer, nat.blocks().count()), (testing::NAT_BEGUN, 1));
+    assert!(block.ports.contains(&out.outside_port));
+    assert_eq!(tables.back(&out, 0, NOW).answer, testing::NAT_TRANSLATED);
+}
+
+#[test]
+fn a_port_that_a_packet_is_claiming_is_not_freed_before_the_next_round() {
+    let (tables, mut nat) = TestNat::new(pool(1, 1024), &settings());
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    let id = nat.tables.block_of(0, out.outside_port).unwrap();
+    for _ in 0..2 {
+        // After the agent has begun the round.
+        nat.sweep(64, NOW, &mut drop).unwrap();
+        let at = (id.group, layout::NAT_TCP, *nat.tables.port_range(id).start());
+        let stamp = layout::NAT_TENTATIVE | nat.config.load32(offset_of!(nat_config, round)) & 1;
+        nat.tables.swap_port(at, memory::PortWord(0), memory::PortWord(stamp << 16 | 9)).unwrap();
+        assert_eq!(round(&mut nat, NOW).0.ports, 0);
+        assert_eq!(round(&mut nat, NOW).0.ports, 1);
+        round(&mut nat, NOW);
+    }
+}
+
+#[test]
+fn what_an_inside_address_or_a_vpc_has_ends() {
+    let settings = NatSettings { any_remote: true, ..settings() };
+    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings);
+    let of = |vni, inside| {
+        let mut packet = nat_test { now: NOW, ..testing::outgoing(vni, UDP, inside, server(53)) };
+        tables.tables.run(&mut packet);
+        packet
+    };
+    let [one, other, elsewhere] =
+        [(VNI, vm(7)), (VNI, end([10, 0, 0, 6], 7)), (VNI + 1, vm(7))].map(|(vni, inside)| of(vni, inside));
+    let remain = |nat: &Nat| (nat.blocks().count(), nat.translations().count());
+    assert_eq!(remain(&nat), (3, 3));
+    // In the midst of a round.
+    while !matches!(nat.progress.phase, Phase::Blocks(_)) {
+        nat.sweep(64, NOW, &mut drop).unwrap();
+    }
+    let vni = Vni::new(VNI).unwrap();
+    assert_eq!(nat.end(vni, Some(*vm(7).ip())), Ok(1));
+    assert_eq!(remain(&nat), (2, 2));
+    // Also with another remote endpoint.
+    for packet in [one, nat_test { remote_port: 99, ..one }] {
+        assert_eq!(tables.back(&packet, 0, NOW).answer, testing::NAT_MISS);
+    }
+    for packet in [&other, &elsewhere] {
+        assert_eq!(tables.back(packet, 0, NOW).answer, testing::NAT_TRANSLATED);
+    }
+    assert_eq!(nat.end(vni, None), Ok(1));
+    assert_eq!((remain(&nat), tables.back(&other, 0, NOW).answer), ((1, 1), testing::NAT_MISS));
+    let (_, first) = round(&mut nat, NOW);
+    let (_, second) = round(&mut nat, NOW);
+    let returned = |event: &&NatEvent| matches!(event, NatEvent::Returned(block, NOW) if block.vni == vni);
+    assert_eq!([first, second].concat().iter().filter(returned).count(), 2);
+    assert_eq!(tables.back(&elsewhere, 0, NOW).answer, testing::NAT_TRANSLATED);
+    assert_eq!(nat.end(Vni::new(VNI + 1).unwrap(), None), Ok(1));
+    round(&mut nat, NOW);
+    assert!(tables.is_empty());
+}
+
 #[test]
 fn a_block_of_which_a_port_was_claimed_while_it_closed_opens_again() {
-    type Act = Box<dyn FnOnce() + Send>;
-    struct ClaimsMeanwhile(std::sync::Arc<std::sync::Mutex<Option<Act>>>);
-    impl Grace for ClaimsMeanwhile {
-        fn wait(&self) -> Result<(), crate::grace::GraceError> {
-            if let Some(act) = self.0.lock().unwrap().take() {
-                act();
-            }
-            Ok(())
-        }
-    }
     let meanwhile = std::sync::Arc::default();
-    let grace = ClaimsMeanwhile(std::sync::Arc::clone(&meanwhile));
+    let grace = ActsMeanwhile(std::sync::Arc::clone(&meanwhile));
     let (tables, mut nat) = TestNat::with_grace(pool(1, 1024), &settings(), 4, grace);
     let out = tables.out(UDP, vm(7), server(53), NOW);
     assert!(nat.remove(&flow(7, 53), NOW));
@@ -339,7 +434,7 @@ fn a_block_of_which_a_port_was_claimed_while_it_closed_opens_again() {
     *meanwhile.lock().unwrap() = Some(Box::new(move || {
         own.swap_port(at, memory::PortWord(0), memory::PortWord(layout::NAT_TENTATIVE << 16 | 7)).unwrap();
     }));
-    let swept = nat.sweep(64, NOW, &mut drop).unwrap();
+    let (swept, _) = round(&mut nat, NOW);
     assert_eq!((swept.ports, swept.blocks, swept.round_completed), (1, 0, true));
     assert!(nat.tables.word(id).is_owned());
     // That program does not finish.
@@ -385,7 +480,7 @@ fn rounds_wrap() {
 fn pools_and_settings_out_of_bounds_are_refused() {
     let reason = |pool: &NatPool, settings: &NatSettings| {
         let regions = NatRegions::anonymous(&self::pool(1, 64), 4).unwrap();
-        match Nat::create(&regions, pool, 1, (settings, &default_timeouts()), Immediate) {
+        match Nat::create(&regions, pool, 1, (settings, &default_timeouts()), NOW, Immediate) {
             Err(Error::Invalid(reason)) => reason,
             other => panic!("{other:?}"),
         }

@@ -37,6 +37,15 @@ pub struct Reviewed {
     pub refreshed: u64,
 }
 
+impl std::ops::AddAssign for Reviewed {
+    fn add_assign(&mut self, other: Self) {
+        self.sessions += other.sessions;
+        self.changed += other.changed;
+        self.ended += other.ended;
+        self.refreshed += other.refreshed;
+    }
+}
+
 impl Session {
     /// On a host: generation of the policy that permitted the session.
     #[must_use]

@@ -3,7 +3,7 @@
 use super::key::Family;
 use super::table::{SLOTS, Table, TagWord};
 use super::timeouts::WhenScarce;
-use super::{SessionReader, SessionShares, Sessions};
+use super::{Fate, Reviewed, Session, SessionReader, SessionShares, Sessions};
 use crate::error::Error;
 use crate::region::Region;
 use std::collections::BTreeSet;
@@ -159,26 +159,52 @@ impl Sessions {
     /// # Errors
     /// [`Error::Grace`]; no slot was freed then, and the next round tries again.
     pub fn sweep(&mut self, buckets: u32, now: u32) -> Result<Swept, Error> {
-        let mut swept = Swept::default();
-        let tables = &self.reader.tables;
+        let (mut swept, _) = self.visit(buckets, now, None);
+        swept.freed = self.free_dying()?;
+        Ok(swept)
+    }
+
+    /// The first part of [`Sessions::sweep`]. Also calls `decide` as [`Sessions::review`] does for the sessions of each bucket,
+    /// after those that have expired were ended.
+    pub(crate) fn visit(
+        &mut self,
+        buckets: u32,
+        now: u32,
+        mut decide: Option<&mut dyn FnMut(&Session) -> Fate>,
+    ) -> (Swept, Reviewed) {
+        let (mut swept, mut reviewed) = (Swept::default(), Reviewed::default());
         while swept.buckets < u64::from(buckets)
             && !swept.round_completed
             && self.progress.dying.len() + SLOTS as usize <= DYING_MAX
         {
-            let table = &tables[self.progress.family];
-            table.prefetch(self.progress.bucket.saturating_add(PREFETCH_AHEAD));
+            let (family, bucket) = (self.progress.family, self.progress.bucket);
+            let table = &self.reader.tables[family];
+            table.prefetch(bucket.saturating_add(PREFETCH_AHEAD));
             swept.expired += self.progress.visit(table, now);
+            if let Some(decide) = &mut decide {
+                let family = if family == 0 { Family::Ipv4 } else { Family::Ipv6 };
+                reviewed += self.review(family, bucket..bucket + 1, &mut **decide);
+            }
             swept.buckets += 1;
-            swept.round_completed = self.progress.advance(tables);
+            swept.round_completed = self.progress.advance(&self.reader.tables);
         }
+        (swept, reviewed)
+    }
+
+    /// The last part of [`Sessions::sweep`]: frees the slots that were seen dying. Returns their number.
+    pub(crate) fn free_dying(&mut self) -> Result<u64, Error> {
         if self.progress.dying.is_empty() {
-            return Ok(swept);
+            return Ok(0);
         }
         if let Err(error) = self.grace.wait() {
             self.progress.dying.clear();
             return Err(error.into());
         }
-        swept.freed = self.progress.free(&self.reader, &self.config, self.shares.as_ref());
-        Ok(swept)
+        Ok(self.progress.free(&self.reader, &self.config, self.shares.as_ref()))
+    }
+
+    /// Lets the sweep go on at the first bucket.
+    pub(crate) fn restart_sweep(&mut self) {
+        (self.progress.family, self.progress.bucket, self.progress.block_live) = (0, 0, 0);
     }
 }

@@ -54,7 +54,13 @@ pub fn worlds() -> impl Strategy<Value = World> {
             addresses: (1..=pool.0).map(|last| Ipv4Addr::new(198, 51, 100, last)).collect(),
             block_ports: pool.1,
         },
-        settings: NatSettings { sessions, blocks, any_remote, lease: 7 << 32 | 3 },
+        settings: NatSettings {
+            sessions,
+            remote_sessions: sessions / 2,
+            blocks,
+            any_remote,
+            lease: 7 << 32 | 3,
+        },
         seed,
         now,
     })
@@ -387,7 +393,8 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         other_s: 2,
     };
     let mut nat =
-        Nat::create(regions, &world.pool, world.seed, (&world.settings, &timeouts), Immediate).unwrap();
+        Nat::create(regions, &world.pool, world.seed, (&world.settings, &timeouts), world.now, Immediate)
+            .unwrap();
     let mut model = Model {
         world,
         now: world.now,
