@@ -45,6 +45,12 @@ __attribute__((noinline)) __u32 tunnel_port_index(__u32 ifindex)
 	return port_index(ifindex, UNDERLAY_PORT_INTERNET);
 }
 
+/* The ifindex of a port that tunnels leave by. 0: it has none, or leads to the Internet. Without a branch, for the fast path. */
+static __always_inline __u32 tunnel_ifindex(const struct underlay_port *port)
+{
+	return port->ifindex & ((port->flags & UNDERLAY_PORT_INTERNET) - 1);
+}
+
 static __always_inline __u64 underlay_port_mac(const struct underlay_port *port)
 {
 	return load_mac(port->mac);

@@ -276,8 +276,8 @@ static __always_inline const struct underlay_port *fast_port(const struct fast *
 	const struct underlay_port *port = underlay_port_at(l2 >> L2_PORT_SHIFT);
 	__u32 bytes = fast->frame_bytes - ETH_HLEN;
 
-	if (!port || !port->ifindex || port->flags & UNDERLAY_PORT_INTERNET ||
-	    (vrf->mtu && bytes > vrf->mtu) || (port->mtu > OVERHEAD4 && bytes > port->mtu - OVERHEAD4))
+	if (!port || !tunnel_ifindex(port) || (vrf->mtu && bytes > vrf->mtu) ||
+	    (port->mtu > OVERHEAD4 && bytes > port->mtu - OVERHEAD4))
 		return NULL;
 	return port;
 }

@@ -164,7 +164,7 @@ static __always_inline enum drop_reason find_path(struct xdp_md *ctx, struct pac
 	path->l2 = READ_ONCE(path->hop->l2);
 	path->port = underlay_port_at(path->l2 >> L2_PORT_SHIFT);
 	/* The interface may have been removed, or its slot given to an Internet port, since the path was looked up. */
-	if (!path->port || !path->port->ifindex || path->port->flags & UNDERLAY_PORT_INTERNET)
+	if (!path->port || !tunnel_ifindex(path->port))
 		return DROP_stale_index;
 	path->mtu = path_mtu(packet, path->port, path->ipv6);
 	if (packet->frame_bytes - ETH_HLEN > path->mtu)
