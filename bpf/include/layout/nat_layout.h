@@ -89,7 +89,7 @@
 #define NAT_BLOCK_SHIFT_MIN 6
 #define NAT_BLOCK_SHIFT_MAX 12
 #define NAT_GROUP_BLOCKS 16
-#define NAT_BLOCKS_MAX 16 /* limit for an inside address, which finds this many also in one group */
+#define NAT_BLOCKS_MAX 16      /* limit for an inside address, which finds this many also in one group */
 #define NAT_ADDRESSES_MAX 4096 /* of a pool: an outside port has a number of 32 bits */
 
 #define NAT_FREE 0ull

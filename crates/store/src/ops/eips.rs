@@ -86,7 +86,7 @@ async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) ->
     if let Some(role) = reserved(*of, wanted) {
         return Err(Conflict::ReservedAddress { address, prefix: of.to_string(), role }.into());
     }
-    if let Some(reserved) = pool.reserved.iter().find(|prefix| overlap(*prefix, &wanted)) {
+    if let Some(reserved) = pool.reserved.iter().find(|prefix| overlap(prefix, &wanted)) {
         let (reserved, pool) = (reserved.to_string(), pool.name.clone());
         return Err(Conflict::ReservedInPool { address, reserved, pool }.into());
     }
@@ -140,7 +140,7 @@ async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, l
         let read = |row: &Row| Ok((ipv6(row.blob(0)?)?.into(), ipv6(row.blob(1)?)?.into()));
         let mut used = q.rows(sql, values).await?.iter().map(read).collect::<Result<Vec<_>>>()?;
         let others = held.iter().map(|(net, _)| net).chain(&pool.reserved);
-        used.extend(others.filter(|net| overlap(*net, prefix)).map(|net| range(*net)));
+        used.extend(others.filter(|net| overlap(net, prefix)).map(|net| range(*net)));
         used.sort_unstable();
         if let Some(free) = lowest_free(**prefix, length, &used) {
             return Ok(free);

@@ -142,7 +142,7 @@ pub(crate) async fn update(
         if eips::reserved(*prefix, used).is_some() {
             return in_use("reserved address", eips::text(used));
         }
-        if let Some(taken) = reserved.iter().find(|prefix| overlap(*prefix, &used)) {
+        if let Some(taken) = reserved.iter().find(|prefix| overlap(prefix, &used)) {
             return in_use("reserved prefix", taken.to_string());
         }
     }
