@@ -249,7 +249,7 @@ fn new_public_addresses_of_owned_vips_are_announced() {
     update.vips[2].mac = b;
     gateway.apply(update.clone());
     assert_eq!(announced(&gateway), [format!("203.0.113.1 {b}")]);
-    // What another gateway has got, or nobody has any more, before it was its turn.
+    // An address that another gateway has got, and one that no gateway has any more, before it was their turn.
     gateway.set_owned(&[A, B, "192.0.2.102"]);
     update.public_prefixes[1].vip = ip(A);
     update.public_prefixes.remove(0);

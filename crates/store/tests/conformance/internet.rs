@@ -195,6 +195,27 @@ pub async fn reserved_addresses(f: Fixture) {
     update(parts("203.0.113.4/31")).await.unwrap();
 }
 
+/// An EIP of a length that no site has, or that the pool's prefixes cannot contain, is refused.
+async fn lengths_are_checked(c: &Cloud, pool: &PublicPool) {
+    let refused = async |new: NewEip| conflict(c.store.as_ref().create_eip(new).await).to_string();
+    let b = || new_eip(c, pool, "b");
+    let text = refused(NewEip { family: Some(AddressFamily::Ipv4), ..with_length(b(), 31) }).await;
+    assert_eq!(text, "an IPv4 EIP is a single address, so its length is 32");
+    for length in [47, 65, 127] {
+        let text = refused(with_length(b(), length)).await;
+        let expected = format!(
+            "an IPv6 EIP is a single address (128), or a prefix of length 48 to 64 as sites have them (RFC 6177), not {length}"
+        );
+        assert_eq!(text, expected);
+    }
+    let text = refused(with_length(with_address(b(), "2001:db8:9::1"), 64)).await;
+    assert!(text.contains("host bits"), "{text}");
+    assert_eq!(
+        refused(with_length(b(), 60)).await,
+        "no prefix of public pool `public` contains an IPv6 prefix of length 60"
+    );
+}
+
 pub async fn addresses_of_eips(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
@@ -221,21 +242,7 @@ pub async fn addresses_of_eips(f: Fixture) {
     let text =
         refused(NewEip { family: Some(AddressFamily::Ipv6), ..with_address(b(), "198.51.100.2") }).await;
     assert_eq!(text, "198.51.100.2 is no ipv6 address");
-    let text = refused(NewEip { family: Some(AddressFamily::Ipv4), ..with_length(b(), 31) }).await;
-    assert_eq!(text, "an IPv4 EIP is a single address, so its length is 32");
-    for length in [47, 65, 127] {
-        let text = refused(with_length(b(), length)).await;
-        let expected = format!(
-            "an IPv6 EIP is a single address (128), or a prefix of length 48 to 64 as sites have them (RFC 6177), not {length}"
-        );
-        assert_eq!(text, expected);
-    }
-    let text = refused(with_length(with_address(b(), "2001:db8:9::1"), 64)).await;
-    assert!(text.contains("host bits"), "{text}");
-    assert_eq!(
-        refused(with_length(b(), 60)).await,
-        "no prefix of public pool `public` contains an IPv6 prefix of length 60"
-    );
+    lengths_are_checked(&c, &pool).await;
 
     assert_eq!(eip(&c, &pool, "b").await.prefix.to_string(), "198.51.100.2/32");
     assert_eq!(refused(new_eip(&c, &pool, "c")).await, "public pool `public` has no free IPv4 address");
