@@ -188,9 +188,11 @@ impl Ledger {
         }
     }
 
-    /// VPCs to which EIPs are attached: they stay on their clusters.
-    pub fn with_eips(&self) -> BTreeSet<VpcId> {
-        self.eips.values().copied().collect()
+    /// Number of EIPs of each VPC to which some are attached. Such a VPC stays on its cluster.
+    pub fn eips(&self) -> BTreeMap<VpcId, u64> {
+        let mut counts = BTreeMap::new();
+        self.eips.values().for_each(|vpc| *counts.entry(*vpc).or_default() += 1);
+        counts
     }
 
     fn change_addresses(&mut self, id: VpcId, removed: AddressCounts, added: AddressCounts) {

@@ -88,14 +88,22 @@ pub fn compute_plan(
     };
     let mut wanted = present;
     wanted.extend(found);
-    wanted.retain(|_, at| problem.clusters().iter().any(|cluster| cluster.id == *at));
-    let steps = plan.moves.into_iter().map(|step| self::step(usage, step));
+    let serves = |at: &ClusterId| problem.clusters().iter().any(|cluster| cluster.id == *at);
+    let all_served = usage.vpcs.iter().all(|vpc| serves(&vpc.cluster));
+    wanted.retain(|_, at| serves(at));
+    let (mut max_load, mut moves) = (problem.max_load(&wanted)?, plan.moves);
+    // The movable part alone may be balanced better while a cluster with VPCs that stay gets more load.
+    if kind == PlanKind::Rebalance && all_served && max_load > before.max_load {
+        (wanted, max_load) = (usage.problem()?.1, before.max_load);
+        moves.clear();
+    }
+    let steps = moves.into_iter().map(|step| self::step(usage, step));
     Ok(ComputedPlan {
         kind,
         seed,
         revision: usage.revision,
         max_load_before: before.max_load,
-        max_load: problem.max_load(&wanted)?,
+        max_load,
         max_load_lower_bound: before.max_load_lower_bound,
         tenants_over_cluster_limit_before: before.tenants_over_cluster_limit,
         tenants_over_cluster_limit: problem.tenants_over_cluster_limit(&wanted)?,
@@ -192,6 +200,37 @@ mod tests {
             let plan = compute_plan(&all, kind, 7, 0.0).unwrap();
             assert_eq!((plan.steps.len(), plan.max_load), (0, 1.2), "{kind:?}");
         }
+    }
+
+    /// One VPC with an EIP has 60 of 100 packets a second of its cluster; the other clusters have 30 each, which can move.
+    /// Catches a plan that fills the first cluster because its own VPC does not count.
+    #[test]
+    fn rebalancing_does_not_raise_the_load_of_a_cluster_whose_vpcs_stay() {
+        let gateways = (1..=3).map(|id| gateway(id, id, false)).collect();
+        let all =
+            (1..=13).map(|id| vpc(id, id, [1, 2, 3][(id > 1) as usize + (id > 7) as usize], 1)).collect();
+        let mut topology = topology(3, gateways, all);
+        topology.eips = vec![eip(1)];
+        let demands: Vec<(u32, f64)> = (1..=13).map(|vni| (vni, if vni == 1 { 60.0 } else { 5.0 })).collect();
+        let settings = PlacementSettings { gateway_capacity_pps: 100, ..PlacementSettings::default() };
+        let loads = loads(&[(1, 4096), (2, 4096), (3, 4096)], &demands);
+        let usage = Usage::new(&Ledger::new(&topology, 9, &[]), &loads, settings);
+        let plan = compute_plan(&usage, PlanKind::Rebalance, 7, 0.0).unwrap();
+        assert_eq!((plan.max_load_before, plan.max_load, plan.steps.len()), (0.6, 0.6, 0));
+        // Its VRF, and two entries of the EIP.
+        assert_eq!(usage.vpcs[0].entries, 3);
+    }
+
+    /// VPCs that stay may need all entries of their cluster; plans for the others are still computed.
+    #[test]
+    fn a_cluster_that_is_full_of_vpcs_that_stay_prevents_no_plan() {
+        let gateways = (1..=2).map(|id| gateway(id, id, false)).collect();
+        let mut topology = topology(2, gateways, vec![vpc(1, 1, 1, 1), vpc(2, 2, 2, 1)]);
+        topology.eips = vec![eip(1)];
+        let loads = loads(&[(1, 3), (2, 4096)], &[(1, 10.0), (2, 10.0)]);
+        let settings = PlacementSettings { gateway_capacity_pps: 100, ..PlacementSettings::default() };
+        let usage = Usage::new(&Ledger::new(&topology, 9, &[]), &loads, settings);
+        assert_eq!(compute_plan(&usage, PlanKind::Rebalance, 7, 0.0).unwrap().steps, []);
     }
 
     #[test]

@@ -126,6 +126,9 @@ pub struct Usage {
     pub pinned: BTreeSet<VpcId>,
 }
 
+/// Entries of an attached EIP: its public address leads to the VPC, and the VPC's address to the public one.
+const EIP_ENTRIES: u64 = 2;
+
 fn amount(pps: f64) -> u64 {
     // The cast saturates, and turns NaN into 0.
     (pps.ceil() as u64).min(AMOUNT_MAX)
@@ -143,10 +146,10 @@ impl Usage {
             pinned: BTreeSet::new(),
             settings,
         };
-        let with_eips = ledger.with_eips();
-        let pinned = usage.units.iter().filter(|(_, unit)| unit.iter().any(|vpc| with_eips.contains(vpc)));
+        let eips = ledger.eips();
+        let pinned = usage.units.iter().filter(|(_, unit)| unit.iter().any(|vpc| eips.contains_key(vpc)));
         usage.pinned = pinned.map(|(first, _)| *first).collect();
-        usage.add_vpcs(ledger, loads);
+        usage.add_vpcs(ledger, &eips, loads);
         let positions: BTreeMap<ClusterId, usize> =
             usage.clusters.iter().zip(0..).map(|(cluster, position)| (cluster.id, position)).collect();
         for vpc in &usage.vpcs {
@@ -160,7 +163,7 @@ impl Usage {
         usage
     }
 
-    fn add_vpcs(&mut self, ledger: &Ledger, loads: &LoadSnapshot) {
+    fn add_vpcs(&mut self, ledger: &Ledger, eips: &BTreeMap<VpcId, u64>, loads: &LoadSnapshot) {
         let has_measured_gateway: BTreeMap<ClusterId, bool> = self
             .clusters
             .iter()
@@ -188,6 +191,7 @@ impl Usage {
                 Some(pps) => pps,
                 None => self.expected_pps,
             };
+            let public = eips.get(id).copied().unwrap_or(0) * EIP_ENTRIES;
             self.vpcs.push(VpcUsage {
                 id: *id,
                 name: vpc.name.clone(),
@@ -196,7 +200,7 @@ impl Usage {
                 leaving: vpc.leaving,
                 demand_pps,
                 measured: measured.is_some(),
-                entries: vpc.entries().min(AMOUNT_MAX),
+                entries: (vpc.entries() + public).min(AMOUNT_MAX),
             });
         }
     }
@@ -225,7 +229,7 @@ impl Usage {
             if let Some(cluster) = clusters.iter_mut().find(|cluster| Some(cluster.id) == at) {
                 // A cluster without capacity is no cluster, so one that is full keeps the least.
                 cluster.capacity_pps = cluster.capacity_pps.saturating_sub(vpc.demand_pps).max(1);
-                cluster.capacity_entries = cluster.capacity_entries.saturating_sub(vpc.entries);
+                cluster.capacity_entries = cluster.capacity_entries.saturating_sub(vpc.entries).max(1);
             }
         }
         Ok((self.problem_of(clusters, movable)?, present))
