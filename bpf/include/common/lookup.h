@@ -123,7 +123,7 @@ static __always_inline __u32 vrf_internet(const struct vrf *vrf)
 	return READ_ONCE(vrf->group_id);
 }
 
-/* The public prefix in `cell`, or NULL if it is none. */
+/* The public prefix in `cell`. NULL: the cell has another kind of entry. */
 static __always_inline struct public_prefix *public_prefix_at(__u32 cell)
 {
 	struct public_prefix *public = cell_at(cell);

@@ -281,8 +281,8 @@ impl FullTables {
         self.cloud.post("/v1/peerings", json!({"name": "p", "vpcs": self.vpcs})).await
     }
 
-    /// The entries of an attached EIP do not fit when those of two others are there. These move and are requested again
-    /// nevertheless.
+    /// The entries of an attached EIP do not fit when those of two others are there. Nevertheless these
+    /// move, and are requested again.
     async fn eips_need_routes(&self) {
         let pool = json!({"name": "p", "cluster": self.cluster, "prefixes": ["203.0.113.0/24"]});
         let pool = self.cloud.make("/v1/public-pools", pool).await;

@@ -236,7 +236,7 @@ fn xdp_stays_attached_and_gets_the_new_program() {
 }
 
 /// Catches an adoption that gives an interface the other program of a gateway, and one that leaves an interface with its old
-/// program when it becomes an Internet port or is none any more.
+/// program when it becomes an Internet port, or is an underlay port again.
 #[test]
 fn each_interface_has_the_program_of_its_side() {
     in_namespace(|| {

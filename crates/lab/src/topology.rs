@@ -523,8 +523,12 @@ impl Topology {
     fn validate_internet(&self) -> std::result::Result<(), String> {
         let Some(internet) = &self.internet else {
             let vpc = self.vpcs.iter().find(|vpc| vpc.internet);
-            let missing =
-                |vpc: &Vpc| Err(format!("VPC `{}` has routes to the Internet, and there is none", vpc.name));
+            let missing = |vpc: &Vpc| {
+                Err(format!(
+                    "VPC `{}` has routes to the Internet, but the topology has no `internet`",
+                    vpc.name
+                ))
+            };
             return vpc.map_or(Ok(()), missing);
         };
         if self.gateways.len() > GATEWAYS_MAX {

@@ -17,7 +17,8 @@ use std::net::IpAddr;
 /// The prefixes in ascending order.
 ///
 /// # Errors
-/// There are none or too many, one contains addresses that are not public, or two have an address in common.
+/// A pool without prefixes or with too many of them, a prefix with addresses that are not public, or two
+/// prefixes with an address in common.
 fn sorted(prefixes: &[IpNet]) -> Result<Vec<IpNet>> {
     if prefixes.is_empty() || prefixes.len() > MAX_POOL_PREFIXES {
         let text = format!("a pool has 1 to {MAX_POOL_PREFIXES} prefixes, not {}", prefixes.len());

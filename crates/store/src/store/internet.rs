@@ -43,8 +43,8 @@ impl Store {
         write!(self, w => public_pools::delete(w, id, expected))
     }
 
-    /// Creates an EIP, with the lowest free address if none is given, which takes time in proportion to the EIPs of the
-    /// pool.
+    /// Creates an EIP, with the lowest free address if none is given, which takes time in
+    /// proportion to the EIPs of the pool.
     pub async fn create_eip(&self, new: NewEip) -> Result<Created<Eip>> {
         write!(self, w => eips::create(w, &new))
     }

@@ -111,8 +111,8 @@ fn public_prefixes_wait_for_their_vrf_and_vip() {
     assert_eq!((applier.retries(), applier.is_complete()), (0, true));
 }
 
-/// Catches public addresses of VMs that run which a database that went back takes from them, and a list that keeps them
-/// forever.
+/// Catches public addresses of VMs that run which a database that went back takes from them, and a
+/// list that keeps them forever.
 #[test]
 fn public_prefixes_that_the_database_lost_are_kept() {
     let mut applier = applier(1 << 14);
