@@ -166,17 +166,15 @@ static __always_inline int answer_underlay_ipv4(struct xdp_md *ctx, struct packe
 	return drop(0, header > IPV4_BYTES ? DROP_outer_options : DROP_outer_truncated);
 }
 
-/* Answers a neighbor solicitation for an owned vIP, which was sent by multicast or to the vIP itself. */
-static __always_inline int answer_underlay_solicit(struct xdp_md *ctx, const struct frame *frame)
+/*
+ * Answers a neighbor solicitation, of which parse_solicit() returned `reason`, with `mac`. XDP_PASS if that is 0: the target
+ * is not an address that this node owns.
+ */
+static __always_inline int answer_solicit(struct xdp_md *ctx, const struct frame *frame, const __u64 *target,
+					  enum drop_reason reason, __u64 mac)
 {
-	__u64 target[2] = {}, mac;
-	struct exact_hit hit = {};
 	struct cursor cursor;
-	enum drop_reason reason = parse_solicit(ctx, 0, frame, target);
 
-	if (find_ipv6(0, target[0], target[1], &hit) != EXACT_HIT)
-		return XDP_PASS;
-	mac = owned_mac(&hit);
 	if (!mac)
 		return XDP_PASS;
 	if (reason)
@@ -189,6 +187,18 @@ static __always_inline int answer_underlay_solicit(struct xdp_md *ctx, const str
 	write_advert(&cursor, frame, target, mac, 0);
 	/* The answer to a duplicate address probe is multicast, but leaves only by the port of the probe. */
 	return XDP_TX;
+}
+
+/* Answers a neighbor solicitation for an owned vIP, which was sent by multicast or to the vIP itself. */
+static __always_inline int answer_underlay_solicit(struct xdp_md *ctx, const struct frame *frame)
+{
+	__u64 target[2] = {};
+	struct exact_hit hit = {};
+	enum drop_reason reason = parse_solicit(ctx, 0, frame, target);
+
+	if (find_ipv6(0, target[0], target[1], &hit) != EXACT_HIT)
+		return XDP_PASS;
+	return answer_solicit(ctx, frame, target, reason, owned_mac(&hit));
 }
 
 static __always_inline int answer_echo6(struct xdp_md *ctx)

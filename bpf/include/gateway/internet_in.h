@@ -76,25 +76,13 @@ __attribute__((noinline)) int answer_public_arp(struct xdp_md *ctx, struct packe
 /* Answers a neighbor solicitation for an owned public address. XDP_PASS: it asks for another one, or nothing. */
 __attribute__((noinline)) int answer_public_solicit(struct xdp_md *ctx, struct packet *packet)
 {
-	__u64 target[2] = {}, mac;
+	__u64 target[2] = {};
 	enum drop_reason reason;
-	struct cursor cursor;
 
 	if (!packet || packet->frame.transport >> 24 != ICMP6_SOLICIT)
 		return XDP_PASS;
 	reason = parse_solicit(ctx, 0, &packet->frame, target);
-	mac = owned_public_mac(FRAME_IPV6, target);
-	if (!mac)
-		return XDP_PASS;
-	if (reason)
-		return drop(0, reason);
-	if (resize(ctx, ND_ADVERT_FRAME))
-		return drop(0, DROP_headroom);
-	cursor = cursor_at(ctx, 0);
-	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
-		return drop(0, DROP_headroom);
-	write_advert(&cursor, &packet->frame, target, mac, 0);
-	return XDP_TX;
+	return answer_solicit(ctx, &packet->frame, target, reason, owned_public_mac(FRAME_IPV6, target));
 }
 
 /*
