@@ -4,6 +4,7 @@ use super::resource::{
     ByName, Creatable, Create, Filter, Help, InVpc, Kind, NameOrId, NoPreview, Parent, Run, Select, Target,
     Wait, optional_id,
 };
+use super::underlay::ByCluster;
 use crate::api::{self, ApiArgs};
 use crate::failure::Failure;
 use crate::output;
@@ -19,7 +20,7 @@ impl Kind for PublicPool {
     const HELP: Help = Help { list: "List pools of public addresses", show: "Show one pool" };
     const COLUMNS: &'static [&'static str] = &["id", "name", "cluster", "prefixes", "reserved"];
     type Selector = NameOrId;
-    type Filters = OnCluster;
+    type Filters = ByCluster;
 }
 
 impl Creatable for PublicPool {
@@ -29,24 +30,6 @@ impl Creatable for PublicPool {
     type New = NewPublicPoolArgs;
     type Verbs = PublicPoolVerb;
     type Preview = NoPreview;
-}
-
-#[derive(Args)]
-pub struct OnCluster {
-    /// Only pools of this cluster: name or id
-    #[arg(long)]
-    cluster: Option<String>,
-    #[command(flatten)]
-    name: ByName,
-}
-
-impl Filter for OnCluster {
-    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
-        let mut query = self.name.query(client).await?;
-        let cluster = optional_id::<Cluster>(client, self.cluster.as_deref()).await?;
-        query.extend(cluster.map(|cluster| ("cluster", cluster.to_string())));
-        Ok(query)
-    }
 }
 
 #[derive(Args)]

@@ -78,7 +78,7 @@ impl Creatable for Gateway {
 
 #[derive(Args)]
 pub struct ByCluster {
-    /// Only gateways of this cluster: name or id
+    /// Only those of this cluster: name or id
     #[arg(long)]
     cluster: Option<String>,
     #[command(flatten)]
