@@ -83,6 +83,8 @@ pub struct Intent {
     policies: HashMap<Vni, PolicyHashes>,
     /// The last revision that changed more than endpoints, ports and policies.
     base_revision: u64,
+    /// The same for gateways, which also have public addresses.
+    gateway_base_revision: u64,
     /// Sums of the entries of a gateway without endpoints, by its cluster, with the base revision of that time.
     base: BTreeMap<ClusterId, (u64, Digests)>,
     /// The same for hosts without ports, policies and VRFs, by the family of their VTEPs.
@@ -103,7 +105,8 @@ pub enum Comparison {
 impl Intent {
     /// The digests of a snapshot's topology, without instances. Older tables cannot be compared with it.
     pub fn new(state: &State) -> Self {
-        Self { base_revision: state.revision(), ..Self::default() }
+        let revision = state.revision();
+        Self { base_revision: revision, gateway_base_revision: revision, ..Self::default() }
     }
 
     /// Adds the instances of a snapshot.
@@ -274,9 +277,11 @@ impl Intent {
                 | Change::SecurityRuleCreated { .. }
                 | Change::SecurityRuleRemoved { .. }
                 | Change::GroupSetsCreated { .. } => {}
+                Change::EipUpserted(_) | Change::EipRemoved(_) => self.gateway_base_revision = revision,
                 _ => self.base_revision = revision,
             }
         }
+        self.gateway_base_revision = self.gateway_base_revision.max(self.base_revision);
     }
 
     /// Compares the digests of a node's tables at a revision, which must not be newer than the state.
@@ -332,17 +337,17 @@ impl Intent {
     ) -> Comparison {
         let Some((cluster, gateway)) = state.gateway(id) else { return Comparison::Undecided };
         // A gateway that moves has entries of two clusters.
-        if revision < self.base_revision || gateway.moving.is_some() {
+        if revision < self.gateway_base_revision || gateway.moving.is_some() {
             return Comparison::Undecided;
         }
         let cluster = cluster.cluster.id;
-        let kept = self.base.get(&cluster).filter(|(at, _)| *at == self.base_revision);
+        let kept = self.base.get(&cluster).filter(|(at, _)| *at == self.gateway_base_revision);
         let mut expected = match kept {
             Some((_, base)) => *base,
             None => {
                 let Some((_, update)) = state.gateway_base(id) else { return Comparison::Undecided };
                 let base = sums_of(&update);
-                self.base.insert(cluster, (self.base_revision, base));
+                self.base.insert(cluster, (self.gateway_base_revision, base));
                 base
             }
         };
