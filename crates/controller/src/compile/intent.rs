@@ -83,9 +83,9 @@ pub struct Intent {
     policies: HashMap<Vni, PolicyHashes>,
     /// The last revision that changed more than endpoints, ports and policies.
     base_revision: u64,
-    /// The same for gateways, which also have public addresses.
-    gateway_base_revision: u64,
-    /// Sums of the entries of a gateway without endpoints, by its cluster, with the base revision of that time.
+    /// The last revision that changed public addresses, which only gateways have.
+    eip_revision: u64,
+    /// Sums of the entries of a gateway without endpoints, by its cluster, with the newer of both revisions at that time.
     base: BTreeMap<ClusterId, (u64, Digests)>,
     /// The same for hosts without ports, policies and VRFs, by the family of their VTEPs.
     host_base: BTreeMap<Family, (u64, Digests)>,
@@ -105,8 +105,7 @@ pub enum Comparison {
 impl Intent {
     /// The digests of a snapshot's topology, without instances. Older tables cannot be compared with it.
     pub fn new(state: &State) -> Self {
-        let revision = state.revision();
-        Self { base_revision: revision, gateway_base_revision: revision, ..Self::default() }
+        Self { base_revision: state.revision(), ..Self::default() }
     }
 
     /// Adds the instances of a snapshot.
@@ -237,9 +236,8 @@ impl Intent {
                 }
                 Change::VpcUpserted { vpc, .. } => {
                     self.base_revision = revision;
-                    let old = before.vpcs.get(&vpc.id).map(|state| state.vpc.clusters().collect::<Vec<_>>());
-                    let left = old.unwrap_or_default();
-                    for gone in left.into_iter().filter(|old| vpc.clusters().all(|now| now != *old)) {
+                    let old = before.vpcs.get(&vpc.id).into_iter().flat_map(|state| state.vpc.clusters());
+                    for gone in old.filter(|old| vpc.clusters().all(|now| now != *old)) {
                         self.remove_vpc(gone, revision, vpc.vni);
                     }
                 }
@@ -277,11 +275,10 @@ impl Intent {
                 | Change::SecurityRuleCreated { .. }
                 | Change::SecurityRuleRemoved { .. }
                 | Change::GroupSetsCreated { .. } => {}
-                Change::EipUpserted(_) | Change::EipRemoved(_) => self.gateway_base_revision = revision,
+                Change::EipUpserted(_) | Change::EipRemoved(_) => self.eip_revision = revision,
                 _ => self.base_revision = revision,
             }
         }
-        self.gateway_base_revision = self.gateway_base_revision.max(self.base_revision);
     }
 
     /// Compares the digests of a node's tables at a revision, which must not be newer than the state.
@@ -336,18 +333,19 @@ impl Intent {
         found: &Digests,
     ) -> Comparison {
         let Some((cluster, gateway)) = state.gateway(id) else { return Comparison::Undecided };
+        let base_revision = self.base_revision.max(self.eip_revision);
         // A gateway that moves has entries of two clusters.
-        if revision < self.gateway_base_revision || gateway.moving.is_some() {
+        if revision < base_revision || gateway.moving.is_some() {
             return Comparison::Undecided;
         }
         let cluster = cluster.cluster.id;
-        let kept = self.base.get(&cluster).filter(|(at, _)| *at == self.gateway_base_revision);
+        let kept = self.base.get(&cluster).filter(|(at, _)| *at == base_revision);
         let mut expected = match kept {
             Some((_, base)) => *base,
             None => {
                 let Some((_, update)) = state.gateway_base(id) else { return Comparison::Undecided };
                 let base = sums_of(&update);
-                self.base.insert(cluster, (self.gateway_base_revision, base));
+                self.base.insert(cluster, (base_revision, base));
                 base
             }
         };
