@@ -12,8 +12,8 @@ use std::time::Duration;
 /// Longest wait until a VM has its addresses.
 const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same for a guest of QEMU, which boots first, on a processor that may be emulated: 5 to 10 s if the machine has
-/// nothing else to do.
-pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
+/// nothing else to do, and more than 90 s were seen beside other emulated machines.
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// An interface besides the first one has the less preferred default routes.
 const UP: &str = "\

@@ -15,7 +15,7 @@ use sluice_tables::{
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{LazyLock, mpsc};
 
 const CELLS: u32 = 8192;
@@ -334,6 +334,13 @@ fn three_readers_agree() {
 
 const STABLE: u32 = 48;
 
+/// How far the writer is with the changes of one endpoint.
+#[derive(Default)]
+struct Progress {
+    begun: AtomicU32,
+    ended: AtomicU32,
+}
+
 /// Returns an endpoint whose MAC and host both identify the change that wrote it.
 fn stamped(number: u32, change: u32) -> Endpoint {
     let (vni, address) = place(number);
@@ -343,7 +350,10 @@ fn stamped(number: u32, change: u32) -> Endpoint {
 
 /// Looks up existing endpoints by the eBPF program until `stop` is set. Returns the number of answers and of
 /// busy answers.
-fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
+///
+/// An answer is at least as new as the last change that had ended before the lookup. It may be older than the answer
+/// before it only while a change is in progress (`exact.rs`), which a reader sees that was stopped in the middle.
+fn look_up(kernel: &Kernel, reader: &Reader, progress: &[Progress], stop: &AtomicBool) -> (u64, u64) {
     let queries: Vec<Query> = (0..STABLE)
         .map(|number| {
             let (vni, address) = place(number);
@@ -351,8 +361,8 @@ fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
         })
         .collect();
     let (mut answers, mut busy) = (0, 0);
-    let mut last = vec![0; STABLE as usize];
     while !stop.load(Ordering::Relaxed) {
+        let ended: Vec<u32> = progress.iter().map(|change| change.ended.load(Ordering::SeqCst)).collect();
         for (number, answer) in kernel.ask(&queries).into_iter().enumerate() {
             answers += 1;
             if answer.answer == BUSY {
@@ -364,8 +374,9 @@ fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
             let expected = stamped(number as u32, change);
             assert_eq!(answer.mac, expected.mac.to_u64(), "another key's MAC for {:?}", queries[number]);
             assert_eq!(reader.next_hop(answer.cell), Some(NextHop::Vtep(expected.host)), "mixed");
-            assert!(change >= last[number], "went back in time");
-            last[number] = change;
+            let begun = progress[number].begun.load(Ordering::SeqCst);
+            let possible = ended[number]..=begun;
+            assert!(possible.contains(&change), "change {change} of {number}, possible is {possible:?}");
         }
     }
     (answers, busy)
@@ -375,16 +386,17 @@ fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
 /// the tables, with the kernel's own grace periods.
 fn packets_beside_a_writer(digest_mask: u64) {
     let stop = AtomicBool::new(false);
+    let progress: Vec<Progress> = (0..STABLE).map(|_| Progress::default()).collect();
     let (to_main, from_reader) = mpsc::channel();
     let (to_reader, from_main) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let stop = &stop;
+        let (stop, progress) = (&stop, &progress);
         let reader = scope.spawn(move || {
             let kernel = Kernel::load(CELLS);
             let memory = kernel.0.memory().unwrap();
             to_main.send(memory.clone()).unwrap();
             from_main.recv().unwrap();
-            look_up(&kernel, &Reader::new(memory), stop)
+            look_up(&kernel, &Reader::new(memory), progress, stop)
         });
         let memory = from_reader.recv().unwrap();
         let grace = || Membarrier::new().unwrap();
@@ -401,7 +413,12 @@ fn packets_beside_a_writer(digest_mask: u64) {
         for change in 1..=250u32 {
             for number in 0..ENDPOINTS {
                 let (vni, address) = place(number);
-                if number >= STABLE && (change + number).is_multiple_of(3) {
+                if number < STABLE {
+                    let progress = &progress[number as usize];
+                    progress.begun.store(change, Ordering::SeqCst);
+                    tables.upsert_endpoint(&stamped(number, change)).unwrap();
+                    progress.ended.store(change, Ordering::SeqCst);
+                } else if (change + number).is_multiple_of(3) {
                     tables.remove_endpoint(vni, address).unwrap();
                 } else {
                     tables.upsert_endpoint(&stamped(number, change)).unwrap();
