@@ -36,6 +36,7 @@ fn bind_layout(include: &Path, to: &Path) {
     bindgen::Builder::default()
         .header_contents("layout.h", &includes)
         .clang_arg(format!("-I{}", include.display()))
+        .clang_arg(format!("-I{}", include.join("..").display()))
         .allowlist_file(".*/(cells|drops|events|\\w+_layout)\\.h")
         .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
         .derive_default(true)

@@ -17,6 +17,8 @@
 
 #include <linux/types.h>
 
+#include "layout/nat_layout.h"
+
 #define CELL_BYTES 64
 #define CELL_INDEX_BITS 28
 #define CELL_INDEX_MASK 0x0fffffffu
@@ -317,6 +319,7 @@ struct vrf {
 #define NEXT_HOP_INSTANCE 6 /* gateway: an instance, by `address`; see SCOPE_NEXT_HOP */
 #define NEXT_HOP_PUBLIC 7   /* not a next hop: struct public_prefix */
 #define NEXT_HOP_INTERNET 8 /* not a next hop: struct internet */
+#define NEXT_HOP_NAT 9	    /* not a next hop: struct nat_gateway */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
@@ -348,7 +351,12 @@ struct next_hop {
 	__u64 reserved;
 };
 
-#define PUBLIC_IPV6 0x1	    /* `outside` and `inside` are IPv6; otherwise IPv4 in their first 4 bytes */
+#define PUBLIC_IPV6 0x1 /* `outside` and `inside` are IPv6; otherwise IPv4 in their first 4 bytes */
+/*
+ * The prefix is one IPv4 address of the VPC's NAT gateway. `inside` has no address: its first 4 bytes are the cell of the struct
+ * nat_gateway, the next 2 the number of the address in the NAT tables, both in host order.
+ */
+#define PUBLIC_NAT 0x2
 #define PUBLIC_VIP_IPV6 0x4 /* `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
 
 /*
@@ -387,7 +395,24 @@ struct internet {
 	__u64 sources6;
 	__u32 count4; /* number of prefixes in them, only for the writer */
 	__u32 count6;
-	__u64 reserved[4];
+	/* The struct nat_gateway of the VPC; 0: it has no NAT gateway. Published by its own store. */
+	__u32 nat;
+	__u32 reserved32;
+	__u64 reserved[3];
+};
+
+/*
+ * Gateway: source NAT of a VPC, for its instances without a public IPv4 address. Its public addresses are leaves of SCOPE_PUBLIC
+ * (PUBLIC_NAT). The sessions are at the owner of the vIP. Only `vip` changes; for any other change the writer makes another
+ * cell, and other cells of the addresses.
+ */
+struct nat_gateway {
+	__u8 kind; /* NEXT_HOP_NAT */
+	__u8 reserved8[3];
+	__u32 vni;
+	__u32 vip; /* as in struct public_prefix; the cells of the addresses have the address of the vIP */
+	struct nat_pool pool;
+	__u32 reserved32[3];
 };
 
 /*

@@ -107,6 +107,22 @@
 #define NAT_ROUND_MAX 0xfffcu /* even; the next round is 1 */
 #define NAT_TENTATIVE 0xfffeu /* plus the lowest bit of the round in which the word was claimed */
 
+#define NAT_POOL_ADDRESSES_MAX 16
+
+/* nat_pool.flags */
+#define NAT_ANY_REMOTE \
+	0x1u /* packets from any remote endpoint to a mapped port begin a session (endpoint-independent filtering) */
+
+/* What the instances of a VPC share, and how much of it each may have. Each packet comes with it (struct nat_gateway). */
+struct nat_pool {
+	__u32 sessions_limit; /* of an inside address; as many more as there are processors may begin at the same moment */
+	__u8 blocks_limit; /* the same, of blocks */
+	__u8 addresses;
+	__u8 flags;
+	__u8 reserved;
+	__u16 address[NAT_POOL_ADDRESSES_MAX]; /* the numbers of the public addresses in the NAT tables */
+};
+
 struct nat_block {
 	__u32 vni;	  /* bits 24..31 are 0: room for the family of inside addresses of NAT64 */
 	__u32 claimed_at; /* ticks of the session tables */

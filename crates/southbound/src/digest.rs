@@ -1,6 +1,6 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Policy, Port, PublicPrefix, Scope, Update, VtepRole, proto};
+use crate::{NatGateway, Policy, Port, PublicPrefix, Scope, Update, VtepRole, proto};
 use prost::Message;
 use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
 use std::net::IpAddr;
@@ -38,8 +38,9 @@ impl Update {
             let PublicPrefix { outside, vni, inside, vip } = *prefix;
             (EntryKey::PublicPrefix(outside), EntryHash::public_prefix(outside, vni, inside, vip))
         });
+        let nat = self.nat_gateways.iter().map(NatGateway::entry_hash);
         let policies = self.policies.iter().map(Policy::entry_hash);
-        let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(public);
+        let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(public).chain(nat);
         entries.chain(endpoints).chain(policies).chain(ports)
     }
 }
@@ -50,6 +51,14 @@ impl Policy {
         let rules = bytes_hash(&proto::Policy::from(self.clone()).encode_to_vec());
         let key = self.key;
         (EntryKey::Policy(key.vni, key.identity), EntryHash::policy(key.vni, key.identity, rules))
+    }
+}
+
+impl NatGateway {
+    /// Hash of the NAT gateway: of its encoded message.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        let contents = bytes_hash(&proto::NatGateway::from(self.clone()).encode_to_vec());
+        (EntryKey::NatGateway(self.vni), EntryHash::nat_gateway(self.vni, contents))
     }
 }
 

@@ -140,6 +140,27 @@ pub struct PublicPrefix {
     pub vip: IpAddr,
 }
 
+/// Source NAT of a VPC: its instances without a public IPv4 address share these addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NatGateway {
+    /// The VPC's VNI. A VPC has at most one NAT gateway.
+    pub vni: Vni,
+    /// The public addresses, in ascending order, 1 to [`NAT_ADDRESSES_MAX`].
+    pub addresses: Vec<Ipv4Addr>,
+    /// The vIP of the cluster whose owner has all sessions. It may be of the other family.
+    pub vip: IpAddr,
+    /// Sessions that each instance may have at the same time, at least 1.
+    pub sessions: u32,
+    /// Port blocks that each instance may have, at least 1. Gateways have the number of ports of a block.
+    pub blocks: u8,
+    /// A packet from any address of the Internet to a port that an instance uses begins a session (endpoint-independent
+    /// filtering, RFC 4787 section 5).
+    pub any_remote: bool,
+}
+
+/// Most public addresses of a NAT gateway.
+pub const NAT_ADDRESSES_MAX: usize = 16;
+
 /// Identifies a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteKey {
@@ -341,6 +362,8 @@ pub struct Update {
     pub routes: Vec<Route>,
     /// Public addresses of VPCs. For gateways only.
     pub public_prefixes: Vec<PublicPrefix>,
+    /// NAT gateways of VPCs. For gateways only.
+    pub nat_gateways: Vec<NatGateway>,
     /// What the host's ports may send and receive. For hosts only.
     pub policies: Vec<Policy>,
     /// Instances of the host. For hosts only.
@@ -365,6 +388,8 @@ pub struct Update {
     pub removed_routes: Vec<RouteKey>,
     /// Public addresses to remove from `public_prefixes`: their [`PublicPrefix::outside`].
     pub removed_public_prefixes: Vec<IpNet>,
+    /// VNIs whose NAT gateways are to be removed from `nat_gateways`.
+    pub removed_nat_gateways: Vec<Vni>,
     /// Instances to remove from `ports`.
     pub removed_ports: Vec<InstanceId>,
     /// Direct paths to remove from `paths`.
@@ -386,6 +411,7 @@ impl Update {
             + self.endpoints.len()
             + self.routes.len()
             + self.public_prefixes.len()
+            + self.nat_gateways.len()
             + self.policies.len()
             + self.ports.len()
             + self.keys.len()
@@ -398,6 +424,7 @@ impl Update {
             + self.removed_endpoints.len()
             + self.removed_routes.len()
             + self.removed_public_prefixes.len()
+            + self.removed_nat_gateways.len()
             + self.removed_ports.len()
             + self.removed_paths.len()
     }

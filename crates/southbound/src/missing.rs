@@ -53,6 +53,7 @@ fn write(key: EntryKey) -> Option<Entry> {
         EntryKey::Policy(vni, identity) => Entry::Policy(PolicyKey { vni, identity }.into()),
         EntryKey::Delegated(vni, prefix) => Entry::Delegated(RouteKey { vni, prefix }.into()),
         EntryKey::PublicPrefix(prefix) => Entry::PublicPrefix(prefix.into()),
+        EntryKey::NatGateway(vni) => Entry::NatGateway(vni.get()),
         EntryKey::Interface(_) => return None,
     })
 }
@@ -75,6 +76,7 @@ fn read(entry: Option<Entry>) -> Result<EntryKey, Malformed> {
             RouteKey::try_from(key).map(|key| EntryKey::Delegated(key.vni, key.prefix))?
         }
         Entry::PublicPrefix(outside) => EntryKey::PublicPrefix(prefix(outside)?),
+        Entry::NatGateway(vni) => EntryKey::NatGateway(Vni::new(vni)?),
         Entry::Policy(key) => PolicyKey::try_from(key).map(|key| EntryKey::Policy(key.vni, key.identity))?,
     })
 }
@@ -125,6 +127,7 @@ mod tests {
             EntryKey::Policy(vni, 4),
             EntryKey::Delegated(vni, "10.0.0.0/28".parse().unwrap()),
             EntryKey::PublicPrefix("198.51.100.1/32".parse().unwrap()),
+            EntryKey::NatGateway(vni),
         ];
         for key in keys {
             missing.add(key, format!("no memory for {key}"));
@@ -135,7 +138,7 @@ mod tests {
     #[test]
     fn every_kind_of_entry_survives_the_message() {
         let message = proto::MissingEntries::from(all());
-        assert_eq!(message.entries.len(), 12);
+        assert_eq!(message.entries.len(), 13);
         assert_eq!(Missing::from(message), all());
     }
 
@@ -145,13 +148,13 @@ mod tests {
         let mut missing = all();
         missing.add(EntryKey::Interface(5), String::new());
         let message = proto::MissingEntries::from(missing);
-        assert!(message.others && message.entries.len() == 12);
+        assert!(message.others && message.entries.len() == 13);
 
         let mut message = proto::MissingEntries::from(all());
         message.entries[4].entry = Some(Entry::Vni(1 << 24));
         message.entries[5].entry = None;
         let missing = Missing::from(message);
-        assert!(missing.others && missing.entries.len() == 10);
+        assert!(missing.others && missing.entries.len() == 11);
 
         let mut many = Missing::default();
         for id in 0..MAX_MISSING as u32 + 1 {

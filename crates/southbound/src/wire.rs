@@ -2,8 +2,8 @@
 //! rest of an update is applied, and the omitted entries are reported.
 
 use crate::entries::{
-    Endpoint, EndpointKey, Group, Port, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope, Unconfirmed,
-    Update, Vip, Vrf,
+    Endpoint, EndpointKey, Group, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed, Update, Vip,
+    Vrf,
 };
 use crate::proto::{self, address::Family};
 pub(crate) use options::prefix;
@@ -75,6 +75,9 @@ pub enum Malformed {
         /// Those of the VPC.
         inside: IpNet,
     },
+    /// The addresses or limits of a NAT gateway are out of range.
+    #[error("the NAT gateway of VNI {0} has {1}")]
+    Nat(Vni, &'static str),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
@@ -84,6 +87,7 @@ mod cluster;
 mod options;
 mod paths;
 mod policies;
+mod public;
 
 type Result<T> = std::result::Result<T, Malformed>;
 
@@ -351,31 +355,6 @@ impl TryFrom<proto::Route> for Route {
     }
 }
 
-impl From<PublicPrefix> for proto::PublicPrefix {
-    fn from(public: PublicPrefix) -> Self {
-        Self {
-            outside: Some(public.outside.into()),
-            vni: public.vni.get(),
-            inside: Some(public.inside.into()),
-            vip: Some(public.vip.into()),
-        }
-    }
-}
-
-impl TryFrom<proto::PublicPrefix> for PublicPrefix {
-    type Error = Malformed;
-    fn try_from(public: proto::PublicPrefix) -> Result<Self> {
-        let outside = prefix(public.outside.ok_or(Malformed::NoAddress("public prefix"))?)?;
-        let inside = prefix(public.inside.ok_or(Malformed::NoAddress("public prefix's VPC addresses"))?)?;
-        if inside.addr().is_ipv4() != outside.addr().is_ipv4() || inside.prefix_len() != outside.prefix_len()
-        {
-            return Err(Malformed::Translation { outside, inside });
-        }
-        let vip = unicast("public prefix's vIP", address(public.vip, "public prefix's vIP")?)?;
-        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip })
-    }
-}
-
 impl From<Port> for proto::Port {
     fn from(port: Port) -> Self {
         Self {
@@ -526,6 +505,8 @@ impl Update {
             removed_paths: read_all(message.removed_paths, b, TryInto::try_into),
             public_prefixes: read_all(message.public_prefixes, b, TryInto::try_into),
             removed_public_prefixes: read_all(message.removed_public_prefixes, b, prefix),
+            nat_gateways: read_all(message.nat_gateways, b, TryInto::try_into),
+            removed_nat_gateways: read_all(message.removed_nat_gateways, b, |vni| Ok(Vni::new(vni)?)),
         };
         (update, bad)
     }
@@ -567,6 +548,8 @@ impl From<Update> for proto::NodeUpdate {
             removed_paths: all(update.removed_paths),
             public_prefixes: all(update.public_prefixes),
             removed_public_prefixes: all(update.removed_public_prefixes),
+            nat_gateways: all(update.nat_gateways),
+            removed_nat_gateways: update.removed_nat_gateways.into_iter().map(Vni::get).collect(),
             ending_sessions: None,
         }
     }

@@ -1,7 +1,8 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{
-    AddressPair, ELEPHANT_NEVER, Path, PathKey, Policy, PolicyKey, SecurityRule, Vtep, VtepRole,
+    AddressPair, ELEPHANT_NEVER, NatGateway, Path, PathKey, Policy, PolicyKey, PublicPrefix, SecurityRule,
+    Vtep, VtepRole,
 };
 use sluice_types::{
     AddressFamily, ClusterId, Direction, GatewayId, PortRange, Protocol, Remote, RuleMatch, Secret,
@@ -149,6 +150,35 @@ fn public_addresses_have_one_address_each() {
     assert!(message(|public| public.outside.as_mut().unwrap().length = 8).is_err());
 }
 
+fn nat_gateway() -> NatGateway {
+    NatGateway {
+        vni: vni(5),
+        addresses: vec!["198.51.100.8".parse().unwrap(), "198.51.100.9".parse().unwrap()],
+        vip: "fd00::9".parse().unwrap(),
+        sessions: 10_000,
+        blocks: 16,
+        any_remote: true,
+    }
+}
+
+/// Catches: limits that would let no packet pass, or that the tables cannot hold.
+#[test]
+fn nat_gateways_have_addresses_and_limits() {
+    let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
+        |update| update.nat_gateways[0].addresses.clear(),
+        |update| update.nat_gateways[0].addresses = (1..=17).map(|low| 0xc633_6400 + low).collect(),
+        |update| update.nat_gateways[0].addresses.reverse(),
+        |update| update.nat_gateways[0].addresses[1] = 0xc633_6408,
+        |update| update.nat_gateways[0].addresses[0] = 0,
+        |update| update.nat_gateways[0].sessions = 0,
+        |update| update.nat_gateways[0].blocks = 0,
+        |update| update.nat_gateways[0].blocks = 17,
+        |update| update.nat_gateways[0].vip = None,
+        |update| update.nat_gateways[0].vni = 0,
+    ];
+    reports_each(damage);
+}
+
 fn full_update() -> Update {
     let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
     let endpoint = Endpoint {
@@ -194,6 +224,8 @@ fn full_update() -> Update {
         ],
         public_prefixes: public_prefixes(),
         removed_public_prefixes: vec!["198.51.100.7/32".parse().unwrap()],
+        nat_gateways: vec![nat_gateway()],
+        removed_nat_gateways: vec![vni(6)],
         policies: policies(),
         ports: vec![Port {
             instance: InstanceId::new(4),

@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 4;
+pub const DIGEST_VERSION: u32 = 5;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -48,6 +48,8 @@ pub enum EntryKey {
     Delegated(Vni, IpNet),
     /// Public addresses of a VPC.
     PublicPrefix(IpNet),
+    /// The NAT gateway of a VPC.
+    NatGateway(Vni),
     /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
     /// no interfaces.
     Interface(u32),
@@ -71,6 +73,7 @@ enum Kind {
     Policy = 9,
     Delegated = 10,
     PublicPrefix = 11,
+    NatGateway = 12,
 }
 
 /// Where a route sends packets.
@@ -169,6 +172,12 @@ impl EntryHash {
         Self::new(Kind::PublicPrefix, vni.get(), outside.trunc().addr(), outside.prefix_len(), value)
     }
 
+    /// The NAT gateway of a VPC, and the [`bytes_hash`] of all that it has.
+    #[must_use]
+    pub fn nat_gateway(vni: Vni, contents: u64) -> Self {
+        Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, [contents, 0])
+    }
+
     /// A VRF without its routes: MTU and router addresses.
     #[must_use]
     pub fn vrf(vni: Vni, mtu: u16, router4: Option<Ipv4Addr>, router6: Option<Ipv6Addr>) -> Self {
@@ -226,7 +235,9 @@ impl EntryHash {
         let (vni, address) = match key {
             EntryKey::Endpoint(vni, address) | EntryKey::Port(vni, address) => (vni.get(), address),
             EntryKey::Route(vni, prefix) | EntryKey::Delegated(vni, prefix) => (vni.get(), prefix.addr()),
-            EntryKey::Vrf(vni) | EntryKey::Policy(vni, _) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
+            EntryKey::Vrf(vni) | EntryKey::Policy(vni, _) | EntryKey::NatGateway(vni) => {
+                (vni.get(), Ipv4Addr::UNSPECIFIED.into())
+            }
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
             EntryKey::PublicPrefix(prefix) => (0, prefix.addr()),
             EntryKey::Group(number) | EntryKey::Interface(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
@@ -243,6 +254,7 @@ impl EntryHash {
             EntryKey::Policy(..) => Kind::Policy,
             EntryKey::Delegated(..) => Kind::Delegated,
             EntryKey::PublicPrefix(_) => Kind::PublicPrefix,
+            EntryKey::NatGateway(_) => Kind::NatGateway,
         };
         let identity = if let EntryKey::Policy(_, identity) = key { identity.into() } else { u64::MAX };
         Self::new(kind, vni, address, 0, [identity, u64::MAX])
@@ -261,6 +273,7 @@ impl fmt::Display for EntryKey {
             Self::Endpoint(vni, address) => write!(f, "endpoint {address} of VNI {vni}"),
             Self::Route(vni, prefix) => write!(f, "route {prefix} of VNI {vni}"),
             Self::Delegated(vni, prefix) => write!(f, "delegated prefix {prefix} of VNI {vni}"),
+            Self::NatGateway(vni) => write!(f, "NAT gateway of VNI {vni}"),
             Self::PublicPrefix(prefix) => write!(f, "public prefix {prefix}"),
             Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
             Self::Vtep(address) => write!(f, "VTEP {address}"),
@@ -358,6 +371,10 @@ mod tests {
             public("198.51.100.1/32", 8, "10.0.0.1/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.2/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.2"),
+            EntryHash::nat_gateway(vni(7), 1),
+            EntryHash::nat_gateway(vni(7), 2),
+            EntryHash::nat_gateway(vni(8), 1),
+            EntryHash::unreadable(EntryKey::NatGateway(vni(7))),
             EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 2),

@@ -26,6 +26,8 @@ pub struct Entries {
     pub all_routes: bool,
     /// Public prefixes.
     pub public_prefixes: Vec<IpNet>,
+    /// The NAT gateway of the first VPC.
+    pub nat_gateway: bool,
     /// Underlay addresses: of a host, a gateway, or a cluster.
     pub underlay: Vec<IpAddr>,
     /// Groups of vIPs.
@@ -64,6 +66,7 @@ impl Entries {
             }
             EntryKey::Delegated(vni, prefix) => self.routes.contains(prefix) && is_first(*vni),
             EntryKey::PublicPrefix(outside) => self.public_prefixes.contains(outside),
+            EntryKey::NatGateway(vni) => self.nat_gateway && is_first(*vni),
             EntryKey::Interface(_) => false,
         }
     }

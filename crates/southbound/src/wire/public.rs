@@ -1,0 +1,71 @@
+//! Converts what VPCs have on the Internet side: public prefixes and NAT gateways.
+
+use super::{Malformed, Result, address, prefix, unicast};
+use crate::entries::{NAT_ADDRESSES_MAX, NatGateway, PublicPrefix};
+use crate::proto;
+use sluice_types::Vni;
+use std::net::{IpAddr, Ipv4Addr};
+
+/// Most port blocks of an instance.
+const BLOCKS_MAX: u32 = 16;
+
+impl From<PublicPrefix> for proto::PublicPrefix {
+    fn from(public: PublicPrefix) -> Self {
+        Self {
+            outside: Some(public.outside.into()),
+            vni: public.vni.get(),
+            inside: Some(public.inside.into()),
+            vip: Some(public.vip.into()),
+        }
+    }
+}
+
+impl TryFrom<proto::PublicPrefix> for PublicPrefix {
+    type Error = Malformed;
+    fn try_from(public: proto::PublicPrefix) -> Result<Self> {
+        let outside = prefix(public.outside.ok_or(Malformed::NoAddress("public prefix"))?)?;
+        let inside = prefix(public.inside.ok_or(Malformed::NoAddress("public prefix's VPC addresses"))?)?;
+        if inside.addr().is_ipv4() != outside.addr().is_ipv4() || inside.prefix_len() != outside.prefix_len()
+        {
+            return Err(Malformed::Translation { outside, inside });
+        }
+        let vip = unicast("public prefix's vIP", address(public.vip, "public prefix's vIP")?)?;
+        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip })
+    }
+}
+
+impl From<NatGateway> for proto::NatGateway {
+    fn from(nat: NatGateway) -> Self {
+        Self {
+            vni: nat.vni.get(),
+            addresses: nat.addresses.into_iter().map(Into::into).collect(),
+            vip: Some(nat.vip.into()),
+            sessions: nat.sessions,
+            blocks: nat.blocks.into(),
+            any_remote: nat.any_remote,
+        }
+    }
+}
+
+impl TryFrom<proto::NatGateway> for NatGateway {
+    type Error = Malformed;
+    fn try_from(nat: proto::NatGateway) -> Result<Self> {
+        let vni = Vni::new(nat.vni)?;
+        let addresses: Vec<Ipv4Addr> = nat.addresses.into_iter().map(Into::into).collect();
+        for address in &addresses {
+            unicast("NAT gateway", IpAddr::V4(*address))?;
+        }
+        if !(1..=NAT_ADDRESSES_MAX).contains(&addresses.len()) {
+            return Err(Malformed::Nat(vni, "no addresses, or too many"));
+        }
+        if !addresses.is_sorted_by(|a, b| a < b) {
+            return Err(Malformed::Disorder("NAT gateway"));
+        }
+        if nat.sessions == 0 || !(1..=BLOCKS_MAX).contains(&nat.blocks) {
+            return Err(Malformed::Nat(vni, "a number of sessions or blocks that is out of range"));
+        }
+        let vip = unicast("NAT gateway's vIP", address(nat.vip, "NAT gateway's vIP")?)?;
+        let blocks = nat.blocks as u8;
+        Ok(Self { vni, addresses, vip, sessions: nat.sessions, blocks, any_remote: nat.any_remote })
+    }
+}
