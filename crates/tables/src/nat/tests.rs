@@ -1,5 +1,6 @@
 //! What packets get, refusals, rounds, and the memory that sessions need.
 
+mod addresses;
 mod killed;
 mod schedules;
 
