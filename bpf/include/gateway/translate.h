@@ -27,7 +27,7 @@
 #define TCP_OPTION_MSS_BYTES 4
 
 /* No change of a checksum has this value. */
-#define QUOTE_INVALID 0xffffffffffffffffull
+#define CHANGE_INVALID 0xffffffffffffffffull
 
 /* What is added to a sum when the words of one address become those of another. */
 static __always_inline __u64 address_change(const __u64 *before, const __u64 *after)
@@ -69,18 +69,20 @@ static __always_inline __u64 word_change(__u32 before, __u32 after)
 	return (__u64)(__u32)~before + after;
 }
 
-/* Writes the new ports of TCP and UDP. Adds to `change` by how much the sum changes. */
-static __always_inline enum drop_reason translate_ports(struct xdp_md *ctx, const struct packet *packet,
-							__u32 offset, __u64 *change)
+/* Writes the new ports of TCP and UDP. Returns the change of the sum, or CHANGE_INVALID. */
+__attribute__((noinline)) __u64 translate_ports(struct xdp_md *ctx, struct packet *packet, __u32 offset)
 {
-	__be32 before = bpf_htonl(packet->frame.transport), ports = before;
+	__be32 before, ports;
 
+	if (!packet)
+		return CHANGE_INVALID;
+	before = ports = bpf_htonl(packet->frame.transport);
 	if (packet->nat & PACKET_NAT_SOURCE)
 		ports = (ports & bpf_htonl(0xffff)) | bpf_htonl((__u32)packet->new_source_port << 16);
 	if (packet->nat & PACKET_NAT_DESTINATION)
 		ports = (ports & bpf_htonl(0xffff0000)) | bpf_htonl(packet->new_destination_port);
-	*change += word_change(before, ports);
-	return bpf_xdp_store_bytes(ctx, offset, &ports, sizeof(ports)) ? DROP_headroom : DROP_none;
+	return bpf_xdp_store_bytes(ctx, offset, &ports, sizeof(ports)) ? CHANGE_INVALID
+								       : word_change(before, ports);
 }
 
 /*
@@ -136,12 +138,16 @@ __attribute__((noinline)) __u64 clamp_mss(struct xdp_md *ctx, struct packet *pac
 	return 0;
 }
 
-static __always_inline enum drop_reason translate_tcp(struct xdp_md *ctx, struct packet *packet, __u32 offset,
-						      __u64 change)
+/* A function, so that translate() has less stack. */
+__attribute__((noinline)) enum drop_reason translate_tcp(struct xdp_md *ctx, struct packet *packet,
+							 __u32 offset, __u64 change)
 {
-	__u32 left = packet->frame.ip_bytes - (packet->frame.transport_at - ETH_HLEN), options;
 	struct tcp_header tcp;
+	__u32 left, options;
 
+	if (!packet)
+		return DROP_stale_index;
+	left = packet->frame.ip_bytes - (packet->frame.transport_at - ETH_HLEN);
 	if (bpf_xdp_load_bytes(ctx, offset, &tcp, sizeof(tcp)))
 		return DROP_inner_truncated;
 	options = (tcp.offset >> 4) * 4 - TCP_HEADER_BYTES;
@@ -251,7 +257,7 @@ static __always_inline __u64 translate_quoted_addresses(const struct packet *pac
 
 /*
  * Translates the IPv4 packet at `offset`, of which an ICMP error quotes `bytes`. Returns the change of the error's sum;
- * QUOTE_INVALID if the quote has no header.
+ * CHANGE_INVALID if the quote has no header.
  */
 __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct packet *packet, __u32 offset,
 						 __u32 bytes)
@@ -261,11 +267,11 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	__u32 header;
 
 	if (!packet || bytes < IPV4_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV4_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	ip = (struct ipv4_header *)packet->header;
 	header = (ip->version & 15) * 4;
 	if (ip->version >> 4 != 4 || header < IPV4_BYTES || header > bytes)
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	source[1] = bpf_ntohl(ip->source);
 	destination[1] = bpf_ntohl(ip->destination);
 	change = translate_quoted_addresses(packet, source, destination);
@@ -275,7 +281,7 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	ip->checksum = checksum_after(ip->checksum, change);
 	sum += ip->checksum;
 	if (bpf_xdp_store_bytes(ctx, offset, packet->header, IPV4_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	if (ip->fragment & bpf_htons(IPV4_OFFSET))
 		return sum;
 	/* The addresses are not in the checksum of ICMP. */
@@ -298,17 +304,17 @@ __attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct pack
 	struct ipv6_header *ip;
 
 	if (!packet || bytes < IPV6_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV6_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	ip = (struct ipv6_header *)packet->header;
 	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION)
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	load_halves(source, ip->source);
 	load_halves(destination, ip->destination);
 	change = translate_quoted_addresses(packet, source, destination);
 	store_halves(ip->source, source);
 	store_halves(ip->destination, destination);
 	if (bpf_xdp_store_bytes(ctx, offset, packet->header, IPV6_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	return change +
 	       translate_quoted_transport(ctx, offset + IPV6_BYTES, bytes - IPV6_BYTES, ip->next, change);
 }
@@ -337,7 +343,7 @@ static __always_inline enum drop_reason translate_icmp(struct xdp_md *ctx, struc
 
 		quote = ipv6 ? translate_quote6(ctx, packet, offset + ICMP_BYTES, bytes)
 			     : translate_quote4(ctx, packet, offset + ICMP_BYTES, bytes);
-		if (quote == QUOTE_INVALID)
+		if (quote == CHANGE_INVALID)
 			return DROP_inner_truncated;
 	} else if (!ipv6) {
 		if (!has_new_port(packet))
@@ -390,9 +396,13 @@ __attribute__((noinline)) enum drop_reason translate(struct xdp_md *ctx, struct 
 		return DROP_headroom;
 	if (packet->frame.flags & FRAME_LATER)
 		return DROP_none;
-	if (has_new_port(packet) && packet->frame.protocol != IPPROTO_ICMP &&
-	    translate_ports(ctx, packet, offset, &change))
-		return DROP_headroom;
+	if (has_new_port(packet) && packet->frame.protocol != IPPROTO_ICMP) {
+		__u64 ports = translate_ports(ctx, packet, offset);
+
+		if (ports == CHANGE_INVALID)
+			return DROP_headroom;
+		change += ports;
+	}
 	switch (packet->frame.protocol) {
 	case IPPROTO_TCP:
 		return translate_tcp(ctx, packet, offset, change);
