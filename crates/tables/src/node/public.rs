@@ -310,13 +310,13 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_public_prefix(&mut self, outside: IpNet) -> Result<bool, Error> {
-        let Some(cell) = self.public_cell_of(outside) else { return Ok(false) };
-        if NatLink::from_cell(self.memory(), cell).is_some() {
+        let outside = outside.trunc();
+        if self.link_at(outside).is_some() {
             return Ok(false);
         }
+        let Some(cell) = self.public_cell_of(outside) else { return Ok(false) };
         // In damaged memory it may be another prefix's cell.
-        let known =
-            PublicPrefix::from_cell(self.memory(), cell).filter(|known| known.outside == outside.trunc());
+        let known = PublicPrefix::from_cell(self.memory(), cell).filter(|known| known.outside == outside);
         known.map_or(Ok(()), |known| self.take_source(&known, cell))?;
         let (family, prefix) = Prefix::from_net(outside);
         PublicRoutes::outside(self.outside, family).take(&mut self.pool, prefix)?;
@@ -490,7 +490,7 @@ impl NodeTables {
     pub(super) fn link_all_sources(&mut self) -> Result<(), Error> {
         let all: Vec<(IpNet, u32)> = self.outside_cells().collect();
         for (outside, cell) in all {
-            if NatLink::from_cell(self.memory(), cell).is_some() {
+            if self.link_at(outside).is_some() {
                 continue;
             }
             let known = PublicPrefix::from_cell(self.memory(), cell).filter(|it| it.outside == outside);
