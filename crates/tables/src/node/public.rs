@@ -355,6 +355,12 @@ impl NodeTables {
         (known.outside == outside.trunc()).then_some(known)
     }
 
+    /// The vIP whose owner answers for exactly these outside addresses, which a public prefix or NAT gateway has.
+    pub fn public_vip(&self, outside: IpNet) -> Option<IpAddr> {
+        let of_nat = || self.link_at(outside).map(|(_, link)| link.vip);
+        self.public_prefix(outside).map(|public| public.vip).or_else(of_nat)
+    }
+
     /// Number of public prefixes, and of addresses of NAT gateways.
     pub(super) fn public_prefix_count(&self) -> u64 {
         let count = |family| u64::from(PublicRoutes::outside(self.outside, family).count(self.memory()));
