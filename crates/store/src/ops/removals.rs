@@ -29,7 +29,7 @@ pub(super) enum Hold {
     Underlay(IpAddr),
     /// Of a set of security groups.
     Identity(VpcId, u16),
-    /// Of an EIP.
+    /// Of an EIP or a NAT gateway.
     Public(IpNet),
 }
 
