@@ -398,7 +398,12 @@ impl State {
         let clusters = gateway.clusters().filter_map(|id| self.clusters.get(&id));
         let mut update = Update {
             vips: clusters.flat_map(|cluster| vips_of(&cluster.cluster)).collect(),
-            vteps: self.hosts.values().map(vtep_of).collect(),
+            vteps: self
+                .hosts
+                .values()
+                .map(vtep_of)
+                .chain(self.gateway_vteps_of(gateway.clusters()))
+                .collect(),
             keys: vec![keys_of(cluster)],
             cluster: Some(vip_plan(cluster)),
             ..Update::default()

@@ -23,8 +23,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey,
-    Scope, Update, Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route,
+    RouteKey, Scope, Update, Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -50,6 +50,7 @@ struct NodeTables {
     plan: Option<ClusterPlan>,
     paths: BTreeMap<PathKey, Path>,
     public: BTreeMap<IpNet, PublicPrefix>,
+    nat: BTreeMap<Vni, NatGateway>,
 }
 
 impl NodeTables {
@@ -72,7 +73,9 @@ impl NodeTables {
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
         self.public.retain(|outside, _| !update.removed_public_prefixes.contains(outside));
+        self.nat.retain(|vni, _| !update.removed_nat_gateways.contains(vni));
         self.add_public(&update.public_prefixes);
+        self.add_nat(update.nat_gateways);
         self.policies.extend(update.policies.into_iter().map(|policy| (policy.key, policy)));
         for port in update.ports {
             let key = PolicyKey { vni: port.vni, identity: port.identity };
@@ -547,7 +550,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
     let totals = random_histories(Model::Zeta, (0..KINDS).collect());
-    assert!(totals.public > 24 * 2, "{totals:?}");
+    assert!(totals.public > 24 * 2 && totals.nat > 24, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -564,6 +567,8 @@ struct Totals {
     paths: usize,
     /// Public addresses that gateways had.
     public: usize,
+    /// NAT gateways that gateways had.
+    nat: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -588,6 +593,7 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                         let tables = || world.nodes.values().map(|node| &node.tables);
                         sum.paths += tables().map(|tables| tables.paths.len()).sum::<usize>();
                         sum.public += tables().map(|tables| tables.public.len()).sum::<usize>();
+                        sum.nat += tables().map(|tables| tables.nat.len()).sum::<usize>();
                     }
                 }
                 world.check().await;
