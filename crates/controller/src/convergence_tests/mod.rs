@@ -305,6 +305,7 @@ impl World {
             assert_eq!(follower.view, fresh.view, "{node:?}");
             if let NodeId::Gateway(gateway) = node {
                 internet::check_public(&self.store, *gateway, &follower.tables).await;
+                gateway_moves::check_vteps(&self.store, *gateway, &follower.tables).await;
             }
             if let NodeId::Host(host) = node {
                 let expected = security::expected_policies(&self.store, *host).await;
@@ -384,7 +385,6 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
 
     let gateway = world.gateway(g2);
     let group = cluster.get() as u32;
-    assert_eq!(gateway.vteps, [(ip("192.0.2.21"), VtepRole::Host)].into());
     let plan = gateway.plan.as_ref().unwrap();
     assert_eq!(world.gateway(g1).plan, gateway.plan);
     assert_eq!(plan.members.iter().map(|member| member.gateway).collect::<Vec<_>>(), [g1, g2]);
@@ -414,6 +414,7 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     let role = VtepRole::Gateway { cluster: group };
     let gateways = ["192.0.2.1", "192.0.2.2", "fd00::1", "fd00::2"].map(|vtep| (ip(vtep), role));
     assert_eq!(tables.vteps, gateways.into_iter().chain([(ip("192.0.2.21"), VtepRole::Host)]).collect());
+    assert_eq!(gateway.vteps, tables.vteps, "there is no other cluster");
     assert_eq!(tables.groups[&group].vips, [vips[0], vips[2]]);
     assert_eq!(tables.vrfs.keys().copied().collect::<Vec<_>>(), [a.vni]);
     assert_eq!(tables.vrfs[&a.vni].group, Some(group));
@@ -434,7 +435,9 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     );
     assert!(world.host(host).vrfs.is_empty() && world.host(host).ports.is_empty());
     assert!(world.host(host).keys.is_empty(), "no network of the host is on the cluster");
-    assert!(!world.host(host).vteps.contains_key(&ip("192.0.2.2")));
+    for tables in [world.host(host), world.gateway(g1)] {
+        assert!(!tables.vteps.contains_key(&ip("192.0.2.2")));
+    }
 }
 
 #[tokio::test]
