@@ -202,7 +202,7 @@ pub struct PublicPrefix {
 pub struct NatGateway {
     /// VNI of the VPC, which has at most one NAT gateway. Its VRF must be in the tables before.
     pub vni: Vni,
-    /// In ascending order, 1 to 16. No other NAT gateway and no public prefix has one of them.
+    /// In ascending order, 1 to 16, with different numbers. No other NAT gateway and no public prefix has one of them.
     pub addresses: Vec<NatAddress>,
     /// The vIP of the gateway that has the sessions, and that answers ARP for the addresses. It must be in the tables before,
     /// and may be of the other family.

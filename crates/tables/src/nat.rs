@@ -337,16 +337,15 @@ impl Nat {
         self.sessions.remove(flow, now)
     }
 
-    /// Ends all sessions and blocks that inside addresses of a VPC have when this is called: those of one address, or of all. The
-    /// next VM with this address inherits nothing. Packets of it that come meanwhile may claim other blocks. The blocks are free
-    /// after the next complete round of the sweep. Returns their number.
+    /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
+    /// those of a VM or of a VPC that is removed, so that the next one with its address or VNI inherits nothing. Packets that come
+    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number.
     ///
     /// # Errors
     /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
-    pub fn end(&mut self, vni: Vni, inside: Option<Ipv4Addr>) -> Result<u64, Error> {
+    pub fn end(&mut self, ends: impl Fn(&NatBlock) -> bool) -> Result<u64, Error> {
         // The blocks that packets are claiming are complete then.
         self.sessions.wait_for_packets()?;
-        let ends = |block: &NatBlock| block.vni == vni && inside.is_none_or(|inside| block.inside == inside);
         let mut blocks = 0;
         for id in self.tables.all_blocks() {
             if self.tables.block(id, self.tables.word(id)).is_some_and(|block| ends(&block)) {
@@ -355,21 +354,16 @@ impl Nat {
             }
         }
         let waited = self.sessions.wait_for_packets();
-        self.end_sessions(waited, |shown| shown.session.flow.scope == vni.get()).map(|()| blocks)
+        self.end_sessions(waited).map(|()| blocks)
     }
 
-    /// Ends those of these sessions whose block has no owner, after the result of the grace period since the blocks were closed,
-    /// after which no session begins in them.
-    fn end_sessions(
-        &mut self,
-        waited: Result<(), Error>,
-        is_of: impl Fn(&Translation) -> bool,
-    ) -> Result<(), Error> {
+    /// Ends sessions whose block has no owner, after the result of the grace period since blocks were closed, after which no session
+    /// begins in these.
+    fn end_sessions(&mut self, waited: Result<(), Error>) -> Result<(), Error> {
         let tables = &self.tables;
         let ends = |session: &Session| {
-            let shown = Translation::from(*session);
-            let block = tables.block_of(shown.number, shown.outside.port());
-            is_of(&shown) && block.is_none_or(|id| !tables.word(id).has_owner())
+            let Translation { number, outside, .. } = Translation::from(*session);
+            tables.block_of(number, outside.port()).is_none_or(|id| !tables.word(id).has_owner())
         };
         let buckets = 0..self.sessions.buckets(Family::Ipv4);
         let reviewed = self

@@ -7,7 +7,6 @@ use sluice_tables::sessions::{Flow, Region, Timeouts};
 use sluice_tables::{Error, Immediate};
 use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
-use sluice_types::Vni;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -565,12 +564,10 @@ impl Model<'_> {
 
     fn end(&mut self, nat: &mut Nat, vm: u32, is_vpc: bool) {
         let ended = inside(vm, UDP, 0);
-        let vni = Vni::new(ended.vni).unwrap();
-        nat.end(vni, (!is_vpc).then_some(*ended.end.ip())).unwrap();
-        let ends =
-            move |inside: &Inside| inside.vni == ended.vni && (is_vpc || inside.end.ip() == ended.end.ip());
-        self.end_sessions(|key, _| ends(&key.0));
-        self.holders.retain(|_, (inside, _)| !ends(inside));
+        let ends = |vni: u32, ip: Ipv4Addr| vni == ended.vni && (is_vpc || ip == *ended.end.ip());
+        nat.end(|block| ends(block.vni.get(), block.inside)).unwrap();
+        self.end_sessions(|key, _| ends(key.0.vni, *key.0.end.ip()));
+        self.holders.retain(|_, (inside, _)| !ends(inside.vni, *inside.end.ip()));
         self.is_mid_round = true;
     }
 }

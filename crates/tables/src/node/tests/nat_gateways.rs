@@ -126,6 +126,8 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
     tables.upsert_nat_gateway(&first).unwrap();
     tables.upsert_public_prefix(&public("198.51.101.5/32", 6, "10.0.0.2/32")).unwrap();
     let usage = tables.usage();
+    let mut equal = nat(6, &[3, 4]);
+    equal.addresses[1].number = equal.addresses[0].number;
     let all: Vec<u8> = (1..18).collect();
     for (nat, expected) in [
         (
@@ -143,6 +145,7 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
         (nat(6, &all), "1 to 16 addresses are possible, not 17"),
         (nat(6, &[4, 3]), "not in ascending order"),
         (nat(6, &[3, 3]), "not in ascending order"),
+        (equal, "two of its addresses have the same number"),
         (NatGateway { sessions: 0, ..nat(6, &[3]) }, "not 0 and 4"),
         (NatGateway { blocks: 0, ..nat(6, &[3]) }, "not 1000 and 0"),
         (NatGateway { blocks: 17, ..nat(6, &[3]) }, "not 1000 and 17"),
