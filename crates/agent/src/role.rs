@@ -115,7 +115,7 @@ pub trait Role: Send + 'static {
 
     /// The number by which packets know a public address of a NAT gateway ([`sluice_tables::nat::Nat::assign`]). It stays the same
     /// until [`Role::remove_unused`] finds the address in no NAT gateway of the tables. A gateway without NAT tables, which
-    /// translates nothing itself, gives the same number to all addresses.
+    /// translates nothing itself, gives numbers without a meaning.
     ///
     /// # Errors
     /// [`sluice_tables::Error::NoNatNumber`]: the entry is tried again later. [`sluice_tables::Error::Invalid`]: nodes of this role
