@@ -616,9 +616,20 @@ NAT_FUNCTION int nat_query(struct nat_packet *packet, int is_outgoing)
 	return 0;
 }
 
+/* The second word of a session's action, without NAT_OF_REMOTE. */
 static __always_inline __u32 nat_action(const struct nat_packet *packet)
 {
-	return packet->address << 16 | packet->outside_port;
+	return packet->address << NAT_ADDRESS_SHIFT | packet->outside_port;
+}
+
+/* Sets the outside endpoint to that of a session. */
+static __always_inline void nat_set_translation(struct nat_packet *packet, const struct session_data *data)
+{
+	__u32 action = READ_ONCE(data->action[1]);
+
+	packet->outside = READ_ONCE(data->action[0]);
+	packet->address = action >> NAT_ADDRESS_SHIFT & NAT_ADDRESS_MASK;
+	packet->outside_port = action;
 }
 
 /* Counts the packet of a session that was found. NAT_MISS: the session has ended. */
@@ -635,16 +646,16 @@ NAT_FUNCTION int nat_touch(struct nat_packet *packet)
 }
 
 /* Begins a session with this packet. Its port is stamped. */
-NAT_FUNCTION int nat_begin(struct nat_packet *packet)
+NAT_FUNCTION int nat_begin(struct nat_packet *packet, __u32 of_remote)
 {
 	const struct session_data *data;
 	struct nat_group *group;
 	enum session_answer answer;
-	__u32 slot, action;
+	__u32 slot;
 
 	if (!packet)
 		return NAT_FULL;
-	answer = create_session4(&packet->query, packet->outside, nat_action(packet), packet->now,
+	answer = create_session4(&packet->query, packet->outside, nat_action(packet) | of_remote, packet->now,
 				 &packet->hit);
 	group = nat_block_of(packet, &slot);
 	if (packet->hit.published && group)
@@ -657,10 +668,7 @@ NAT_FUNCTION int nat_begin(struct nat_packet *packet)
 	data = session_data_at(4, &packet->hit);
 	if (!data)
 		return NAT_FULL;
-	packet->outside = READ_ONCE(data->action[0]);
-	action = READ_ONCE(data->action[1]);
-	packet->address = action >> 16;
-	packet->outside_port = action;
+	nat_set_translation(packet, data);
 	return nat_touch(packet) == NAT_TRANSLATED ? NAT_TRANSLATED : NAT_BUSY;
 }
 
@@ -692,15 +700,13 @@ static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
 		data = session_data_at(4, &packet->hit);
 		if (!data)
 			return NAT_FULL;
-		packet->outside = READ_ONCE(data->action[0]);
-		packet->address = READ_ONCE(data->action[1]) >> 16;
-		packet->outside_port = READ_ONCE(data->action[1]);
+		nat_set_translation(packet, data);
 		return NAT_TRANSLATED;
 	}
 	if (!nat_begins(packet))
 		return NAT_NO_SESSION;
 	answer = nat_map(packet);
-	return answer == NAT_TRANSLATED ? nat_begin(packet) : answer;
+	return answer == NAT_TRANSLATED ? nat_begin(packet, 0) : answer;
 }
 
 /* Begins a session with a packet from the Internet that has none, if that is permitted. */
@@ -722,7 +728,7 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 		return NAT_SESSIONS;
 	if (!nat_stamp(nat_port_base(packet, packet->address) + packet->outside_port, packet->inside_port))
 		return NAT_BUSY;
-	answer = nat_begin(packet);
+	answer = nat_begin(packet, NAT_OF_REMOTE);
 	/* Another packet's session may have another outside endpoint. */
 	return nat_action(packet) == action ? answer : NAT_MISS;
 }
@@ -743,7 +749,7 @@ static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
 	if (find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT) {
 		data = session_data_at(4, &packet->hit);
 		/* The port may have another inside endpoint than when the session began. */
-		if (!data || READ_ONCE(data->action[1]) != nat_action(packet))
+		if (!data || (READ_ONCE(data->action[1]) & ~NAT_OF_REMOTE) != nat_action(packet))
 			return NAT_MISS;
 		if (nat_touch(packet) == NAT_TRANSLATED)
 			return NAT_TRANSLATED;

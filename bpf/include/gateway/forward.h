@@ -152,8 +152,8 @@ static __always_inline enum drop_reason find_path(struct xdp_md *ctx, struct pac
 {
 	enum drop_reason reason;
 
-	path->hop = next_hop_at(packet->next_hop,
-				packet->nat & PACKET_TO_OWNER ? NEXT_HOP_VIP : NEXT_HOP_VTEP);
+	path->hop =
+		next_hop_at(packet->next_hop, packet->nat & PACKET_TO_OWNER ? NEXT_HOP_VIP : NEXT_HOP_VTEP);
 	if (!path->hop || !node)
 		return DROP_stale_index;
 	path->ipv6 = READ_ONCE(path->hop->flags) & NEXT_HOP_IPV6;

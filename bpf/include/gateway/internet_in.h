@@ -235,8 +235,7 @@ static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packe
 	coarse_now(packet);
 	if (!(public->flags & PUBLIC_NAT))
 		return FOR_VPC;
-	return is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION
-						    : drop(packet->vni, DROP_not_owner);
+	return is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION : drop(packet->vni, DROP_not_owner);
 }
 
 /* Whether the packet may be neighbor discovery, which is never routed (RFC 4861 section 7.1). */

@@ -273,8 +273,8 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 		return packet->verdict;
 	/* The way back to the sender is known only if it has sent the packet here. */
 	return packet->error_type && !(packet->nat & PACKET_FROM_GATEWAY)
-		       ? drop_with_error(ctx, packet, reason)
-		       : drop(packet->vni, reason);
+		     ? drop_with_error(ctx, packet, reason)
+		     : drop(packet->vni, reason);
 }
 
 #endif

@@ -132,7 +132,7 @@ __attribute__((noinline)) enum drop_reason read_nat_flow(struct xdp_md *ctx, str
 	case IPPROTO_TCP:
 		offset += __builtin_offsetof(struct tcp_header, flags);
 		return bpf_xdp_load_bytes(ctx, offset, &flow->tcp_flags, 1) ? DROP_inner_truncated
-									   : DROP_none;
+									    : DROP_none;
 	case IPPROTO_UDP:
 		return DROP_none;
 	case IPPROTO_ICMP:

@@ -168,8 +168,7 @@ __attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet 
 	packet->new_destination[0] = 0;
 	reason = read_translated_flow(ctx, packet, at, &memory->flow);
 	if (!reason && packet->frame.flags & FRAME_LATER) {
-		packet->new_destination[1] =
-			find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni);
+		packet->new_destination[1] = find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni);
 		return packet->new_destination[1] ? 0 : drop(packet->vni, DROP_unknown_fragment);
 	}
 	if (!reason)

@@ -48,17 +48,17 @@ struct packet {
 	__u16 longest; /* longest IP packet that the ways there and back carry, of a translated packet; in bytes */
 	__u16 new_source_port; /* or identifier of ICMP: as the addresses, with PACKET_NAT_SOURCE; in host order */
 	__u16 new_destination_port; /* the same with PACKET_NAT_DESTINATION */
-	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
-	__u8 is_tunnel;	    /* VXLAN to this node */
-	__u8 error_type;    /* of the ICMP error that the sender gets; 0: none */
-	__u16 mtu;	    /* of the endpoint's VPC; 0: no limit */
-	__u16 udp_checksum; /* outer; as received */
-	__u8 ipv6;	    /* the underlay packet is IPv6 */
-	__u8 traffic_class; /* of the outer header */
-	__u8 routed;	    /* sent to the router's MAC address; otherwise bridged within the VPC */
-	__u8 endpoint_ipv6; /* `endpoint` is IPv6 */
-	__u8 to_internet;   /* the route has scope Internet */
-	__u8 nat;	    /* PACKET_* */
+	__u16 error_mtu;	    /* MTU that an ICMP error tells the sender */
+	__u8 is_tunnel;		    /* VXLAN to this node */
+	__u8 error_type;	    /* of the ICMP error that the sender gets; 0: none */
+	__u16 mtu;		    /* of the endpoint's VPC; 0: no limit */
+	__u16 udp_checksum;	    /* outer; as received */
+	__u8 ipv6;		    /* the underlay packet is IPv6 */
+	__u8 traffic_class;	    /* of the outer header */
+	__u8 routed;		    /* sent to the router's MAC address; otherwise bridged within the VPC */
+	__u8 endpoint_ipv6;	    /* `endpoint` is IPv6 */
+	__u8 to_internet;	    /* the route has scope Internet */
+	__u8 nat;		    /* PACKET_* */
 };
 
 /* packet.nat; classify() (cgw.h) clears it */

@@ -14,8 +14,8 @@
  *    So a mapping does not depend on the remote endpoint (RFC 4787 REQ-1), and nothing else is needed to find the inside
  *    endpoint of a packet from the Internet.
  *  - A session: a record of the session tables (session_layout.h) with the inside endpoint and the remote endpoint as its
- *    key, and the VNI as its scope. Its action is the outside endpoint. A packet from the Internet needs one, unless
- *    NAT_ANY_REMOTE is set.
+ *    key, and the VNI as its scope. Its action is the outside endpoint, and whether a remote endpoint began it. A packet from
+ *    the Internet needs one, unless NAT_ANY_REMOTE is set.
  *
  * Public addresses have numbers. The agent assigns a number to an address, and the pool of a VPC (struct nat_pool) has the numbers
  * of its addresses. An inside address has one public address of the pool, by a keyed hash (RFC 4787 REQ-2).
@@ -114,6 +114,11 @@
 
 /* nat_group.flags: no pool has the address any more. Its number is free when all its blocks are withheld. */
 #define NAT_DRAINING 0x1u
+
+/* action[1] of a session: the outside port in bits 0..15, the number of the public address, and who began the session */
+#define NAT_ADDRESS_SHIFT 16
+#define NAT_ADDRESS_MASK 0xfffu
+#define NAT_OF_REMOTE 0x80000000u
 
 #define NAT_POOL_ADDRESSES_MAX 16
 

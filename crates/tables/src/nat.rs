@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, nat_config};
 use crate::region::Region;
+use crate::seed::random_seed;
 use crate::sessions::{Family, Fate, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
 use memory::Tables;
 use sluice_types::Vni;
@@ -168,13 +169,34 @@ pub enum NatEvent {
     Returned(NatBlock, u32),
 }
 
-/// A session and how it is translated.
+/// A session and how it is translated. For ICMP, the inside and the outside port are identifiers, and the remote port is the type of
+/// the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// The session between the inside endpoint and the remote endpoint; its scope is the VNI.
     pub session: Session,
-    /// The outside endpoint. For ICMP, the port is the identifier.
+    /// The endpoint of the VM.
+    pub inside: SocketAddr,
+    /// The outside endpoint.
     pub outside: SocketAddrV4,
+    /// The remote endpoint.
+    pub remote: SocketAddr,
+    /// Whether a packet of the remote endpoint began the session.
+    pub is_of_remote: bool,
+    /// The number of the public address.
+    number: u32,
+}
+
+impl From<Session> for Translation {
+    fn from(session: Session) -> Self {
+        let ([address, action], flow) = (session.action, session.flow);
+        let is_of_remote = action & layout::NAT_OF_REMOTE != 0;
+        let (inside, remote) =
+            if is_of_remote { (flow.destination, flow.source) } else { (flow.source, flow.destination) };
+        let outside = SocketAddrV4::new(Ipv4Addr::from(address), action as u16);
+        let number = action >> layout::NAT_ADDRESS_SHIFT & layout::NAT_ADDRESS_MASK;
+        Self { session, inside, outside, remote, is_of_remote, number }
+    }
 }
 
 /// How much is used.
@@ -233,6 +255,26 @@ impl Nat {
         config.store32(offset_of!(nat_config, groups), tables.groups());
         config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
         Ok(Self { config, tables, sessions, progress: Progress::default() })
+    }
+
+    /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
+    /// timeouts from its next packet on.
+    ///
+    /// # Errors
+    /// As [`Nat::create`] and [`Nat::adopt`].
+    pub fn open(
+        regions: &NatRegions,
+        size: NatSize,
+        timeouts: &Timeouts,
+        now: u32,
+        grace: impl Grace + 'static,
+    ) -> Result<Self, Error> {
+        if !regions.is_laid_out() {
+            return Self::create(regions, size, random_seed()?, timeouts, now, grace);
+        }
+        let mut nat = Self::adopt(regions, size, now, grace)?;
+        nat.set_timeouts(timeouts)?;
+        Ok(nat)
     }
 
     /// Takes over tables that another agent left at any point of its work, while packets use them. Public addresses keep their
@@ -295,16 +337,15 @@ impl Nat {
         self.sessions.remove(flow, now)
     }
 
-    /// Ends all sessions and blocks that inside addresses of a VPC have when this is called: those of one address, or of all. The
-    /// next VM with this address inherits nothing. Packets of it that come meanwhile may claim other blocks. The blocks are free
-    /// after the next complete round of the sweep. Returns their number.
+    /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
+    /// those of a VM or of a VPC that is removed, so that the next one with its address or VNI inherits nothing. Packets that come
+    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number.
     ///
     /// # Errors
     /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
-    pub fn end(&mut self, vni: Vni, inside: Option<Ipv4Addr>) -> Result<u64, Error> {
+    pub fn end(&mut self, ends: impl Fn(&NatBlock) -> bool) -> Result<u64, Error> {
         // The blocks that packets are claiming are complete then.
         self.sessions.wait_for_packets()?;
-        let ends = |block: &NatBlock| block.vni == vni && inside.is_none_or(|inside| block.inside == inside);
         let mut blocks = 0;
         for id in self.tables.all_blocks() {
             if self.tables.block(id, self.tables.word(id)).is_some_and(|block| ends(&block)) {
@@ -313,20 +354,16 @@ impl Nat {
             }
         }
         let waited = self.sessions.wait_for_packets();
-        self.end_sessions(waited, |session| session.flow.scope == vni.get()).map(|()| blocks)
+        self.end_sessions(waited).map(|()| blocks)
     }
 
-    /// Ends those of these sessions whose block has no owner, after the result of the grace period since the blocks were closed,
-    /// after which no session begins in them.
-    fn end_sessions(
-        &mut self,
-        waited: Result<(), Error>,
-        is_of: impl Fn(&Session) -> bool,
-    ) -> Result<(), Error> {
+    /// Ends sessions whose block has no owner, after the result of the grace period since blocks were closed, after which no session
+    /// begins in these.
+    fn end_sessions(&mut self, waited: Result<(), Error>) -> Result<(), Error> {
         let tables = &self.tables;
         let ends = |session: &Session| {
-            let block = tables.block_of(session.action[1] >> 16, session.action[1] as u16);
-            is_of(session) && block.is_none_or(|id| !tables.word(id).has_owner())
+            let Translation { number, outside, .. } = Translation::from(*session);
+            tables.block_of(number, outside.port()).is_none_or(|id| !tables.word(id).has_owner())
         };
         let buckets = 0..self.sessions.buckets(Family::Ipv4);
         let reviewed = self
@@ -348,10 +385,7 @@ impl Nat {
 
     /// All sessions, including those that have expired and are not yet swept.
     pub fn translations(&self) -> impl Iterator<Item = Translation> + '_ {
-        self.sessions.reader().iter().map(|session| Translation {
-            session,
-            outside: SocketAddrV4::new(Ipv4Addr::from(session.action[0]), session.action[1] as u16),
-        })
+        self.sessions.reader().iter().map(Translation::from)
     }
 
     /// The blocks that inside addresses have. Those that change meanwhile may be included or not.
@@ -374,14 +408,6 @@ impl Nat {
             addresses,
             addresses_total: self.tables.addresses(),
         }
-    }
-}
-
-impl Translation {
-    /// The inside endpoint and the remote endpoint, seen from a VM with this address and port.
-    fn is_of(session: &Session, inside: (Ipv4Addr, u16)) -> bool {
-        let is_inside = |end: SocketAddr| end == SocketAddr::from((inside.0, inside.1));
-        is_inside(session.flow.source) || is_inside(session.flow.destination)
     }
 }
 

@@ -77,7 +77,7 @@ impl Nat {
         let number = u32::from(number);
         self.tables.set_draining(number, true);
         let waited = self.drain().and_then(|()| self.sessions.wait_for_packets());
-        self.end_sessions(waited, |session| session.action[1] >> 16 == number).map(|()| true)
+        self.end_sessions(waited).map(|()| true)
     }
 
     /// Takes the blocks of addresses that were released from packets and from their owners.

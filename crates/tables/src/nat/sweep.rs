@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::layout::{self, nat_config};
 use crate::sessions::{Fate, Session};
 use std::mem::offset_of;
+use std::net::SocketAddr;
 
 /// Result of a step of the sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,15 +95,15 @@ fn class_of(protocol: u8) -> Option<u32> {
 
 /// Stamps the port of a session. `None`: the port is not mapped to its VM.
 fn stamp(tables: &Tables, session: &Session, round: u32) -> Option<BlockId> {
-    let (address, port) = (session.action[1] >> 16, session.action[1] as u16);
-    let class = class_of(session.flow.protocol)?;
-    let id = tables.block_of(address, port)?;
+    let Translation { inside, outside, number, .. } = Translation::from(*session);
+    let (class, port) = (class_of(session.flow.protocol)?, outside.port());
+    let id = tables.block_of(number, port)?;
     let block = tables.block(id, tables.word(id))?;
     loop {
         let word = tables.port(id.group, class, port);
         if !word.is_settled()
             || block.vni.get() != session.flow.scope
-            || !Translation::is_of(session, (block.inside, word.inside_port()))
+            || inside != SocketAddr::from((block.inside, word.inside_port()))
         {
             return None;
         }

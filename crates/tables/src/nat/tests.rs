@@ -1,5 +1,6 @@
 //! What packets get, refusals, rounds, and the memory that sessions need.
 
+mod addresses;
 mod killed;
 mod schedules;
 
@@ -398,7 +399,7 @@ fn what_an_inside_address_or_a_vpc_has_ends() {
         nat.sweep(64, NOW, &mut drop).unwrap();
     }
     let vni = Vni::new(VNI).unwrap();
-    assert_eq!(nat.end(vni, Some(*vm(7).ip())), Ok(1));
+    assert_eq!(nat.end(|block| block.vni == vni && block.inside == *vm(7).ip()), Ok(1));
     assert_eq!(remain(&nat), (2, 2));
     // Also with another remote endpoint.
     for packet in [one, nat_test { remote_port: 99, ..one }] {
@@ -407,14 +408,14 @@ fn what_an_inside_address_or_a_vpc_has_ends() {
     for packet in [&other, &elsewhere] {
         assert_eq!(tables.back(packet, 0, NOW).answer, testing::NAT_TRANSLATED);
     }
-    assert_eq!(nat.end(vni, None), Ok(1));
+    assert_eq!(nat.end(|block| block.vni == vni), Ok(1));
     assert_eq!((remain(&nat), tables.back(&other, 0, NOW).answer), ((1, 1), testing::NAT_MISS));
     let (_, first) = round(&mut nat, NOW);
     let (_, second) = round(&mut nat, NOW);
     let returned = |event: &&NatEvent| matches!(event, NatEvent::Returned(block, NOW) if block.vni == vni);
     assert_eq!([first, second].concat().iter().filter(returned).count(), 2);
     assert_eq!(tables.back(&elsewhere, 0, NOW).answer, testing::NAT_TRANSLATED);
-    assert_eq!(nat.end(Vni::new(VNI + 1).unwrap(), None), Ok(1));
+    assert_eq!(nat.end(|block| block.vni.get() == VNI + 1), Ok(1));
     round(&mut nat, NOW);
     assert!(tables.is_empty());
 }

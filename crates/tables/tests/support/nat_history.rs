@@ -7,7 +7,6 @@ use sluice_tables::sessions::{Flow, Region, Timeouts};
 use sluice_tables::{Error, Immediate};
 use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
-use sluice_types::Vni;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -120,6 +119,7 @@ struct ModelSession {
     outside: SocketAddrV4,
     expires_at: u32,
     is_reset: bool,
+    is_of_remote: bool,
     /// When its mapping was made: the number of changes of the VPC's pool.
     version: u32,
 }
@@ -225,8 +225,16 @@ impl Model<'_> {
         true
     }
 
-    /// A session begins, by a packet with a limit of sessions.
-    fn begin(&mut self, key: Key, outside: SocketAddrV4, version: u32, (flags, limit): (u8, u32)) {
+    /// A session begins, by a packet with a limit of sessions. `holder_version` is that of the mapping, if a remote endpoint
+    /// begins it.
+    fn begin(
+        &mut self,
+        key: Key,
+        outside: SocketAddrV4,
+        holder_version: Option<u32>,
+        (flags, limit): (u8, u32),
+    ) {
+        let version = holder_version.unwrap_or(self.pools[vpc_of(key.0.vni)].changes);
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
         let is_reset = key.0.protocol == TCP && flags & tcp::RST != 0;
         self.check_mapping(&key, outside, version);
@@ -234,7 +242,10 @@ impl Model<'_> {
         let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
         assert!(live < limit || !is_limited, "{live} sessions of {key:?} are not limited");
         self.turn_over(&key.0, outside);
-        self.sessions.insert(key, ModelSession { outside, expires_at, is_reset, version });
+        self.sessions.insert(
+            key,
+            ModelSession { outside, expires_at, is_reset, is_of_remote: holder_version.is_some(), version },
+        );
         self.holders.insert((key.0.protocol, outside), (key.0, version));
     }
 
@@ -280,7 +291,7 @@ impl Model<'_> {
         }
         let (limits, pool) = (self.world.limits, &self.pools[vpc_of(key.0.vni)]);
         if asked.answer == testing::NAT_BEGUN {
-            self.begin(key, outside, pool.changes, (asked.tcp_flags, limits.sessions_limit));
+            self.begin(key, outside, None, (asked.tcp_flags, limits.sessions_limit));
             return;
         }
         if pool.addresses.is_empty() {
@@ -345,7 +356,7 @@ impl Model<'_> {
                 // Also if all sessions of the mapping have ended, and its port was not freed yet.
                 let holder = self.holders.get(&(protocol, outside)).copied();
                 assert_eq!((begins, holder.map(|held| held.0)), (true, Some(answered)), "{asked:?}");
-                let version = holder.unwrap().1;
+                let version = holder.map(|held| held.1);
                 self.begin((answered, remote), outside, version, (asked.tcp_flags, limit));
             }
             other => panic!("answer {other}: {asked:?}"),
@@ -358,16 +369,16 @@ impl Model<'_> {
             .translations()
             .filter(|shown| shown.session.expires_at.wrapping_sub(self.now).cast_signed() > 0)
             .map(|shown| {
-                let Flow { scope, protocol, source, destination } = shown.session.flow;
-                // VMs have lower addresses than remote endpoints.
-                ((scope, protocol, source.min(destination), source.max(destination)), shown.outside)
+                let Flow { scope, protocol, .. } = shown.session.flow;
+                ((scope, protocol, shown.inside, shown.remote), (shown.outside, shown.is_of_remote))
             })
             .collect();
         let expected: HashMap<_, _> = self
             .sessions
             .iter()
             .map(|((inside, remote), session)| {
-                ((inside.vni, inside.protocol, inside.end.into(), (*remote).into()), session.outside)
+                let ends = (inside.vni, inside.protocol, inside.end.into(), (*remote).into());
+                (ends, (session.outside, session.is_of_remote))
             })
             .collect();
         assert_eq!(shown, expected);
@@ -553,12 +564,10 @@ impl Model<'_> {
 
     fn end(&mut self, nat: &mut Nat, vm: u32, is_vpc: bool) {
         let ended = inside(vm, UDP, 0);
-        let vni = Vni::new(ended.vni).unwrap();
-        nat.end(vni, (!is_vpc).then_some(*ended.end.ip())).unwrap();
-        let ends =
-            move |inside: &Inside| inside.vni == ended.vni && (is_vpc || inside.end.ip() == ended.end.ip());
-        self.end_sessions(|key, _| ends(&key.0));
-        self.holders.retain(|_, (inside, _)| !ends(inside));
+        let ends = |vni: u32, ip: Ipv4Addr| vni == ended.vni && (is_vpc || ip == *ended.end.ip());
+        nat.end(|block| ends(block.vni.get(), block.inside)).unwrap();
+        self.end_sessions(|key, _| ends(key.0.vni, *key.0.end.ip()));
+        self.holders.retain(|_, (inside, _)| !ends(inside.vni, *inside.end.ip()));
         self.is_mid_round = true;
     }
 }
