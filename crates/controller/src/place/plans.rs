@@ -235,14 +235,14 @@ mod tests {
             ..PlacementSettings::default()
         };
         let stays = |ledger: &Ledger| {
-            let usage = Usage::new(ledger, &loads, settings);
+            let usage = Usage::new(ledger, &loads, settings.clone());
             let entries = usage.vpcs[0].entries;
             (usage.pinned.contains(&VpcId::new(1)), entries)
         };
         // Its VRF, and an entry for each address.
         assert_eq!(stays(&ledger), (true, 4));
         for kind in [PlanKind::Rebalance, PlanKind::Solve] {
-            let plan = compute_plan(&Usage::new(&ledger, &loads, settings), kind, 7, 0.0).unwrap();
+            let plan = compute_plan(&Usage::new(&ledger, &loads, settings.clone()), kind, 7, 0.0).unwrap();
             assert!(!plan.steps.is_empty());
             assert!(plan.steps.iter().flat_map(|step| &step.vpcs).all(|vpc| vpc.get() != 1), "{kind:?}");
         }
