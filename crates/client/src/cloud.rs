@@ -284,7 +284,7 @@ pub enum RouteTargetSpec {
     Peering(String),
     /// Drops the packets.
     Drop,
-    /// Sends the packets to the Internet, if their sender has a public address.
+    /// Sends the packets to the Internet, if their sender has a public address or the VPC a NAT gateway.
     Internet,
 }
 

@@ -122,7 +122,7 @@ pub enum Scope {
     Drop,
     /// Send to the instance that has this address in the same VPC, and has every address of the prefix.
     NextHop(IpAddr),
-    /// Send to the Internet, if the sender has a public address.
+    /// Send to the Internet, if the sender has a public address or the VPC a NAT gateway.
     Internet,
 }
 
