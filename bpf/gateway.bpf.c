@@ -87,8 +87,11 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 /* Each translation of source NAT is followed by another attempt to send the packet. */
 static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet)
 {
-	int verdict = send_to_internet(ctx, packet);
+	int verdict;
 
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	verdict = send_to_internet(ctx, packet);
 	if (verdict == FOR_NAT_SOURCE) {
 		verdict = nat_source(ctx, packet, tunnel_bytes(packet));
 		if (!verdict)

@@ -20,6 +20,21 @@
 #define AF_INET6 10
 
 /*
+ * Whether the next hop is a vIP on the link that the FIB has found. Then its vMAC is known: the owner answers for the vIP with
+ * it, and the kernel need not ask.
+ */
+static __always_inline int is_vip_on_link(const struct next_hop *hop, const struct bpf_fib_lookup *fib)
+{
+	if (hop->kind != NEXT_HOP_VIP)
+		return 0;
+	if (fib->family == AF_INET)
+		return fib->ipv4_dst == LOAD32(hop->address);
+	return !((fib->ipv6_dst[0] ^ LOAD32(hop->address)) | (fib->ipv6_dst[1] ^ LOAD32(hop->address + 4)) |
+		 (fib->ipv6_dst[2] ^ LOAD32(hop->address + 8)) |
+		 (fib->ipv6_dst[3] ^ LOAD32(hop->address + 12)));
+}
+
+/*
  * Asks the kernel's FIB for the path to the next hop in a cell, and stores it there. The packet counts as one
  * of this node, which it is with its new outer header: so the FIB is asked as for a packet from the loopback
  * interface. The lookup demands that its interface forwards, and the underlay's interfaces need not.
@@ -44,8 +59,12 @@ __attribute__((noinline)) enum drop_reason resolve(program_context *ctx, __u32 c
 		fib.ipv4_dst = LOAD32(hop->address);
 	}
 	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
-		return DROP_no_underlay_neighbor;
+	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		if (!is_vip_on_link(hop, &fib))
+			return DROP_no_underlay_neighbor;
+		__builtin_memcpy(fib.dmac, hop->mac, ETH_ALEN);
+		answer = BPF_FIB_LKUP_RET_SUCCESS;
+	}
 	l2 = tunnel_port_index(fib.ifindex);
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS || l2 == UNDERLAY_PORTS_MAX)
 		return DROP_no_underlay_route;
