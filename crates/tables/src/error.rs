@@ -82,6 +82,19 @@ pub enum Error {
         /// The entry that has it, for example "a vIP" or "the port with ifindex 7".
         holder: String,
     },
+    /// The NAT tables have no free number for a public address.
+    #[error(
+        "the public address {address} gets no number for address translation: all {total} are in use, of which {released} will \
+         be free soon"
+    )]
+    NoNatNumber {
+        /// The address.
+        address: std::net::Ipv4Addr,
+        /// Numbers of the tables.
+        total: u32,
+        /// Numbers of addresses that were released.
+        released: u32,
+    },
     /// An argument is invalid; with the reason.
     #[error("{0}")]
     Invalid(String),

@@ -145,6 +145,7 @@ impl Nat {
     }
 
     fn begin_round(&mut self) -> Result<NatSwept, Error> {
+        self.drain()?;
         let at = offset_of!(nat_config, round);
         let before = self.config.load32(at);
         let round = if before >= layout::NAT_ROUND_MAX { 1 } else { before + 1 };
@@ -254,7 +255,9 @@ impl Nat {
             if let Some(block) = self.log_claim(id, word, log) {
                 log(NatEvent::Returned(block, now));
             }
-            swept.blocks += u64::from(self.tables.swap_word(id, word, word.returned()));
+            let is_released = self.tables.is_draining(self.tables.address_of(id.group));
+            let returned = if is_released { word.returned().withheld() } else { word.returned() };
+            swept.blocks += u64::from(self.tables.swap_word(id, word, returned));
         }
         self.progress.phase = Phase::Free(end);
         swept.round_completed = end == self.progress.leaving.len() && self.complete_round(now);
@@ -262,6 +265,7 @@ impl Nat {
     }
 
     fn complete_round(&mut self, now: u32) -> bool {
+        self.free_numbers();
         self.progress.used = self.progress.counting;
         self.progress.phase = Phase::Begin;
         self.config.store32(offset_of!(nat_config, round_at), now);
