@@ -11,7 +11,7 @@ mod side;
 mod tests;
 
 use clap::Parser;
-use measures::SIZES;
+use measures::{FRESH, SIZES};
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
 
@@ -69,13 +69,13 @@ fn main() -> Result<(), Failure> {
         measures.extend(measures::established(effort, &args.sizes)?);
     }
     if wants("beginning") {
-        measures.extend(measures::beginning(effort)?);
+        measures.extend(measures::beginning(effort, FRESH)?);
     }
     if wants("memory") {
         measures.extend(measures::memory(SIZES[1].0)?);
     }
     if wants("public") {
-        measures.extend(measures::public(effort)?);
+        measures.extend(measures::public(effort, SIZES[0].0)?);
     }
     let how = format!("{} rounds of {} s", args.rounds, args.seconds);
     let text = run.section("Internet", &how, METHOD, &measures, &[])?;

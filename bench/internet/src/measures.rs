@@ -3,7 +3,7 @@
 use crate::gateway::{self, Public};
 use crate::kernel::{self, Limits};
 use crate::rig::{Order, Rig, Sessions};
-use crate::side::{self, FRESH, Turn};
+use crate::side::{self, Turn};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_report::{Better, Measure};
 use sluice_bench_spine::contender::Contender;
@@ -24,8 +24,8 @@ pub const SIZES: [(Sessions, &str); 3] = [
 ];
 /// The largest number for which the peer is measured.
 const PEER_SESSIONS_MAX: u32 = 1_000_000;
-/// VMs with public addresses of their own.
-const PUBLIC: Sessions = Sessions { vms: 1_000, ports: 50, remotes: 2 };
+/// Sessions that begin in a turn: each of a port of its own.
+pub const FRESH: Sessions = Sessions { vms: 10_000, ports: 50, remotes: 1 };
 
 /// A turn of each side. In every second round the order is reversed, so that no side is always the first.
 fn pair(
@@ -61,7 +61,11 @@ pub fn established(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Fa
     Ok(measures)
 }
 
-fn one_size(effort: Effort, sessions: Sessions, size: &str) -> Result<Vec<Measure>, Failure> {
+/// The same of these sessions.
+///
+/// # Errors
+/// As [`established`].
+pub fn one_size(effort: Effort, sessions: Sessions, size: &str) -> Result<Vec<Measure>, Failure> {
     let ours = side::sluice("nat", Public::Shared, sessions)?;
     let plain = forward::start_gateway(sessions.vms, Routes::One)?;
     let rate = |side: &Contender<Turn>| side.measure(Turn::Mpps(effort.seconds));
@@ -69,7 +73,13 @@ fn one_size(effort: Effort, sessions: Sessions, size: &str) -> Result<Vec<Measur
     let time = || ours.measure(Turn::Nanoseconds(TIMED));
     let plain_time = || plain.measure(sluice_bench_spine::contender::Turn::Nanoseconds(TIMED));
     let mut measures = vec![
-        Measure::compared(format!("nat_ns_{size}"), "ns", Better::Less, "gateway", &pairs(effort, time, plain_time)?),
+        Measure::compared(
+            format!("nat_ns_{size}"),
+            "ns",
+            Better::Less,
+            "gateway",
+            &pairs(effort, time, plain_time)?,
+        ),
         Measure::compared(
             format!("nat_mpps_{size}"),
             "Mpps",
@@ -87,24 +97,24 @@ fn one_size(effort: Effort, sessions: Sessions, size: &str) -> Result<Vec<Measur
     Ok(measures)
 }
 
-/// Measures `nat_cps`.
+/// Measures `nat_cps`, by the beginning of these sessions.
 ///
 /// # Errors
 /// Errors of the datapath, the tools or the kernel.
-pub fn beginning(effort: Effort) -> Result<Vec<Measure>, Failure> {
-    let _limits = Limits::raise(FRESH.count() + SPARE)?;
-    let (ours, theirs) = (side::sluice("nat", Public::Shared, FRESH)?, side::nftables(FRESH)?);
+pub fn beginning(effort: Effort, fresh: Sessions) -> Result<Vec<Measure>, Failure> {
+    let _limits = Limits::raise(fresh.count() + SPARE)?;
+    let (ours, theirs) = (side::sluice("nat", Public::Shared, fresh)?, side::nftables(fresh)?);
     let rates = pairs(effort, || ours.measure(Turn::Fresh), || theirs.measure(Turn::Fresh))?;
     Ok(vec![Measure::compared("nat_cps", "1/s", Better::More, PEER, &rates)])
 }
 
-/// Measures `eip_mpps`.
+/// Measures `eip_mpps` by packets of these flows.
 ///
 /// # Errors
 /// Errors of the datapath or the kernel.
-pub fn public(effort: Effort) -> Result<Vec<Measure>, Failure> {
-    let ours = side::sluice("public addresses", Public::Own, PUBLIC)?;
-    let plain = forward::start_gateway(PUBLIC.vms, Routes::One)?;
+pub fn public(effort: Effort, flows: Sessions) -> Result<Vec<Measure>, Failure> {
+    let ours = side::sluice("public addresses", Public::Own, flows)?;
+    let plain = forward::start_gateway(flows.vms, Routes::One)?;
     let rates = pairs(
         effort,
         || ours.measure(Turn::Mpps(effort.seconds)),

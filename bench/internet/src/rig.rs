@@ -79,13 +79,18 @@ impl Rig {
     /// Errors of the tools or the kernel.
     pub fn new() -> Result<Self, Failure> {
         let interfaces = Interfaces::create()?;
-        run("ip link add out numrxqueues 1 numtxqueues 1 type veth peer name web numrxqueues 1 numtxqueues 1")?;
+        run(
+            "ip link add out numrxqueues 1 numtxqueues 1 type veth peer name web numrxqueues 1 numtxqueues 1",
+        )?;
         for interface in ["out", "web"] {
             bring_up(interface)?;
         }
         run(&format!("ip address add {OUT}/24 dev out"))?;
         let router_mac = link_field("web", "address")?;
-        run(&format!("ip neigh replace {ROUTER} lladdr {} dev out nud permanent", mac_of(&router_mac)?.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")))?;
+        run(&format!(
+            "ip neigh replace {ROUTER} lladdr {} dev out nud permanent",
+            mac_of(&router_mac)?.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+        ))?;
         run(&format!("ip route add {}/10 via {ROUTER} dev out", packet::REMOTES))?;
         let object = ObjectBuilder::default().name("internet")?.open_memory(&OBJECT.0)?.load()?;
         let web: i32 = link_field("web", "ifindex")?.parse()?;
@@ -94,7 +99,13 @@ impl Rig {
             program(&object, "mirror")?.attach_xdp(web)?,
         ];
         let out_mac = MacAddr::new(mac_of(&link_field("out", "address")?)?);
-        Ok(Self { object, _links: links, interfaces, out_ifindex: link_field("out", "ifindex")?.parse()?, out_mac })
+        Ok(Self {
+            object,
+            _links: links,
+            interfaces,
+            out_ifindex: link_field("out", "ifindex")?.parse()?,
+            out_mac,
+        })
     }
 
     /// Sends packets of these sessions, inner frames to `inner_mac`.
@@ -142,7 +153,8 @@ impl Rig {
         let sum = |which: u32| -> Result<u64, Failure> {
             let received = map(&self.object, "received")?;
             let values = received.lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
-            let counts = values.iter().filter_map(|bytes| bytes.get(..8)?.try_into().ok().map(u64::from_ne_bytes));
+            let counts =
+                values.iter().filter_map(|bytes| bytes.get(..8)?.try_into().ok().map(u64::from_ne_bytes));
             Ok(counts.sum())
         };
         Ok(Arrived { back: sum(0)?, outside: sum(1)? })

@@ -7,10 +7,8 @@ use crate::rig::{Order, Rig, Sessions};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_spine::contender::{Contender, Turns};
 use sluice_types::ROUTER_MAC;
+use std::os::fd::AsFd;
 use std::time::Instant;
-
-/// Sessions that begin in a turn: each of a port of its own.
-pub const FRESH: Sessions = Sessions { vms: 10_000, ports: 50, remotes: 1 };
 
 /// What is measured in a turn.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +30,7 @@ pub fn sluice(name: &'static str, public: Public, sessions: Sessions) -> Result<
         let rig = Rig::new()?;
         let mut edge = Edge::new(&rig, public, sessions)?;
         rig.aim(sessions, Order::From(0), ROUTER_MAC)?;
-        rig.timed(edge.program()?, sessions.count())?;
+        rig.timed(edge.program()?.as_fd(), sessions.count())?;
         edge.check(sessions)?;
         turns.serve(|turn| match turn {
             Turn::Mpps(seconds) => {
@@ -42,7 +40,7 @@ pub fn sluice(name: &'static str, public: Public, sessions: Sessions) -> Result<
             }
             Turn::Nanoseconds(packets) => {
                 rig.aim(sessions, Order::Random, ROUTER_MAC)?;
-                rig.nanoseconds(edge.program()?, packets)
+                rig.nanoseconds(edge.program()?.as_fd(), packets)
             }
             Turn::Fresh => {
                 edge.forget()?;
