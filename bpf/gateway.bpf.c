@@ -19,6 +19,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "common/nat_maps.h"
 #include "common/parse.h"
 #include "gateway/answer_tenant.h"
 #include "gateway/cgw.h"
