@@ -66,10 +66,10 @@ fn check_that_nothing_is_left(tables: &TestNat, nat: &mut Nat, others: &[nat_tes
 fn a_packet_that_is_killed_leaves_nothing() {
     let mut deaths = 0;
     for accesses in 0.. {
-        let (tables, mut nat) = TestNat::new(pool(1, 1024), &settings());
+        let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
         let others = others(&tables);
         let mut packet = testing::outgoing(VNI, UDP, vm(7), server(53));
-        packet.now = NOW;
+        (packet.now, packet.pool) = (NOW, tables.pool);
         if let Some(packet) = killed(&tables, &packet, accesses) {
             assert_eq!(packet.answer, testing::NAT_BEGUN);
             break;
@@ -85,7 +85,7 @@ fn an_agent_that_is_killed_leaves_nothing() {
     let mut deaths = 0;
     // A round has thousands of accesses, most of which read port words. Every seventh is tried.
     for accesses in (0..).step_by(7) {
-        let (tables, mut nat) = TestNat::with_grace(pool(1, 256), &settings(), 8, Immediate);
+        let (tables, mut nat) = TestNat::with_grace(size(1, 256), limits(), 8, Immediate);
         let others = others(&tables);
         tables.out(UDP, vm(7), server(53), NOW);
         tables.out(TCP, end([10, 0, 0, 8], 7), server(53), NOW);
@@ -95,7 +95,7 @@ fn an_agent_that_is_killed_leaves_nothing() {
         }
         deaths += 1;
         drop(nat);
-        let mut nat = Nat::adopt(&tables.regions, &tables.pool, NOW, Immediate).unwrap();
+        let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
         check_that_nothing_is_left(&tables, &mut nat, &others);
     }
     assert!(deaths > 200, "{deaths} accesses");

@@ -21,8 +21,8 @@ impl Shared {
     fn new(block_ports: u32) -> (Self, Nat) {
         let programs = Arc::new(Programs::default());
         let grace = ProgramGrace(Arc::clone(&programs));
-        let settings = NatSettings { any_remote: true, ..settings() };
-        let (tables, nat) = TestNat::with_grace(pool(1, block_ports), &settings, 2, grace);
+        let limits = nat_pool { flags: testing::ANY_REMOTE, ..limits() };
+        let (tables, nat) = TestNat::with_grace(size(1, block_ports), limits, 2, grace);
         (Self { tables, programs, answers: Mutex::default() }, nat)
     }
 
@@ -373,9 +373,9 @@ fn a_packet_of_an_earlier_round_frees_no_port() {
 /// Leaves only one block to two inside addresses. Returns their addresses, and the block.
 fn compete(shared: &Shared, nat: &mut Nat) -> ([Ipv4Addr; 2], memory::BlockId) {
     let id = nat.tables.block_of(0, u16::MAX).unwrap();
-    let withheld = memory::BlockWord::withheld();
     for other in nat.tables.all_blocks().filter(|&other| other != id) {
-        nat.tables.swap_word(other, nat.tables.word(other), withheld);
+        let word = nat.tables.word(other);
+        nat.tables.swap_word(other, word, word.withheld());
     }
     let mut found = Vec::new();
     for address in (0..).map(|last| Ipv4Addr::from(0x0a00_0100 + last)) {
