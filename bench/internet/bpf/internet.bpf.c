@@ -14,6 +14,7 @@
 #define INNER_IP 64	 /* 14 + 20 + 8 + 8 + 14 */
 #define INNER_UDP 84
 #define FIRST_PORT 1024
+#define TUNNEL_BYTES 50
 
 struct generator {
 	__u64 packet[PACKET_BYTES / 8];
@@ -66,6 +67,17 @@ static __always_inline void write_address(void *at, __u32 address)
 {
 	*(__be16 *)at = bpf_htons(address >> 16);
 	*(__be16 *)(at + 2) = bpf_htons(address & 0xffff);
+}
+
+/* In repeated runs, the packet has no tunnel any more, and no padding. Its memory gets its first length again. */
+static __always_inline int restore_length(struct xdp_md *ctx)
+{
+	int bytes = (long)ctx->data_end - (long)ctx->data;
+
+	if (bytes < PACKET_BYTES && bpf_xdp_adjust_head(ctx, -TUNNEL_BYTES))
+		return -1;
+	bytes = (long)ctx->data_end - (long)ctx->data;
+	return bytes < PACKET_BYTES ? bpf_xdp_adjust_tail(ctx, PACKET_BYTES - bytes) : 0;
 }
 
 static __always_inline int write_packet(struct xdp_md *ctx)
@@ -125,7 +137,7 @@ int generate(struct xdp_md *ctx)
 SEC("xdp.frags")
 int generate_and_call(struct xdp_md *ctx)
 {
-	if (write_packet(ctx))
+	if (restore_length(ctx) || write_packet(ctx))
 		return XDP_ABORTED;
 	bpf_tail_call(ctx, &measured, 0);
 	return XDP_ABORTED;

@@ -56,6 +56,8 @@ impl Edge {
             (NAT_MAPS[0], NatRegions::groups(SIZE)?),
             (NAT_MAPS[1], NatRegions::port_cells(SIZE)),
             (SESSION_MAPS[0], u32::try_from(buckets)?),
+            // The least that a table has.
+            (SESSION_MAPS[1], 2),
         ];
         let mut gateway = Gateway::with_maps(rig.interfaces, sessions.vms, Routes::One, &maps)?;
         let vni = Vni::new(VNI)?;

@@ -1,8 +1,7 @@
 //! The kernel as a NAT gateway: a VXLAN device, routes, nftables and connection tracking. It changes with how a kernel of this
 //! version translates fastest.
 
-use crate::packet;
-use crate::rig::{OUT, Rig, Sessions};
+use crate::rig::{Rig, Sessions};
 use sluice_bench_report::shell::{Failure, feed, run};
 use sluice_bench_spine::peers::{self, Kernel};
 use std::fs;
@@ -76,7 +75,7 @@ pub fn fill(rig: &Rig, sessions: Sessions) -> Result<(), Failure> {
     rig.send(sessions.count())?;
     let begun = count()?;
     if begun * 100 < u64::from(sessions.count()) * 99 {
-        return Err(format!("only {begun} of {} connections are tracked; {OUT}", sessions.count()).into());
+        return Err(format!("only {begun} of {} connections are tracked", sessions.count()).into());
     }
     Ok(())
 }
@@ -106,6 +105,3 @@ pub fn slab_bytes() -> Result<u64, Failure> {
     let line = text.lines().find_map(|line| line.strip_prefix("Slab:")).ok_or("no Slab in /proc/meminfo")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
 }
-
-/// The first VM, for a test of one packet.
-pub const FIRST: std::net::Ipv4Addr = packet::VMS;
