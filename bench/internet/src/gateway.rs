@@ -26,6 +26,8 @@ const SLOTS: u32 = 7;
 const FILLED_PERCENT: u64 = 60;
 /// Packets between two looks whether the table is full.
 const FILL_STEP: u32 = 1 << 12;
+/// Rounds of the sweep after which what has ended is free.
+const ROUNDS_TO_FREE: u32 = 3;
 /// Buckets that one step of the sweep looks at.
 const SWEEP_BUCKETS: u32 = 1 << 16;
 
@@ -157,8 +159,9 @@ impl Edge {
     pub fn forget(&mut self) -> Result<(), Failure> {
         let Some(nat) = &mut self.nat else { return Ok(()) };
         nat.end(Vni::new(VNI)?, None)?;
-        while nat.usage().blocks != 0 {
-            nat.sweep(SWEEP_BUCKETS, ticks_now(), &mut |_| {})?;
+        let mut rounds = 0;
+        while rounds < ROUNDS_TO_FREE {
+            rounds += u32::from(nat.sweep(SWEEP_BUCKETS, ticks_now(), &mut |_| {})?.round_completed);
         }
         Ok(())
     }

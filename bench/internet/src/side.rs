@@ -8,7 +8,7 @@ use sluice_bench_report::shell::Failure;
 use sluice_bench_spine::contender::{Contender, Turns};
 use sluice_types::ROUTER_MAC;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What is measured in a turn.
 #[derive(Clone, Copy, Debug)]
@@ -87,14 +87,24 @@ fn peers_router() -> Result<sluice_types::MacAddr, Failure> {
     Ok(sluice_bench_spine::peers::ROUTER.parse()?)
 }
 
+/// Time after the last packet after which no other one is expected.
+const QUIET: Duration = Duration::from_millis(50);
+
 /// Sends the first packet of each session. Returns the number of those that left, in a second.
 fn fresh(rig: &Rig, sessions: Sessions) -> Result<f64, Failure> {
-    let (before, start) = (rig.arrived()?, Instant::now());
+    let before = rig.arrived()?.outside;
+    let start = Instant::now();
     rig.send(sessions.count())?;
-    let seconds = start.elapsed().as_secs_f64();
-    let begun = rig.arrived()?.outside - before.outside;
+    let (mut begun, mut last) = (rig.arrived()?.outside, Instant::now());
+    while last.elapsed() < QUIET {
+        let now = rig.arrived()?.outside;
+        if now != begun {
+            (begun, last) = (now, Instant::now());
+        }
+    }
+    begun -= before;
     if begun * 100 < u64::from(sessions.count()) * 95 {
         return Err(format!("only {begun} of {} first packets left", sessions.count()).into());
     }
-    Ok(begun as f64 / seconds)
+    Ok(begun as f64 / (last - start).as_secs_f64())
 }
