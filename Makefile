@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 SETUP := sh scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup-test setup-kernels test check soak bench bench-spine bench-tables bench-cluster bench-walls lint fuzz test-kernels build clean
+.PHONY: help run setup-test setup-kernels test check soak bench bench-spine bench-tables bench-cluster bench-walls bench-internet lint fuzz test-kernels build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -37,7 +37,7 @@ lint: ## Check format and lints only
 	cargo clippy --workspace --all-targets -- -D warnings
 
 bench: ## Measure every claim beside its peer in one run; results in bench/RESULTS.md
-	@SLUICE_BENCH_RUN=$$(date -u +%Y-%m-%dT%H:%MZ) $(MAKE) --no-print-directory bench-spine bench-tables bench-cluster bench-walls
+	@SLUICE_BENCH_RUN=$$(date -u +%Y-%m-%dT%H:%MZ) $(MAKE) --no-print-directory bench-spine bench-tables bench-cluster bench-walls bench-internet
 
 bench-spine: ## Measure the gateway program, the vSwitch, VM traffic and programming time
 	@$(SETUP) build run bench
@@ -58,6 +58,11 @@ bench-walls: ## Measure security groups beside nftables and conntrack
 	@$(SETUP) build run bench
 	@sh scripts/build.sh -p sluice -p sluice-bench-walls
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-walls" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
+
+bench-internet: ## Measure source NAT and public addresses beside nftables and conntrack
+	@$(SETUP) build bench
+	@sh scripts/build.sh -p sluice-bench-internet
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-internet"
 
 fuzz: ## Fuzz the packet programs and all decoders for FUZZ_SECONDS (default 600) in all
 	@$(SETUP) build fuzz

@@ -3,7 +3,7 @@
 
 use crate::packet;
 use crate::peers::{HOSTS, host_of, instance, mac_of};
-use crate::rig::Rig;
+use crate::rig::{Interfaces, Rig};
 use ipnet::IpNet;
 use libbpf_rs::{Link, MapHandle};
 use sluice_bench_report::{shell::Failure, stay_on};
@@ -41,7 +41,7 @@ pub enum Routes {
 /// A loaded gateway with `count` VM-NC entries in one VPC.
 pub struct Gateway {
     datapath: Datapath,
-    _tables: NodeTables,
+    tables: NodeTables,
 }
 
 impl Gateway {
@@ -51,10 +51,23 @@ impl Gateway {
     /// # Errors
     /// Errors of the datapath or the tables.
     pub fn with_flows(rig: &Rig, count: u32, routes: Routes, flows: u32) -> Result<Self, Failure> {
+        let flow_cells = u32::try_from(Flows::cells_for(u64::from(flows)))?;
+        Self::with_maps(rig.interfaces, count, routes, &[(FLOW_CELLS_MAP, flow_cells)])
+    }
+
+    /// Loads the program with these sizes of maps and fills the tables.
+    ///
+    /// # Errors
+    /// Errors of the datapath or the tables.
+    pub fn with_maps(
+        interfaces: Interfaces,
+        count: u32,
+        routes: Routes,
+        maps: &[(&str, u32)],
+    ) -> Result<Self, Failure> {
         let cells = (1 << 16 | count) + if routes == Routes::Each { count * ROUTE_CELLS } else { 0 };
         let settings = Settings { object: ObjectName::Gateway, cells, pin_dir: None };
-        let flow_cells = u32::try_from(Flows::cells_for(u64::from(flows)))?;
-        let datapath = Datapath::load_sized(&settings, &[(FLOW_CELLS_MAP, flow_cells)])?;
+        let datapath = Datapath::load_sized(&settings, maps)?;
         let memory = datapath.memory()?;
         let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: count as usize })?;
         let vni = Vni::new(packet::VNI)?;
@@ -64,16 +77,16 @@ impl Gateway {
             router_mac: ROUTER_MAC,
             vxlan_ifindex: 0,
             ports: vec![UnderlayPort {
-                ifindex: rig.interfaces.dut_ifindex as u32,
+                ifindex: interfaces.dut_ifindex as u32,
                 mtu: 1500,
-                mac: MacAddr::new(rig.interfaces.dut_mac),
+                mac: MacAddr::new(interfaces.dut_mac),
                 internet: false,
                 nat: Vec::new(),
             }],
         })?;
         tables.upsert_vip(&Vip {
             address: packet::GATEWAY.into(),
-            mac: MacAddr::new(rig.interfaces.dut_mac),
+            mac: MacAddr::new(interfaces.dut_mac),
             owned: true,
         })?;
         tables.upsert_vtep(packet::PEER.into(), Role::Host)?;
@@ -110,7 +123,17 @@ impl Gateway {
                 format!("{} of {count} entries did not fit: {:?}", bulk.failed, bulk.errors.first()).into()
             );
         }
-        Ok(Self { datapath, _tables: tables })
+        Ok(Self { datapath, tables })
+    }
+
+    /// The programs and their maps.
+    pub fn datapath(&self) -> &Datapath {
+        &self.datapath
+    }
+
+    /// The tables, to add what else is measured.
+    pub fn tables(&mut self) -> &mut NodeTables {
+        &mut self.tables
     }
 
     /// Sets which flows are reported.

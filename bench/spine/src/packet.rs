@@ -19,14 +19,14 @@ pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 pub const VNI: u32 = 100;
 
 /// Ones' complement sum of 16-bit words.
-pub(crate) fn sum(bytes: &[u8]) -> u32 {
+pub fn sum(bytes: &[u8]) -> u32 {
     let total: u32 = bytes.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let once = (total & 0xffff) + (total >> 16);
     (once & 0xffff) + (once >> 16)
 }
 
 /// An IPv4 header of UDP, of a packet of `length` bytes.
-pub(crate) fn ipv4(length: u16, source: Ipv4Addr, destination: Ipv4Addr) -> [u8; 20] {
+pub fn ipv4(length: u16, source: Ipv4Addr, destination: Ipv4Addr) -> [u8; 20] {
     let mut header = [0u8; 20];
     header[0] = 0x45;
     header[2..4].copy_from_slice(&length.to_be_bytes());
@@ -40,7 +40,7 @@ pub(crate) fn ipv4(length: u16, source: Ipv4Addr, destination: Ipv4Addr) -> [u8;
 }
 
 /// A UDP header without checksum; `length` counts its own bytes, too.
-pub(crate) fn udp(source: u16, destination: u16, length: u16) -> [u8; 8] {
+pub fn udp(source: u16, destination: u16, length: u16) -> [u8; 8] {
     let mut header = [0u8; 8];
     header[0..2].copy_from_slice(&source.to_be_bytes());
     header[2..4].copy_from_slice(&destination.to_be_bytes());

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 /// Bytes with the alignment that an ELF reader expects.
 #[repr(C, align(8))]
-pub(crate) struct Aligned<Bytes: ?Sized>(pub(crate) Bytes);
+pub struct Aligned<Bytes: ?Sized>(pub Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
 
 /// The flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
-pub(crate) const LIVE_FRAMES: u32 = 1 << 1;
+pub const LIVE_FRAMES: u32 = 1 << 1;
 /// Frames of one live run.
-const FRAMES_PER_RUN: u32 = 1 << 18;
+pub const FRAMES_PER_RUN: u32 = 1 << 18;
 /// Packets of one timed run whose result is recorded.
 pub const TIMED_PACKETS: u32 = 2_000_000;
 
@@ -49,30 +49,36 @@ pub struct Interfaces {
     pub gen_mac: [u8; 6],
 }
 
-fn mac_of(text: &str) -> Result<[u8; 6], Failure> {
+/// MAC address of a text.
+///
+/// # Errors
+/// If it is not a MAC address.
+pub fn mac_of(text: &str) -> Result<[u8; 6], Failure> {
     Ok(text.trim().parse::<sluice_types::MacAddr>()?.octets())
 }
 
-fn link_field(interface: &str, field: &str) -> Result<String, Failure> {
+/// What `ip` tells about an interface.
+///
+/// # Errors
+/// Errors of `ip`.
+pub fn link_field(interface: &str, field: &str) -> Result<String, Failure> {
     let json: serde_json::Value = serde_json::from_str(&run(&format!("ip -j link show dev {interface}"))?)?;
     let value = &json[0][field];
     Ok(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
 }
 
-impl Rig {
-    /// Creates the interfaces in the current network namespace.
+impl Interfaces {
+    /// Creates the interfaces in the current network namespace, with routes to all hosts by `dut`.
     ///
     /// # Errors
     /// Errors of the tools or the kernel.
-    pub fn new() -> Result<Self, Failure> {
+    pub fn create() -> Result<Self, Failure> {
         run("ip link set lo up")?;
         run(
             "ip link add gen numrxqueues 1 numtxqueues 1 type veth peer name dut numrxqueues 1 numtxqueues 1",
         )?;
         for interface in ["gen", "dut"] {
-            run(&format!("ip link set {interface} addrgenmode none"))?;
-            run(&format!("ip link set {interface} up"))?;
-            run(&format!("ethtool -K {interface} tx off"))?;
+            bring_up(interface)?;
         }
         run("ip address add 192.0.2.2/24 dev dut")?;
         let gen_mac = mac_of(&link_field("gen", "address")?)?;
@@ -83,12 +89,33 @@ impl Rig {
         run("ip route add 172.16.0.0/12 via 192.0.2.1 dev dut")?;
         // The kernel answers FIB lookups of XDP programs only on interfaces that forward.
         run("sysctl -qw net.ipv4.conf.all.forwarding=1")?;
-        let object = ObjectBuilder::default().name("bench")?.open_memory(&OBJECT.0)?.load()?;
         let gen_ifindex = link_field("gen", "ifindex")?.parse()?;
         let dut_ifindex = link_field("dut", "ifindex")?.parse()?;
         let dut_mac = mac_of(&link_field("dut", "address")?)?;
-        let sink = program(&object, "sink")?.attach_xdp(gen_ifindex)?;
-        let interfaces = Interfaces { gen_ifindex, dut_ifindex, dut_mac, gen_mac };
+        Ok(Self { gen_ifindex, dut_ifindex, dut_mac, gen_mac })
+    }
+}
+
+/// Brings one end of a veth pair up, which sends nothing by itself, and whose packets have checksums.
+///
+/// # Errors
+/// Errors of the tools.
+pub fn bring_up(interface: &str) -> Result<(), Failure> {
+    run(&format!("ip link set {interface} addrgenmode none"))?;
+    run(&format!("ip link set {interface} up"))?;
+    run(&format!("ethtool -K {interface} tx off"))?;
+    Ok(())
+}
+
+impl Rig {
+    /// Creates the interfaces in the current network namespace.
+    ///
+    /// # Errors
+    /// Errors of the tools or the kernel.
+    pub fn new() -> Result<Self, Failure> {
+        let interfaces = Interfaces::create()?;
+        let object = ObjectBuilder::default().name("bench")?.open_memory(&OBJECT.0)?.load()?;
+        let sink = program(&object, "sink")?.attach_xdp(interfaces.gen_ifindex)?;
         Ok(Self { object, _sink: Some(sink), interfaces })
     }
 
@@ -246,19 +273,25 @@ impl Rig {
 }
 
 /// The map of this name.
-pub(crate) fn map<'object>(object: &'object Object, name: &str) -> Result<Map<'object>, Failure> {
+///
+/// # Errors
+/// If nothing has this name.
+pub fn map<'object>(object: &'object Object, name: &str) -> Result<Map<'object>, Failure> {
     let found = object.maps().find(|map| map.name() == name);
     found.ok_or_else(|| format!("no map {name}").into())
 }
 
 /// The program of this name.
-pub(crate) fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
+///
+/// # Errors
+/// If nothing has this name.
+pub fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
     let found = object.progs_mut().find(|program| program.name() == name);
     found.ok_or_else(|| format!("no program {name}").into())
 }
 
 /// A `struct xdp_md` with the length of the packet and the interface that received it.
-pub(crate) fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
+pub fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
     let mut context = [0u8; 24];
     context[4..8].copy_from_slice(&length.to_ne_bytes());
     context[12..16].copy_from_slice(&ifindex.to_ne_bytes());

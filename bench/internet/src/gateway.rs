@@ -1,0 +1,192 @@
+//! A gateway with an Internet interface, and VMs that share public addresses or have one each. It changes with what a gateway's
+//! tables need before packets leave.
+
+use crate::rig::{Order, Rig, Sessions};
+use libbpf_rs::Link;
+use sluice_bench_report::shell::Failure;
+use sluice_bench_spine::gateway::{Gateway, Routes};
+use sluice_bench_spine::packet::{GATEWAY, VNI};
+use sluice_bench_spine::peers::instance;
+use sluice_datapath::{NAT_MAPS, SESSION_MAPS};
+use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
+use sluice_tables::sessions::ticks_now;
+use sluice_tables::{
+    Membarrier, NatAddress, NatGateway, NodeConfig, PublicPrefix, Route, Target, UnderlayPort,
+};
+use sluice_types::{IpNet, MacAddr, ROUTER_MAC, Vni};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// 16 public addresses in blocks of 64 ports.
+const SIZE: NatSize = NatSize { addresses: 16, block_ports: 64 };
+const FIRST_SHARED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const FIRST_OWN: Ipv4Addr = Ipv4Addr::new(100, 0, 0, 0);
+/// Sessions in a bucket, and how full the table is made.
+const SLOTS: u32 = 7;
+const FILLED_PERCENT: u64 = 60;
+/// Packets between two looks whether the table is full.
+const FILL_STEP: u32 = 1 << 12;
+/// Rounds of the sweep after which what has ended is free.
+const ROUNDS_TO_FREE: u32 = 3;
+/// Buckets that one step of the sweep looks at.
+const SWEEP_BUCKETS: u32 = 1 << 16;
+
+/// The public addresses of the VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Public {
+    /// All share those of a NAT gateway.
+    Shared,
+    /// Each has one of its own.
+    Own,
+}
+
+/// A loaded gateway.
+pub struct Edge {
+    gateway: Gateway,
+    /// The owner of the sessions, if the VMs share addresses.
+    nat: Option<Nat>,
+}
+
+impl Edge {
+    /// Loads the programs, with room for these sessions and for those of [`crate::side::FRESH`].
+    ///
+    /// # Errors
+    /// Errors of the datapath, the tables or the kernel.
+    pub fn new(rig: &Rig, public: Public, sessions: Sessions) -> Result<Self, Failure> {
+        let buckets = u64::from(sessions.count()) * 100 / FILLED_PERCENT / u64::from(SLOTS);
+        let maps = [
+            (NAT_MAPS[0], NatRegions::groups(SIZE)?),
+            (NAT_MAPS[1], NatRegions::port_cells(SIZE)),
+            (SESSION_MAPS[0], u32::try_from(buckets)?),
+            // The least that a table has.
+            (SESSION_MAPS[1], 2),
+        ];
+        let mut gateway = Gateway::with_maps(rig.interfaces, sessions.vms, Routes::One, &maps)?;
+        let vni = Vni::new(VNI)?;
+        let port =
+            |ifindex: i32, mac, internet| UnderlayPort { ifindex: ifindex as u32, mtu: 1500, mac, internet };
+        let tables = gateway.tables();
+        tables.set_node(&NodeConfig {
+            vtep4: Some(GATEWAY),
+            vtep6: None,
+            router_mac: ROUTER_MAC,
+            vxlan_ifindex: 0,
+            ports: vec![
+                port(rig.interfaces.dut_ifindex, MacAddr::new(rig.interfaces.dut_mac), false),
+                port(rig.out_ifindex, rig.out_mac, true),
+            ],
+        })?;
+        tables.upsert_route(&Route { vni, prefix: "0.0.0.0/0".parse()?, target: Target::Internet })?;
+        let mut edge = Self { gateway, nat: None };
+        match public {
+            Public::Own => edge.give_addresses(vni, sessions.vms)?,
+            Public::Shared => edge.share_addresses(vni)?,
+        }
+        Ok(edge)
+    }
+
+    fn give_addresses(&mut self, vni: Vni, vms: u32) -> Result<(), Failure> {
+        for index in 0..vms {
+            let outside = Ipv4Addr::from(u32::from(FIRST_OWN) + index);
+            self.gateway.tables().upsert_public_prefix(&PublicPrefix {
+                outside: IpNet::from(IpAddr::V4(outside)),
+                vni,
+                inside: IpNet::from(IpAddr::V4(instance(index))),
+                vip: GATEWAY.into(),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn share_addresses(&mut self, vni: Vni) -> Result<(), Failure> {
+        let regions = self.gateway.datapath().nat()?;
+        let seed = 0x5851_f42d_4c95_7f2d;
+        let mut nat =
+            Nat::create(&regions, SIZE, seed, &default_timeouts(), ticks_now(), Membarrier::new()?)?;
+        let mut addresses = Vec::new();
+        for index in 0..SIZE.addresses {
+            let address = Ipv4Addr::from(u32::from(FIRST_SHARED) + index);
+            addresses.push(NatAddress { address, number: nat.assign(address)? });
+        }
+        self.gateway.tables().upsert_nat_gateway(&NatGateway {
+            vni,
+            addresses,
+            vip: GATEWAY.into(),
+            sessions: u32::MAX,
+            blocks: 16,
+            any_remote: false,
+        })?;
+        self.nat = Some(nat);
+        Ok(())
+    }
+
+    /// The program for packets of VMs.
+    ///
+    /// # Errors
+    /// Errors of the datapath.
+    pub fn program(&self) -> Result<OwnedFd, Failure> {
+        self.gateway.program()
+    }
+
+    /// Attaches the programs to `dut` and `out` until the links are dropped.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn attach(&self, rig: &Rig) -> Result<[Link; 2], Failure> {
+        let at = |name, ifindex| -> Result<Link, Failure> {
+            Ok(self.gateway.datapath().program(name)?.attach_xdp(ifindex)?)
+        };
+        Ok([at("gateway", rig.interfaces.dut_ifindex)?, at("internet", rig.out_ifindex)?])
+    }
+
+    /// Fails if not nearly all of these sessions have begun.
+    ///
+    /// # Errors
+    /// The number that has.
+    pub fn check(&self, sessions: Sessions) -> Result<(), Failure> {
+        let Some(nat) = &self.nat else { return Ok(()) };
+        let live = nat.translations().count();
+        if live * 100 < sessions.count() as usize * 95 {
+            return Err(format!("only {live} of {} sessions have begun", sessions.count()).into());
+        }
+        Ok(())
+    }
+
+    /// Ends all sessions, and frees their ports.
+    ///
+    /// # Errors
+    /// Errors of the tables.
+    pub fn forget(&mut self) -> Result<(), Failure> {
+        let Some(nat) = &mut self.nat else { return Ok(()) };
+        nat.end(Vni::new(VNI)?, None)?;
+        let mut rounds = 0;
+        while rounds < ROUNDS_TO_FREE {
+            rounds += u32::from(nat.sweep(SWEEP_BUCKETS, ticks_now(), &mut |_| {})?.round_completed);
+        }
+        Ok(())
+    }
+}
+
+/// Begins sessions until the table refuses one. Returns the bytes of all memory for each session.
+///
+/// # Errors
+/// Errors of the datapath, the tables or the kernel; a table that refuses none.
+pub fn fill(rig: &Rig, sessions: Sessions) -> Result<f64, Failure> {
+    let edge = Edge::new(rig, Public::Shared, sessions)?;
+    let nat = edge.nat.as_ref().ok_or("the VMs share no addresses")?;
+    // A table for these sessions has no room for as many again.
+    let all = Sessions { remotes: sessions.remotes * 2, ..sessions };
+    rig.aim(all, Order::From(0), ROUTER_MAC)?;
+    let program = edge.program()?;
+    let mut sent = 0;
+    while nat.usage().sessions.full_events == 0 {
+        if sent > all.count() {
+            return Err(format!("a table for {} sessions has more", sessions.count()).into());
+        }
+        rig.timed(program.as_fd(), FILL_STEP)?;
+        sent += FILL_STEP;
+    }
+    let regions = edge.gateway.datapath().nat()?;
+    let bytes = regions.groups.bytes() + regions.ports.bytes() + regions.sessions.ipv4.bytes();
+    Ok(bytes as f64 / nat.translations().count() as f64)
+}

@@ -1,0 +1,228 @@
+//! Two veth pairs in the current network namespace. The generator and the sink are on `gen`, the side that is measured has `dut`
+//! and `out`, and the mirror on `web` stands for the Internet. It changes with how packets are generated and counted.
+//!
+//! ```text
+//!   gen ------- dut  gateway or kernel  out ------- web
+//!   VXLAN, of VMs                                   plain IP, answered
+//! ```
+
+use crate::packet;
+use libbpf_rs::{Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, ProgramMut};
+use sluice_bench_report::shell::{Failure, run};
+use sluice_bench_spine::rig::{
+    Aligned, FRAMES_PER_RUN, Interfaces, LIVE_FRAMES, bring_up, link_field, mac_of, map, program, xdp_context,
+};
+use sluice_types::MacAddr;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/internet.bpf.o")));
+
+/// The gateway's own address on the Internet side.
+pub const OUT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 253);
+/// The router on the Internet side, which is the mirror.
+pub const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 254);
+
+/// The sessions that packets belong to: VMs, inner source ports of each, and remote endpoints of each port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sessions {
+    /// Number of VMs.
+    pub vms: u32,
+    /// Number of inner source ports of each VM.
+    pub ports: u32,
+    /// Number of remote addresses that each port sends to.
+    pub remotes: u32,
+}
+
+impl Sessions {
+    /// Number of sessions.
+    pub fn count(self) -> u32 {
+        self.vms * self.ports * self.remotes
+    }
+}
+
+/// The order in which packets belong to sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// At random.
+    Random,
+    /// One after the other, from this one on.
+    From(u32),
+}
+
+/// Packets that arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrived {
+    /// Back at the hosts, as VXLAN.
+    pub back: u64,
+    /// In the Internet.
+    pub outside: u64,
+}
+
+/// The generator, the mirror and the interfaces.
+pub struct Rig {
+    object: Object,
+    _links: [Link; 2],
+    /// The interfaces of the underlay.
+    pub interfaces: Interfaces,
+    /// Index of the interface `out`.
+    pub out_ifindex: i32,
+    /// MAC of the interface `out`.
+    pub out_mac: MacAddr,
+}
+
+impl Rig {
+    /// Creates the interfaces in the current network namespace.
+    ///
+    /// # Errors
+    /// Errors of the tools or the kernel.
+    pub fn new() -> Result<Self, Failure> {
+        let interfaces = Interfaces::create()?;
+        run(
+            "ip link add out numrxqueues 1 numtxqueues 1 type veth peer name web numrxqueues 1 numtxqueues 1",
+        )?;
+        for interface in ["out", "web"] {
+            bring_up(interface)?;
+        }
+        run(&format!("ip address add {OUT}/24 dev out"))?;
+        let router_mac = link_field("web", "address")?;
+        run(&format!(
+            "ip neigh replace {ROUTER} lladdr {} dev out nud permanent",
+            mac_of(&router_mac)?.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+        ))?;
+        run(&format!("ip route add {}/10 via {ROUTER} dev out", packet::REMOTES))?;
+        let object = ObjectBuilder::default().name("internet")?.open_memory(&OBJECT.0)?.load()?;
+        let web: i32 = link_field("web", "ifindex")?.parse()?;
+        let links = [
+            program(&object, "sink")?.attach_xdp(interfaces.gen_ifindex)?,
+            program(&object, "mirror")?.attach_xdp(web)?,
+        ];
+        let out_mac = MacAddr::new(mac_of(&link_field("out", "address")?)?);
+        Ok(Self {
+            object,
+            _links: links,
+            interfaces,
+            out_ifindex: link_field("out", "ifindex")?.parse()?,
+            out_mac,
+        })
+    }
+
+    /// Sends packets of these sessions, inner frames to `inner_mac`.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn aim(&self, sessions: Sessions, order: Order, inner_mac: MacAddr) -> Result<(), Failure> {
+        let template = packet::template(
+            MacAddr::new(self.interfaces.dut_mac),
+            MacAddr::new(self.interfaces.gen_mac),
+            inner_mac,
+        );
+        let (in_order, next) = match order {
+            Order::Random => (0, 0),
+            Order::From(first) => (1, first),
+        };
+        let mut value = template.bytes.to_vec();
+        value.extend(u64::from(next).to_ne_bytes());
+        let Sessions { vms, ports, remotes } = sessions;
+        let (vm, remote) = (u32::from(packet::VMS), u32::from(packet::REMOTES));
+        for word in [vm, remote, vms, ports, remotes, in_order, template.ip_sum, template.udp_sum] {
+            value.extend(word.to_ne_bytes());
+        }
+        map(&self.object, "generator")?.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;
+        Ok(())
+    }
+
+    /// Attaches a program that passes packets to the kernel to `dut` and `out`.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn pass(&self) -> Result<[Link; 2], Failure> {
+        Ok([self.pass_at(self.interfaces.dut_ifindex)?, self.pass_at(self.out_ifindex)?])
+    }
+
+    fn pass_at(&self, ifindex: i32) -> Result<Link, Failure> {
+        Ok(program(&self.object, "pass")?.attach_xdp(ifindex)?)
+    }
+
+    /// Packets that arrived so far.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn arrived(&self) -> Result<Arrived, Failure> {
+        let sum = |which: u32| -> Result<u64, Failure> {
+            let received = map(&self.object, "received")?;
+            let values = received.lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
+            let counts =
+                values.iter().filter_map(|bytes| bytes.get(..8)?.try_into().ok().map(u64::from_ne_bytes));
+            Ok(counts.sum())
+        };
+        Ok(Arrived { back: sum(0)?, outside: sum(1)? })
+    }
+
+    /// Sends `packets`, out of `gen`.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn send(&self, packets: u32) -> Result<(), Failure> {
+        let mut context = xdp_context(self.interfaces.gen_ifindex as u32, packet::TEMPLATE_BYTES as u32);
+        let data = [0u8; packet::TEMPLATE_BYTES];
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(&data),
+            flags: LIVE_FRAMES,
+            repeat: packets,
+            ..ProgramInput::default()
+        };
+        program(&self.object, "generate")?.test_run(input)?;
+        Ok(())
+    }
+
+    /// Millions of packets a second that are translated, out and back, over `seconds`, after a short warm-up.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn mpps(&self, seconds: f64) -> Result<f64, Failure> {
+        self.send(FRAMES_PER_RUN)?;
+        let bound = Duration::from_secs_f64(seconds);
+        let (before, start) = (self.arrived()?, Instant::now());
+        while start.elapsed() < bound {
+            self.send(FRAMES_PER_RUN)?;
+        }
+        let (elapsed, now) = (start.elapsed().as_secs_f64(), self.arrived()?);
+        Ok((now.back - before.back + now.outside - before.outside) as f64 / elapsed / 1e6)
+    }
+
+    /// Nanoseconds that `measured` takes for a packet of a VM, as the mean of `packets`. The generator's part is measured by a
+    /// run without the program, and subtracted.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn nanoseconds(&self, measured: BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
+        let with = self.timed(measured, packets)?;
+        Ok(with - self.timed(program(&self.object, "accept")?.as_fd(), packets)?)
+    }
+
+    /// Nanoseconds of the generator and of `measured` for a packet.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn timed(&self, measured: BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
+        let fd = measured.as_raw_fd() as u32;
+        map(&self.object, "measured")?.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
+        let mut context = xdp_context(self.interfaces.dut_ifindex as u32, packet::TEMPLATE_BYTES as u32);
+        let data = [0u8; packet::TEMPLATE_BYTES];
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(&data),
+            repeat: packets,
+            ..ProgramInput::default()
+        };
+        let output = self.program("generate_and_call")?.test_run(input)?;
+        Ok(output.duration.as_nanos() as f64)
+    }
+
+    fn program(&self, name: &str) -> Result<ProgramMut<'_>, Failure> {
+        program(&self.object, name)
+    }
+}
