@@ -27,6 +27,8 @@ const ELASTIC: &str = "web-3";
 /// Where the web server and VMs echo.
 const PORT: u16 = 7051;
 const PPS: u64 = 200;
+/// What the log says of the ports that a VM gets.
+const GIVEN: &str = "ports of a public address were given to a VM";
 /// For how long an answer is awaited that should not come.
 const SILENCE: &str = "1000";
 const PROGRAMMED: Duration = Duration::from_secs(10);
@@ -92,12 +94,16 @@ async fn all_gateways_lead_to_the_owner(lab: &Lab, at: SocketAddr) -> Outcome {
         let is_right =
             |session: &Value| session["outside_address"] == SHOP_ADDRESS && session["direction"] == "egress";
         ensure!(sessions.iter().all(is_right), "{sessions:?}");
-        let log = std::fs::read_to_string(lab.paths().log(owner_of(lab, SHOP_ADDRESS).await?.as_str()))?;
-        let line = log.lines().find(|line| {
-            line.contains("ports of a public address were given to a VM")
-                && line.contains(&inside.to_string())
-        });
-        ensure!(line.is_some_and(|line| line.contains(SHOP_ADDRESS)), "no line about the ports of {vm}");
+        // Within the next round.
+        eventually(Duration::from_secs(5), async || {
+            let gateway = owner_of(lab, SHOP_ADDRESS).await?;
+            let log = std::fs::read_to_string(lab.paths().log(&gateway))?;
+            let is_it = |line: &&str| line.contains(GIVEN) && line.contains(&inside.to_string());
+            let line = log.lines().find(is_it);
+            ensure!(line.is_some_and(|line| line.contains(SHOP_ADDRESS)), "no line about the ports of {vm}");
+            Ok(())
+        })
+        .await?;
     }
     Ok(())
 }
