@@ -55,6 +55,8 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 		return drop(0, reason);
 	if (!packet->is_tunnel)
 		return FOR_UNDERLAY;
+	if (!packet->vni)
+		return FOR_PASSED_ON;
 	reason = classify(packet);
 	if (reason)
 		return drop(0, reason);
@@ -102,7 +104,18 @@ static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet
 		if (!verdict)
 			verdict = send_to_internet(ctx, packet);
 	}
-	return verdict;
+	return verdict == FOR_OWNER ? pass_on(ctx, packet, tunnel_bytes(packet)) : verdict;
+}
+
+/* Forwards a packet to a public address, which was admitted with this result. */
+static __always_inline int into_vpc(struct xdp_md *ctx, struct packet *packet, int verdict)
+{
+	if (verdict == FOR_NAT_DESTINATION) {
+		verdict = nat_destination(ctx, packet, 0);
+		if (!verdict)
+			verdict = FOR_VPC;
+	}
+	return verdict == FOR_VPC ? enter_vpc(ctx, packet) : verdict;
 }
 
 static __always_inline int general_path(struct xdp_md *ctx)
@@ -111,6 +124,8 @@ static __always_inline int general_path(struct xdp_md *ctx)
 
 	if (verdict == FOR_INTERNET)
 		return to_internet(ctx, packet_memory());
+	if (verdict == FOR_PASSED_ON)
+		return into_vpc(ctx, packet_memory(), take_over(ctx, packet_memory()));
 	return verdict == FOR_UNDERLAY ? answer_underlay(ctx, packet_memory()) : verdict;
 }
 
@@ -140,12 +155,7 @@ int internet(struct xdp_md *ctx)
 	struct packet *packet = packet_begin();
 	int verdict = internet_in(ctx, packet);
 
-	if (verdict == FOR_NAT_DESTINATION) {
-		verdict = nat_destination(ctx, packet, 0);
-		if (!verdict)
-			verdict = FOR_VPC;
-	}
-	return verdict == FOR_VPC ? enter_vpc(ctx, packet) : verdict;
+	return verdict == FOR_OWNER ? pass_on(ctx, packet, 0) : into_vpc(ctx, packet, verdict);
 }
 
 char LICENSE[] SEC("license") = "GPL";

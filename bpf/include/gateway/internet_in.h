@@ -7,7 +7,8 @@
  *
  * Contract: internet_in() returns the program's verdict: XDP_TX for packets that were
  * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. FOR_VPC: the packet is for an instance, and
- * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before. Drops are counted for the VNI once the
+ * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before; FOR_OWNER: another
+ * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. There take_over() returns the same. Drops are counted for the VNI once the
  * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`,
  * `sum_chunks` and those of count.h.
  */
@@ -16,6 +17,7 @@
 
 #include "gateway/answer_underlay.h"
 #include "gateway/deliver_inside.h"
+#include "gateway/sender.h"
 
 /* The low bits of a vMAC, which alone differ among the vMACs of a cluster (vip_mac() in crates/controller). */
 #define VMAC_SLOT_BITS 16
@@ -185,7 +187,8 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	if (!source_valid(&packet->frame) ||
 	    !internet_address_valid(packet->frame.flags, packet->frame.source))
 		return DROP_martian_source;
-	cell = find_public(packet->frame.flags, packet->frame.source);
+	/* What a VM sends to another public address is passed on with its new source. */
+	cell = packet->nat & PACKET_FROM_GATEWAY ? 0 : find_public(packet->frame.flags, packet->frame.source);
 	if (cell)
 		return cell == INDEX_BUSY ? DROP_table_busy : DROP_martian_source;
 	packet->new_source[0] = packet->frame.source[0];
@@ -212,13 +215,46 @@ __attribute__((noinline)) int enter_vpc(struct xdp_md *ctx, struct packet *packe
 	if (!reason)
 		reason = deliver_inside(ctx, packet, 0);
 	if (reason)
-		return packet->error_type ? drop_with_public_error(ctx, packet, reason)
-					  : drop(packet->vni, reason);
+		return packet->error_type && !(packet->nat & PACKET_FROM_GATEWAY)
+			     ? drop_with_public_error(ctx, packet, reason)
+			     : drop(packet->vni, reason);
 	return packet->verdict;
 }
 
-/* Admits a packet to the public address in destination_public. */
-static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packet)
+/*
+ * Passes a packet to an address of a NAT gateway on to the owner of its vIP, in a tunnel with VNI 0. The frame is `at` bytes into
+ * the packet, as for deliver_inside().
+ */
+__attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet, __u32 at)
+{
+	const struct public_prefix *public;
+	enum drop_reason reason;
+	const struct vrf *vrf;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	public = public_prefix_at(packet->destination_public);
+	vrf = vrf_at(packet->vrf, packet->vni);
+	if (!public || !vrf)
+		return drop(packet->vni, DROP_stale_index);
+	packet->next_hop = READ_ONCE(public->vip);
+	if (!next_hop_at(packet->next_hop, NEXT_HOP_VIP))
+		return drop(packet->vni, DROP_not_owner);
+	packet->nat |= PACKET_TO_OWNER;
+	packet->final_vni = 0;
+	packet->mtu = READ_ONCE(vrf->mtu);
+	packet->new_destination[0] = packet->frame.destination[0];
+	packet->new_destination[1] = packet->frame.destination[1];
+	reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom : deliver_inside(ctx, packet, at);
+	if (!reason)
+		return packet->verdict;
+	if (!packet->error_type || packet->nat & PACKET_FROM_GATEWAY)
+		return drop(packet->vni, reason);
+	return at ? drop_with_error(ctx, packet, reason) : drop_with_public_error(ctx, packet, reason);
+}
+
+/* Admits a packet to the public address in destination_public. `passed_on`: PACKET_FROM_GATEWAY, or 0. */
+static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packet, __u8 passed_on)
 {
 	const struct public_prefix *public = public_prefix_at(packet->destination_public);
 	enum drop_reason reason;
@@ -229,13 +265,39 @@ static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packe
 	reason = classify(packet);
 	if (reason)
 		return drop(0, reason);
+	packet->nat |= passed_on;
 	reason = admit_from_internet(ctx, packet);
 	if (reason)
 		return drop(packet->vni, reason);
 	coarse_now(packet);
 	if (!(public->flags & PUBLIC_NAT))
-		return FOR_VPC;
-	return is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION : drop(packet->vni, DROP_not_owner);
+		return passed_on ? drop(packet->vni, DROP_not_owner) : FOR_VPC;
+	if (is_owned_vip(READ_ONCE(public->vip)))
+		return FOR_NAT_DESTINATION;
+	return passed_on ? drop(packet->vni, DROP_not_owner) : FOR_OWNER;
+}
+
+/* Takes a packet that another gateway has passed on out of its tunnel, and admits it. */
+__attribute__((noinline)) int take_over(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason;
+	__u32 cell;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	packet->nat = 0;
+	reason = check_gateway(packet);
+	if (reason)
+		return drop(0, reason);
+	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)))
+		return drop(0, DROP_headroom);
+	if (!read_destination(ctx, packet))
+		return drop(0, DROP_inner_truncated);
+	cell = find_public(packet->frame.flags, packet->frame.destination);
+	if (cell == INDEX_BUSY)
+		return drop(0, DROP_table_busy);
+	packet->destination_public = cell;
+	return cell ? admit_to_vpc(ctx, packet, PACKET_FROM_GATEWAY) : drop(0, DROP_not_owner);
 }
 
 /* Whether the packet may be neighbor discovery, which is never routed (RFC 4861 section 7.1). */
@@ -274,7 +336,7 @@ __attribute__((noinline)) int internet_in(struct xdp_md *ctx, struct packet *pac
 		return drop(0, DROP_table_busy);
 	packet->destination_public = cell;
 	if (cell && is_for_public(ctx, packet))
-		return admit_to_vpc(ctx, packet);
+		return admit_to_vpc(ctx, packet, 0);
 	return is_vtep(&packet->frame) ? drop(0, DROP_not_routed) : pass_to_kernel(ctx);
 }
 

@@ -8,7 +8,7 @@
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
- * the packet is passed on to it, unchanged in a tunnel of its VPC. Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_OWNER: as for internet_in() (internet_in.h). Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
  * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
@@ -248,8 +248,9 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 	public = public_prefix_at(packet->destination_public);
 	if (!public || !(public->flags & PUBLIC_NAT) || packet->nat & PACKET_NAT_DESTINATION)
 		return turn_back(ctx, packet);
-	packet->verdict = FOR_NAT_DESTINATION;
-	return is_owned_vip(READ_ONCE(public->vip)) ? DROP_none : DROP_not_owner;
+	packet->longest = longest_back(ctx, packet);
+	packet->verdict = is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION : FOR_OWNER;
+	return check_ttl(packet);
 }
 
 __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet *packet)

@@ -75,6 +75,8 @@ struct packet {
 #define FOR_INTERNET 0x200	  /* send_to_internet() */
 #define FOR_NAT_SOURCE 0x300	  /* nat_source(), and then send_to_internet() again */
 #define FOR_NAT_DESTINATION 0x400 /* nat_destination(), and then send_to_internet() again or enter_vpc() */
+#define FOR_OWNER 0x600		  /* pass_on() */
+#define FOR_PASSED_ON 0x700	  /* take_over(), and then as for internet_in() */
 #define FOR_VPC 0x500		  /* enter_vpc() */
 
 struct {

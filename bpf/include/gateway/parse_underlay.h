@@ -4,7 +4,7 @@
  * is for this node. parse_frame() (parse.h) then parses the tenant's frame.
  *
  * Contract: DROP_none with is_tunnel set for a VXLAN packet to this node, with
- * outer_source, outer_source_mac, vni, frame_bytes, udp_checksum, ipv6, traffic_class and the frame's identity filled
+ * outer_source, outer_source_mac, vni (0: what a gateway passes on to the owner of a NAT gateway's vIP), frame_bytes, udp_checksum, ipv6, traffic_class and the frame's identity filled
  * in.
  * DROP_none without is_tunnel for any other packet, which answer_underlay.h handles. Otherwise the reason to
  * drop. The packet is not changed. Reads only the map `cells`.
@@ -33,7 +33,7 @@ static __always_inline enum drop_reason parse_vxlan(const struct udp_header *udp
 
 	if (length != bytes || length < TUNNEL_BYTES)
 		return DROP_outer_truncated;
-	if (!vxlan_flags_valid(flags) || vni & 0xff || !vni)
+	if (!vxlan_flags_valid(flags) || vni & 0xff)
 		return DROP_vxlan_flags;
 	packet->frame.identity = flags & VXLAN_GROUP_ID;
 	packet->udp_checksum = udp->checksum;
