@@ -22,6 +22,10 @@ enum table_query_kind {
 	/* The public prefix of an inside address. */
 	QUERY_SOURCE4,
 	QUERY_SOURCE6,
+	/* The NAT gateway that has an outside address. */
+	QUERY_NAT_ADDRESS,
+	/* The NAT gateway of a VNI. */
+	QUERY_NAT,
 };
 
 struct table_query {
@@ -30,10 +34,12 @@ struct table_query {
 	__u64 high;   /* IPv6: high half */
 	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
-	__u32 cell;   /* public prefix: its VNI, and its length in bits 24..31 */
+	__u32 cell;   /* public prefix: its VNI, and its length in bits 24..31; NAT gateway: its VNI, and number of addresses there */
 	/*
 	 * QUERY_POLICY, before the answer: what QUERY_PACKET_* say of the packet. Public prefix: the halves of its
-	 * outside addresses, combined by exclusive or, plus three times those of its inside addresses.
+	 * outside addresses, combined by exclusive or, plus three times those of its inside addresses. NAT gateway by its VNI: its
+	 * limit of sessions, and the numbers of its addresses, added up with their places as weights, in bits 32..63; by an
+	 * address: the number of that.
 	 */
 	__u64 mac;
 };
@@ -95,13 +101,61 @@ __attribute__((noinline)) int answer_public(struct table_query *query)
 	if (!cell || cell == INDEX_BUSY)
 		return 0;
 	public = public_prefix_at(cell);
-	if (!public)
+	if (!public || public->flags & PUBLIC_NAT)
 		return 0;
 	outside = (const __u64 *)public->outside;
 	inside = (const __u64 *)public->inside;
 	query->answer = EXACT_HIT;
 	query->cell = (__u32) public->length << 24 | public->vni;
 	query->mac = (outside[0] ^ outside[1]) + 3 * (inside[0] ^ inside[1]);
+	return 0;
+}
+
+/* From the inside, as from the outside: the cell of the NAT gateway. */
+static __always_inline __u32 nat_cell_of(const struct table_query *query)
+{
+	const struct internet *internet;
+	__u32 cell = find_index(query->vni, 0);
+	const struct vrf *vrf = cell == INDEX_BUSY ? NULL : vrf_at(cell, query->vni);
+
+	internet = vrf ? internet_of(vrf) : NULL;
+	return internet ? READ_ONCE(internet->nat) : 0;
+}
+
+__attribute__((noinline)) int answer_nat(struct table_query *query)
+{
+	const struct nat_gateway *gateway;
+	const struct public_prefix *public;
+	__u32 cell, count = 0;
+	__u64 sum = 0;
+
+	if (!query)
+		return 0;
+	if (query->kind == QUERY_NAT) {
+		cell = nat_cell_of(query);
+	} else {
+		cell = find_public4(query->low);
+		public = !cell || cell == INDEX_BUSY ? NULL : public_prefix_at(cell);
+		if (!public || !(public->flags & PUBLIC_NAT))
+			return 0;
+		cell = *(const __u32 *)public->inside;
+		query->mac = *(const __u16 *)(public->inside + 4);
+	}
+	gateway = cell ? nat_gateway_at(cell) : NULL;
+	if (!gateway)
+		return 0;
+	query->answer = EXACT_HIT;
+	query->cell = gateway->vni;
+	if (query->kind == QUERY_NAT_ADDRESS)
+		return 0;
+	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX; i++) {
+		if (i < gateway->pool.addresses) {
+			sum += (i + 1) * gateway->pool.address[i];
+			count++;
+		}
+	}
+	query->cell |= count << 24;
+	query->mac = sum << 32 | gateway->pool.sessions_limit;
 	return 0;
 }
 
@@ -195,7 +249,9 @@ int tables_test(struct xdp_md *ctx)
 			answer_policy(&query);
 		} else {
 			query.mac = 0;
-			if (query.kind >= QUERY_PUBLIC4)
+			if (query.kind >= QUERY_NAT_ADDRESS)
+				answer_nat(&query);
+			else if (query.kind >= QUERY_PUBLIC4)
 				answer_public(&query);
 			else if (query.kind == QUERY_ROUTE4 || query.kind == QUERY_ROUTE6)
 				answer_route(&query);

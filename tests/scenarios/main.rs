@@ -37,6 +37,7 @@ mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
 mod moved_instance;
+mod nat;
 mod not_a_router;
 mod overload;
 mod path_mtu;
@@ -155,6 +156,7 @@ fn all() -> Vec<Scenario> {
         qos: OwnLab,
         addresses: OwnLab,
         internet: OwnLab,
+        nat: OwnLab,
         connections: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,

@@ -281,7 +281,7 @@ pub fn slow_hellos(topology: &mut Topology) {
 /// Leaves the Internet out: a VPC with public addresses stays on its cluster.
 pub fn without_internet(topology: &mut Topology) {
     topology.internet = None;
-    topology.vpcs.iter_mut().for_each(|vpc| vpc.internet = false);
+    topology.vpcs.iter_mut().for_each(|vpc| (vpc.internet, vpc.nat) = (false, Vec::new()));
 }
 
 /// The address of one family.

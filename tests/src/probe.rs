@@ -1,6 +1,7 @@
 //! A traffic generator with numbered packets, run inside the lab's VMs.
 //!
 //!     sluice-probe echo ADDRESS NAME          answer UDP and TCP, with NAME in front
+//!     sluice-probe echo ADDRESS NAME FIRST    the same, after a packet from its port to FIRST
 //!     sluice-probe ask udp|tcp ADDRESS        print the name of the VM that answers
 //!     sluice-probe stream ADDRESS PPS SECONDS numbered packets to `echo`, count the answers; a line on
 //!                                             standard input ends it earlier
@@ -14,6 +15,7 @@
 //!                                             malformed and forged frames
 //!     sluice-probe flood IFNAME,MAC,ADDRESS,ADDRESS6 ROUTERMAC,ROUTER TO FLOWS
 //!                                             first packets of new connections, half of them TCP
+//!     sluice-probe reset IFNAME MAC FROM TO   a TCP segment with RST whose source is forged, to the router or gateway with MAC
 //!     sluice-probe host PORT HOST BEYOND IFNAME,MAC,ADDRESS,HOSTMAC...
 //!                                             try to reach the host itself from interfaces, until it is ended
 //!
@@ -36,7 +38,7 @@ use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Sealer};
 use sluice_sys::PacketSocket;
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::io::{Error, Read, Result, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -52,7 +54,9 @@ fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["echo", address, name] => echo(parse(address), name),
+        ["echo", address, name] => echo(parse(address), name, None),
+        ["echo", address, name, first] => echo(parse(address), name, Some(parse(first))),
+        ["reset", ifname, mac, from, to] => reset(ifname, parse(mac), parse(from), parse(to)),
         ["ask", protocol, address] => ask(protocol, parse(address), PATIENCE),
         ["ask", protocol, address, ms] => ask(protocol, parse(address), Duration::from_millis(parse(ms))),
         ["stream", address, pps, seconds] => stream(parse(address), parse(pps), parse(seconds)),
@@ -145,6 +149,17 @@ fn flood(own: &str, router: &str, to: IpAddr, flows: u16) -> Result<()> {
     volleys(ifindex, flows.into(), |number| hostile.first_packet(1024 + number as u16, to))
 }
 
+fn reset(ifname: &str, mac: MacAddr, from: SocketAddrV4, to: SocketAddrV4) -> Result<()> {
+    let segment =
+        build::tcp_segment(IpAddr::V4(*from.ip()), IpAddr::V4(*to.ip()), (from.port(), to.port()), RST, &[]);
+    let packet = build::Ipv4::new(*from.ip(), *to.ip(), build::TCP).build(&segment);
+    let frame = build::ethernet(mac, MacAddr::local(1), build::ETHERTYPE_IPV4, &packet);
+    PacketSocket::open().map_err(Error::other)?.send(if_nametoindex(ifname)?, &frame).map_err(Error::other)
+}
+
+/// The flag of a TCP segment that ends a connection (RFC 9293 section 3.1).
+const RST: u8 = 0x04;
+
 /// Sends frames and prints how many the kernel took.
 fn volleys(ifindex: u32, frames: u64, mut frame: impl FnMut(u64) -> Vec<u8>) -> Result<()> {
     let socket = PacketSocket::open().map_err(Error::other)?;
@@ -215,9 +230,12 @@ fn patient(socket: UdpSocket) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-fn echo(address: SocketAddr, name: &str) -> Result<()> {
+fn echo(address: SocketAddr, name: &str, first: Option<SocketAddr>) -> Result<()> {
     let tcp = TcpListener::bind(address)?;
     let udp = patient(UdpSocket::bind(address)?)?;
+    if let Some(first) = first {
+        udp.send_to(b"first", first)?;
+    }
     let greeting = format!("{name}:");
     std::thread::spawn(move || {
         for mut stream in tcp.incoming().flatten() {

@@ -24,6 +24,7 @@
 //!
 //! Entries that could not be written are tried again between the messages ([`Applier::retry`]).
 
+mod public;
 mod retries;
 mod snapshot;
 #[cfg(test)]
@@ -37,11 +38,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{
-    ClusterKeys, Endpoint, EndpointKey, Missing, PublicPrefix, Route, RouteKey, Scope, Update,
-};
+use sluice_southbound::{ClusterKeys, Endpoint, EndpointKey, Missing, Route, RouteKey, Scope, Update};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{Digests, EntryKey, IpNet, MacAddr};
+use sluice_types::{Digests, EntryKey, MacAddr};
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -383,7 +382,7 @@ impl<R: Role> Applier<R> {
     }
 
     /// Entries come in the order in which they refer to each other: endpoints to VTEPs and VRFs, VRFs to
-    /// groups, public prefixes to VRFs and vIPs.
+    /// groups, public prefixes and NAT gateways to VRFs and vIPs.
     fn upsert(&mut self, update: &mut Update) {
         self.update_keys(std::mem::take(&mut update.keys));
         for vtep in &update.vteps {
@@ -415,7 +414,7 @@ impl<R: Role> Applier<R> {
         for route in &update.routes {
             self.upsert_route(route);
         }
-        self.upsert_public_prefixes(update);
+        self.upsert_public(update);
         for policy in update.policies.drain(..) {
             let copy = policy.clone();
             if self.fails(false, |role, context| role.upsert_policy(context, copy)) {
@@ -485,40 +484,6 @@ impl<R: Role> Applier<R> {
         }
     }
 
-    /// Public prefixes that are removed, or stand for other addresses than before, give up these first: another prefix of
-    /// the update may get them.
-    fn upsert_public_prefixes(&mut self, update: &mut Update) {
-        let removed = std::mem::take(&mut update.removed_public_prefixes);
-        self.remove_public_prefixes(&removed);
-        let known = |outside| self.tables.public_prefix(outside).map(|known| (known.vni, known.inside));
-        let has_moved =
-            |new: &&PublicPrefix| known(new.outside).is_some_and(|it| it != (new.vni, new.inside));
-        let moved: Vec<IpNet> =
-            update.public_prefixes.iter().filter(has_moved).map(|new| new.outside).collect();
-        self.remove_public_prefixes(&moved);
-        for public in &update.public_prefixes {
-            if self.fails(false, |role, context| role.upsert_public_prefix(context, public)) {
-                self.try_again(Entry::PublicPrefix(*public));
-            } else {
-                // It may have failed to give up its addresses above. That removal would take the new one away.
-                self.retries.remove(Key::PublicPrefix(public.outside));
-            }
-        }
-        if !removed.is_empty() && self.retries.len() > 0 {
-            self.retries.expedite();
-        }
-    }
-
-    fn remove_public_prefixes(&mut self, outsides: &[IpNet]) {
-        for outside in outsides {
-            let result = self.tables.remove_public_prefix(*outside);
-            let what = format_args!("removal of public prefix {outside}");
-            if self.failures.check(result, what).is_none() {
-                self.try_removal_again(Key::PublicPrefix(*outside));
-            }
-        }
-    }
-
     /// Entries go in the reverse order of [`Applier::upsert`].
     fn remove(&mut self, update: &Update, is_other_database: bool) {
         for instance in &update.removed_ports {
@@ -535,6 +500,7 @@ impl<R: Role> Applier<R> {
                 }
             }
         }
+        self.remove_nat_gateways(&update.removed_nat_gateways);
         self.remove_public_prefixes(&update.removed_public_prefixes);
         for key in &update.removed_routes {
             self.remove_route(*key);
@@ -668,6 +634,7 @@ fn frees_memory(update: &Update) -> bool {
         && update.removed_endpoints.is_empty()
         && update.removed_routes.is_empty()
         && update.removed_public_prefixes.is_empty()
+        && update.removed_nat_gateways.is_empty()
         && update.removed_vnis.is_empty()
         && update.removed_groups.is_empty()
         && update.removed_vips.is_empty()

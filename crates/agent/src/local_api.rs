@@ -92,6 +92,7 @@ async fn status<R: Role>(State(node): State<Arc<Node<R>>>) -> Result<Json<Value>
                 "vrfs": usage.vrfs,
                 "routes": usage.routes,
                 "public_prefixes": usage.public_prefixes,
+                "nat_gateways": usage.nat_gateways,
                 "endpoints": usage.endpoints,
                 "ports": usage.ports,
             })

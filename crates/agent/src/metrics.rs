@@ -169,6 +169,7 @@ fn register_usage(registry: &mut Registry, usage: &TableUsage) {
         ("senders", usage.senders),
         ("routes", usage.routes),
         ("public_prefixes", usage.public_prefixes),
+        ("nat_gateways", usage.nat_gateways),
     ];
     let with_limit = [
         ("cells", usage.cells_used, usage.cells_total),

@@ -6,9 +6,10 @@ use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
 
 use sluice_southbound::{
-    ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf, Vtep, VtepRole,
+    ClusterPlan, Group, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf, Vtep,
+    VtepRole,
 };
-use sluice_tables::NodeTables;
+use sluice_tables::{NatAddress, NodeTables};
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::NodeLoad;
@@ -114,13 +115,18 @@ pub trait Role: Send + 'static {
 
     /// The number by which packets know a public address of a NAT gateway ([`sluice_tables::nat::Nat::assign`]). It stays the same
     /// until [`Role::remove_unused`] finds the address in no NAT gateway of the tables. A gateway without NAT tables, which
-    /// translates nothing itself, gives the same number to all addresses.
+    /// translates nothing itself, gives numbers without a meaning.
     ///
     /// # Errors
     /// [`sluice_tables::Error::NoNatNumber`]: the entry is tried again later. [`sluice_tables::Error::Invalid`]: nodes of this role
     /// have no NAT gateways.
     fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
         Err(sluice_tables::Error::Invalid(format!("{address}: a node of this role has no NAT gateways")))
+    }
+
+    /// Adds or changes the NAT gateway of a VPC. Its removal is the same for all roles.
+    fn upsert_nat_gateway(&mut self, context: &mut UpdateContext<'_>, nat: &NatGateway) {
+        context.upsert_nat_gateway(nat, |address| self.nat_number(address));
     }
 
     /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
@@ -264,6 +270,31 @@ impl UpdateContext<'_> {
         let result =
             self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix { outside, vni, inside, vip });
         self.check(result, format_args!("public prefix {outside}")) == Some(true)
+    }
+
+    /// Writes a NAT gateway, for whose addresses `number` gives numbers as [`Role::nat_number`] does. Returns whether the tables
+    /// changed.
+    pub fn upsert_nat_gateway(
+        &mut self,
+        nat: &NatGateway,
+        number: impl FnMut(Ipv4Addr) -> Result<u16, sluice_tables::Error>,
+    ) -> bool {
+        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote } = *nat;
+        let entry = format_args!("NAT gateway of VNI {vni}");
+        let numbers: Result<Vec<u16>, _> = addresses.iter().copied().map(number).collect();
+        let numbers = match numbers {
+            Err(sluice_tables::Error::Invalid(reason)) => {
+                self.failures.add_lost(|| format!("{entry}: {reason}"));
+                return false;
+            }
+            numbers => self.check(numbers, entry),
+        };
+        let Some(numbers) = numbers else { return false };
+        let addresses = addresses.iter().zip(numbers);
+        let addresses = addresses.map(|(&address, number)| NatAddress { address, number }).collect();
+        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote };
+        let result = self.tables.upsert_nat_gateway(&nat);
+        self.check(result, entry) == Some(true)
     }
 
     /// Removes a VRF at once.

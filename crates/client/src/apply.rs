@@ -113,6 +113,9 @@ pub async fn apply(
         applier.instances(vpc).await?;
     }
     applier.eips(cloud, eip_vpcs).await?;
+    for vpc in &cloud.vpcs {
+        applier.nat_gateway(vpc).await?;
+    }
     Ok(applier.report)
 }
 

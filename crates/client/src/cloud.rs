@@ -3,7 +3,7 @@
 mod internet;
 pub(crate) mod security;
 
-pub use internet::{EipSpec, PublicPoolSpec};
+pub use internet::{EipSpec, NatGatewaySpec, PublicPoolSpec};
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -187,6 +187,9 @@ pub struct VpcSpec {
     /// Routes of the VPC's main table.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<RouteSpec>,
+    /// NAT gateway of the VPC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_gateway: Option<NatGatewaySpec>,
 }
 
 /// A subnet in a cloud file.
@@ -281,7 +284,7 @@ pub enum RouteTargetSpec {
     Peering(String),
     /// Drops the packets.
     Drop,
-    /// Sends the packets to the Internet, if their sender has a public address.
+    /// Sends the packets to the Internet, if their sender has a public address or the VPC a NAT gateway.
     Internet,
 }
 
@@ -341,7 +344,10 @@ impl CloudFile {
     pub fn len(&self) -> usize {
         let groups =
             |vpc: &VpcSpec| -> usize { vpc.security_groups.iter().map(|group| 1 + group.rules.len()).sum() };
-        let inside = |vpc: &VpcSpec| vpc.subnets.len() + groups(vpc) + vpc.instances.len() + vpc.routes.len();
+        let inside = |vpc: &VpcSpec| {
+            let listed = vpc.subnets.len() + vpc.instances.len() + vpc.routes.len();
+            listed + groups(vpc) + usize::from(vpc.nat_gateway.is_some())
+        };
         let inside: usize = self.vpcs.iter().map(inside).sum();
         let top = self.tenants.len() + self.clusters.len() + self.gateways.len() + self.hosts.len();
         top + self.vpcs.len() + self.peerings.len() + inside + self.public_pools.len() + self.eips.len()

@@ -1,12 +1,13 @@
-//! Public pools and EIPs: the objects of the API, and the requests that create them.
+//! Public pools, EIPs and NAT gateways: the objects of the API, and the requests that create them.
 
 use crate::new::{difference, difference_if_given};
 use crate::{EntryFailure, NewObject};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, InstanceId, IpNet, PublicPoolId, SubnetId, TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, PublicPoolId, SubnetId,
+    TenantId, VpcId,
 };
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Public addresses that the gateways of a cluster announce.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +20,7 @@ pub struct PublicPool {
     pub cluster: ClusterId,
     /// Prefixes in ascending order.
     pub prefixes: Vec<IpNet>,
-    /// Those of which no EIP has an address, in ascending order.
+    /// Those of which no EIP and no NAT gateway has an address, in ascending order.
     #[serde(default)]
     pub reserved: Vec<IpNet>,
     /// Revision of the last change: the ETag of the object.
@@ -68,9 +69,46 @@ pub struct Eip {
     pub failures: Vec<EntryFailure>,
 }
 
+/// A NAT gateway: public IPv4 addresses that the instances of a VPC share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NatGateway {
+    /// Identifier, such as `nat-7`.
+    pub id: NatGatewayId,
+    /// Name.
+    pub name: String,
+    /// Its VPC, which has no other.
+    pub vpc: VpcId,
+    /// Pool that its addresses are from.
+    pub pool: PublicPoolId,
+    /// 1 to 16 addresses in ascending order.
+    pub addresses: Vec<Ipv4Addr>,
+    /// Sessions that each instance may have at the same time.
+    pub sessions: u32,
+    /// Port blocks that each instance may have.
+    pub blocks: u8,
+    /// Which packets of the Internet reach a port that an instance uses.
+    pub filtering: NatFiltering,
+    /// Revision of the last change: the ETag of the object.
+    pub revision: u64,
+    /// True if every node that needs the object has programmed this revision.
+    pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
+}
+
 crate::model::resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it
     .name
     .clone());
+crate::model::resource!(
+    NatGateway,
+    NatGatewayId,
+    "nat-gateways",
+    "NAT gateway",
+    ", or say --vpc",
+    true,
+    |it| it.name.clone()
+);
 crate::model::resource!(Eip, EipId, "eips", "EIP", ", or TENANT/EIP", true, |it| it.name.clone());
 
 /// Request to create a public pool.
@@ -82,7 +120,7 @@ pub struct NewPublicPool {
     pub cluster: ClusterId,
     /// 1 to 64 prefixes.
     pub prefixes: Vec<IpNet>,
-    /// At most 64 prefixes inside `prefixes` of which no EIP gets an address.
+    /// At most 64 prefixes inside `prefixes` of which no EIP and no NAT gateway gets an address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<IpNet>,
 }
@@ -159,5 +197,54 @@ impl NewObject for NewEip {
             .or_else(|| difference_if_given("instance", self.instance.as_ref(), found.instance.as_ref()))
             .or_else(|| difference_if_given("subnet", self.subnet.as_ref(), found.subnet.as_ref()))
             .or_else(|| difference_if_given("inside", self.inside.as_ref(), found.inside.as_ref()))
+    }
+}
+
+/// Request to create the NAT gateway of a VPC. What is `None` is chosen by the API.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NewNatGateway {
+    /// Name.
+    pub name: String,
+    /// Its VPC.
+    pub vpc: VpcId,
+    /// Pool that its addresses are from.
+    pub pool: PublicPoolId,
+    /// 1 to 16 addresses of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<Vec<IpAddr>>,
+    /// How many addresses it gets, without `addresses`: 1 to 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_count: Option<usize>,
+    /// Sessions that each instance may have at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<u32>,
+    /// Port blocks that each instance may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u8>,
+    /// Which packets of the Internet reach a port that an instance uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filtering: Option<NatFiltering>,
+}
+
+impl NewObject for NewNatGateway {
+    type Object = NatGateway;
+    type Parent = ();
+    fn path((): ()) -> String {
+        "/v1/nat-gateways".to_owned()
+    }
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+    fn difference(&self, found: &NatGateway) -> Option<String> {
+        let mut addresses = self.addresses.clone();
+        addresses.iter_mut().for_each(|addresses| addresses.sort_unstable());
+        let has: Vec<IpAddr> = found.addresses.iter().copied().map(IpAddr::V4).collect();
+        difference("vpc", &self.vpc, &found.vpc)
+            .or_else(|| difference("pool", &self.pool, &found.pool))
+            .or_else(|| difference_if_given("addresses", addresses.as_ref(), Some(&has)))
+            .or_else(|| difference_if_given("address_count", self.address_count.as_ref(), Some(&has.len())))
+            .or_else(|| difference_if_given("sessions", self.sessions.as_ref(), Some(&found.sessions)))
+            .or_else(|| difference_if_given("blocks", self.blocks.as_ref(), Some(&found.blocks)))
+            .or_else(|| difference_if_given("filtering", self.filtering.as_ref(), Some(&found.filtering)))
     }
 }

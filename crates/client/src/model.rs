@@ -384,7 +384,7 @@ pub enum RouteTarget {
     Peering(PeeringId),
     /// Drops the packets.
     Drop,
-    /// Sends the packets to the Internet, if their sender has a public address.
+    /// Sends the packets to the Internet, if their sender has a public address or the VPC a NAT gateway.
     Internet,
 }
 

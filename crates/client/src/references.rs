@@ -140,6 +140,10 @@ impl<'a> Resolver<'a> {
             if let Some(cluster) = &spec.cluster {
                 self.clusters.resolve(cluster, "cluster", object).await?;
             }
+            if let Some(nat_gateway) = &spec.nat_gateway {
+                let object = || format!("NAT gateway `{}` of VPC `{}`", nat_gateway.name, spec.name);
+                self.pools.resolve(&nat_gateway.pool, "pool", object).await?;
+            }
             for instance in &spec.instances {
                 let object = || format!("instance `{}` in VPC `{}`", instance.name, spec.name);
                 self.hosts.resolve(&instance.host, "host", object).await?;

@@ -49,6 +49,10 @@ fn objects(kind: &str) -> Vec<Value> {
             {"id": "eip-1", "name": "www", "tenant": "tenant-1", "pool": "pool-1", "address": "198.51.100.1",
              "prefix_length": 32, "vpc": "vpc-1", "instance": "inst-1", "inside": "10.0.0.2"},
         ]),
+        "nat-gateways" => json!([
+            {"id": "nat-1", "name": "out", "vpc": "vpc-1", "pool": "pool-1", "addresses": ["198.51.100.2", "198.51.100.3"],
+             "sessions": 10_000, "blocks": 4, "filtering": "endpoint-independent"},
+        ]),
         "route-tables" => json!([{"id": "rtb-1", "name": "main", "vpc": "vpc-1"}]),
         _ => json!([]),
     };
@@ -195,6 +199,10 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
             "eips: [{name: e, tenant: red, pool: world, vpc: web, instance: q}]",
             neither("EIP `e`: `instance`", "instance `q`"),
         ),
+        (
+            "vpcs: [{name: v, tenant: red, nat_gateway: {name: n, pool: far}}]",
+            neither("NAT gateway `n` of VPC `v`: `pool`", "public pool `far`"),
+        ),
         // The subnet is in another VPC.
         (
             "vpcs: [{name: v, tenant: red}]\neips: [{name: e, tenant: red, pool: world, vpc: v, subnet: front}]",
@@ -314,4 +322,42 @@ eips:
   - {name: b, tenant: red, pool: world, vpc: web, instance: inst-1}
 ";
     assert_eq!(tally(new).await, (8, 0, 0));
+}
+
+/// Catches NAT gateways that are compared with less than the file says, and those of objects that the file creates.
+#[tokio::test]
+async fn nat_gateways_are_compared_with_the_cloud() {
+    let tally = async |yaml: &str| {
+        let total = run(yaml, true).await.unwrap().total();
+        (total.created, total.unchanged, total.differing)
+    };
+    let out = async |fields: &str| {
+        let nat_gateway = format!("{{name: out, pool: world{fields}}}");
+        tally(&format!("vpcs: [{{name: web, tenant: red, nat_gateway: {nat_gateway}}}]")).await
+    };
+    let same = [
+        "",
+        ", address_count: 2, blocks: 4",
+        ", addresses: [198.51.100.3, 198.51.100.2], sessions: 10000",
+        ", filtering: endpoint-independent",
+    ];
+    for same in same {
+        assert_eq!(out(same).await, (0, 2, 0), "{same}");
+    }
+    let others = [
+        ", address_count: 1",
+        ", addresses: [198.51.100.2]",
+        ", sessions: 1",
+        ", blocks: 5",
+        ", filtering: address-and-port-dependent",
+    ];
+    for other in others {
+        assert_eq!(out(other).await, (0, 1, 1), "{other}");
+    }
+    let new = "
+tenants: [{name: blue}]
+public_pools: [{name: new, cluster: edge, prefixes: [203.0.113.0/24]}]
+vpcs: [{name: v, tenant: blue, nat_gateway: {name: n, pool: new}}]
+";
+    assert_eq!(tally(new).await, (4, 0, 0));
 }

@@ -1,11 +1,11 @@
-//! Public pools, EIPs and Internet routes over HTTP, with a gateway that has acknowledged them or not.
+//! Public pools, EIPs, NAT gateways and Internet routes over HTTP, with a gateway that has acknowledged them or not.
 
 mod common;
 
 use common::{Answer, Basics, Cloud, Node, PATIENCE, basics, join};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use sluice_southbound::{Missing, PublicPrefix, RouteKey, Scope, Update};
+use sluice_southbound::{Missing, NatGateway, PublicPrefix, RouteKey, Scope, Update};
 use sluice_types::{EntryKey, IpNet};
 
 async fn patch(cloud: &Cloud, path: &str, body: Value) -> Answer {
@@ -306,4 +306,156 @@ async fn internet_routes_reach_gateways() {
     cloud.delete(&format!("/v1/routes/{}", made.id())).await;
     let (_, step) = gateway.acked_step().await;
     assert!(step.iter().flat_map(|part| &part.removed_routes).any(is_default));
+}
+
+#[tokio::test]
+async fn refused_nat_gateways() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let pool = pool(&cloud, &basics).await;
+    cloud.make("/v1/eips", eip(&basics, &pool, "web", json!({"address": "198.51.100.7"}))).await;
+    let nat = |fields: Value| {
+        let mut nat = json!({"name": "out", "vpc": basics.vpc, "pool": pool});
+        nat.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        nat
+    };
+    for (fields, problem) in [
+        (json!({"addresses": ["198.51.100.7"]}), (409, "address-taken", "198.51.100.7")),
+        (json!({"addresses": ["198.51.100.0"]}), (422, "reserved-address", "198.51.100.0")),
+        (json!({"addresses": ["203.0.113.1"]}), (422, "outside-pool", "203.0.113.1")),
+        (json!({"addresses": ["2001:db8:9::1"]}), (422, "invalid", "2001:db8:9::1")),
+        (json!({"addresses": []}), (422, "invalid", "addresses")),
+        (json!({"address_count": 17}), (422, "invalid", "addresses")),
+        (json!({"addresses": ["198.51.100.8"], "address_count": 1}), (422, "invalid", "address_count")),
+        (json!({"sessions": 0}), (422, "invalid", "sessions")),
+        (json!({"blocks": 17}), (422, "invalid", "blocks")),
+        (json!({"pool": "pool-999"}), (422, "unknown-reference", "pool-999")),
+        (json!({"vpc": "vpc-999"}), (422, "unknown-reference", "vpc-999")),
+        (json!({"name": "a b"}), (422, "invalid", "name")),
+    ] {
+        let refused = cloud.post("/v1/nat-gateways", nat(fields)).await;
+        assert_eq!(refused.problem(), problem, "{}", refused.body);
+    }
+    assert_eq!(cloud.post("/v1/nat-gateways", nat(json!({"filtering": "none"}))).await.status, 422);
+    let made = cloud.post("/v1/nat-gateways", nat(json!({"address_count": 2}))).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let path = format!("/v1/nat-gateways/{}", made.id());
+    assert_eq!(made.header("location"), path);
+    let expected = json!({"id": made.id(), "name": "out", "vpc": basics.vpc, "pool": pool,
+        "addresses": ["198.51.100.1", "198.51.100.2"], "sessions": 10_000, "blocks": 4,
+        "filtering": "address-and-port-dependent", "revision": made.body["revision"], "programmed": false});
+    assert_eq!(made.body, expected);
+    assert_eq!(cloud.post("/v1/nat-gateways", nat(json!({}))).await.status, StatusCode::OK);
+    let second = cloud.post("/v1/nat-gateways", nat(json!({"name": "second"}))).await;
+    assert_eq!(second.problem(), (409, "has-nat-gateway", "out"), "{}", second.body);
+    for (body, problem) in [
+        (json!({"addresses": ["2001:db8:9::1"]}), (422, "invalid", "2001:db8:9::1")),
+        (json!({"addresses": ["198.51.100.1", "198.51.100.7"]}), (409, "address-taken", "198.51.100.7")),
+        (json!({"address_count": 0}), (422, "invalid", "addresses")),
+        (json!({"address_count": 1, "addresses": ["198.51.100.1"]}), (422, "invalid", "address_count")),
+        (json!({"sessions": 1_000_001}), (422, "invalid", "sessions")),
+        (json!({"blocks": 0}), (422, "invalid", "blocks")),
+    ] {
+        let refused = patch(&cloud, &path, body).await;
+        assert_eq!(refused.problem(), problem, "{}", refused.body);
+    }
+    assert_eq!(cloud.get(&path).await.body, expected, "nothing changed");
+    let listed = cloud.get(&format!("/v1/nat-gateways?vpc={}&pool={pool}&name=out", basics.vpc)).await.body;
+    assert_eq!(listed["items"], json!([expected]));
+
+    // Another cluster: neither the pool of a NAT gateway, nor a place for the VPC.
+    let far = cloud.make("/v1/clusters", json!({"name": "far", "vips": ["192.0.2.30"]})).await;
+    cloud.make("/v1/gateways", json!({"name": "g2", "cluster": far, "vtep4": "192.0.2.2"})).await;
+    let moved = patch(&cloud, &format!("/v1/vpcs/{}", basics.vpc), json!({"cluster": far})).await;
+    assert_eq!(moved.problem(), (409, "vpc-has-nat-gateway", "out"), "{}", moved.body);
+    assert_eq!(cloud.delete(&path).await.status, StatusCode::OK);
+    let prefixes = json!({"name": "far", "cluster": far, "prefixes": ["203.0.113.0/24"]});
+    let far_pool = cloud.make("/v1/public-pools", prefixes).await;
+    let refused = cloud.post("/v1/nat-gateways", nat(json!({"pool": far_pool}))).await;
+    assert_eq!(refused.problem(), (409, "nat-gateway-across-clusters", "far"), "{}", refused.body);
+}
+
+#[tokio::test]
+async fn nat_gateways_are_programmed_when_gateways_have_them() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let pool = pool(&cloud, &basics).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
+    let mut gateway = join(&cloud, &identity, 0, 0).await;
+    gateway.acked_step().await;
+    let vni = cloud.get(&format!("/v1/vpcs/{}", basics.vpc)).await.body["vni"].as_u64().unwrap();
+    let vni = sluice_types::Vni::new(vni as u32).unwrap();
+
+    let new = json!({"name": "out", "vpc": basics.vpc, "pool": pool, "filtering": "endpoint-independent"});
+    let made = cloud.post("/v1/nat-gateways", new).await;
+    let path = format!("/v1/nat-gateways/{}", made.id());
+    let (revision, nat) = next_nat(&mut gateway).await;
+    let first = std::net::Ipv4Addr::new(198, 51, 100, 1);
+    let expected = NatGateway {
+        vni,
+        addresses: vec![first],
+        vip: nat.vip,
+        sessions: 10_000,
+        blocks: 4,
+        any_remote: true,
+    };
+    assert_eq!(nat, expected);
+    assert!(["192.0.2.10", "fd00::10"].contains(&nat.vip.to_string().as_str()));
+    assert_eq!(cloud.get(&path).await.body["programmed"], false, "the gateway has not acknowledged it");
+    gateway.ack(revision).await;
+    cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+
+    // An entry that the gateway could not write is named.
+    let mut missing = Missing::default();
+    missing.add(EntryKey::NatGateway(vni), "no room".to_owned());
+    gateway.connection.reports.missing(missing).await.unwrap();
+    gateway.connection.reports.ack(revision, vec!["1 entry failed".into()], false).await.unwrap();
+    let failed = cloud.wait_until("not programmed", &path, |body| body["programmed"] == false).await;
+    assert_eq!(failed["failures"][0]["entry"], format!("NAT gateway of VNI {vni}"), "{failed}");
+    gateway.connection.reports.missing(Missing::default()).await.unwrap();
+    gateway.ack(revision).await;
+
+    // More addresses, then others; a snapshot has them.
+    patch(&cloud, &path, json!({"address_count": 2, "sessions": 5})).await;
+    let (revision, more) = next_nat(&mut gateway).await;
+    let second = std::net::Ipv4Addr::new(198, 51, 100, 2);
+    let expected = NatGateway { addresses: vec![first, second], sessions: 5, ..expected };
+    assert_eq!(more, expected);
+    gateway.ack(revision).await;
+    patch(&cloud, &path, json!({"addresses": ["198.51.100.2"], "filtering": "address-and-port-dependent"}))
+        .await;
+    let (_, fewer) = next_nat(&mut gateway).await;
+    let expected = NatGateway { addresses: vec![second], any_remote: false, ..expected };
+    assert_eq!(fewer, expected);
+    let wanted = eip(&basics, &pool, "web", json!({"address": "198.51.100.1"}));
+    let early = cloud.post("/v1/eips", wanted.clone()).await;
+    assert_eq!(early.problem(), (409, "held", "198.51.100.1"));
+    let mut again = join(&cloud, &identity, 0, 0).await;
+    let (_, snapshot) = again.acked_step().await;
+    let found: Vec<_> = snapshot.iter().flat_map(|part| part.nat_gateways.clone()).collect();
+    assert_eq!(found, [expected]);
+    cloud.wait_until("the address is free", "/v1/removals", |body| body["items"] == json!([])).await;
+    cloud.make("/v1/eips", wanted).await;
+
+    cloud.delete(&path).await;
+    let removed = loop {
+        let (_, step) = again.acked_step().await;
+        let removed: Vec<_> = step.into_iter().flat_map(|part| part.removed_nat_gateways).collect();
+        if !removed.is_empty() {
+            break removed;
+        }
+    };
+    assert_eq!(removed, [vni]);
+}
+
+/// The next NAT gateway of a gateway, with the revision that is to be acknowledged.
+async fn next_nat(node: &mut Node) -> (u64, NatGateway) {
+    loop {
+        let step = node.step().await;
+        let revision = step.last().unwrap().revision;
+        if let Some(nat) = step.iter().find_map(|part| part.nat_gateways.first()) {
+            return (revision, nat.clone());
+        }
+        node.ack(revision).await;
+    }
 }

@@ -118,7 +118,7 @@ async fn new_gateway_gets_a_snapshot_and_then_deltas() {
     let all = |step: &[Update], count: fn(&Update) -> usize| step.iter().map(count).sum::<usize>();
     assert_eq!(all(&step, |part| part.vips.len()), 2);
     assert_eq!(all(&step, |part| part.routes.len()), 2);
-    assert_eq!(all(&step, |part| part.vteps.len()), 1);
+    assert_eq!(all(&step, |part| part.vteps.len()), 1 + 2, "of the host, and its own");
 
     let vm2 = create(&cloud, &basics, "vm2").await;
     let (second, step) = node.acked_step().await;

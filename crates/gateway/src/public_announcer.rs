@@ -114,7 +114,7 @@ impl PublicAddresses {
 pub fn owned_vmacs(tables: &NodeTables, addresses: &[IpAddr]) -> Vec<(IpAddr, MacAddr)> {
     let owned = tables.vips().filter(|vip| vip.owned);
     let macs: HashMap<IpAddr, MacAddr> = owned.map(|vip| (vip.address, vip.mac)).collect();
-    let vmac = |address: IpAddr| macs.get(&tables.public_prefix(IpNet::from(address))?.vip).copied();
+    let vmac = |address: IpAddr| macs.get(&tables.public_vip(IpNet::from(address))?).copied();
     addresses.iter().filter_map(|address| Some((*address, vmac(*address)?))).collect()
 }
 

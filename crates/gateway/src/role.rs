@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
-use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PolicyKey, PublicPrefix, Vip, Vrf};
+use sluice_southbound::{
+    ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf,
+};
 use sluice_tables::NodeTables;
 use sluice_types::IpNet;
 use tokio::sync::watch;
@@ -81,7 +83,7 @@ impl GatewayRole {
         self.announce_addresses(tables, &gained);
     }
 
-    /// Sets the addresses of this gateway's interfaces, and removes public prefixes that contain one: packets to the gateway
+    /// Sets the addresses of this gateway's interfaces, and removes public prefixes and NAT gateways that contain one: packets to the gateway
     /// itself must not go to a tenant. The controller finds the difference and sends them again; they are then refused.
     pub fn set_own_addresses(&mut self, tables: &mut NodeTables, own: Vec<IpAddr>) {
         if own == self.own_addresses {
@@ -96,6 +98,21 @@ impl GatewayRole {
                 tracing::error!(%outside, error = error_chain(&error), "cannot remove the public prefix");
             }
         }
+        let all = tables.nat_gateways();
+        let own = all.filter_map(|nat| {
+            Some((nat.vni, self.own_address_of(nat.addresses.into_iter().map(|it| it.address))?))
+        });
+        for (vni, own) in own.collect::<Vec<_>>() {
+            tracing::error!(%vni, %own, "this gateway has an address of a NAT gateway: removing the NAT gateway");
+            if let Err(error) = tables.remove_nat_gateway(vni) {
+                tracing::error!(%vni, error = error_chain(&error), "cannot remove the NAT gateway");
+            }
+        }
+    }
+
+    /// The address of this gateway itself that is also one of a NAT gateway.
+    fn own_address_of(&self, addresses: impl IntoIterator<Item = Ipv4Addr>) -> Option<IpAddr> {
+        addresses.into_iter().map(IpAddr::V4).find(|address| self.own_addresses.contains(address))
     }
 
     fn own_address_in(&self, outside: IpNet) -> Option<IpAddr> {
@@ -107,6 +124,8 @@ impl GatewayRole {
         if !vips.is_empty() {
             let of_vips = tables.public_prefixes().filter(|public| vips.contains(&public.vip));
             self.public.announce(of_vips.filter_map(|public| single_address(public.outside)));
+            let of_vips = tables.nat_gateways().filter(|nat| vips.contains(&nat.vip));
+            self.public.announce(of_vips.flat_map(|nat| nat.addresses).map(|it| IpAddr::V4(it.address)));
         }
     }
 
@@ -181,6 +200,22 @@ impl Role for GatewayRole {
         let is_new = context.upsert_public_prefix(public);
         if is_new && self.owned.contains(&vip) {
             self.public.announce(single_address(outside));
+        }
+    }
+
+    fn upsert_nat_gateway(&mut self, context: &mut UpdateContext<'_>, nat: &NatGateway) {
+        let vni = nat.vni;
+        if let Some(own) = self.own_address_of(nat.addresses.iter().copied()) {
+            context.fail(|| format!("NAT gateway of VNI {vni}: this gateway itself has {own}"));
+            return;
+        }
+        let had = |address: &Ipv4Addr| {
+            context.tables.public_vip(IpNet::from(IpAddr::V4(*address))) == Some(nat.vip)
+        };
+        let new: Vec<IpAddr> = nat.addresses.iter().filter(|it| !had(it)).copied().map(IpAddr::V4).collect();
+        let is_new = context.upsert_nat_gateway(nat, |address| self.nat_number(address));
+        if is_new && self.owned.contains(&nat.vip) {
+            self.public.announce(new);
         }
     }
 }

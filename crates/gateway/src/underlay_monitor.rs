@@ -153,9 +153,9 @@ impl UnderlayMonitor {
             applier.role.set_own_addresses(&mut applier.tables, own);
             applier.tables.vteps().collect::<Vec<IpAddr>>()
         };
-        let hosts = self.node.writer.run(prepare).await?;
+        let known = self.node.writer.run(prepare).await?;
         let peers = self.peers.borrow_and_update().clone();
-        self.review_neighbors(&[hosts, peers].concat()).await
+        self.review_neighbors(&[known, peers].concat()).await
     }
 
     /// Follows interfaces that changed, or were removed and created again with another index.

@@ -19,7 +19,7 @@ use crate::places::{FIRST_GATEWAY, PLACES};
 use crate::process::Process;
 use crate::topology::{Eip, Internet, Topology, Vpc};
 use futures::future::try_join_all;
-use sluice_client::{EipSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec};
+use sluice_client::{EipSpec, NatGatewaySpec, PublicPoolSpec, RouteSpec, RouteTargetSpec};
 use sluice_types::{IpNet, Ipv4Net, Ipv6Net};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -220,6 +220,20 @@ pub(crate) fn eips(topology: &Topology) -> Vec<EipSpec> {
         })
     };
     topology.internet.iter().flat_map(|internet| &internet.eips).filter_map(spec).collect()
+}
+
+/// The NAT gateway of a VPC in the API.
+pub(crate) fn nat_gateway(vpc: &Vpc) -> Option<NatGatewaySpec> {
+    let spec = NatGatewaySpec {
+        name: vpc.name.clone(),
+        pool: POOL.to_owned(),
+        addresses: Some(vpc.nat.iter().copied().map(IpAddr::V4).collect()),
+        address_count: None,
+        sessions: None,
+        blocks: None,
+        filtering: None,
+    };
+    (!vpc.nat.is_empty()).then_some(spec)
 }
 
 /// The routes of a VPC to the Internet.

@@ -195,6 +195,9 @@ pub struct Vpc {
     /// Whether it has routes to the Internet in both families.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub internet: bool,
+    /// Addresses of its NAT gateway; it has none without one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nat: Vec<Ipv4Addr>,
     /// Its security groups, as in a cloud file; it has `default` in any case.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub security_groups: Vec<SecurityGroupSpec>,
@@ -522,7 +525,7 @@ impl Topology {
 
     fn validate_internet(&self) -> std::result::Result<(), String> {
         let Some(internet) = &self.internet else {
-            let vpc = self.vpcs.iter().find(|vpc| vpc.internet);
+            let vpc = self.vpcs.iter().find(|vpc| vpc.internet || !vpc.nat.is_empty());
             let missing = |vpc: &Vpc| {
                 Err(format!(
                     "VPC `{}` has routes to the Internet, but the topology has no `internet`",
@@ -543,7 +546,13 @@ impl Topology {
             }
         }
         unique("EIP", internet.eips.iter().map(Eip::name))?;
-        unique("EIP", internet.eips.iter().map(|eip| eip.address))?;
+        let of_nat = self.vpcs.iter().flat_map(|vpc| vpc.nat.iter().map(|it| IpAddr::V4(*it)));
+        unique("public address", internet.eips.iter().map(|eip| eip.address).chain(of_nat.clone()))?;
+        if let Some(address) =
+            of_nat.into_iter().find(|it| !internet.pool.iter().any(|prefix| prefix.contains(it)))
+        {
+            return Err(format!("address {address} of a NAT gateway is not in the public pool"));
+        }
         for eip in &internet.eips {
             let address = eip.address;
             if !internet.pool.iter().any(|prefix| prefix.contains(&address)) {
@@ -638,7 +647,7 @@ mod tests {
         assert!(topology.hosts.iter().any(|h| h.ipv4.is_none()));
         assert_eq!(topology.vpcs[0].subnets[0].ipv4, topology.vpcs[2].subnets[0].ipv4);
         let eips = topology.internet.map_or(0, |internet| internet.eips.len());
-        assert_eq!((topology.vpcs.iter().filter(|vpc| vpc.internet).count(), eips), (1, 4));
+        assert_eq!((topology.vpcs.iter().filter(|vpc| vpc.internet).count(), eips), (2, 4));
     }
 
     #[test]

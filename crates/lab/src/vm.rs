@@ -79,6 +79,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         security_groups: vpc.security_groups.clone(),
         instances: instances.collect(),
         routes: internet::routes(vpc),
+        nat_gateway: internet::nat_gateway(vpc),
     }
 }
 

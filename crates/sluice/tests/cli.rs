@@ -626,6 +626,55 @@ fn further_addresses_of_instances() {
 }
 
 #[test]
+fn nat_gateways_by_file_and_by_commands() {
+    let site = Site::start();
+    let cloud = "
+tenants: [{name: red}]
+clusters: [{name: edge, vips: [192.0.2.100]}]
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24]}]
+vpcs:
+  - {name: web, tenant: red, nat_gateway: {name: out, pool: world, address_count: 2, filtering: endpoint-independent}}
+  - {name: db, tenant: red}
+";
+    let file = site.file("cloud.yaml", cloud);
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("6 created, 0 unchanged\n"));
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("0 created, 6 unchanged\n"));
+    let out = site.json(&["nat-gateway", "show", "out"]);
+    assert_eq!(out["addresses"], serde_json::json!(["198.51.100.1", "198.51.100.2"]));
+    assert_eq!((&out["filtering"], &out["sessions"]), (&"endpoint-independent".into(), &10_000.into()));
+
+    let create = ["nat-gateway", "create", "out", "--vpc", "red/db", "--pool", "world"];
+    let addresses =
+        ["--address", "198.51.100.9", "--address", "198.51.100.8", "--sessions", "500", "--blocks", "2"];
+    let made = site.json(&[&create[..], &addresses].concat());
+    assert_eq!(made["addresses"], serde_json::json!(["198.51.100.8", "198.51.100.9"]));
+    assert_eq!((&made["sessions"], &made["blocks"]), (&500.into(), &2.into()));
+    let error = site.fails(2, &[&create[..], &addresses[..2], &["--address-count", "2"]].concat());
+    assert!(error.contains("cannot be used with"), "{error}");
+    let listed = site.ok(&["nat-gateways", "list", "--vpc", "red/web", "--pool", "world"]);
+    assert!(listed.contains("198.51.100.1") && !listed.contains("198.51.100.8"), "{listed}");
+
+    let update = |change: &[&str]| site.json(&[&["nat-gateway", "update", "red/db/out"], change].concat());
+    let changed = update(&["--add-address", "198.51.100.7", "--remove-address", "198.51.100.9"]);
+    assert_eq!(changed["addresses"], serde_json::json!(["198.51.100.7", "198.51.100.8"]));
+    let changed = update(&["--address-count", "1", "--filtering", "endpoint-independent", "--name", "nat"]);
+    assert_eq!(changed["addresses"], serde_json::json!(["198.51.100.7"]));
+    assert_eq!((&changed["name"], &changed["filtering"]), (&"nat".into(), &"endpoint-independent".into()));
+    let update = ["nat-gateway", "update", "nat"];
+    site.fails(2, &update);
+    let error = site.fails(2, &[&update[..], &["--remove-address", "198.51.100.8"]].concat());
+    assert!(error.contains("NAT gateway `nat` has no address 198.51.100.8"), "{error}");
+    let error = site.fails(1, &[&update[..], &["--add-address", "2001:db8::1"]].concat());
+    assert!(error.contains("2001:db8::1 is an ipv6 address"), "{error}");
+    let error = site.fails(2, &[&update[..], &["--filtering", "none"]].concat());
+    assert!(error.contains("expected `address-and-port-dependent` or `endpoint-independent`"), "{error}");
+    let error = site.fails(1, &["vpc", "delete", "db"]);
+    assert!(error.contains("NAT gateway `nat`"), "{error}");
+    site.ok(&["nat-gateway", "delete", "nat"]);
+    site.ok(&["vpc", "delete", "db"]);
+}
+
+#[test]
 fn eips_by_file_and_by_commands() {
     let site = Site::start();
     let cloud = CLOUD.replace("    routes: [", "    routes: [{destination: 0.0.0.0/0, target: internet}, ");

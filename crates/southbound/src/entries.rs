@@ -122,7 +122,7 @@ pub enum Scope {
     Drop,
     /// Send to the instance that has this address in the same VPC, and has every address of the prefix.
     NextHop(IpAddr),
-    /// Send to the Internet, if the sender has a public address.
+    /// Send to the Internet, if the sender has a public address or the VPC a NAT gateway.
     Internet,
 }
 
@@ -145,7 +145,7 @@ pub struct PublicPrefix {
 pub struct NatGateway {
     /// The VPC's VNI. A VPC has at most one NAT gateway.
     pub vni: Vni,
-    /// The public addresses, in ascending order, 1 to [`NAT_ADDRESSES_MAX`].
+    /// The public addresses, in ascending order, 1 to [`sluice_types::NAT_ADDRESSES_MAX`].
     pub addresses: Vec<Ipv4Addr>,
     /// The vIP of the cluster whose owner has all sessions. It may be of the other family.
     pub vip: IpAddr,
@@ -157,9 +157,6 @@ pub struct NatGateway {
     /// filtering, RFC 4787 section 5).
     pub any_remote: bool,
 }
-
-/// Most public addresses of a NAT gateway.
-pub const NAT_ADDRESSES_MAX: usize = 16;
 
 /// Identifies a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

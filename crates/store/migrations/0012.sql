@@ -39,3 +39,25 @@ CREATE INDEX eips_subnet ON eips (subnet);
 
 -- 1: the route leads to the Internet; `peering` is NULL then.
 ALTER TABLE routes ADD COLUMN internet INTEGER NOT NULL DEFAULT 0;
+
+-- NAT gateways of VPCs. `cluster` is that of the pool. `addresses` are IPv4 addresses in ascending order, separated by commas.
+CREATE TABLE nat_gateways (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    vpc INTEGER NOT NULL UNIQUE REFERENCES vpcs (id),
+    pool INTEGER NOT NULL REFERENCES public_pools (id),
+    cluster INTEGER NOT NULL,
+    addresses TEXT NOT NULL,
+    sessions INTEGER NOT NULL,
+    blocks INTEGER NOT NULL,
+    filtering TEXT NOT NULL,
+    revision INTEGER NOT NULL
+) STRICT;
+CREATE INDEX nat_gateways_pool ON nat_gateways (pool);
+
+-- The same addresses one by one, as numbers: no other NAT gateway has them.
+CREATE TABLE nat_addresses (
+    address INTEGER PRIMARY KEY,
+    nat_gateway INTEGER NOT NULL REFERENCES nat_gateways (id)
+) STRICT;
+CREATE INDEX nat_addresses_gateway ON nat_addresses (nat_gateway);

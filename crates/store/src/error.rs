@@ -108,10 +108,10 @@ pub enum Conflict {
     OutsidePool { address: String, pool: String },
     #[error("{address} has an address in common with {reserved}, which public pool `{pool}` reserves")]
     ReservedInPool { address: String, reserved: String, pool: String },
-    #[error("public pool `{pool}` has no free {what}")]
+    #[error("public pool `{pool}` has {what}")]
     PoolFull { pool: String, what: String },
-    #[error("{address} has an address in common with {existing} of EIP `{eip}`")]
-    PublicAddressTaken { address: String, existing: String, eip: String },
+    #[error("{address} has an address in common with {existing} of {owner}")]
+    PublicAddressTaken { address: String, existing: String, owner: String },
     #[error(
         "{inside} has an address in common with {existing}, which has EIP `{eip}`: detach that EIP first"
     )]
@@ -127,6 +127,15 @@ pub enum Conflict {
          the VPC first"
     )]
     VpcHasEip { vpc: String, eip: String, cluster: String },
+    #[error("VPC `{vpc}` has NAT gateway `{nat_gateway}`, and a VPC has at most one")]
+    VpcHasNatGateway { vpc: String, nat_gateway: String },
+    #[error("public pool `{pool}` is on cluster `{cluster}`, but VPC `{vpc}` is on cluster `{vpc_cluster}`")]
+    NatGatewayAcrossClusters { pool: String, cluster: String, vpc: String, vpc_cluster: String },
+    #[error(
+        "VPC `{vpc}` cannot move: it has NAT gateway `{nat_gateway}`, whose pool is on cluster `{cluster}`; delete the NAT \
+         gateway first"
+    )]
+    NatGatewayStays { vpc: String, nat_gateway: String, cluster: String },
     #[error("plan {plan} is being applied; only one plan can be applied at a time")]
     PlanApplying { plan: u64 },
     #[error("plan {plan} is already done")]

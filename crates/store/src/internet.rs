@@ -1,15 +1,16 @@
-//! Pools of public addresses, and the EIPs (elastic IPs) that tenants have from them.
+//! Pools of public addresses, and the EIPs (elastic IPs) and NAT gateways that tenants have from them.
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, InstanceId, IpNet, PublicPoolId, SubnetId, TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, PublicPoolId, SubnetId,
+    TenantId, VpcId,
 };
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Most prefixes of a pool. All of them are compared with each new underlay address.
 pub const MAX_POOL_PREFIXES: usize = 64;
 
-/// Most prefixes of a pool that no EIP gets. All of them are compared with each new EIP.
+/// Most prefixes of a pool that no EIP and no NAT gateway gets. All of them are compared with each new address.
 pub const MAX_RESERVED_PREFIXES: usize = 64;
 
 /// Shortest IPv6 prefix that is an EIP: the largest network that a site gets (RFC 6177).
@@ -26,8 +27,8 @@ pub struct PublicPool {
     pub cluster: ClusterId,
     /// 1 to [`MAX_POOL_PREFIXES`], in ascending order. No two prefixes of all pools have an address in common.
     pub prefixes: Vec<IpNet>,
-    /// At most [`MAX_RESERVED_PREFIXES`] inside `prefixes`, in ascending order, of which no EIP has an address: those of the
-    /// router and of the gateways on their own link. No two have an address in common.
+    /// At most [`MAX_RESERVED_PREFIXES`] inside `prefixes`, in ascending order, of which no EIP and no NAT gateway has an
+    /// address: those of the router and of the gateways on their own link. No two have an address in common.
     pub reserved: Vec<IpNet>,
     pub revision: u64,
 }
@@ -132,5 +133,66 @@ pub struct EipFilter {
     pub pool: Option<PublicPoolId>,
     pub vpc: Option<VpcId>,
     pub instance: Option<InstanceId>,
+    pub name: Option<String>,
+}
+
+/// Source NAT of a VPC: its instances without a public IPv4 address share these addresses. A VPC has at most one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NatGateway {
+    pub id: NatGatewayId,
+    pub name: String,
+    /// On the cluster of the pool.
+    pub vpc: VpcId,
+    pub pool: PublicPoolId,
+    /// That of the pool.
+    pub cluster: ClusterId,
+    /// 1 to [`NAT_ADDRESSES_MAX`](sluice_types::NAT_ADDRESSES_MAX), in ascending order. No other NAT gateway and no EIP has
+    /// one of them.
+    pub addresses: Vec<Ipv4Addr>,
+    /// Sessions that each instance may have at the same time, 1 to [`NAT_SESSIONS_MAX`](sluice_types::NAT_SESSIONS_MAX).
+    pub sessions: u32,
+    /// Port blocks that each instance may have, 1 to [`NAT_BLOCKS_MAX`](sluice_types::NAT_BLOCKS_MAX).
+    pub blocks: u8,
+    pub filtering: NatFiltering,
+    pub revision: u64,
+}
+
+/// The addresses that a request gives a NAT gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NatAddresses {
+    /// These and no others, in any order.
+    These(Vec<IpAddr>),
+    /// As many. A NAT gateway that has fewer gets the lowest free ones, and one that has more loses its highest.
+    Number(usize),
+}
+
+/// A request for a NAT gateway. Of what is `None`, a new one gets the default, and an existing one may have anything.
+#[derive(Clone, Debug)]
+pub struct NewNatGateway {
+    pub name: String,
+    pub vpc: VpcId,
+    pub pool: PublicPoolId,
+    /// `None`: the lowest free one.
+    pub addresses: Option<NatAddresses>,
+    pub sessions: Option<u32>,
+    pub blocks: Option<u8>,
+    pub filtering: Option<NatFiltering>,
+}
+
+/// A change of a NAT gateway; fields that are `None` keep their values.
+#[derive(Clone, Debug, Default)]
+pub struct NatGatewayUpdate {
+    pub name: Option<String>,
+    pub addresses: Option<NatAddresses>,
+    pub sessions: Option<u32>,
+    pub blocks: Option<u8>,
+    pub filtering: Option<NatFiltering>,
+}
+
+/// Selects NAT gateways; fields that are `None` select all.
+#[derive(Clone, Debug, Default)]
+pub struct NatGatewayFilter {
+    pub vpc: Option<VpcId>,
+    pub pool: Option<PublicPoolId>,
     pub name: Option<String>,
 }

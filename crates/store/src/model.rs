@@ -3,7 +3,7 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
-use crate::{Eip, GroupSet, PublicPool, SecurityGroup, SecurityRule};
+use crate::{Eip, GroupSet, NatGateway, PublicPool, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos,
@@ -578,6 +578,9 @@ pub enum Change {
     /// The EIP was created, attached, moved or detached, or has another name.
     EipUpserted(Eip),
     EipRemoved(Eip),
+    /// The NAT gateway was created, or anything of it was changed.
+    NatGatewayUpserted(NatGateway),
+    NatGatewayRemoved(NatGateway),
 }
 
 /// An instance before and after a change of its options; nothing else differs but its revision.

@@ -2,8 +2,8 @@
 //! snapshots.
 
 use crate::{
-    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, NodeId, Peering, Route, RouteTarget,
-    SecurityGroup, SecurityRule, Subnet, Vpc,
+    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, NatGateway, NodeId, Peering, Route,
+    RouteTarget, SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings,
@@ -151,6 +151,7 @@ pub struct Topology {
     /// In order of VPC and identity.
     pub group_sets: Vec<GroupSet>,
     pub eips: Vec<Eip>,
+    pub nat_gateways: Vec<NatGateway>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
 }

@@ -4,12 +4,13 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
-    InstanceOptions, Move, Page, Peering, PublicPool, Remote, Result, Route, RouteTable, RouteTarget,
-    RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
+    InstanceOptions, Move, NatGateway, Page, Peering, PublicPool, Remote, Result, Route, RouteTable,
+    RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, Protocol, PublicPoolId, RouteId,
-    RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, NatGatewayId, PeeringId, Protocol,
+    PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni,
+    VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -263,6 +264,26 @@ record!(
             None => None,
         },
         revision: row.number(10)?,
+    }
+);
+
+record!(
+    NatGateway,
+    NatGatewayId,
+    "NAT gateway",
+    "nat_gateways",
+    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision",
+    row => NatGateway {
+        id: NatGatewayId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        vpc: VpcId::new(row.number(2)?),
+        pool: PublicPoolId::new(row.number(3)?),
+        cluster: ClusterId::new(row.number(4)?),
+        addresses: row.parse_list(5)?,
+        sessions: row.unsigned(6)?,
+        blocks: row.unsigned(7)?,
+        filtering: row.parse(8)?,
+        revision: row.number(9)?,
     }
 );
 

@@ -91,6 +91,11 @@ impl Row {
         u64::try_from(self.int(column)?).map_err(|_| self.wrong(column, "an unsigned number"))
     }
 
+    /// An unsigned number of a smaller type.
+    pub fn unsigned<T: TryFrom<i64>>(&self, column: usize) -> Result<T, StoreError> {
+        T::try_from(self.int(column)?).map_err(|_| self.wrong(column, std::any::type_name::<T>()))
+    }
+
     pub fn text(&self, column: usize) -> Result<&str, StoreError> {
         self.opt_text(column)?.ok_or_else(|| self.wrong(column, "set"))
     }

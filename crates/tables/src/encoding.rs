@@ -138,11 +138,12 @@ impl NatGateway {
         let Self { vni, ref addresses, sessions, blocks, .. } = *self;
         let mut numbers: Vec<u16> = addresses.iter().map(|it| it.number).collect();
         numbers.sort_unstable();
-        numbers.dedup();
         let reason = if !(1..=layout::NAT_POOL_ADDRESSES_MAX as usize).contains(&addresses.len()) {
             format!("1 to {} addresses are possible, not {}", layout::NAT_POOL_ADDRESSES_MAX, addresses.len())
-        } else if !addresses.is_sorted_by(|a, b| a.address < b.address) || numbers.len() != addresses.len() {
-            "its addresses or their numbers are not different and in order".to_owned()
+        } else if !addresses.is_sorted_by(|a, b| a.address < b.address) {
+            "its addresses are not in ascending order, or not different".to_owned()
+        } else if !numbers.is_sorted_by(|a, b| a < b) {
+            "two of its addresses have the same number".to_owned()
         } else if let Some(it) = addresses.iter().find(|it| !sluice_types::is_unicast(it.address.into())) {
             format!("{} is not a unicast address", it.address)
         } else if sessions == 0 || !(1..=layout::NAT_BLOCKS_MAX).contains(&blocks.into()) {

@@ -220,7 +220,7 @@ pub struct NatGateway {
 pub struct NatAddress {
     /// The address.
     pub address: Ipv4Addr,
-    /// Its number in this node's NAT tables.
+    /// Its number in this node's NAT tables. Without such tables it has no meaning.
     pub number: u16,
 }
 

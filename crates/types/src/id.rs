@@ -106,6 +106,8 @@ ids! {
     PublicPoolId, "pool", "public pool";
     /// Identifier of an EIP (elastic IP): public addresses of a tenant.
     EipId, "eip", "EIP";
+    /// Identifier of a NAT gateway: public addresses that the instances of a VPC share.
+    NatGatewayId, "nat", "NAT gateway";
 }
 
 #[cfg(test)]

@@ -25,9 +25,8 @@ macro_rules! texts {
     ($(#[$doc:meta])* $name:ident: $expected:literal, $($(#[$variant_doc:meta])* $variant:ident $text:literal),+) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(rename_all = "lowercase")]
         pub enum $name {
-            $($(#[$variant_doc])* $variant),+
+            $($(#[$variant_doc])* #[serde(rename = $text)] $variant),+
         }
 
         impl fmt::Display for $name {

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_southbound::{
-    EndpointKey, Group, Missing, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey, Update, Vip, Vrf,
-    Vtep,
+    EndpointKey, Group, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey, Update,
+    Vip, Vrf, Vtep,
 };
 use sluice_types::{EntryKey, InstanceId, IpNet, Vni};
 
@@ -35,6 +35,7 @@ pub(super) enum Key {
     Route(RouteKey),
     /// By the outside addresses.
     PublicPrefix(IpNet),
+    NatGateway(Vni),
     Policy(PolicyKey),
     Port(InstanceId),
 }
@@ -49,6 +50,7 @@ pub(super) enum Entry {
     Endpoint(sluice_tables::Endpoint),
     Route(Route),
     PublicPrefix(PublicPrefix),
+    NatGateway(NatGateway),
     Policy(Policy),
     Port(Port),
 }
@@ -63,6 +65,7 @@ impl Entry {
             Self::Endpoint(endpoint) => Key::Endpoint(endpoint.vni, endpoint.address),
             Self::Route(route) => Key::Route(route.key),
             Self::PublicPrefix(public) => Key::PublicPrefix(public.outside),
+            Self::NatGateway(nat) => Key::NatGateway(nat.vni),
             Self::Policy(policy) => Key::Policy(policy.key),
             Self::Port(port) => Key::Port(port.instance),
         }
@@ -78,6 +81,7 @@ impl Entry {
             Self::Endpoint(endpoint) => vec![EntryKey::Endpoint(endpoint.vni, endpoint.address)],
             Self::Route(route) => vec![EntryKey::Route(route.key.vni, route.key.prefix)],
             Self::PublicPrefix(public) => vec![EntryKey::PublicPrefix(public.outside)],
+            Self::NatGateway(nat) => vec![EntryKey::NatGateway(nat.vni)],
             Self::Policy(policy) => vec![EntryKey::Policy(policy.key.vni, policy.key.identity)],
             Self::Port(port) => port.entry_hashes().map(|(key, _)| key).collect(),
         }
@@ -155,6 +159,7 @@ impl Retries {
         let written = written.chain(update.endpoints.iter().flat_map(|e| endpoint(e.vni, e.ipv4, e.ipv6)));
         let written = written.chain(update.routes.iter().map(|route| Key::Route(route.key)));
         let written = written.chain(update.public_prefixes.iter().map(|it| Key::PublicPrefix(it.outside)));
+        let written = written.chain(update.nat_gateways.iter().map(|nat| Key::NatGateway(nat.vni)));
         let written = written.chain(update.policies.iter().map(|policy| Key::Policy(policy.key)));
         let written = written.chain(update.ports.iter().map(|port| Key::Port(port.instance)));
         let removed = update.removed_vteps.iter().copied().map(Key::Vtep);
@@ -165,14 +170,16 @@ impl Retries {
         let removed = removed.chain(update.removed_endpoints.iter().flat_map(of_key));
         let removed = removed.chain(update.removed_routes.iter().copied().map(Key::Route));
         let removed = removed.chain(update.removed_public_prefixes.iter().copied().map(Key::PublicPrefix));
+        let removed = removed.chain(update.removed_nat_gateways.iter().copied().map(Key::NatGateway));
         let removed = removed.chain(update.removed_ports.iter().copied().map(Key::Port));
         for key in written.chain(removed) {
             self.entries.remove(&key);
         }
         if !update.removed_vnis.is_empty() {
-            // The routes and public prefixes of a VNI are removed with it.
+            // The routes, public prefixes and NAT gateway of a VNI are removed with it.
             let vni_of = |key: &Key, waiting: &Waiting| match (key, &waiting.entry) {
                 (Key::Route(route), _) => Some(route.vni),
+                (Key::NatGateway(vni), _) => Some(*vni),
                 (_, Some(Entry::PublicPrefix(public))) => Some(public.vni),
                 _ => None,
             };
@@ -223,6 +230,7 @@ fn push(update: &mut Update, entry: Entry) {
         }
         Entry::Route(route) => update.routes.push(route),
         Entry::PublicPrefix(public) => update.public_prefixes.push(public),
+        Entry::NatGateway(nat) => update.nat_gateways.push(nat),
         Entry::Policy(policy) => update.policies.push(policy),
         Entry::Port(port) => update.ports.push(port),
     }
@@ -240,6 +248,7 @@ fn push_removal(update: &mut Update, key: Key) {
         }
         Key::Route(key) => update.removed_routes.push(key),
         Key::PublicPrefix(outside) => update.removed_public_prefixes.push(outside),
+        Key::NatGateway(vni) => update.removed_nat_gateways.push(vni),
         // The controller removes no policies.
         Key::Policy(_) => {}
         Key::Port(instance) => update.removed_ports.push(instance),

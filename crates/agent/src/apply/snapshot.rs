@@ -20,6 +20,9 @@ pub(super) struct SnapshotEntries {
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
     public_prefixes: HashSet<IpNet>,
+    /// VNIs with NAT gateways, and the addresses of these.
+    nat_gateways: HashSet<Vni>,
+    nat_addresses: Vec<Ipv4Addr>,
     instances: HashSet<InstanceId>,
     /// Keys are replaced all at once at the end, because an id may have been another cluster's before.
     pub(super) keys: Vec<ClusterKeys>,
@@ -34,6 +37,8 @@ impl SnapshotEntries {
         self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
         self.routes.extend(update.routes.iter().map(|route| (route.key.vni, route.key.prefix)));
         self.public_prefixes.extend(update.public_prefixes.iter().map(|public| public.outside));
+        self.nat_gateways.extend(update.nat_gateways.iter().map(|nat| nat.vni));
+        self.nat_addresses.extend(update.nat_gateways.iter().flat_map(|nat| &nat.addresses));
         self.instances.extend(update.ports.iter().map(|port| port.instance));
         for endpoint in &update.endpoints {
             let keys = addresses(endpoint.ipv4, endpoint.ipv6).map(|address| (endpoint.vni, address));
@@ -46,9 +51,10 @@ impl SnapshotEntries {
         self.endpoints.contains(&(endpoint.vni, endpoint.address))
     }
 
-    /// The outside addresses of the public prefixes that the snapshot has.
-    pub(super) fn public_prefixes(&self) -> impl Iterator<Item = IpNet> + '_ {
-        self.public_prefixes.iter().copied()
+    /// The outside addresses of the public prefixes and NAT gateways that the snapshot has.
+    pub(super) fn public_addresses(&self) -> impl Iterator<Item = IpNet> + '_ {
+        let of_nat = self.nat_addresses.iter().map(|address| IpNet::from(IpAddr::V4(*address)));
+        self.public_prefixes.iter().copied().chain(of_nat)
     }
 
     /// The routes of the tables that the snapshot has not mentioned. Those of delegated prefixes belong to ports.
@@ -67,6 +73,7 @@ impl SnapshotEntries {
                 tables.public_prefixes().map(|public| public.outside),
                 &self.public_prefixes,
             ),
+            removed_nat_gateways: without(tables.nat_gateways().map(|nat| nat.vni), &self.nat_gateways),
             removed_vnis: without(tables.vrfs().map(|entry| entry.vrf.vni), &self.vnis),
             removed_groups: without(tables.groups().map(|group| group.id), &self.groups),
             removed_vips: without(tables.vips().map(|vip| vip.address), &self.vips),

@@ -1,10 +1,13 @@
 //! Updates over anonymous memory, with a role that only records: what they leave in the tables, and what they
 //! report.
 
+mod nat_gateways;
 mod public;
 mod retries;
 
-use sluice_southbound::{EndpointKey, Group, Key, Port, RouteKey, Vip, Vrf, Vtep, VtepRole};
+use sluice_southbound::{EndpointKey, Group, Key, Port, PublicPrefix, RouteKey, Vip, Vrf, Vtep, VtepRole};
+use std::net::Ipv4Addr;
+
 use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{InstanceId, MacAddr, Secret, Vni};
 
@@ -53,6 +56,10 @@ impl Role for TestRole {
 
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {
         context.upsert_public_prefix(public);
+    }
+
+    fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
+        Ok(address.octets()[3].into())
     }
 
     fn upsert_port(&mut self, _: &mut UpdateContext<'_>, port: Port) {

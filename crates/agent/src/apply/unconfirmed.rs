@@ -75,7 +75,7 @@ impl UnconfirmedEntries {
         let public = public.filter(|public| !is_removed(&public.vni));
         self.public_prefixes = public.map(|public| (public.outside, public.vni)).collect();
         // What the snapshot gives to others is removed with what is not kept.
-        for outside in mentioned.public_prefixes() {
+        for outside in mentioned.public_addresses() {
             self.take_overlapping(outside);
         }
         let endpoints = tables.endpoints().filter(|endpoint| !mentioned.has_endpoint(endpoint));
@@ -122,8 +122,10 @@ impl UnconfirmedEntries {
         for outside in outsides.chain(update.removed_public_prefixes.iter().copied()) {
             self.public_prefixes.remove(&outside);
         }
-        let given = update.public_prefixes.iter().flat_map(|public| self.take_overlapping(public.outside));
-        let given = given.collect();
+        let given = update.public_prefixes.iter().map(|public| public.outside);
+        let of_nat = update.nat_gateways.iter().flat_map(|nat| &nat.addresses);
+        let given = given.chain(of_nat.map(|address| IpNet::from(IpAddr::V4(*address))));
+        let given = given.flat_map(|outside| self.take_overlapping(outside)).collect();
         let ports = update.ports.iter().map(|port| port.instance);
         for id in ports.chain(update.removed_ports.iter().copied()) {
             self.ports.remove(&id);
@@ -166,6 +168,8 @@ impl UnconfirmedEntries {
         removals.removed_vteps.retain(|vtep| !self.vteps.contains(vtep));
         removals.removed_vnis.retain(|vni| !self.networks.contains(vni));
         removals.removed_public_prefixes.retain(|outside| !self.public_prefixes.contains_key(outside));
+        // That of a network which stays. If the database has the network, it decides about the NAT gateway as well.
+        removals.removed_nat_gateways.retain(|vni| !self.networks.contains(vni));
         removals.removed_ports.retain(|id| !self.ports.contains(id));
     }
 

@@ -1,11 +1,12 @@
-//! Public pools and EIPs.
+//! Public pools, EIPs and NAT gateways.
 
 use super::Applier;
 use crate::references::End;
 use crate::{
-    CloudFile, EipSpec, Instance, NewEip, NewPublicPool, PublicPool, PublicPoolSpec, Resource, Result, Subnet,
+    CloudFile, EipSpec, Instance, NewEip, NewNatGateway, NewPublicPool, PublicPool, PublicPoolSpec, Resource,
+    Result, Subnet, VpcSpec,
 };
-use sluice_types::VpcId;
+use sluice_types::{PublicPoolId, VpcId};
 
 impl Applier<'_> {
     pub(super) async fn public_pool(&mut self, spec: &PublicPoolSpec) -> Result<()> {
@@ -32,10 +33,7 @@ impl Applier<'_> {
 
     async fn eip(&mut self, spec: &EipSpec, vpc: Option<VpcId>) -> Result<()> {
         let tenant = self.tenant(&spec.tenant).await?;
-        let pool = match super::known(&self.ids.pools, &spec.pool) {
-            Some(id) => id,
-            None => Some(self.client.id_of::<PublicPool>(&spec.pool, &[]).await?),
-        };
+        let pool = self.pool(&spec.pool).await?;
         let instance = self.target::<Instance>(vpc, spec.instance.as_deref()).await?;
         let subnet = self.target::<Subnet>(vpc, spec.subnet.as_deref()).await?;
         let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
@@ -53,6 +51,32 @@ impl Applier<'_> {
         });
         let parent = tenant.map(|_| ());
         self.create_or_compare(&spec.name, parent, &[("tenant", &of)], body).await.map(drop)
+    }
+
+    /// The NAT gateway of a VPC, if the file has one.
+    pub(super) async fn nat_gateway(&mut self, vpc: &VpcSpec) -> Result<()> {
+        let Some(spec) = vpc.nat_gateway.clone() else { return Ok(()) };
+        let id = self.vpc_id(vpc);
+        let body = id.zip(self.pool(&spec.pool).await?).map(|(vpc, pool)| NewNatGateway {
+            name: spec.name.clone(),
+            vpc,
+            pool,
+            addresses: spec.addresses,
+            address_count: spec.address_count,
+            sessions: spec.sessions,
+            blocks: spec.blocks,
+            filtering: spec.filtering,
+        });
+        let of = id.map(|id| id.to_string()).unwrap_or_default();
+        self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await.map(drop)
+    }
+
+    /// The id of a pool. `None`: a dry run would create it.
+    async fn pool(&self, text: &str) -> Result<Option<PublicPoolId>> {
+        match super::known(&self.ids.pools, text) {
+            Some(id) => Ok(id),
+            None => self.client.id_of::<PublicPool>(text, &[]).await.map(Some),
+        }
     }
 
     /// The object of a VPC to which an EIP is attached, if any. The outer `None`: a dry run would create it.

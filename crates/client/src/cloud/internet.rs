@@ -1,8 +1,8 @@
-//! Public pools and EIPs in a cloud file.
+//! Public pools, EIPs and NAT gateways in a cloud file.
 
 use super::{CloudFile, CloudFileError, FieldError, check_unique, name_in};
 use serde::{Deserialize, Serialize};
-use sluice_types::{AddressFamily, IpNet};
+use sluice_types::{AddressFamily, IpNet, NatFiltering};
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ pub struct PublicPoolSpec {
     pub cluster: String,
     /// 1 to 64 prefixes.
     pub prefixes: Vec<IpNet>,
-    /// At most 64 prefixes inside `prefixes` of which no EIP gets an address.
+    /// At most 64 prefixes inside `prefixes` of which no EIP and no NAT gateway gets an address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<IpNet>,
 }
@@ -54,13 +54,47 @@ pub struct EipSpec {
     pub inside: Option<IpAddr>,
 }
 
-/// Checks that names are unique, and that an EIP is attached to one thing.
+/// The NAT gateway of a VPC in a cloud file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NatGatewaySpec {
+    /// Name.
+    pub name: String,
+    /// Pool that its addresses are from: name or id.
+    pub pool: String,
+    /// 1 to 16 IPv4 addresses of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<Vec<IpAddr>>,
+    /// How many addresses it gets, the lowest that are free, without `addresses`; 1 if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_count: Option<usize>,
+    /// Sessions that each instance may have at the same time; 10000 if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<u32>,
+    /// Port blocks that each instance may have; 4 if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u8>,
+    /// `address-and-port-dependent` if omitted, or `endpoint-independent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filtering: Option<NatFiltering>,
+}
+
+/// Checks that names are unique, that an EIP is attached to one thing, and that a NAT gateway is given addresses in one way.
 pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
     check_unique("public pool", "", cloud.public_pools.iter().map(|spec| spec.name.as_str()))?;
     let tenants: HashSet<&str> = cloud.eips.iter().map(|eip| name_in(&eip.tenant)).collect();
     for tenant in tenants {
         let of_tenant = cloud.eips.iter().filter(|eip| name_in(&eip.tenant) == tenant);
         check_unique("EIP", &format!(" in tenant `{tenant}`"), of_tenant.map(|eip| eip.name.as_str()))?;
+    }
+    for vpc in &cloud.vpcs {
+        if let Some(NatGatewaySpec { name, addresses: Some(_), address_count: Some(_), .. }) =
+            &vpc.nat_gateway
+        {
+            let object = format!("NAT gateway `{name}` of VPC `{}`", vpc.name);
+            let problem = "give the addresses or their number, not both".to_owned();
+            return Err(FieldError { object, field: "address_count", problem }.into());
+        }
     }
     for eip in &cloud.eips {
         let wrong = |field, problem: &str| {
@@ -106,6 +140,22 @@ mod tests {
         ] {
             assert_eq!(parse(fields).unwrap_err(), format!("EIP `e`: {problem}"));
         }
+    }
+
+    #[test]
+    fn nat_gateways_are_given_addresses_or_their_number() {
+        let parse = |fields: &str| {
+            let nat_gateway = format!("{{name: n, pool: p, {fields}}}");
+            CloudFile::parse(&format!("vpcs: [{{name: v, tenant: t, nat_gateway: {nat_gateway}}}]"))
+                .map_err(|error| error.to_string())
+        };
+        for good in ["", "address_count: 2, filtering: endpoint-independent", "addresses: [198.51.100.1]"] {
+            assert_eq!(parse(good).unwrap().len(), 2, "{good}");
+        }
+        assert_eq!(
+            parse("address_count: 1, addresses: [198.51.100.1]").unwrap_err(),
+            "NAT gateway `n` of VPC `v`: `address_count`: give the addresses or their number, not both"
+        );
     }
 
     #[test]

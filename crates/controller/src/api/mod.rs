@@ -11,6 +11,7 @@ mod guard;
 mod hosts;
 mod instances;
 mod metrics;
+mod nat_gateways;
 mod nodes;
 mod openapi;
 mod peerings;
@@ -192,6 +193,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(security_rules::routes())
         .merge(public_pools::routes())
         .merge(eips::routes())
+        .merge(nat_gateways::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())

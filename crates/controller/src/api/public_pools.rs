@@ -14,7 +14,7 @@ use sluice_types::{ClusterId, IpNet, PublicPoolId, given, parse_prefix};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Public addresses from which tenants get EIPs. The gateways of the cluster announce them.
+/// Public addresses from which tenants get EIPs and NAT gateways. The gateways of the cluster announce them.
 #[derive(Serialize, ToSchema)]
 struct PublicPool {
     #[schema(value_type = String, example = "pool-1")]
@@ -26,7 +26,7 @@ struct PublicPool {
     /// In ascending order.
     #[schema(value_type = Vec<String>, example = json!(["198.51.100.0/24", "2001:db8:9::/48"]))]
     prefixes: Vec<IpNet>,
-    /// Those of which no EIP has an address, in ascending order.
+    /// Those of which no EIP and no NAT gateway has an address, in ascending order.
     #[schema(value_type = Vec<String>, example = json!(["198.51.100.1/32"]))]
     reserved: Vec<IpNet>,
     revision: u64,
@@ -64,8 +64,8 @@ pub(super) struct NewPublicPool {
     /// the underlay.
     #[schema(example = json!(["198.51.100.0/24", "2001:db8:9::/48"]))]
     prefixes: Vec<String>,
-    /// At most 64 prefixes inside `prefixes` of which no EIP gets an address: those that the router and the gateways have
-    /// on their link, for example.
+    /// At most 64 prefixes inside `prefixes` of which no EIP and no NAT gateway gets an address: those that the router
+    /// and the gateways have on their link, for example.
     #[serde(default)]
     #[schema(example = json!(["198.51.100.1/32"]))]
     reserved: Vec<String>,
@@ -79,11 +79,12 @@ pub(super) struct PublicPoolPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     name: Option<String>,
-    /// All prefixes of the pool from now on. Each EIP of the pool must be in one of them.
+    /// All prefixes of the pool from now on. Each address of an EIP or a NAT gateway must be in one of them.
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     prefixes: Option<Vec<String>>,
-    /// All reserved prefixes from now on. Each must be in a prefix of the pool, and no EIP may have an address of it.
+    /// All reserved prefixes from now on. Each must be in a prefix of the pool, and no EIP and no NAT gateway may have an
+    /// address of it.
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     reserved: Option<Vec<String>>,

@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, PeeringId, PublicPoolId, RouteTableId, SecurityGroupId,
-    SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, NatGatewayId, PeeringId, PublicPoolId, RouteTableId,
+    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 use std::fmt::Display;
 use std::str::FromStr;
@@ -102,6 +102,7 @@ stored! {
     SecurityRule SecurityRuleId security_rule delete_security_rule;
     PublicPool PublicPoolId public_pool delete_public_pool;
     Eip EipId eip delete_eip;
+    NatGateway NatGatewayId nat_gateway delete_nat_gateway;
 }
 
 /// An object as the API shows it. It is created from the model of the store, but its fields belong to the

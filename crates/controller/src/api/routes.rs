@@ -16,7 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// `{"peering": "peer-1"}` leads to the other VPC of the peering. `"drop"` drops the packets. `"internet"` leads to the
-/// Internet, for senders that have a public address.
+/// Internet, for senders that have a public address, or of a VPC with a NAT gateway.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Target {

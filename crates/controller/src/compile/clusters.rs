@@ -1,5 +1,5 @@
-//! Entries of clusters: vIPs, the vIP plan, keys, and the VTEPs from which hosts accept packets. This file
-//! changes when a cluster gets another kind of entry, or when another order between gateways and hosts is
+//! Entries of clusters: vIPs, the vIP plan, keys, and the VTEPs of gateways, from which hosts and the other gateways of a
+//! cluster accept packets. This file changes when a cluster gets another kind of entry, or when another order between gateways and hosts is
 //! needed.
 
 use super::shared::ClusterUpdates;
@@ -11,7 +11,7 @@ use sluice_southbound::{
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
 use sluice_types::{ClusterId, GatewayId, HostId, MacAddr, Secret};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 #[derive(Clone, Debug)]
@@ -110,6 +110,7 @@ impl State {
     /// Inserts or replaces a cluster. What it no longer has is removed from nodes.
     pub(super) fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
         self.set_memberships(gateways, out);
+        let old_peers = self.gateway_vteps();
         let old = self.clusters.remove(&cluster.id);
         let is_new = old.is_none();
         let (old_vips, old_gateways, keys) =
@@ -122,6 +123,7 @@ impl State {
         out.of(Target::Members(cluster.id)).cluster = Some(vip_plan(&new));
         self.clusters.insert(cluster.id, new);
         self.change_vips(cluster.id, &old_vips, out);
+        self.change_gateway_vteps(&old_peers, out);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
         // A gateway that is in another cluster now was not deleted.
         let moved =
@@ -152,6 +154,49 @@ impl State {
         out.removed_nodes.extend(removed.map(|g| NodeId::Gateway(g.id)));
     }
 
+    /// The VTEPs of the gateways that have each cluster's entries: its members, and those that move between it and another
+    /// cluster. Each of them has all of these VTEPs, also its own: what is sent to one of them is the same for all.
+    fn gateway_vteps(&self) -> BTreeMap<ClusterId, BTreeSet<Vtep>> {
+        let mut vteps: BTreeMap<ClusterId, BTreeSet<Vtep>> = BTreeMap::new();
+        for gateway in self.clusters.values().flat_map(|state| &state.gateways) {
+            for cluster in gateway.clusters() {
+                vteps.entry(cluster).or_default().extend(vteps_of(std::slice::from_ref(gateway)));
+            }
+        }
+        vteps
+    }
+
+    /// The VTEPs of gateways for the gateways that have the entries of these clusters.
+    pub(super) fn gateway_vteps_of(&self, clusters: impl Iterator<Item = ClusterId>) -> BTreeSet<Vtep> {
+        let all = self.gateway_vteps();
+        clusters.filter_map(|cluster| all.get(&cluster)).flatten().copied().collect()
+    }
+
+    /// Sends gateways the VTEPs of gateways that differ from the old ones.
+    fn change_gateway_vteps(&self, old: &BTreeMap<ClusterId, BTreeSet<Vtep>>, out: &mut Compiled) {
+        let (new, none) = (self.gateway_vteps(), BTreeSet::new());
+        for cluster in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
+            let (old, new) = (old.get(cluster).unwrap_or(&none), new.get(cluster).unwrap_or(&none));
+            let added = new.difference(old).copied();
+            let has = |vtep: &&Vtep| new.iter().any(|new| new.address == vtep.address);
+            let gone: Vec<IpAddr> = old.iter().filter(|old| !has(old)).map(|old| old.address).collect();
+            if new.is_subset(old) && gone.is_empty() {
+                continue;
+            }
+            let update = out.of(Target::Cluster(*cluster));
+            update.vteps.extend(added);
+            update.removed_vteps.extend(gone.iter().copied());
+            // Those that still have the entries of the cluster where the gateway is now keep its VTEP.
+            for gateway in self.clusters.values().flat_map(|state| &state.gateways) {
+                let mut addresses =
+                    gateway.vtep4.map(IpAddr::from).into_iter().chain(gateway.vtep6.map(IpAddr::from));
+                if addresses.any(|address| gone.contains(&address)) {
+                    self.resync_moving_gateways(*cluster, &gateway.clusters().collect(), out);
+                }
+            }
+        }
+    }
+
     /// Records which of these gateways start, continue or end a move between clusters.
     fn set_memberships(&self, gateways: &[Gateway], out: &mut Compiled) {
         for gateway in gateways {
@@ -164,8 +209,8 @@ impl State {
         }
     }
 
-    /// A VPC left the cluster `gone`. The members of that cluster are told to remove it, but a gateway that
-    /// moves between `gone` and a cluster that has the VPC must keep it: such gateways get a snapshot.
+    /// A VPC or a gateway left the cluster `gone`. The members of that cluster are told to remove its entries, but a gateway
+    /// that moves between `gone` and a cluster that has it must keep them: such gateways get a snapshot.
     pub(super) fn resync_moving_gateways(
         &self,
         gone: ClusterId,

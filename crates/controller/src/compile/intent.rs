@@ -83,8 +83,8 @@ pub struct Intent {
     policies: HashMap<Vni, PolicyHashes>,
     /// The last revision that changed more than endpoints, ports and policies.
     base_revision: u64,
-    /// The last revision that changed public addresses, which only gateways have.
-    eip_revision: u64,
+    /// The last revision that changed EIPs or NAT gateways, which only gateways have.
+    public_revision: u64,
     /// Sums of the entries of a gateway without endpoints, by its cluster, with the newer of both revisions at that time.
     base: BTreeMap<ClusterId, (u64, Digests)>,
     /// The same for hosts without ports, policies and VRFs, by the family of their VTEPs.
@@ -275,7 +275,10 @@ impl Intent {
                 | Change::SecurityRuleCreated { .. }
                 | Change::SecurityRuleRemoved { .. }
                 | Change::GroupSetsCreated { .. } => {}
-                Change::EipUpserted(_) | Change::EipRemoved(_) => self.eip_revision = revision,
+                Change::EipUpserted(_)
+                | Change::EipRemoved(_)
+                | Change::NatGatewayUpserted(_)
+                | Change::NatGatewayRemoved(_) => self.public_revision = revision,
                 _ => self.base_revision = revision,
             }
         }
@@ -333,7 +336,7 @@ impl Intent {
         found: &Digests,
     ) -> Comparison {
         let Some((cluster, gateway)) = state.gateway(id) else { return Comparison::Undecided };
-        let base_revision = self.base_revision.max(self.eip_revision);
+        let base_revision = self.base_revision.max(self.public_revision);
         // A gateway that moves has entries of two clusters.
         if revision < base_revision || gateway.moving.is_some() {
             return Comparison::Undecided;

@@ -1,10 +1,10 @@
-//! The public addresses of VPCs, for the gateways of their clusters. This file changes with what gateways get of EIPs, or
-//! with which vIP's owner answers for an address.
+//! The public addresses of VPCs, for the gateways of their clusters. This file changes with what gateways get of EIPs and
+//! NAT gateways, or with which vIP's owner answers for an address.
 
 use super::{Compiled, State, Target};
-use sluice_southbound::PublicPrefix;
-use sluice_store::Eip;
-use sluice_types::{ClusterId, EipId, IpNet, VpcId, bytes_hash};
+use sluice_southbound::{NatGateway, PublicPrefix};
+use sluice_store::{Eip, NatGateway as StoredNatGateway};
+use sluice_types::{ClusterId, EipId, IpNet, NatFiltering, Vni, VpcId, bytes_hash};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -16,14 +16,19 @@ struct Attached {
     inside: IpNet,
 }
 
-/// The EIPs that are attached, by their cluster.
+/// The public addresses of VPCs, by their cluster.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PublicAddresses(BTreeMap<ClusterId, BTreeMap<EipId, Attached>>);
+pub(super) struct PublicAddresses {
+    /// The EIPs that are attached.
+    eips: BTreeMap<ClusterId, BTreeMap<EipId, Attached>>,
+    /// The NAT gateways, by their VPC.
+    nat_gateways: BTreeMap<ClusterId, BTreeMap<VpcId, StoredNatGateway>>,
+}
 
 impl PublicAddresses {
     /// Inserts, replaces or removes an EIP. Returns whether it was there.
     pub fn set(&mut self, eip: &Eip) -> bool {
-        let of_cluster = self.0.entry(eip.cluster).or_default();
+        let of_cluster = self.eips.entry(eip.cluster).or_default();
         let old = match eip.attachment {
             Some(at) => {
                 let attached = Attached { outside: eip.prefix, vpc: at.vpc, inside: at.inside };
@@ -33,17 +38,35 @@ impl PublicAddresses {
         };
         old.is_some()
     }
+
+    /// Inserts or replaces a NAT gateway.
+    pub fn set_nat_gateway(&mut self, new: &StoredNatGateway) {
+        self.nat_gateways.entry(new.cluster).or_default().insert(new.vpc, new.clone());
+    }
 }
 
-/// The vIP whose owner answers for public addresses, by rendezvous hashing: each vIP gets an equal share, and a change of
-/// the vIPs changes only the shares of those that are added or removed.
-fn vip_of(outside: IpNet, vips: &[IpAddr]) -> Option<IpAddr> {
-    let octets = |address: IpAddr| match address {
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
-    };
-    let weight = |vip: &IpAddr| bytes_hash(&[octets(outside.addr()), octets(*vip)].concat());
+    }
+}
+
+/// The vIP whose owner answers for something with this name, by rendezvous hashing: each vIP gets an equal share, and a
+/// change of the vIPs changes only the shares of those that are added or removed.
+fn vip_of(name: &[u8], vips: &[IpAddr]) -> Option<IpAddr> {
+    let weight = |vip: &IpAddr| bytes_hash(&[name, &octets(*vip)].concat());
     vips.iter().copied().max_by_key(|vip| (weight(vip), *vip))
+}
+
+/// The vIP whose owner answers for public addresses.
+fn vip_of_prefix(outside: IpNet, vips: &[IpAddr]) -> Option<IpAddr> {
+    vip_of(&octets(outside.addr()), vips)
+}
+
+/// The vIP whose owner has all sessions of a VPC's NAT gateway.
+fn vip_of_nat(vni: Vni, vips: &[IpAddr]) -> Option<IpAddr> {
+    vip_of(&vni.get().to_be_bytes(), vips)
 }
 
 impl State {
@@ -51,19 +74,53 @@ impl State {
         let vips = self.clusters.get(&cluster)?.cluster.addresses();
         let Attached { outside, vpc, inside } = *attached;
         let vni = self.vpcs.get(&vpc)?.vpc.vni;
-        Some(PublicPrefix { outside, vni, inside, vip: vip_of(outside, &vips)? })
+        Some(PublicPrefix { outside, vni, inside, vip: vip_of_prefix(outside, &vips)? })
+    }
+
+    fn nat_gateway(&self, stored: &StoredNatGateway) -> Option<NatGateway> {
+        let vips = self.clusters.get(&stored.cluster)?.cluster.addresses();
+        let vni = self.vpcs.get(&stored.vpc)?.vpc.vni;
+        Some(NatGateway {
+            vni,
+            addresses: stored.addresses.clone(),
+            vip: vip_of_nat(vni, &vips)?,
+            sessions: stored.sessions,
+            blocks: stored.blocks,
+            any_remote: stored.filtering == NatFiltering::EndpointIndependent,
+        })
     }
 
     /// The public addresses of the VPCs on a cluster.
     pub(super) fn public_prefixes(&self, cluster: ClusterId) -> impl Iterator<Item = PublicPrefix> {
-        let attached = self.public.0.get(&cluster).into_iter().flat_map(BTreeMap::values);
+        let attached = self.public.eips.get(&cluster).into_iter().flat_map(BTreeMap::values);
         attached.filter_map(move |attached| self.public_prefix(cluster, attached))
+    }
+
+    /// The NAT gateways of the VPCs on a cluster.
+    pub(super) fn nat_gateways(&self, cluster: ClusterId) -> impl Iterator<Item = NatGateway> {
+        let stored = self.public.nat_gateways.get(&cluster).into_iter().flat_map(BTreeMap::values);
+        stored.filter_map(|stored| self.nat_gateway(stored))
+    }
+
+    /// Advances by a new NAT gateway, or a change of one.
+    pub(super) fn upsert_nat_gateway(&mut self, new: &StoredNatGateway, out: &mut Compiled) {
+        self.public.set_nat_gateway(new);
+        out.of(Target::Cluster(new.cluster)).nat_gateways.extend(self.nat_gateway(new));
+    }
+
+    /// Advances by the deletion of a NAT gateway.
+    pub(super) fn remove_nat_gateway(&mut self, old: &StoredNatGateway, out: &mut Compiled) {
+        if let Some(of_cluster) = self.public.nat_gateways.get_mut(&old.cluster) {
+            of_cluster.remove(&old.vpc);
+        }
+        let vni = self.vpcs.get(&old.vpc).map(|state| state.vpc.vni);
+        out.of(Target::Cluster(old.cluster)).removed_nat_gateways.extend(vni);
     }
 
     /// Advances by a change of an EIP; one that was deleted has no attachment.
     pub(super) fn change_eip(&mut self, eip: &Eip, out: &mut Compiled) {
         let was_attached = self.public.set(eip);
-        let attached = self.public.0.get(&eip.cluster).and_then(|of_cluster| of_cluster.get(&eip.id));
+        let attached = self.public.eips.get(&eip.cluster).and_then(|of_cluster| of_cluster.get(&eip.id));
         if let Some(prefix) = attached.and_then(|attached| self.public_prefix(eip.cluster, attached)) {
             out.of(Target::Cluster(eip.cluster)).public_prefixes.push(prefix);
         } else if was_attached {
@@ -71,12 +128,18 @@ impl State {
         }
     }
 
-    /// Sends those public addresses again for which the owner of another vIP answers. `old` are the vIPs before.
+    /// Sends those public addresses and NAT gateways again for which the owner of another vIP answers. `old` are the vIPs
+    /// before.
     pub(super) fn change_vips(&self, cluster: ClusterId, old: &[IpAddr], out: &mut Compiled) {
-        let changed = |prefix: &PublicPrefix| vip_of(prefix.outside, old) != Some(prefix.vip);
+        let changed = |prefix: &PublicPrefix| vip_of_prefix(prefix.outside, old) != Some(prefix.vip);
         let prefixes: Vec<_> = self.public_prefixes(cluster).filter(changed).collect();
         if !prefixes.is_empty() {
             out.of(Target::Cluster(cluster)).public_prefixes.extend(prefixes);
+        }
+        let changed = |nat: &NatGateway| vip_of_nat(nat.vni, old) != Some(nat.vip);
+        let nat_gateways: Vec<_> = self.nat_gateways(cluster).filter(changed).collect();
+        if !nat_gateways.is_empty() {
+            out.of(Target::Cluster(cluster)).nat_gateways.extend(nat_gateways);
         }
     }
 }
@@ -90,16 +153,17 @@ mod tests {
     fn addresses_are_spread_over_vips_and_stay() {
         let vips: Vec<IpAddr> = (1..=8).map(|n| IpAddr::from([192, 0, 2, n])).collect();
         let outside = |n: u8| IpNet::from(IpAddr::from([198, 51, 100, n]));
-        let count = |vip: &IpAddr| (0..=255).filter(|n| vip_of(outside(*n), &vips) == Some(*vip)).count();
+        let count =
+            |vip: &IpAddr| (0..=255).filter(|n| vip_of_prefix(outside(*n), &vips) == Some(*vip)).count();
         for vip in &vips {
             assert!((12..=60).contains(&count(vip)), "{vip} has {} of 256", count(vip));
         }
         for n in 0..=255 {
-            let (all, fewer) = (vip_of(outside(n), &vips), vip_of(outside(n), &vips[1..]));
+            let (all, fewer) = (vip_of_prefix(outside(n), &vips), vip_of_prefix(outside(n), &vips[1..]));
             assert!(all == fewer || all == Some(vips[0]), "{n}");
         }
         let v6 = ["2001:db8::1".parse().unwrap()];
-        assert_eq!(vip_of(outside(1), &v6), Some(v6[0]), "the vIP may be of the other family");
-        assert_eq!(vip_of(outside(1), &[]), None);
+        assert_eq!(vip_of_prefix(outside(1), &v6), Some(v6[0]), "the vIP may be of the other family");
+        assert_eq!(vip_of_prefix(outside(1), &[]), None);
     }
 }

@@ -122,6 +122,9 @@ impl State {
         for eip in &topology.eips {
             state.public.set(eip);
         }
+        for nat_gateway in &topology.nat_gateways {
+            state.public.set_nat_gateway(nat_gateway);
+        }
         state
     }
 
@@ -330,6 +333,8 @@ impl State {
             | Change::GroupSetsCreated { vpc, .. } => self.change_security_groups(vpc.vni, change, out),
             Change::EipUpserted(eip) => self.change_eip(eip, out),
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
+            Change::NatGatewayUpserted(nat_gateway) => self.upsert_nat_gateway(nat_gateway, out),
+            Change::NatGatewayRemoved(nat_gateway) => self.remove_nat_gateway(nat_gateway, out),
             // No node has tenants and pools, nor the names of groups.
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
@@ -393,7 +398,12 @@ impl State {
         let clusters = gateway.clusters().filter_map(|id| self.clusters.get(&id));
         let mut update = Update {
             vips: clusters.flat_map(|cluster| vips_of(&cluster.cluster)).collect(),
-            vteps: self.hosts.values().map(vtep_of).collect(),
+            vteps: self
+                .hosts
+                .values()
+                .map(vtep_of)
+                .chain(self.gateway_vteps_of(gateway.clusters()))
+                .collect(),
             keys: vec![keys_of(cluster)],
             cluster: Some(vip_plan(cluster)),
             ..Update::default()
@@ -404,6 +414,7 @@ impl State {
         }
         update.public_prefixes =
             gateway.clusters().flat_map(|cluster| self.public_prefixes(cluster)).collect();
+        update.nat_gateways = gateway.clusters().flat_map(|cluster| self.nat_gateways(cluster)).collect();
         Some((gateway.clone(), update))
     }
 

@@ -31,6 +31,7 @@ impl NodeTables {
             .public
             .values()
             .map(|prefix| EntryHash::public_prefix(prefix.outside, prefix.vni, prefix.inside, prefix.vip));
+        let nat = self.nat.values().map(|nat| nat.entry_hash().1);
         let mut sums = Digests::default();
         vteps
             .chain(vips)
@@ -41,6 +42,7 @@ impl NodeTables {
             .chain(endpoints)
             .chain(policies)
             .chain(public)
+            .chain(nat)
             .for_each(|hash| sums.add(hash));
         sums
     }

@@ -4,6 +4,23 @@ use super::*;
 use crate::compile::{Gate, NodeGroup};
 use crate::push::Members;
 
+/// A gateway has the VTEPs of all hosts, and of the gateways that have entries of the same clusters.
+pub(super) async fn check_vteps(store: &Store, gateway: GatewayId, tables: &NodeTables) {
+    let of: BTreeSet<_> = store.gateway(gateway).await.unwrap().clusters().collect();
+    let mut expected = BTreeMap::new();
+    for host in store.hosts(None, ALL).await.unwrap() {
+        expected.insert(host.vtep, if host.agent { VtepRole::Host } else { VtepRole::ForeignHost });
+    }
+    for other in store.gateways(None, None, ALL).await.unwrap() {
+        if other.clusters().any(|cluster| of.contains(&cluster)) {
+            let role = VtepRole::Gateway { cluster: group_id(other.cluster) };
+            let vteps = other.vtep4.map(IpAddr::from).into_iter().chain(other.vtep6.map(IpAddr::from));
+            expected.extend(vteps.map(|vtep| (vtep, role)));
+        }
+    }
+    assert_eq!(tables.vteps, expected, "{gateway}");
+}
+
 /// Compiles the last revision of the store.
 async fn last(store: &Store, state: &mut State, members: &mut Members) -> Step {
     let mut changes = Vec::new();
@@ -112,4 +129,68 @@ async fn moving_gateway_has_entries_of_both_clusters_and_is_member_of_one() {
     world.check().await;
     assert_eq!(has(&world, far), (vec![vnis[1]], 1, Some(false)));
     assert!(members.gateway_moves().is_empty() && !members.name(NodeId::Gateway(g1)).is_empty());
+}
+
+/// Catches a gateway that the others of its old or new cluster do not know while it moves or after it was deleted, and one
+/// that moves after it and forgets it.
+#[tokio::test]
+async fn gateways_know_those_with_entries_of_their_clusters() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let mut clusters = Vec::new();
+    for (name, vip) in [("near", "192.0.2.10"), ("far", "192.0.2.20")] {
+        clusters.push(store.create_cluster(name, &[ip(vip)], None).await.unwrap().into_inner().id);
+    }
+    let [near, far] = clusters[..] else { panic!() };
+    let mut gateways = Vec::new();
+    for (number, cluster) in [near, near, near, far].into_iter().enumerate() {
+        let new = new_gateway(&format!("g{number}"), cluster, &format!("192.0.2.{number}"));
+        gateways.push(store.create_gateway(new).await.unwrap().into_inner().id);
+        world.follow().await;
+        world.check().await;
+    }
+    let known = |world: &World, number: usize| -> Vec<u8> {
+        let vteps = world.gateway(gateways[number]).vteps.keys();
+        vteps.map(|vtep| if let IpAddr::V4(v4) = vtep { v4.octets()[3] } else { 255 }).collect()
+    };
+    let all = |world: &World| [0, 1, 2, 3].map(|number| known(world, number));
+    let three = vec![0, 1, 2];
+    assert_eq!(all(&world), [three.clone(), three.clone(), three.clone(), vec![3]]);
+    let advance = async |world: &mut World, gateway: GatewayId| {
+        let at = store.gateway(gateway).await.unwrap().moving.unwrap();
+        assert!(store.advance_gateway_move(gateway, at).await.unwrap());
+        world.follow().await;
+        world.check().await;
+        world.check_digests().await;
+    };
+    // The first two move, one after the other.
+    let four = vec![0, 1, 2, 3];
+    store.move_gateway(gateways[0], far, "a test", None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(all(&world), [four.clone(), three.clone(), three.clone(), vec![0, 3]]);
+    store.move_gateway(gateways[1], far, "a test", None).await.unwrap();
+    advance(&mut world, gateways[0]).await;
+    assert_eq!(all(&world), [four.clone(), four.clone(), three, vec![0, 1, 3]]);
+    let snapshots = world.snapshots;
+    advance(&mut world, gateways[0]).await;
+    assert_eq!(all(&world), [vec![0, 1, 3], four, vec![1, 2], vec![0, 1, 3]]);
+    assert_eq!(
+        world.snapshots,
+        snapshots + 2,
+        "of the one that arrived and of the one that has both clusters"
+    );
+    advance(&mut world, gateways[1]).await;
+    advance(&mut world, gateways[1]).await;
+    assert_eq!(all(&world), [vec![0, 1, 3], vec![0, 1, 3], vec![2], vec![0, 1, 3]]);
+
+    store.drain_gateway(gateways[0], true, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(known(&world, 3), [0, 1, 3], "a draining gateway still sends");
+    store.delete_gateway(gateways[0], None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    world.check_digests().await;
+    assert_eq!((known(&world, 1), known(&world, 3)), (vec![1, 3], vec![1, 3]));
 }

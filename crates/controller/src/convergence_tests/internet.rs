@@ -1,12 +1,14 @@
-//! Public addresses on gateways: those of the EIPs that are attached to VPCs of their clusters.
+//! Public addresses on gateways: those of the EIPs and NAT gateways of the VPCs of their clusters.
 
 use super::*;
+use crate::compile::Comparison;
 
 /// Prefixes of pools, which overlap sometimes.
 const PREFIXES: [&str; 4] = ["203.0.113.0/28", "203.0.113.16/29", "203.0.113.0/27", "2001:db8:ff00::/60"];
 
-/// A pool on each cluster, and an EIP that is attached. Without them, few histories would have public addresses.
-pub(super) const FIRST: [Operation; 3] = [(28, 0, 12, 0), (28, 1, 1, 0), (29, 0, 0, 2)];
+/// A pool on each cluster, an EIP that is attached, and a NAT gateway. Without them, few histories would have public
+/// addresses.
+pub(super) const FIRST: [Operation; 4] = [(28, 0, 12, 0), (28, 1, 1, 0), (29, 0, 0, 2), (32, 0, 1, 0)];
 
 impl NodeTables {
     /// Writes public addresses, as far as a node can: VRF and vIP must be there, and no other addresses inside may overlap.
@@ -27,6 +29,20 @@ impl NodeTables {
             self.public.insert(outside, *prefix);
         }
     }
+
+    /// Writes NAT gateways, as far as a node can: VRF and vIP must be there, and nothing else may have their addresses.
+    pub(super) fn add_nat(&mut self, nat_gateways: Vec<NatGateway>) {
+        for nat in nat_gateways {
+            assert!(self.vrfs.contains_key(&nat.vni), "{nat:?} comes before its VRF");
+            assert!(self.vips.contains_key(&nat.vip), "{nat:?} comes before its vIP");
+            self.nat.insert(nat.vni, nat);
+        }
+        let mut all: Vec<_> = self.nat.values().flat_map(|nat| &nat.addresses).collect();
+        all.sort();
+        assert!(all.is_sorted_by(|a, b| a < b), "two NAT gateways have an address: {all:?}");
+        let has_eip = |address: &&&Ipv4Addr| self.public.contains_key(&IpNet::from(IpAddr::V4(***address)));
+        assert_eq!(all.iter().find(has_eip), None, "an EIP has it, too");
+    }
 }
 
 /// A gateway has the public addresses that are attached on its clusters, and a vIP of the cluster for each.
@@ -44,11 +60,70 @@ pub(super) async fn check_public(store: &Store, gateway: GatewayId, tables: &Nod
             expected.insert(eip.prefix, (vpc.vni, at.inside, vip.is_some()));
         }
     }
+    check_nat(store, &gateway, tables).await;
     let found = tables.public.values().map(|prefix| (prefix.outside, (prefix.vni, prefix.inside, true)));
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
 }
 
-/// A random operation on pools and EIPs.
+/// A gateway has the NAT gateways of its clusters, and a vIP of the cluster for each.
+async fn check_nat(store: &Store, gateway: &Gateway, tables: &NodeTables) {
+    let mut expected = BTreeMap::new();
+    for nat in store.nat_gateways(&NatGatewayFilter::default(), ALL).await.unwrap() {
+        let vpc = store.vpc(nat.vpc).await.unwrap();
+        assert_eq!((vpc.cluster, vpc.moving), (nat.cluster, None), "{} has {}", vpc.name, nat.name);
+        if gateway.clusters().all(|cluster| cluster != nat.cluster) {
+            continue;
+        }
+        let vips = store.cluster(nat.cluster).await.unwrap().addresses();
+        let vip = tables.nat.get(&vpc.vni).map(|nat| nat.vip);
+        assert!(vip.is_some_and(|vip| vips.contains(&vip)), "{vip:?} of {}", nat.name);
+        let any_remote = nat.filtering == NatFiltering::EndpointIndependent;
+        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, any_remote));
+    }
+    let found = tables.nat.iter().map(|(vni, nat)| {
+        let NatGateway { addresses, sessions, blocks, any_remote, .. } = nat.clone();
+        (*vni, (addresses, sessions, blocks, any_remote))
+    });
+    assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
+}
+
+/// A random operation on NAT gateways.
+async fn execute_nat(
+    store: &Store,
+    (_, x, y, z): Operation,
+    vpcs: &[Vpc],
+    pools: &[PublicPool],
+) -> Option<()> {
+    let all = store.nat_gateways(&NatGatewayFilter::default(), ALL).await.unwrap();
+    let addresses = Some(NatAddresses::Number(usize::from(y % 4)));
+    let filtering =
+        Some(if y % 2 == 0 { NatFiltering::EndpointIndependent } else { NatFiltering::default() });
+    let (sessions, blocks) = (Some(u32::from(z)), None);
+    match z % 4 {
+        0 | 1 => {
+            let vpc = choose(vpcs, x)?;
+            let pool = pools.iter().find(|pool| pool.cluster == vpc.cluster)?.id;
+            let (name, vpc) = ("n".to_owned(), vpc.id);
+            let new = NewNatGateway { name, vpc, pool, addresses, sessions: None, blocks, filtering };
+            store.create_nat_gateway(new).await.ok()?;
+        }
+        2 => {
+            let new = NatGatewayUpdate { name: None, addresses, sessions, blocks, filtering };
+            store.update_nat_gateway(choose(&all, x)?.id, new, None).await.ok()?;
+        }
+        _ if y % 2 == 0 => {
+            store.delete_nat_gateway(choose(&all, x)?.id, None).await.ok()?;
+        }
+        // VPCs with NAT gateways are told to move more often than by chance.
+        _ => {
+            let cluster = store.clusters(None, ALL).await.unwrap().last()?.id;
+            store.move_vpc(choose(&all, x)?.vpc, cluster, None).await.ok()?;
+        }
+    }
+    Some(())
+}
+
+/// A random operation on pools, EIPs and NAT gateways.
 pub(super) async fn execute(
     store: &Store,
     (what, x, y, z): Operation,
@@ -92,6 +167,7 @@ pub(super) async fn execute(
             let new = EipUpdate { name: None, attach: Some(attach) };
             store.update_eip(choose(&eips, x)?.id, new, None).await.ok()?;
         }
+        (32, _) => execute_nat(store, (what, x, y, z), vpcs, &pools).await?,
         (_, 0) => {
             store.delete_eip(choose(&eips, x)?.id, None).await.ok()?;
         }
@@ -176,4 +252,72 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
     world.check_digests().await;
     assert!(world.gateway(gateway).public.is_empty());
     assert!(!world.gateway(gateway).routes.contains_key(&RouteKey { vni: vpc.vni, prefix }));
+}
+
+#[tokio::test]
+async fn gateways_have_the_nat_gateways_of_their_cluster() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let vips: Vec<IpAddr> = (10..14).map(|low| IpAddr::from([192, 0, 2, low])).collect();
+    let cluster = store.create_cluster("c", &vips, None).await.unwrap().into_inner().id;
+    let other = store.create_cluster("d", &[ip("192.0.2.20")], None).await.unwrap().into_inner().id;
+    let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
+    let far = store.create_gateway(new_gateway("f", other, "192.0.2.2")).await.unwrap().into_inner().id;
+    let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
+    let host = store.create_host(new).await.unwrap().into_inner().id;
+    let vpc = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
+    let subnet = store.create_subnet(new_subnet(vpc.id, "s", "10.1.0.0/24", None)).await.unwrap();
+    store.create_instance(vpc.id, new_instance("vm", subnet.into_inner().id, host)).await.unwrap();
+    let prefixes = vec!["203.0.113.0/24".parse().unwrap()];
+    let pool = NewPublicPool { name: "p".into(), cluster, prefixes, reserved: vec![] };
+    let pool = store.create_public_pool(pool).await.unwrap().into_inner().id;
+    world.follow().await;
+    let new = NewNatGateway {
+        name: "n".into(),
+        vpc: vpc.id,
+        pool,
+        addresses: Some(NatAddresses::Number(3)),
+        sessions: None,
+        blocks: None,
+        filtering: None,
+    };
+    let (before, steps) = (world.state.revision(), world.deltas);
+    let nat = store.create_nat_gateway(new).await.unwrap().into_inner();
+    world.follow().await;
+    assert!(world.deltas > steps);
+    // Hosts do not have it, so their digests do not wait for it.
+    for (node, expected) in
+        [(NodeId::Gateway(gateway), Comparison::Undecided), (NodeId::Host(host), Comparison::Equal)]
+    {
+        let digests = world.nodes[&node].tables.digests();
+        assert_eq!(world.intent.compare(&world.state, node, before, &digests), expected, "{node:?}");
+    }
+    world.check().await;
+    world.check_digests().await;
+    let vip = world.gateway(gateway).nat[&vpc.vni].vip;
+    assert!(world.gateway(far).nat.is_empty() && world.host(host).nat.is_empty());
+
+    // Without its vIP, another one's owner has the sessions; a change of another vIP changes nothing.
+    let rest: Vec<IpAddr> = vips.iter().copied().filter(|other| *other != vip).collect();
+    store.update_cluster(cluster, &rest, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    let next = world.gateway(gateway).nat[&vpc.vni].vip;
+    assert!(rest.contains(&next));
+    store.update_cluster(cluster, &[next], None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(world.gateway(gateway).nat[&vpc.vni].vip, next);
+
+    let fewer = NatGatewayUpdate { addresses: Some(NatAddresses::Number(1)), ..Default::default() };
+    store.update_nat_gateway(nat.id, fewer, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(world.gateway(gateway).nat[&vpc.vni].addresses, nat.addresses[..1]);
+    store.delete_nat_gateway(nat.id, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    world.check_digests().await;
+    assert!(world.gateway(gateway).nat.is_empty());
 }

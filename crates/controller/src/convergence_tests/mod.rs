@@ -23,8 +23,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey,
-    Scope, Update, Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route,
+    RouteKey, Scope, Update, Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -50,6 +50,7 @@ struct NodeTables {
     plan: Option<ClusterPlan>,
     paths: BTreeMap<PathKey, Path>,
     public: BTreeMap<IpNet, PublicPrefix>,
+    nat: BTreeMap<Vni, NatGateway>,
 }
 
 impl NodeTables {
@@ -72,7 +73,9 @@ impl NodeTables {
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
         self.public.retain(|outside, _| !update.removed_public_prefixes.contains(outside));
+        self.nat.retain(|vni, _| !update.removed_nat_gateways.contains(vni));
         self.add_public(&update.public_prefixes);
+        self.add_nat(update.nat_gateways);
         self.policies.extend(update.policies.into_iter().map(|policy| (policy.key, policy)));
         for port in update.ports {
             let key = PolicyKey { vni: port.vni, identity: port.identity };
@@ -302,6 +305,7 @@ impl World {
             assert_eq!(follower.view, fresh.view, "{node:?}");
             if let NodeId::Gateway(gateway) = node {
                 internet::check_public(&self.store, *gateway, &follower.tables).await;
+                gateway_moves::check_vteps(&self.store, *gateway, &follower.tables).await;
             }
             if let NodeId::Host(host) = node {
                 let expected = security::expected_policies(&self.store, *host).await;
@@ -381,7 +385,6 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
 
     let gateway = world.gateway(g2);
     let group = cluster.get() as u32;
-    assert_eq!(gateway.vteps, [(ip("192.0.2.21"), VtepRole::Host)].into());
     let plan = gateway.plan.as_ref().unwrap();
     assert_eq!(world.gateway(g1).plan, gateway.plan);
     assert_eq!(plan.members.iter().map(|member| member.gateway).collect::<Vec<_>>(), [g1, g2]);
@@ -411,6 +414,7 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     let role = VtepRole::Gateway { cluster: group };
     let gateways = ["192.0.2.1", "192.0.2.2", "fd00::1", "fd00::2"].map(|vtep| (ip(vtep), role));
     assert_eq!(tables.vteps, gateways.into_iter().chain([(ip("192.0.2.21"), VtepRole::Host)]).collect());
+    assert_eq!(gateway.vteps, tables.vteps, "there is no other cluster");
     assert_eq!(tables.groups[&group].vips, [vips[0], vips[2]]);
     assert_eq!(tables.vrfs.keys().copied().collect::<Vec<_>>(), [a.vni]);
     assert_eq!(tables.vrfs[&a.vni].group, Some(group));
@@ -431,7 +435,9 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     );
     assert!(world.host(host).vrfs.is_empty() && world.host(host).ports.is_empty());
     assert!(world.host(host).keys.is_empty(), "no network of the host is on the cluster");
-    assert!(!world.host(host).vteps.contains_key(&ip("192.0.2.2")));
+    for tables in [world.host(host), world.gateway(g1)] {
+        assert!(!tables.vteps.contains_key(&ip("192.0.2.2")));
+    }
 }
 
 #[tokio::test]
@@ -547,7 +553,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
     let totals = random_histories(Model::Zeta, (0..KINDS).collect());
-    assert!(totals.public > 24 * 2, "{totals:?}");
+    assert!(totals.public > 24 * 2 && totals.nat > 24, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -564,6 +570,8 @@ struct Totals {
     paths: usize,
     /// Public addresses that gateways had.
     public: usize,
+    /// NAT gateways that gateways had.
+    nat: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -588,6 +596,7 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                         let tables = || world.nodes.values().map(|node| &node.tables);
                         sum.paths += tables().map(|tables| tables.paths.len()).sum::<usize>();
                         sum.public += tables().map(|tables| tables.public.len()).sum::<usize>();
+                        sum.nat += tables().map(|tables| tables.nat.len()).sum::<usize>();
                     }
                 }
                 world.check().await;

@@ -3,7 +3,7 @@
 //! placement needs to know more about objects.
 
 use sluice_store::{
-    AddressCounts, Change, Cluster, Eip, Gateway, Instance, InstanceChange, Subnet, Topology, Vpc,
+    AddressCounts, Change, Cluster, Eip, Gateway, Instance, InstanceChange, NatGateway, Subnet, Topology, Vpc,
 };
 use sluice_types::{ClusterId, EipId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -126,7 +126,12 @@ pub struct Ledger {
     peers: BTreeSet<(VpcId, VpcId)>,
     /// The VPC to which each EIP is attached.
     eips: BTreeMap<EipId, VpcId>,
+    /// The number of addresses of each VPC's NAT gateway.
+    nat_addresses: BTreeMap<VpcId, u64>,
 }
+
+/// Entries of an attached EIP: its public address leads to the VPC, and the VPC's address to the public one.
+const EIP_ENTRIES: u64 = 2;
 
 impl Ledger {
     /// From a snapshot of the topology, and the numbers of addresses of each VPC as of revision `counted`, which
@@ -140,8 +145,10 @@ impl Ledger {
             peers: topology.peerings.iter().map(|peering| (peering.a, peering.b)).collect(),
             clusters: BTreeMap::new(),
             eips: BTreeMap::new(),
+            nat_addresses: BTreeMap::new(),
         };
         topology.eips.iter().for_each(|eip| ledger.set_eip(eip));
+        topology.nat_gateways.iter().for_each(|nat_gateway| ledger.set_nat_gateway(nat_gateway));
         for cluster in &topology.clusters {
             let mut gateways: Vec<_> =
                 topology.gateways.iter().filter(|gateway| gateway.cluster == cluster.id).cloned().collect();
@@ -188,10 +195,15 @@ impl Ledger {
         }
     }
 
-    /// Number of EIPs of each VPC to which some are attached. Such a VPC stays on its cluster.
-    pub fn eips(&self) -> BTreeMap<VpcId, u64> {
-        let mut counts = BTreeMap::new();
-        self.eips.values().for_each(|vpc| *counts.entry(*vpc).or_default() += 1);
+    fn set_nat_gateway(&mut self, nat_gateway: &NatGateway) {
+        self.nat_addresses.insert(nat_gateway.vpc, nat_gateway.addresses.len() as u64);
+    }
+
+    /// Entries of the public addresses of each VPC that has EIPs or a NAT gateway: two for each EIP, and one for each address
+    /// of a NAT gateway. Such a VPC stays on its cluster.
+    pub fn public_entries(&self) -> BTreeMap<VpcId, u64> {
+        let mut counts = self.nat_addresses.clone();
+        self.eips.values().for_each(|vpc| *counts.entry(*vpc).or_default() += EIP_ENTRIES);
         counts
     }
 
@@ -264,6 +276,8 @@ impl Ledger {
                 }
                 Change::EipUpserted(eip) => self.set_eip(eip),
                 Change::EipRemoved(eip) => drop(self.eips.remove(&eip.id)),
+                Change::NatGatewayUpserted(nat_gateway) => self.set_nat_gateway(nat_gateway),
+                Change::NatGatewayRemoved(nat_gateway) => drop(self.nat_addresses.remove(&nat_gateway.vpc)),
                 Change::PeeringCreated { a, b, .. } => {
                     self.peers.insert((a.id, b.id));
                 }

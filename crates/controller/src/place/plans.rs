@@ -139,8 +139,11 @@ mod tests {
     use super::super::ledger::tests::vpc;
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
-    use sluice_store::{Eip, EipAttachment, EipTarget, Peering};
-    use sluice_types::{EipId, InstanceId, IpNet, PeeringId, PlacementSettings, PublicPoolId, TenantId};
+    use sluice_store::{Change, Eip, EipAttachment, EipTarget, NatGateway, Peering};
+    use sluice_types::{
+        EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, PeeringId, PlacementSettings, PublicPoolId,
+        TenantId,
+    };
 
     /// Three clusters of a gateway each; all VPCs on the first, each of 10 packets a second, 1 and 2 peered.
     fn all_on_the_first_cluster(vpcs: u64, limit: usize) -> Usage {
@@ -200,6 +203,54 @@ mod tests {
             let plan = compute_plan(&all, kind, 7, 0.0).unwrap();
             assert_eq!((plan.steps.len(), plan.max_load), (0, 1.2), "{kind:?}");
         }
+    }
+
+    fn nat_gateway(vpc: u64, addresses: u8) -> NatGateway {
+        NatGateway {
+            id: NatGatewayId::new(vpc),
+            name: String::new(),
+            vpc: VpcId::new(vpc),
+            pool: PublicPoolId::new(1),
+            cluster: ClusterId::new(1),
+            addresses: (1..=addresses).map(|low| [198, 51, 100, low].into()).collect(),
+            sessions: 1,
+            blocks: 1,
+            filtering: NatFiltering::default(),
+            revision: 1,
+        }
+    }
+
+    /// Catches plans that the store would refuse, because they move a VPC with a NAT gateway.
+    #[test]
+    fn vpcs_with_nat_gateways_stay() {
+        let gateways = (1..=2).map(|id| gateway(id, id, false)).collect();
+        let mut topology = topology(2, gateways, (1..=6).map(|id| vpc(id, id, 1, 1)).collect());
+        topology.nat_gateways = vec![nat_gateway(1, 3)];
+        let mut ledger = Ledger::new(&topology, 9, &[]);
+        let demands: Vec<(u32, f64)> = (1..=6).map(|vni| (vni, 10.0)).collect();
+        let loads = loads(&[(1, 4096), (2, 4096)], &demands);
+        let settings = PlacementSettings {
+            gateway_capacity_pps: 100,
+            clusters_per_tenant: 2,
+            ..PlacementSettings::default()
+        };
+        let stays = |ledger: &Ledger| {
+            let usage = Usage::new(ledger, &loads, settings.clone());
+            let entries = usage.vpcs[0].entries;
+            (usage.pinned.contains(&VpcId::new(1)), entries)
+        };
+        // Its VRF, and an entry for each address.
+        assert_eq!(stays(&ledger), (true, 4));
+        for kind in [PlanKind::Rebalance, PlanKind::Solve] {
+            let plan = compute_plan(&Usage::new(&ledger, &loads, settings.clone()), kind, 7, 0.0).unwrap();
+            assert!(!plan.steps.is_empty());
+            assert!(plan.steps.iter().flat_map(|step| &step.vpcs).all(|vpc| vpc.get() != 1), "{kind:?}");
+        }
+        let fewer = Change::NatGatewayUpserted(nat_gateway(1, 1));
+        ledger.apply(10, &[fewer], 0);
+        assert_eq!(stays(&ledger), (true, 2));
+        ledger.apply(11, &[Change::NatGatewayRemoved(nat_gateway(1, 1))], 0);
+        assert_eq!(stays(&ledger), (false, 1));
     }
 
     /// One VPC with an EIP has 60 of 100 packets a second of its cluster; the other clusters have 30 each, which can move.

@@ -122,12 +122,9 @@ pub struct Usage {
     pub expected_pps: u64,
     /// Groups of peered VPCs, which move together, by the first VPC of each group.
     pub units: BTreeMap<VpcId, Vec<VpcId>>,
-    /// Those of the groups that stay where they are, because EIPs are attached to one of their VPCs.
+    /// Those of the groups that stay where they are, because one of their VPCs has EIPs or a NAT gateway.
     pub pinned: BTreeSet<VpcId>,
 }
-
-/// Entries of an attached EIP: its public address leads to the VPC, and the VPC's address to the public one.
-const EIP_ENTRIES: u64 = 2;
 
 fn amount(pps: f64) -> u64 {
     // The cast saturates, and turns NaN into 0.
@@ -146,10 +143,10 @@ impl Usage {
             pinned: BTreeSet::new(),
             settings,
         };
-        let eips = ledger.eips();
-        let pinned = usage.units.iter().filter(|(_, unit)| unit.iter().any(|vpc| eips.contains_key(vpc)));
+        let public = ledger.public_entries();
+        let pinned = usage.units.iter().filter(|(_, unit)| unit.iter().any(|vpc| public.contains_key(vpc)));
         usage.pinned = pinned.map(|(first, _)| *first).collect();
-        usage.add_vpcs(ledger, &eips, loads);
+        usage.add_vpcs(ledger, &public, loads);
         let positions: BTreeMap<ClusterId, usize> =
             usage.clusters.iter().zip(0..).map(|(cluster, position)| (cluster.id, position)).collect();
         for vpc in &usage.vpcs {
@@ -163,7 +160,7 @@ impl Usage {
         usage
     }
 
-    fn add_vpcs(&mut self, ledger: &Ledger, eips: &BTreeMap<VpcId, u64>, loads: &LoadSnapshot) {
+    fn add_vpcs(&mut self, ledger: &Ledger, public: &BTreeMap<VpcId, u64>, loads: &LoadSnapshot) {
         let has_measured_gateway: BTreeMap<ClusterId, bool> = self
             .clusters
             .iter()
@@ -191,7 +188,6 @@ impl Usage {
                 Some(pps) => pps,
                 None => self.expected_pps,
             };
-            let public = eips.get(id).copied().unwrap_or(0) * EIP_ENTRIES;
             self.vpcs.push(VpcUsage {
                 id: *id,
                 name: vpc.name.clone(),
@@ -200,7 +196,7 @@ impl Usage {
                 leaving: vpc.leaving,
                 demand_pps,
                 measured: measured.is_some(),
-                entries: (vpc.entries() + public).min(AMOUNT_MAX),
+                entries: (vpc.entries() + public.get(id).copied().unwrap_or(0)).min(AMOUNT_MAX),
             });
         }
     }

@@ -29,7 +29,8 @@ pub enum Needs {
     AllGateways,
     /// The gateways of this cluster, and all hosts that run agents. For clusters.
     Cluster(ClusterId),
-    /// This gateway, and all hosts that run agents. For gateways.
+    /// The gateways of this gateway's cluster, and all hosts that run agents. For gateways, from which all these accept
+    /// packets.
     Gateway(GatewayId),
 }
 
@@ -229,6 +230,12 @@ impl Members {
         self.gateways.get(&cluster).cloned().unwrap_or_default()
     }
 
+    /// The gateways of a gateway's cluster, with itself. There are none if it was deleted.
+    fn cluster_of(&self, gateway: GatewayId) -> &BTreeSet<GatewayId> {
+        const NONE: &BTreeSet<GatewayId> = &BTreeSet::new();
+        self.gateways.values().find(|all| all.contains(&gateway)).unwrap_or(NONE)
+    }
+
     /// The VNI of a VPC.
     pub fn vni(&self, vpc: VpcId) -> Option<Vni> {
         self.vpcs.get(&vpc).map(|location| location.vni)
@@ -257,7 +264,7 @@ impl Members {
             }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
             (Needs::Cluster(cluster) | Needs::Gateways(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
-            (Needs::Gateway(gateway), NodeId::Gateway(id)) => gateway == id,
+            (Needs::Gateway(gateway), NodeId::Gateway(id)) => self.cluster_of(gateway).contains(&id),
             (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
             (Needs::Gateways(_), NodeId::Host(_)) => false,
             (Needs::Nothing | Needs::Vpc(_) | Needs::HostsOf(_) | Needs::AllGateways, _) => false,
@@ -335,7 +342,9 @@ impl Members {
                 Needs::Gateways(id) => cluster(id).unwrap_or(u64::MAX),
                 Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
-                Needs::Gateway(id) => gateway(id).min(all_hosts()),
+                Needs::Gateway(id) => {
+                    self.cluster_of(*id).iter().map(gateway).min().unwrap_or(0).min(all_hosts())
+                }
             };
             // An object of a later revision may need nodes that this membership does not have yet.
             let known = |needs: &Needs, revision| *needs == Needs::Nothing || revision <= self.revision;
@@ -409,7 +418,7 @@ mod tests {
             (Needs::Instance(vpc, HostId::new(2)), 9),
             (Needs::AllGateways, 3),
             (Needs::Cluster(ClusterId::new(1)), 1),
-            (Needs::Gateway(GatewayId::new(1)), 2),
+            (Needs::Gateway(GatewayId::new(1)), 6),
             (Needs::Vpc(vpc), 11),
             (Needs::HostsOf(vpc), 9),
         ];
@@ -424,7 +433,7 @@ mod tests {
         let second = hub.open(NodeId::Gateway(GatewayId::new(2)), 5, String::new());
         expect("110010001");
         hub.open(NodeId::Host(HostId::new(1)), 10, String::new());
-        expect("110011101");
+        expect("110011001");
         hub.ack(NodeId::Gateway(GatewayId::new(2)), second.id, 11, Vec::new());
         expect("111111101");
         hub.close(NodeId::Gateway(GatewayId::new(2)), second.id);

@@ -132,7 +132,7 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         };
     }
-    cut!(vteps vips groups vrfs endpoints routes public_prefixes);
+    cut!(vteps vips groups vrfs endpoints routes public_prefixes nat_gateways);
     cut_by_size!(policies, policies);
     cut_by_size!(ports, ports);
     cut!(keys paths);
@@ -140,7 +140,7 @@ fn split(mut update: Update) -> Vec<Update> {
         part.cluster = update.cluster;
     }
     cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes
-        removed_public_prefixes removed_ports removed_paths);
+        removed_public_prefixes removed_nat_gateways removed_ports removed_paths);
     parts
 }
 
@@ -230,7 +230,8 @@ impl StepLog {
 mod tests {
     use super::*;
     use sluice_southbound::{
-        AddressPair, EndpointKey, MAX_UPDATE_BYTES, PolicyKey, PublicPrefix, Qos, SecurityRule, Vrf,
+        AddressPair, EndpointKey, MAX_UPDATE_BYTES, NatGateway, PolicyKey, PublicPrefix, Qos, SecurityRule,
+        Vrf,
     };
     use sluice_types::{
         AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, Remote, RuleMatch,
@@ -267,11 +268,17 @@ mod tests {
         let vip = std::net::IpAddr::from([192, 0, 2, 1]);
         let public = |n: u32| PublicPrefix { outside: net(n << 8), vni: vni(1), inside: net(n), vip };
         let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+        let nat_gateway = |n: u32| {
+            let addresses = vec![(n << 8).into()];
+            NatGateway { vni: vni(n), addresses, vip, sessions: 1, blocks: 1, any_remote: false }
+        };
         let count = MAX_ENTRIES as u32 + 5;
         let update = Update {
             vrfs: vec![vrf],
             public_prefixes: (1..=count).map(public).collect(),
             removed_public_prefixes: (1..=count).map(net).collect(),
+            nat_gateways: (1..=count).map(nat_gateway).collect(),
+            removed_nat_gateways: (1..=count).map(vni).collect(),
             ..Update::default()
         };
         let parts = split(update.clone());
@@ -280,6 +287,8 @@ mod tests {
         assert_eq!(joined(Update::entry_count), update.entry_count());
         let all: Vec<_> = parts.iter().flat_map(|part| part.public_prefixes.clone()).collect();
         assert_eq!(all, update.public_prefixes);
+        let all: Vec<_> = parts.iter().flat_map(|part| part.nat_gateways.clone()).collect();
+        assert_eq!(all, update.nat_gateways);
     }
 
     /// A policy with as many rules as 5 groups can have, each as large as possible, and every identity in 5 groups.

@@ -50,6 +50,8 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::PublicPoolRemoved(_)
             | Change::EipUpserted(_)
             | Change::EipRemoved(_)
+            | Change::NatGatewayUpserted(_)
+            | Change::NatGatewayRemoved(_)
     )
 }
 

@@ -2,9 +2,11 @@
 
 use libbpf_rs::ProgramInput;
 use sluice_datapath::{Datapath, ObjectName, Settings};
-use sluice_tables::{Busy, Direction, Lookup, PolicyPacket, PublicPrefix, Reader, Verdict, layout};
+use sluice_tables::{
+    Busy, Direction, Lookup, NatGateway, PolicyPacket, PublicPrefix, Reader, Verdict, layout,
+};
 use sluice_types::{Vni, ipv6_halves};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 const QUERY_BYTES: usize = 40;
 /// `TABLE_QUERIES_MAX` of `bpf/tables_test.bpf.c`.
@@ -22,6 +24,10 @@ pub enum Query {
     Public(IpAddr),
     /// The public prefix of an inside address of a VNI.
     Source(u32, IpAddr),
+    /// The NAT gateway that has an outside address.
+    NatAddress(Ipv4Addr),
+    /// The NAT gateway of a VNI.
+    Nat(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +61,8 @@ impl Query {
             Self::Public(address) => (8, 0, halves(address).0, halves(address).1),
             Self::Source(vni, address @ IpAddr::V4(_)) => (9, vni, 0, halves(address).1),
             Self::Source(vni, address) => (10, vni, halves(address).0, halves(address).1),
+            Self::NatAddress(address) => (11, 0, 0, u32::from(address).into()),
+            Self::Nat(vni) => (12, vni, 0, 0),
             Self::Policy(id, packet) => {
                 packet_word = word_of(&packet);
                 let (high, low) = halves(packet.remote);
@@ -95,7 +103,7 @@ impl Answer {
     /// A public prefix, as `struct table_query` says.
     pub fn of_public(found: Result<Option<PublicPrefix>, Busy>) -> Self {
         let Some(public) = found.expect("nothing writes") else {
-            return Self { answer: MISS, cell: 0, mac: 0 };
+            return Self::NONE;
         };
         let sum = |address: IpAddr| {
             let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
@@ -110,6 +118,24 @@ impl Answer {
             cell: u32::from(public.outside.prefix_len()) << 24 | public.vni.get(),
             mac: outside.wrapping_add(inside.wrapping_mul(3)),
         }
+    }
+}
+
+impl Answer {
+    const NONE: Self = Self { answer: MISS, cell: 0, mac: 0 };
+
+    /// A NAT gateway by an address, with the number of that.
+    pub fn of_nat_address(found: Option<(Vni, u16)>) -> Self {
+        found.map_or(Self::NONE, |(vni, number)| Self { answer: HIT, cell: vni.get(), mac: number.into() })
+    }
+
+    /// A NAT gateway, as `struct table_query` says.
+    pub fn of_nat(found: Option<&NatGateway>) -> Self {
+        found.map_or(Self::NONE, |nat| {
+            let weighted = nat.addresses.iter().zip(1..).map(|(it, weight)| weight * u64::from(it.number));
+            let cell = (nat.addresses.len() as u32) << 24 | nat.vni.get();
+            Self { answer: HIT, cell, mac: weighted.sum::<u64>() << 32 | u64::from(nat.sessions) }
+        })
     }
 }
 
@@ -152,6 +178,13 @@ pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
         Query::Public(address) => return Answer::of_public(reader.public_prefix(address)),
         Query::Source(vni, address) => {
             return Answer::of_public(reader.public_source(Vni::new(vni).unwrap(), address));
+        }
+        Query::NatAddress(address) => {
+            return Answer::of_nat_address(reader.nat_address(address).expect("nothing writes"));
+        }
+        Query::Nat(vni) => {
+            let found = reader.nat_gateway(Vni::new(vni).unwrap()).expect("nothing writes");
+            return Answer::of_nat(found.as_ref());
         }
         Query::Policy(id, packet) => {
             let cell = reader.policy_cell(id).expect("nothing writes").unwrap_or(0);

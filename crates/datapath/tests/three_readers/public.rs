@@ -1,7 +1,7 @@
-//! Public prefixes: what packets find by outside addresses, and by the inside addresses of a VPC.
+//! Public prefixes and NAT gateways: what packets find by outside addresses, and by the inside addresses of a VPC.
 
-use crate::ask::{Answer, Kernel, Query, ask_rust};
-use sluice_tables::{Error, Membarrier, NodeTables, PublicPrefix, Sizes, Vip, Vrf};
+use crate::ask::{Answer, HIT, Kernel, Query, ask_rust};
+use sluice_tables::{Error, Membarrier, NatAddress, NatGateway, NodeTables, PublicPrefix, Sizes, Vip, Vrf};
 use sluice_types::{IpNet, MacAddr, Vni, overlap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -53,14 +53,37 @@ impl Random {
     }
 }
 
+/// A NAT gateway with addresses of which public prefixes often have some.
+fn nat_gateway(random: &mut Random) -> NatGateway {
+    let vni = Vni::new(1 + random.below(VNIS.into()) as u32).unwrap();
+    let lows: BTreeSet<u32> = (0..=random.below(5)).map(|_| random.below(40) as u32).collect();
+    let address = |low| NatAddress {
+        address: Ipv4Addr::from(0xc633_6400 + low),
+        number: (low + random.below(2) as u32) as u16,
+    };
+    NatGateway {
+        vni,
+        addresses: lows.into_iter().map(address).collect(),
+        vip: VIPS[random.below(2) as usize].parse().unwrap(),
+        sessions: 1 + random.below(3) as u32,
+        blocks: 1,
+        any_remote: random.below(2) == 0,
+    }
+}
+
 fn vrf(vni: Vni, mtu: u16) -> Vrf {
     Vrf { vni, mtu, router4: None, router6: None, group: None, elephant_bytes: None }
 }
 
-/// The prefixes by their outside addresses, and the VNIs that have a VRF.
+fn net_of(address: &NatAddress) -> IpNet {
+    IpNet::from(IpAddr::V4(address.address))
+}
+
+/// The prefixes by their outside addresses, NAT gateways by their VNIs, and the VNIs that have a VRF.
 #[derive(Default)]
 struct Model {
     prefixes: BTreeMap<IpNet, PublicPrefix>,
+    nats: BTreeMap<Vni, NatGateway>,
     vnis: BTreeSet<Vni>,
 }
 
@@ -71,11 +94,43 @@ impl Model {
             let is_other = known.outside != public.outside && known.vni == public.vni;
             is_other && overlap(&known.inside, &public.inside)
         };
-        self.vnis.contains(&public.vni) && self.prefixes.values().find(is_in_its_way).is_none()
+        let has_it = |nat: &NatGateway| nat.addresses.iter().any(|it| net_of(it) == public.outside);
+        self.vnis.contains(&public.vni)
+            && self.prefixes.values().find(is_in_its_way).is_none()
+            && !self.nats.values().any(has_it)
     }
 
-    fn answer(&self, query: Query) -> Option<PublicPrefix> {
+    fn accepts_nat(&self, nat: &NatGateway) -> bool {
+        let has =
+            |other: &NatGateway, it: &NatAddress| other.addresses.iter().any(|its| its.address == it.address);
+        let is_free = |it: &NatAddress| {
+            let mut others = self.nats.values().filter(|known| known.vni != nat.vni);
+            !self.prefixes.contains_key(&net_of(it)) && !others.any(|other| has(other, it))
+        };
+        self.vnis.contains(&nat.vni) && nat.addresses.iter().all(is_free)
+    }
+
+    fn answer(&self, query: Query) -> Answer {
+        let nats = self.nats.values();
         match query {
+            Query::Nat(vni) => Answer::of_nat(self.nats.get(&Vni::new(vni).unwrap())),
+            Query::NatAddress(address) => {
+                let mut all = nats.flat_map(|nat| nat.addresses.iter().map(|it| (it, nat.vni)));
+                let found = all.find(|(it, _)| it.address == address);
+                Answer::of_nat_address(found.map(|(it, vni)| (vni, it.number)))
+            }
+            _ => Answer::of_public(Ok(self.public(query))),
+        }
+    }
+
+    fn public(&self, query: Query) -> Option<PublicPrefix> {
+        match query {
+            // The longest prefix is that of a NAT gateway.
+            Query::Public(IpAddr::V4(address))
+                if self.nats.values().flat_map(|nat| &nat.addresses).any(|it| it.address == address) =>
+            {
+                None
+            }
             Query::Public(address) => {
                 let covering = self.prefixes.values().filter(|known| known.outside.contains(&address));
                 covering.max_by_key(|known| known.outside.prefix_len()).copied()
@@ -94,12 +149,30 @@ impl Model {
             0 => {
                 assert_eq!(tables.remove_vrf(vni), Ok(self.vnis.remove(&vni)));
                 self.prefixes.retain(|_, known| known.vni != vni);
+                self.nats.remove(&vni);
             }
             1..24 => {
                 tables.upsert_vrf(&vrf(vni, 1300 + random.below(100) as u16)).unwrap();
                 self.vnis.insert(vni);
             }
-            24..300 => {
+            24..30 => {
+                assert_eq!(tables.remove_nat_gateway(vni), Ok(self.nats.remove(&vni).is_some()));
+            }
+            30..100 => {
+                let nat = nat_gateway(random);
+                let accepts = self.accepts_nat(&nat);
+                match tables.upsert_nat_gateway(&nat) {
+                    Ok(changed) => {
+                        assert!(accepts, "{nat:?}");
+                        assert_eq!(changed, self.nats.insert(nat.vni, nat.clone()) != Some(nat));
+                    }
+                    Err(Error::UnknownVni(_) | Error::PublicAddressTaken { .. }) => {
+                        assert!(!accepts, "{nat:?}")
+                    }
+                    Err(error) => panic!("{nat:?}: {error}"),
+                }
+            }
+            100..350 => {
                 let any = random.public_prefix().outside;
                 let gone = self.prefixes.range(any..).next().map_or(any, |(&outside, _)| outside);
                 assert_eq!(tables.remove_public_prefix(gone), Ok(self.prefixes.remove(&gone).is_some()));
@@ -120,7 +193,9 @@ impl Model {
                         assert!(accepts, "{public:?}");
                         assert_eq!(changed, self.prefixes.insert(public.outside, public) != Some(public));
                     }
-                    Err(Error::UnknownVni(_) | Error::AddressTaken { .. }) => {
+                    Err(
+                        Error::UnknownVni(_) | Error::AddressTaken { .. } | Error::PublicAddressTaken { .. },
+                    ) => {
                         assert!(!accepts, "{public:?}")
                     }
                     Err(error) => panic!("{public:?}: {error}"),
@@ -136,7 +211,9 @@ impl Model {
             let is_ipv6 = random.below(2) == 0;
             let vni = 1 + random.below(VNIS.into()) as u32;
             let known = known.get(random.below(known.len().max(1) as u64) as usize);
-            match (random.below(6), known) {
+            match (random.below(8), known) {
+                (6, _) => Query::Nat(vni),
+                (7, _) => Query::NatAddress(Ipv4Addr::from(0xc633_6400 + random.below(40) as u32)),
                 (0, _) | (_, None) => Query::Public(random.address(is_ipv6, true)),
                 (1, _) => Query::Source(vni, random.address(is_ipv6, false)),
                 (2, Some(known)) => Query::Public(known.outside.addr()),
@@ -159,7 +236,7 @@ fn three_readers_agree_on_public_prefixes() {
         let vip = Vip { address: vip.parse().unwrap(), mac: MacAddr::local(number), owned: true };
         tables.upsert_vip(&vip).unwrap();
     }
-    let (mut random, mut model, mut most, mut hits) = (Random(0x5eed), Model::default(), 0, [0, 0]);
+    let (mut random, mut model, mut most, mut hits) = (Random(0x5eed), Model::default(), 0, [0; 4]);
     for change in 1..=CHANGES {
         model.change(&mut random, &mut tables);
         most = most.max(model.prefixes.len());
@@ -171,16 +248,24 @@ fn three_readers_agree_on_public_prefixes() {
         }
         let mut found: Vec<_> = tables.public_prefixes().collect();
         found.sort_by_key(|known| known.outside);
+        assert!(tables.nat_gateways().eq(model.nats.values().cloned()), "{:?}", model.nats);
         assert!(found.iter().eq(model.prefixes.values()), "{found:?} instead of {:?}", model.prefixes);
         let queries = model.queries(&mut random);
         let reader = tables.reader();
         for (query, answer) in queries.iter().zip(kernel.ask(&queries)) {
             assert_eq!(answer, ask_rust(&reader, *query), "eBPF and Rust disagree on {query:?}");
-            let expected = model.answer(*query);
-            assert_eq!(answer, Answer::of_public(Ok(expected)), "{query:?}");
-            hits[usize::from(matches!(query, Query::Source(..)))] += usize::from(expected.is_some());
+            assert_eq!(answer, model.answer(*query), "{query:?}");
+            let kind = match query {
+                Query::Source(..) => 1,
+                Query::NatAddress(_) => 2,
+                Query::Nat(_) => 3,
+                _ => 0,
+            };
+            hits[kind] += usize::from(answer.answer == HIT);
         }
     }
-    println!("at most {most} prefixes; {hits:?} were found from outside and from inside");
+    println!(
+        "at most {most} prefixes; {hits:?} were found from outside and from inside, of NAT gateways their addresses and themselves"
+    );
     assert!(most > 100 && hits.iter().all(|hits| *hits > CHANGES / 20), "{most}, {hits:?}");
 }

@@ -26,7 +26,7 @@ impl Kind for PublicPool {
 impl Creatable for PublicPool {
     const CREATE_HELP: &'static str =
         "Create a pool of public addresses, which the gateways of a cluster announce";
-    const DELETE_HELP: &'static str = "Delete a pool of which there is no EIP";
+    const DELETE_HELP: &'static str = "Delete a pool of which there is no EIP and no NAT gateway";
     type New = NewPublicPoolArgs;
     type Verbs = PublicPoolVerb;
     type Preview = NoPreview;
@@ -42,7 +42,7 @@ pub struct NewPublicPoolArgs {
     /// Prefix of the pool; can be given up to 64 times
     #[arg(long, value_name = "PREFIX", value_parser = parse_prefix, required = true)]
     prefix: Vec<IpNet>,
-    /// Prefix inside the pool of which no EIP gets an address; can be given up to 64 times
+    /// Prefix inside the pool of which no EIP and no NAT gateway gets an address; can be given up to 64 times
     #[arg(long, value_name = "PREFIX", value_parser = parse_prefix)]
     reserved: Vec<IpNet>,
 }
@@ -59,7 +59,7 @@ impl Create for NewPublicPoolArgs {
 
 #[derive(Subcommand)]
 pub enum PublicPoolVerb {
-    /// Rename a pool, add prefixes, remove prefixes in which there is no EIP, or reserve prefixes
+    /// Rename a pool, add prefixes, remove prefixes of which no address is used, or reserve prefixes
     #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]

@@ -3,6 +3,7 @@
 
 mod addresses;
 mod internet;
+mod nat_gateways;
 mod placement;
 mod resource;
 mod routing;
@@ -21,8 +22,8 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Eip, Gateway, Host, Instance, Peering, PendingRemoval, PublicPool, Route, RouteTable,
-    SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, Cluster, Eip, Gateway, Host, Instance, NatGateway, Peering, PendingRemoval, PublicPool, Route,
+    RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -68,6 +69,9 @@ pub enum Noun {
     /// EIPs (elastic IPs): public addresses of tenants
     #[command(alias = "eip")]
     Eips(WithApi<Verb<Eip>>),
+    /// NAT gateways: public IPv4 addresses that the instances of a VPC share
+    #[command(alias = "nat-gateway")]
+    NatGateways(WithApi<Verb<NatGateway>>),
     /// Placement of VPCs on clusters
     Placement(WithApi<placement::Placement>),
     /// The scheduler, which moves vIPs between gateways as their loads change
@@ -102,6 +106,7 @@ impl Noun {
             Self::SecurityRules(command) => command.run().await,
             Self::PublicPools(command) => command.run().await,
             Self::Eips(command) => command.run().await,
+            Self::NatGateways(command) => command.run().await,
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,

@@ -90,7 +90,7 @@ pub struct NewRouteArgs {
     /// Drop the packets; they are counted as `route_drop`
     #[arg(long, group = "target")]
     drop: bool,
-    /// Send the packets to the Internet, if their sender has a public address (EIP)
+    /// Send the packets to the Internet, if their sender has a public address (EIP) or the VPC has a NAT gateway
     #[arg(long, group = "target")]
     internet: bool,
 }

@@ -1,13 +1,10 @@
 //! Converts what VPCs have on the Internet side: public prefixes and NAT gateways.
 
 use super::{Malformed, Result, address, prefix, unicast};
-use crate::entries::{NAT_ADDRESSES_MAX, NatGateway, PublicPrefix};
+use crate::entries::{NatGateway, PublicPrefix};
 use crate::proto;
-use sluice_types::Vni;
+use sluice_types::{NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, Vni};
 use std::net::{IpAddr, Ipv4Addr};
-
-/// Most port blocks of an instance.
-const BLOCKS_MAX: u32 = 16;
 
 impl From<PublicPrefix> for proto::PublicPrefix {
     fn from(public: PublicPrefix) -> Self {
@@ -61,7 +58,7 @@ impl TryFrom<proto::NatGateway> for NatGateway {
         if !addresses.is_sorted_by(|a, b| a < b) {
             return Err(Malformed::Disorder("NAT gateway"));
         }
-        if nat.sessions == 0 || !(1..=BLOCKS_MAX).contains(&nat.blocks) {
+        if nat.sessions == 0 || !(1..=NAT_BLOCKS_MAX.into()).contains(&nat.blocks) {
             return Err(Malformed::Nat(vni, "a number of sessions or blocks that is out of range"));
         }
         let vip = unicast("NAT gateway's vIP", address(nat.vip, "NAT gateway's vIP")?)?;

@@ -161,7 +161,7 @@ pub(crate) async fn delete(w: &mut Write, id: ClusterId, expected: Option<u64>) 
     release(w.q(), id.get()).await?;
     keys::delete_all(w, id).await?;
     w.q().run("DELETE FROM clusters WHERE id = $1", args![id.get()]).await?;
-    let nodes = removals::cluster_and_hosts(w.q(), id).await?;
+    let nodes = removals::clusters_and_hosts(w.q(), [id]).await?;
     let holds: Vec<_> = cluster.addresses().into_iter().map(Hold::Underlay).collect();
     let name = cluster.name.clone();
     w.push(&Change::ClusterRemoved(cluster))?;

@@ -6,6 +6,7 @@
 
 use super::alloc::Family;
 use super::further::{bytes, range};
+use super::nat_gateways;
 use super::removals::{self, HeldKind, Hold};
 use super::vpcs::check_not_moving;
 use crate::backend::Query;
@@ -18,7 +19,7 @@ use crate::{
     EipFilter, EipTarget, EipUpdate, Instance, NewEip, PublicPool, Result, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, overlap};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// An address, or a prefix of more than one.
 pub(super) fn text(net: IpNet) -> String {
@@ -76,8 +77,16 @@ async fn overlapping(
     q.row(&sql, values).await?.map(|row| Eip::decode(&row)).transpose()
 }
 
+/// The addresses of NAT gateways in a prefix, each with the name of its NAT gateway.
+async fn of_nat_gateways(q: &mut dyn Query, net: IpNet) -> Result<Vec<(Ipv4Addr, String)>> {
+    match net {
+        IpNet::V4(v4) => nat_gateways::addresses_between(q, v4.network().into(), v4.broadcast().into()).await,
+        IpNet::V6(_) => Ok(Vec::new()),
+    }
+}
+
 /// Checks that a requested address or prefix is in the pool and free.
-async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) -> Result<()> {
+pub(super) async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) -> Result<()> {
     check::prefix(wanted)?;
     let address = text(wanted);
     let Some(of) = pool.prefixes.iter().find(|prefix| prefix.contains(&wanted)) else {
@@ -93,8 +102,12 @@ async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted: IpNet) ->
     if let Some(other) = overlapping(q, "1 = 1", vec![], ("first", wanted)).await?
         && overlap(&other.prefix, &wanted)
     {
-        let existing = text(other.prefix);
-        return Err(Conflict::PublicAddressTaken { address, existing, eip: other.name }.into());
+        let (existing, owner) = (text(other.prefix), format!("EIP `{}`", other.name));
+        return Err(Conflict::PublicAddressTaken { address, existing, owner }.into());
+    }
+    if let Some((existing, name)) = of_nat_gateways(q, wanted).await?.into_iter().next() {
+        let (existing, owner) = (existing.to_string(), format!("NAT gateway `{name}`"));
+        return Err(Conflict::PublicAddressTaken { address, existing, owner }.into());
     }
     removals::check_none_held(q, HeldKind::Public, &[wanted]).await
 }
@@ -128,11 +141,41 @@ fn lowest_free(pool: IpNet, length: u8, used: &[(u128, u128)]) -> Option<IpNet> 
     }
 }
 
-/// The lowest free prefix of a family and length.
-async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, length: u8) -> Result<IpNet> {
+fn has_ipv4(pool: &PublicPool) -> bool {
+    pool.prefixes.iter().any(|prefix| prefix.addr().is_ipv4())
+}
+
+/// The lowest free addresses of a pool for a NAT gateway, at least one, in ascending order within each prefix of the pool.
+pub(super) async fn allocate_ipv4(
+    q: &mut dyn Query,
+    pool: &PublicPool,
+    number: usize,
+) -> Result<Vec<Ipv4Addr>> {
+    if !has_ipv4(pool) {
+        let text =
+            format!("public pool `{}` has no IPv4 address, and NAT gateways have no other ones", pool.name);
+        return Err(invalid("pool", text));
+    }
+    let free = allocate(q, pool, AddressFamily::Ipv4, 32, number).await?;
+    let v4 = |net: IpNet| match net.addr() {
+        IpAddr::V4(v4) => Some(v4),
+        IpAddr::V6(_) => None,
+    };
+    Ok(free.into_iter().filter_map(v4).collect())
+}
+
+/// The lowest free prefixes of a family and length.
+async fn allocate(
+    q: &mut dyn Query,
+    pool: &PublicPool,
+    family: AddressFamily,
+    length: u8,
+    number: usize,
+) -> Result<Vec<IpNet>> {
     let held = removals::held_of(q, HeldKind::Public).await?;
     let fits = |prefix: &&IpNet| AddressFamily::of(prefix) == family && prefix.prefix_len() <= length;
     let fitting: Vec<&IpNet> = pool.prefixes.iter().filter(fits).collect();
+    let mut found = Vec::with_capacity(number);
     for prefix in &fitting {
         let (first, last) = range(**prefix);
         let sql = "SELECT first, last FROM eips WHERE family = $1 AND first BETWEEN $2 AND $3";
@@ -141,10 +184,19 @@ async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, l
         let mut used = q.rows(sql, values).await?.iter().map(read).collect::<Result<Vec<_>>>()?;
         let others = held.iter().map(|(net, _)| net).chain(&pool.reserved);
         used.extend(others.filter(|net| overlap(net, prefix)).map(|net| range(*net)));
+        let of_nat = of_nat_gateways(q, **prefix).await?;
+        used.extend(of_nat.into_iter().map(|(address, _)| range(IpAddr::V4(address).into())));
         used.sort_unstable();
-        if let Some(free) = lowest_free(**prefix, length, &used) {
-            return Ok(free);
+        while found.len() < number
+            && let Some(free) = lowest_free(**prefix, length, &used)
+        {
+            let at = used.partition_point(|taken| *taken < range(free));
+            used.insert(at, range(free));
+            found.push(free);
         }
+    }
+    if found.len() == number {
+        return Ok(found);
     }
     let (field, what) = match family {
         AddressFamily::Ipv4 => ("family", "IPv4 address".to_owned()),
@@ -154,6 +206,10 @@ async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, l
     if fitting.is_empty() {
         return Err(invalid(field, format!("no prefix of public pool `{}` contains an {what}", pool.name)));
     }
+    let what = match found.len() {
+        0 => format!("no free {what}"),
+        free => format!("only {free} free of the {number} addresses"),
+    };
     Err(Conflict::PoolFull { pool: pool.name.clone(), what }.into())
 }
 
@@ -163,14 +219,13 @@ async fn allocate(q: &mut dyn Query, pool: &PublicPool, family: AddressFamily, l
 /// Fields of the request contradict each other.
 fn shape(new: &NewEip, pool: &PublicPool) -> Result<(AddressFamily, u8)> {
     let of = |address: IpAddr| AddressFamily::of(&IpNet::from(address));
-    let has_ipv4 = || pool.prefixes.iter().any(|prefix| prefix.addr().is_ipv4());
     let family = match (new.family, new.address) {
         (Some(family), Some(address)) if family != of(address) => {
             return Err(invalid("family", format!("{address} is no {family} address")));
         }
         (_, Some(address)) => of(address),
         (Some(family), None) => family,
-        (None, None) if new.prefix_length.is_none() && has_ipv4() => AddressFamily::Ipv4,
+        (None, None) if new.prefix_length.is_none() && has_ipv4(pool) => AddressFamily::Ipv4,
         (None, None) => AddressFamily::Ipv6,
     };
     match (family, new.prefix_length) {
@@ -215,7 +270,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
     }
     let prefix = match wanted {
         Some(wanted) => check_requested(w.q(), &pool, wanted).await.map(|()| wanted)?,
-        None => allocate(w.q(), &pool, family, length).await?,
+        None => allocate(w.q(), &pool, family, length, 1).await?[0],
     };
     let mut eip = Eip {
         id: EipId::new(w.id()),

@@ -110,7 +110,7 @@ pub(crate) async fn delete(w: &mut Write, id: GatewayId, expected: Option<u64>) 
     }
     let cluster = get(w.q(), gateway.cluster).await?;
     publish_assignment(w, cluster, &[]).await?;
-    let nodes = removals::cluster_and_hosts(w.q(), gateway.cluster).await?;
+    let nodes = removals::clusters_and_hosts(w.q(), gateway.clusters()).await?;
     let vteps = gateway.vtep4.map(IpAddr::V4).into_iter().chain(gateway.vtep6.map(IpAddr::V6));
     let holds: Vec<_> = vteps.map(Hold::Underlay).collect();
     removals::record(w, ("gateway", id.get(), &gateway.name), nodes, &holds).await

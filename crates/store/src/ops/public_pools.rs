@@ -5,11 +5,11 @@ use super::{check_unused, eips, underlay};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{check_revision, find, find_one, get};
-use crate::value::{args, list};
+use crate::value::{Row, args, list};
 use crate::write::Write;
 use crate::{
-    Change, Cluster, Conflict, Created, MAX_POOL_PREFIXES, MAX_RESERVED_PREFIXES, NewPublicPool, PublicPool,
-    PublicPoolUpdate, Result,
+    Change, Cluster, Conflict, Created, MAX_POOL_PREFIXES, MAX_RESERVED_PREFIXES, NatGateway, NewPublicPool,
+    PublicPool, PublicPoolUpdate, Result,
 };
 use sluice_types::{IpNet, PublicPoolId, overlap};
 use std::net::IpAddr;
@@ -109,6 +109,19 @@ pub(crate) async fn create(w: &mut Write, new: &NewPublicPool) -> Result<Created
     Ok(Created::New(pool))
 }
 
+/// The addresses of a pool that are used, each with its user.
+async fn used_of(q: &mut dyn Query, id: PublicPoolId) -> Result<Vec<(IpNet, String)>> {
+    let sql = "SELECT name, prefix FROM eips WHERE pool = $1 ORDER BY id";
+    let rows = q.rows(sql, args![id.get()]).await?;
+    let eip = |row: &Row| Ok((row.parse(1)?, format!("EIP `{}`", row.text(0)?)));
+    let mut used = rows.iter().map(eip).collect::<Result<Vec<(IpNet, String)>>>()?;
+    for nat_gateway in find::<NatGateway>(q, vec![("pool", id.get().into())]).await? {
+        let user = format!("NAT gateway `{}`", nat_gateway.name);
+        used.extend(nat_gateway.addresses.iter().map(|v4| (IpAddr::V4(*v4).into(), user.clone())));
+    }
+    Ok(used)
+}
+
 pub(crate) async fn update(
     w: &mut Write,
     id: PublicPoolId,
@@ -130,11 +143,8 @@ pub(crate) async fn update(
         Difference::default().field("the id", other.id, id).conflict("public pool", &name)?;
     }
     check_free(w.q(), Some(id), &prefixes).await?;
-    // A prefix may be replaced by a longer or a shorter one that has the EIPs, too.
-    let sql = "SELECT name, prefix FROM eips WHERE pool = $1 ORDER BY id";
-    for row in w.q().rows(sql, args![id.get()]).await? {
-        let used: IpNet = row.parse(1)?;
-        let user = format!("EIP `{}`", row.text(0)?);
+    // A prefix may be replaced by a longer or a shorter one that has the addresses, too.
+    for (used, user) in used_of(w.q(), id).await? {
         let in_use = |kind, name: String| Err(Conflict::InUse { kind, name, user }.into());
         let Some(prefix) = prefixes.iter().find(|prefix| prefix.contains(&used)) else {
             let old = pool.prefixes.iter().find(|prefix| prefix.contains(&used)).unwrap_or(&used);
@@ -161,6 +171,8 @@ pub(crate) async fn delete(w: &mut Write, id: PublicPoolId, expected: Option<u64
     check_revision(id, &pool, expected)?;
     let object = ("public pool", pool.name.as_str(), id.get());
     check_unused(w.q(), object, "EIP", "SELECT name FROM eips WHERE pool = $1 LIMIT 1").await?;
+    let nat_gateway = "SELECT name FROM nat_gateways WHERE pool = $1 LIMIT 1";
+    check_unused(w.q(), object, "NAT gateway", nat_gateway).await?;
     w.q().run("DELETE FROM public_pools WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::PublicPoolRemoved(pool))?;
     Ok(w.revision)

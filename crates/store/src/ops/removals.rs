@@ -29,7 +29,7 @@ pub(super) enum Hold {
     Underlay(IpAddr),
     /// Of a set of security groups.
     Identity(VpcId, u16),
-    /// Of an EIP.
+    /// Of an EIP or a NAT gateway.
     Public(IpNet),
 }
 
@@ -140,9 +140,12 @@ pub(super) async fn all_gateways(q: &mut dyn Query) -> Result<Vec<NodeId>> {
     gateways(q, "1 = 1", vec![]).await
 }
 
-/// The gateways of a cluster, and all hosts.
-pub(super) async fn cluster_and_hosts(q: &mut dyn Query, cluster: ClusterId) -> Result<Vec<NodeId>> {
-    let mut nodes = gateways(q, "g.cluster = $1", args![cluster.get()]).await?;
+/// The gateways of clusters, those that join them or leave them, and all hosts.
+pub(super) async fn clusters_and_hosts(
+    q: &mut dyn Query,
+    clusters: impl IntoIterator<Item = ClusterId>,
+) -> Result<Vec<NodeId>> {
+    let mut nodes = gateways_of_clusters(q, clusters).await?;
     nodes.extend(hosts(q, "1 = 1", vec![]).await?);
     Ok(nodes)
 }

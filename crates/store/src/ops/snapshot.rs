@@ -98,6 +98,7 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         security_rules: find(q, vec![]).await?,
         group_sets: group_sets::all(q).await?,
         eips: find(q, vec![]).await?,
+        nat_gateways: find(q, vec![]).await?,
         keys: keys::list(q, None).await?,
     })
 }

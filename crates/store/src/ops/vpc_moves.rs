@@ -20,7 +20,7 @@
 //! changes back. `start` with the old cluster swaps the two clusters and inverts `switched`, which leaves the
 //! cluster that hosts send to as it was.
 
-use super::{eips, events, families, peerings};
+use super::{eips, events, families, nat_gateways, peerings};
 use crate::codec;
 use crate::rows::{Record, check_revision, find, get};
 use crate::value::args;
@@ -155,6 +155,7 @@ pub(crate) async fn start(w: &mut Write, id: VpcId, to: ClusterId, expected: Opt
             for mut vpc in peered_group(w, vpc).await? {
                 families::check_vpc(w.q(), &target, &vpc).await?;
                 eips::check_movable(w.q(), &vpc).await?;
+                nat_gateways::check_movable(w.q(), &vpc).await?;
                 let from = vpc.cluster;
                 vpc.moving = Some(Move { id: w.revision, to, switched: false });
                 save(w, &mut vpc).await?;

@@ -139,6 +139,8 @@ pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> R
         .await?;
     let groups = "SELECT name FROM security_groups WHERE vpc = $1 AND name <> 'default' LIMIT 1";
     check_unused(w.q(), object, "security group", groups).await?;
+    let nat_gateway = "SELECT name FROM nat_gateways WHERE vpc = $1 LIMIT 1";
+    check_unused(w.q(), object, "NAT gateway", nat_gateway).await?;
     security_groups::delete_default(w.q(), id).await?;
     w.q().run("DELETE FROM route_tables WHERE vpc = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;

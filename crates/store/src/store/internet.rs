@@ -1,12 +1,12 @@
-//! The calls about public pools and EIPs.
+//! The calls about public pools, EIPs and NAT gateways.
 
 use super::{RETRIES, Store};
 use crate::backend::is_retryable;
-use crate::ops::{eips, public_pools};
+use crate::ops::{eips, nat_gateways, public_pools};
 use crate::rows::{get, page};
 use crate::write::Write;
 use crate::*;
-use sluice_types::{ClusterId, EipId, PublicPoolId};
+use sluice_types::{ClusterId, EipId, NatGatewayId, PublicPoolId};
 use std::time::Duration;
 
 impl Store {
@@ -28,7 +28,7 @@ impl Store {
         page(&mut self.reader(), filters, at).await
     }
 
-    /// Changes name or prefixes of a pool. A prefix in which EIPs are stays.
+    /// Changes name or prefixes of a pool. A prefix in which EIPs or NAT gateways have addresses stays.
     pub async fn update_public_pool(
         &self,
         id: PublicPoolId,
@@ -38,7 +38,7 @@ impl Store {
         write!(self, w => public_pools::update(w, id, &new, expected))
     }
 
-    /// Deletes a pool of which there is no EIP.
+    /// Deletes a pool of which there is no EIP and no NAT gateway.
     pub async fn delete_public_pool(&self, id: PublicPoolId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => public_pools::delete(w, id, expected))
     }
@@ -65,5 +65,35 @@ impl Store {
     /// Deletes an EIP, attached or not. Nothing gets its addresses until the gateways of its cluster have removed them.
     pub async fn delete_eip(&self, id: EipId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => eips::delete(w, id, expected))
+    }
+
+    /// Creates the NAT gateway of a VPC, with the lowest free addresses if none are given, which takes time in
+    /// proportion to the EIPs and NAT gateways of the pool.
+    pub async fn create_nat_gateway(&self, new: NewNatGateway) -> Result<Created<NatGateway>> {
+        write!(self, w => nat_gateways::create(w, &new))
+    }
+
+    pub async fn nat_gateway(&self, id: NatGatewayId) -> Result<NatGateway> {
+        get(&mut self.reader(), id).await
+    }
+
+    pub async fn nat_gateways(&self, filter: &NatGatewayFilter, at: Page) -> Result<Vec<NatGateway>> {
+        page(&mut self.reader(), nat_gateways::filters(filter), at).await
+    }
+
+    /// Changes addresses and limits of a NAT gateway. Nothing gets an address that it loses until the gateways of its
+    /// cluster have removed it.
+    pub async fn update_nat_gateway(
+        &self,
+        id: NatGatewayId,
+        new: NatGatewayUpdate,
+        expected: Option<u64>,
+    ) -> Result<NatGateway> {
+        write!(self, w => nat_gateways::update(w, id, &new, expected))
+    }
+
+    /// Deletes a NAT gateway. Nothing gets its addresses until the gateways of its cluster have removed them.
+    pub async fn delete_nat_gateway(&self, id: NatGatewayId, expected: Option<u64>) -> Result<u64> {
+        write!(self, w => nat_gateways::delete(w, id, expected))
     }
 }

@@ -9,19 +9,19 @@ use sluice_store::{
 };
 use sluice_types::{AddressFamily, InstanceId, IpNet};
 
-fn nets(texts: &[&str]) -> Vec<IpNet> {
+pub fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-fn new_pool(c: &Cloud, name: &str, prefixes: &[&str]) -> NewPublicPool {
+pub fn new_pool(c: &Cloud, name: &str, prefixes: &[&str]) -> NewPublicPool {
     NewPublicPool { name: name.into(), cluster: c.cluster.id, prefixes: nets(prefixes), reserved: vec![] }
 }
 
-async fn pool(c: &Cloud, prefixes: &[&str]) -> PublicPool {
+pub async fn pool(c: &Cloud, prefixes: &[&str]) -> PublicPool {
     new(c.store.create_public_pool(new_pool(c, "public", prefixes)).await)
 }
 
-fn new_eip(c: &Cloud, pool: &PublicPool, name: &str) -> NewEip {
+pub fn new_eip(c: &Cloud, pool: &PublicPool, name: &str) -> NewEip {
     NewEip {
         name: name.into(),
         tenant: c.tenant.id,
@@ -33,7 +33,7 @@ fn new_eip(c: &Cloud, pool: &PublicPool, name: &str) -> NewEip {
     }
 }
 
-fn with_address(new: NewEip, address: &str) -> NewEip {
+pub fn with_address(new: NewEip, address: &str) -> NewEip {
     NewEip { address: Some(address.parse().unwrap()), ..new }
 }
 
@@ -41,7 +41,7 @@ fn with_length(new: NewEip, length: u8) -> NewEip {
     NewEip { prefix_length: Some(length), ..new }
 }
 
-async fn eip(c: &Cloud, pool: &PublicPool, name: &str) -> Eip {
+pub async fn eip(c: &Cloud, pool: &PublicPool, name: &str) -> Eip {
     new(c.store.create_eip(new_eip(c, pool, name)).await)
 }
 
@@ -53,7 +53,7 @@ fn attach(to: Option<Attach>) -> EipUpdate {
     EipUpdate { name: None, attach: Some(to) }
 }
 
-async fn topology(s: &Store) -> Topology {
+pub async fn topology(s: &Store) -> Topology {
     let (sink, mut parts) = tokio::sync::mpsc::channel(4);
     s.snapshot(InstancesOf::None, sink).await.unwrap();
     match parts.recv().await {

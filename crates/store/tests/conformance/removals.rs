@@ -202,6 +202,14 @@ pub async fn awaited_nodes(f: Fixture) {
     let pages =
         [s.removals(Page { after: 0, limit: 1 }).await, s.removals(Page { after: first, limit: 9 }).await];
     assert_eq!(pages.map(Result::unwrap), [vec![removal], vec![both]]);
+    // The gateways of both clusters accept packets of one that moves between them.
+    let moving = gateway(s, "moving", c.cluster.id, "192.0.2.13").await;
+    s.move_gateway(moving, far, "a test", None).await.unwrap();
+    let revision = s.delete_gateway(moving, None).await.unwrap();
+    let hosts = [c.host.id, other].map(NodeId::Host);
+    let mut awaited = vec![NodeId::Gateway(near), NodeId::Gateway(remote)];
+    awaited.extend(hosts);
+    assert_eq!(pending(s, revision).await.nodes, awaited);
 }
 
 pub async fn release_in_parts(f: Fixture) {

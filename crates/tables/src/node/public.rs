@@ -310,13 +310,13 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_public_prefix(&mut self, outside: IpNet) -> Result<bool, Error> {
-        let Some(cell) = self.public_cell_of(outside) else { return Ok(false) };
-        if NatLink::from_cell(self.memory(), cell).is_some() {
+        let outside = outside.trunc();
+        if self.link_at(outside).is_some() {
             return Ok(false);
         }
+        let Some(cell) = self.public_cell_of(outside) else { return Ok(false) };
         // In damaged memory it may be another prefix's cell.
-        let known =
-            PublicPrefix::from_cell(self.memory(), cell).filter(|known| known.outside == outside.trunc());
+        let known = PublicPrefix::from_cell(self.memory(), cell).filter(|known| known.outside == outside);
         known.map_or(Ok(()), |known| self.take_source(&known, cell))?;
         let (family, prefix) = Prefix::from_net(outside);
         PublicRoutes::outside(self.outside, family).take(&mut self.pool, prefix)?;
@@ -353,6 +353,12 @@ impl NodeTables {
     pub fn public_prefix(&self, outside: IpNet) -> Option<PublicPrefix> {
         let known = PublicPrefix::from_cell(self.memory(), self.public_cell_of(outside)?)?;
         (known.outside == outside.trunc()).then_some(known)
+    }
+
+    /// The vIP whose owner answers for exactly these outside addresses, which a public prefix or NAT gateway has.
+    pub fn public_vip(&self, outside: IpNet) -> Option<IpAddr> {
+        let of_nat = || self.link_at(outside).map(|(_, link)| link.vip);
+        self.public_prefix(outside).map(|public| public.vip).or_else(of_nat)
     }
 
     /// Number of public prefixes, and of addresses of NAT gateways.
@@ -490,7 +496,7 @@ impl NodeTables {
     pub(super) fn link_all_sources(&mut self) -> Result<(), Error> {
         let all: Vec<(IpNet, u32)> = self.outside_cells().collect();
         for (outside, cell) in all {
-            if NatLink::from_cell(self.memory(), cell).is_some() {
+            if self.link_at(outside).is_some() {
                 continue;
             }
             let known = PublicPrefix::from_cell(self.memory(), cell).filter(|it| it.outside == outside);

@@ -2,8 +2,8 @@
 
 use crate::policies::Random as PolicyRandom;
 use sluice_tables::{
-    DirectPath, Endpoint, Error, NodeTables, Policy, PolicyPacket, PublicPrefix, Role, Route, Target, Vip,
-    Vrf,
+    DirectPath, Endpoint, Error, NatAddress, NatGateway, NodeTables, Policy, PolicyPacket, PublicPrefix,
+    Role, Route, Target, Vip, Vrf,
 };
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,6 +30,8 @@ pub const PUBLIC_PREFIXES: u32 = 60;
 pub const VIPS: u32 = 3;
 /// Different inside addresses of each public prefix.
 pub const INSIDES: u32 = 2;
+/// Addresses that the NAT gateway of each VPC may have.
+pub const NAT_ADDRESSES: u32 = 5;
 
 /// Operations after which the history changes between adding and removing more endpoints.
 const FILL_PHASE_OPERATIONS: u64 = 4000;
@@ -114,6 +116,13 @@ pub enum Op {
     RemovePublic {
         number: u32,
     },
+    Nat {
+        vni: u32,
+        value: Nat,
+    },
+    RemoveNat {
+        vni: u32,
+    },
     Vip {
         number: u32,
         mac: MacAddr,
@@ -131,6 +140,27 @@ pub struct Public {
     pub vni: u32,
     pub inside: u32,
     pub vip: u32,
+}
+
+/// What a NAT gateway has: bits of its addresses, the number of the vIP, and its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nat {
+    pub addresses: u32,
+    pub vip: u32,
+    pub sessions: u32,
+}
+
+/// The address with a number of the NAT gateway of a VPC. No other has it.
+pub fn nat_address(vni: u32, number: u32) -> NatAddress {
+    let address = Ipv4Addr::from(0xcb00_7100 + vni * NAT_ADDRESSES + number);
+    NatAddress { address, number: (vni * 100 + number) as u16 }
+}
+
+/// The NAT gateway of a VPC.
+pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGateway {
+    let addresses = (0..NAT_ADDRESSES).filter(|number| addresses >> number & 1 != 0);
+    let addresses = addresses.map(|number| nat_address(at, number)).collect();
+    NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote: sessions % 2 == 0 }
 }
 
 pub fn vip(number: u32) -> IpAddr {
@@ -254,9 +284,15 @@ fn direct_op(random: &mut Random, number: u64) -> Op {
     Op::Direct { number: path, mac, host: random.below(3), path_vni: 1 + random.below(2) }
 }
 
-/// A change of a public prefix or of a vIP.
+/// A change of a public prefix, of a NAT gateway, or of a vIP.
 fn public_op(random: &mut Random, number: u64) -> Op {
-    match random.below(20) {
+    match random.below(26) {
+        20 => Op::RemoveNat { vni: 1 + random.below(VNIS) },
+        21.. => {
+            let addresses = 1 + random.below((1 << NAT_ADDRESSES) - 1);
+            let value = Nat { addresses, vip: random.below(VIPS), sessions: 1 + random.below(3) };
+            Op::Nat { vni: 1 + random.below(VNIS), value }
+        }
         0 => Op::RemoveVip { number: random.below(VIPS) },
         1..3 => Op::Vip { number: random.below(VIPS), mac: mac(random, 0, number) },
         3..9 => Op::RemovePublic { number: random.below(PUBLIC_PREFIXES) },
@@ -378,6 +414,8 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
             let any = Public { vni: 1, inside: 0, vip: 0 };
             tables.remove_public_prefix(public_prefix(number, any).outside)
         }
+        Op::Nat { vni: at, value } => tables.upsert_nat_gateway(&nat_gateway(at, value)),
+        Op::RemoveNat { vni: at } => tables.remove_nat_gateway(vni(at)),
         Op::Vip { number, mac } => tables.upsert_vip(&Vip { address: vip(number), mac, owned: false }),
         Op::RemoveVip { number } => tables.remove_vip(vip(number)),
         Op::Grow => grow(tables),

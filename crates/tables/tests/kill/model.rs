@@ -1,13 +1,13 @@
 //! The model: the expected content of the tables, and the expected answers, after any operation of a history.
 
 use crate::history::{
-    self, DIRECT_PATHS, ENDPOINTS, HOSTS, INSIDES, Op, POLICIES, POLICY_PACKETS, PREFIXES, PUBLIC_PREFIXES,
-    PolicyVariants, Public, Random, VIPS, VNIS, policies,
+    self, DIRECT_PATHS, ENDPOINTS, HOSTS, INSIDES, NAT_ADDRESSES, Nat, Op, POLICIES, POLICY_PACKETS,
+    PREFIXES, PUBLIC_PREFIXES, PolicyVariants, Public, Random, VIPS, VNIS, policies,
 };
 use crate::policies::is_right;
 use sluice_tables::{
-    Busy, DirectPath, Endpoint, Lookup, NextHop, NodeTables, PublicPrefix, Reader, Role, Route, Target,
-    Verdict, Vip,
+    Busy, DirectPath, Endpoint, Lookup, NatGateway, NextHop, NodeTables, PublicPrefix, Reader, Role, Route,
+    Target, Verdict, Vip,
 };
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
@@ -71,6 +71,10 @@ pub enum Question {
     Public(u32),
     /// By inside addresses of a public prefix, and a VNI.
     Source(u32, u32, u32),
+    /// The NAT gateway of a VNI.
+    Nat(u32),
+    /// The NAT gateway that has an address: that of this VNI with this number.
+    NatAddress(u32, u32),
     Vip(u32),
 }
 
@@ -85,6 +89,9 @@ pub enum Answer {
     /// The verdict on a packet; `None` if there is no policy.
     Verdict(Option<Verdict>),
     Public(Option<PublicPrefix>),
+    /// The limit of sessions and the addresses of a NAT gateway as bits.
+    Nat(Option<(u32, u32)>),
+    NatAddress(Option<(Vni, u16)>),
     /// A hit that leads to a cell of the wrong kind.
     Stale,
 }
@@ -105,6 +112,8 @@ pub struct Model {
     /// Number of the content of each policy.
     policies: Vec<ValueHistory<Option<u32>>>,
     public_prefixes: Vec<ValueHistory<Option<Public>>>,
+    /// By VNI.
+    nats: Vec<ValueHistory<Option<Nat>>>,
     vips: Vec<ValueHistory<Option<MacAddr>>>,
     probes: Vec<ProbedAddress>,
     first_equal: Vec<u32>,
@@ -124,6 +133,12 @@ fn probes() -> Vec<ProbedAddress> {
     addresses.into_iter().map(|address| ProbedAddress { covering: covering(&address), address }).collect()
 }
 
+/// The limit of sessions and the addresses of a NAT gateway as bits.
+fn value_of(vni: u32, nat: &NatGateway) -> (u32, u32) {
+    let has = |number: &u32| nat.addresses.contains(&history::nat_address(vni, *number));
+    (nat.sessions, (0..NAT_ADDRESSES).filter(has).map(|number| 1 << number).sum())
+}
+
 /// For each prefix, the number of the first equal prefix.
 fn first_equal() -> Vec<u32> {
     let all: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
@@ -141,6 +156,7 @@ pub struct Content {
     /// Identifiers of policies and their numbers of rules, which say which content it is.
     pub policies: Vec<(u32, u32)>,
     pub public_prefixes: Vec<PublicPrefix>,
+    pub nat_gateways: Vec<NatGateway>,
     pub vips: Vec<Vip>,
 }
 
@@ -155,6 +171,7 @@ impl Content {
             direct_paths: tables.direct_paths().map(|(path, _)| path).collect(),
             policies: tables.policies().map(|entry| (entry.id, entry.rules)).collect(),
             public_prefixes: tables.public_prefixes().collect(),
+            nat_gateways: tables.nat_gateways().collect(),
             vips: tables.vips().collect(),
         }
         .sorted()
@@ -184,6 +201,7 @@ impl Model {
             vteps: vec![ValueHistory::new(); HOSTS as usize],
             policies: vec![ValueHistory::new(); POLICIES as usize],
             public_prefixes: vec![ValueHistory::new(); PUBLIC_PREFIXES as usize],
+            nats: vec![ValueHistory::new(); VNIS as usize],
             vips: vec![ValueHistory::new(); VIPS as usize],
             probes: probes(),
             first_equal: first_equal(),
@@ -242,6 +260,7 @@ impl Model {
                         public.push(number, None, floor);
                     }
                 }
+                self.nats[vni as usize - 1].push(number, None, floor);
                 for path in (0..DIRECT_PATHS).filter(|&i| history::address_of(ENDPOINTS + i).0.get() == vni) {
                     self.direct_paths[path as usize].push(number, None, floor);
                 }
@@ -268,6 +287,13 @@ impl Model {
             Op::RemovePublic { number: public } => {
                 self.public_prefixes[public as usize].push(number, None, floor);
             }
+            Op::Nat { vni, value } => {
+                let has_vrf = self.vrfs[vni as usize - 1].last().is_some();
+                if has_vrf && self.vips[value.vip as usize].last().is_some() {
+                    self.nats[vni as usize - 1].push(number, Some(value), floor);
+                }
+            }
+            Op::RemoveNat { vni } => self.nats[vni as usize - 1].push(number, None, floor),
             Op::Vip { number: vip, mac } => self.vips[vip as usize].push(number, Some(mac), floor),
             Op::RemoveVip { number: vip } => self.vips[vip as usize].push(number, None, floor),
             Op::Grow => {}
@@ -308,6 +334,9 @@ impl Model {
         let public = (0..PUBLIC_PREFIXES)
             .filter_map(|i| Some(history::public_prefix(i, self.public_prefixes[i as usize].at(number)?)));
         content.public_prefixes = public.collect();
+        let nats = (1..=VNIS)
+            .filter_map(|vni| Some(history::nat_gateway(vni, self.nats[vni as usize - 1].at(number)?)));
+        content.nat_gateways = nats.collect();
         let vips = (0..VIPS).filter_map(|i| {
             Some(Vip { address: history::vip(i), mac: self.vips[i as usize].at(number)?, owned: false })
         });
@@ -333,11 +362,15 @@ impl Model {
                 let places = (0..INSIDES).flat_map(|inside| (1..=VNIS).map(move |vni| (inside, vni)));
                 places.map(move |(inside, vni)| Question::Source(i, inside, vni))
             }))
+            .chain((1..=VNIS).map(Question::Nat))
+            .chain((1..=VNIS).flat_map(|vni| (0..NAT_ADDRESSES).map(move |i| Question::NatAddress(vni, i))))
             .chain((0..VIPS).map(Question::Vip))
     }
 
     pub fn random_question(&self, random: &mut Random) -> Question {
-        match random.below(24) {
+        match random.below(26) {
+            24 => Question::Nat(1 + random.below(VNIS)),
+            25 => Question::NatAddress(1 + random.below(VNIS), random.below(NAT_ADDRESSES)),
             20..22 => Question::Public(random.below(PUBLIC_PREFIXES)),
             22 => {
                 let (number, inside) = (random.below(PUBLIC_PREFIXES), random.below(INSIDES));
@@ -404,6 +437,14 @@ impl Model {
                 let found = reader.public_source(history::vni(vni), inside.broadcast());
                 found.map_or(Answer::Busy, Answer::Public)
             }
+            Question::Nat(vni) => {
+                let found = reader.nat_gateway(history::vni(vni));
+                found.map_or(Answer::Busy, |nat| Answer::Nat(nat.map(|nat| value_of(vni, &nat))))
+            }
+            Question::NatAddress(vni, number) => {
+                let found = reader.nat_address(history::nat_address(vni, number).address);
+                found.map_or(Answer::Busy, Answer::NatAddress)
+            }
             Question::Vip(number) => {
                 let address = history::vip(number);
                 match reader.find(0, address) {
@@ -449,6 +490,16 @@ impl Model {
             (Question::Public(number), Answer::Public(seen)) => self.public_prefixes[number as usize]
                 .within(from, to)
                 .any(|(_, value)| value.map(|value| history::public_prefix(number, value)) == seen),
+            (Question::Nat(vni), Answer::Nat(seen)) => self.nats[vni as usize - 1]
+                .within(from, to)
+                .any(|(_, value)| value.map(|nat| (nat.sessions, nat.addresses)) == seen),
+            (Question::NatAddress(vni, number), Answer::NatAddress(seen)) => {
+                let has = |nat: &Nat| nat.addresses >> number & 1 != 0;
+                let expected = (history::vni(vni), history::nat_address(vni, number).number);
+                self.nats[vni as usize - 1]
+                    .within(from, to)
+                    .any(|(_, value)| value.filter(has).map(|_| expected) == seen)
+            }
             (Question::Source(number, inside, vni), Answer::Public(seen)) => {
                 let is_it = |value: &Public| (value.inside, value.vni) == (inside, vni);
                 self.public_prefixes[number as usize].within(from, to).any(|(_, value)| {

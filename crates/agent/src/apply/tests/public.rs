@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluice_southbound::Unconfirmed;
+use sluice_southbound::{NatGateway, Unconfirmed};
 use sluice_types::EntryKey;
 
 use super::*;
@@ -222,9 +222,9 @@ fn damaged_public_prefix_is_named_and_repaired() {
     assert_eq!(found(&applier), public_prefixes());
 }
 
-/// Catches a host that takes public prefixes.
+/// Catches a host that takes public prefixes or NAT gateways.
 #[test]
-fn roles_without_public_prefixes_report_them() {
+fn roles_without_public_addresses_report_them() {
     struct Host;
     impl Role for Host {
         const KEY_KIND: KeyKind = KeyKind::Host;
@@ -237,8 +237,16 @@ fn roles_without_public_prefixes_report_them() {
     let mut applier = Applier::new(tables, Host, keys);
     let snapshot = Update { snapshot: true, ..delta(10) };
     applier.apply(snapshot.into()).unwrap();
-    let update = Update { public_prefixes: vec![public("198.51.100.1/32", 1, "10.0.0.5/32")], ..delta(11) };
+    let vip = ip("192.0.2.100");
+    let addresses = vec!["198.51.100.2".parse().unwrap()];
+    let nat = NatGateway { vni: vni(1), addresses, vip, sessions: 1, blocks: 1, any_remote: false };
+    let public_prefixes = vec![public("198.51.100.1/32", 1, "10.0.0.5/32")];
+    let update = Update { public_prefixes, nat_gateways: vec![nat], ..delta(11) };
     let applied = applier.apply(update.into()).unwrap().unwrap();
-    assert_eq!(applied.failures, ["public prefix 198.51.100.1/32: a node of this role has no such entries"]);
+    let expected = [
+        "public prefix 198.51.100.1/32: a node of this role has no such entries",
+        "NAT gateway of VNI 1: 198.51.100.2: a node of this role has no NAT gateways",
+    ];
+    assert_eq!(applied.failures, expected);
     assert_eq!((applier.tables.public_prefixes().count(), applier.retries()), (0, 0));
 }

@@ -60,7 +60,7 @@ impl NodeTables {
     fn check_nat_addresses(&self, nat: &NatGateway) -> Result<(), Error> {
         let entry = EntryKey::NatGateway(nat.vni);
         for address in nat.addresses.iter().map(|it| it.address) {
-            let link = self.link_of(address).map(|(_, link)| link).filter(|link| link.vni != nat.vni);
+            let link = self.link_at(net_of(address)).map(|(_, link)| link).filter(|link| link.vni != nat.vni);
             let of_nat = link.map(|link| EntryKey::NatGateway(link.vni));
             let public = self.public_prefix(net_of(address));
             let holder = of_nat.or(public.map(|public| EntryKey::PublicPrefix(public.outside)));
@@ -73,8 +73,7 @@ impl NodeTables {
 
     /// Checks that no NAT gateway has the only address of a prefix.
     pub(super) fn check_outside(&self, outside: IpNet) -> Result<(), Error> {
-        let link = self.public_cell_of(outside).and_then(|cell| NatLink::from_cell(self.memory(), cell));
-        link.map_or(Ok(()), |NatLink { vni, address, .. }| {
+        self.link_at(outside).map_or(Ok(()), |(_, NatLink { vni, address, .. })| {
             let entry = EntryKey::PublicPrefix(outside);
             let holder = EntryKey::NatGateway(vni);
             Err(Error::PublicAddressTaken { entry, address: address.address, holder })
@@ -92,16 +91,17 @@ impl NodeTables {
     }
 
     fn is_link_right(&self, link: NatLink, vip_cell: u32) -> bool {
-        self.link_of(link.address.address).is_some_and(|(cell, known)| {
+        self.link_at(net_of(link.address.address)).is_some_and(|(cell, known)| {
             known == link && self.memory().load32(cell, offset_of!(public_prefix, vip)) == vip_cell
         })
     }
 
-    /// The cell of exactly this address of a NAT gateway, and what it says.
-    fn link_of(&self, address: Ipv4Addr) -> Option<(u32, NatLink)> {
-        let cell = self.public_cell_of(net_of(address))?;
+    /// The cell of an outside prefix that is an address of a NAT gateway, and what it says.
+    pub(super) fn link_at(&self, outside: IpNet) -> Option<(u32, NatLink)> {
+        let cell = self.public_cell_of(outside)?;
         let link = NatLink::from_cell(self.memory(), cell)?;
-        (link.address.address == address).then_some((cell, link))
+        // In damaged memory it may be another one.
+        (net_of(link.address.address) == outside).then_some((cell, link))
     }
 
     /// The cells of the NAT gateway that packets of a VPC find.

@@ -126,9 +126,9 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
     tables.upsert_nat_gateway(&first).unwrap();
     tables.upsert_public_prefix(&public("198.51.101.5/32", 6, "10.0.0.2/32")).unwrap();
     let usage = tables.usage();
-    let all: Vec<u8> = (1..18).collect();
     let mut equal = nat(6, &[3, 4]);
     equal.addresses[1].number = equal.addresses[0].number;
+    let all: Vec<u8> = (1..18).collect();
     for (nat, expected) in [
         (
             nat(6, &[2, 3]),
@@ -143,9 +143,9 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
         ),
         (nat(6, &[]), "1 to 16 addresses are possible, not 0"),
         (nat(6, &all), "1 to 16 addresses are possible, not 17"),
-        (nat(6, &[4, 3]), "not different and in order"),
-        (nat(6, &[3, 3]), "not different and in order"),
-        (equal, "not different and in order"),
+        (nat(6, &[4, 3]), "not in ascending order"),
+        (nat(6, &[3, 3]), "not in ascending order"),
+        (equal, "two of its addresses have the same number"),
         (NatGateway { sessions: 0, ..nat(6, &[3]) }, "not 0 and 4"),
         (NatGateway { blocks: 0, ..nat(6, &[3]) }, "not 1000 and 0"),
         (NatGateway { blocks: 17, ..nat(6, &[3]) }, "not 1000 and 17"),

@@ -1,0 +1,98 @@
+//! What VPCs have on the Internet side: public prefixes and NAT gateways.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use sluice_southbound::{PublicPrefix, Update};
+use sluice_types::{IpNet, Vni};
+
+use super::retries::{Entry, Key};
+use super::{Applier, Role};
+
+impl<R: Role> Applier<R> {
+    /// Public prefixes and NAT gateways that are removed, or stand for other addresses than before, give up these first:
+    /// another entry of the update may get them.
+    pub(super) fn upsert_public(&mut self, update: &mut Update) {
+        let removed = std::mem::take(&mut update.removed_public_prefixes);
+        self.remove_public_prefixes(&removed);
+        let removed_nat = std::mem::take(&mut update.removed_nat_gateways);
+        self.remove_nat_gateways(&removed_nat);
+        self.take_nat_addresses(update);
+        self.upsert_public_prefixes(&update.public_prefixes);
+        for nat in update.nat_gateways.drain(..) {
+            match self.fails(false, |role, context| role.upsert_nat_gateway(context, &nat)) {
+                true => self.try_again(Entry::NatGateway(nat)),
+                // As below.
+                false => self.retries.remove(Key::NatGateway(nat.vni)),
+            }
+        }
+        if !(removed.is_empty() && removed_nat.is_empty()) && self.retries.len() > 0 {
+            self.retries.expedite();
+        }
+    }
+
+    fn upsert_public_prefixes(&mut self, all: &[PublicPrefix]) {
+        let known = |outside| self.tables.public_prefix(outside).map(|known| (known.vni, known.inside));
+        let has_moved =
+            |new: &&PublicPrefix| known(new.outside).is_some_and(|it| it != (new.vni, new.inside));
+        let moved: Vec<IpNet> = all.iter().filter(has_moved).map(|new| new.outside).collect();
+        self.remove_public_prefixes(&moved);
+        for public in all {
+            if self.fails(false, |role, context| role.upsert_public_prefix(context, public)) {
+                self.try_again(Entry::PublicPrefix(*public));
+            } else {
+                // It may have failed to give up its addresses above. That removal would take the new one away.
+                self.retries.remove(Key::PublicPrefix(public.outside));
+            }
+        }
+    }
+
+    /// Takes the addresses from NAT gateways that an update gives to other entries.
+    fn take_nat_addresses(&mut self, update: &Update) {
+        let single = |net: IpNet| match net.addr() {
+            IpAddr::V4(address) if net.prefix_len() == 32 => Some((address, None)),
+            _ => None,
+        };
+        let of_prefixes = update.public_prefixes.iter().filter_map(|public| single(public.outside));
+        let of_nat = update
+            .nat_gateways
+            .iter()
+            .flat_map(|nat| nat.addresses.iter().map(|address| (*address, Some(nat.vni))));
+        let given: HashMap<Ipv4Addr, Option<Vni>> = of_prefixes.chain(of_nat).collect();
+        if given.is_empty() {
+            return;
+        }
+        let known: Vec<_> = self.tables.nat_gateways().collect();
+        for mut nat in known {
+            let before = nat.addresses.len();
+            nat.addresses.retain(|it| given.get(&it.address).is_none_or(|holder| *holder == Some(nat.vni)));
+            if nat.addresses.is_empty() {
+                self.remove_nat_gateways(&[nat.vni]);
+            } else if nat.addresses.len() != before {
+                let result = self.tables.upsert_nat_gateway(&nat);
+                self.failures
+                    .check(result, format_args!("fewer addresses of the NAT gateway of VNI {}", nat.vni));
+            }
+        }
+    }
+
+    pub(super) fn remove_public_prefixes(&mut self, outsides: &[IpNet]) {
+        for outside in outsides {
+            let result = self.tables.remove_public_prefix(*outside);
+            let what = format_args!("removal of public prefix {outside}");
+            if self.failures.check(result, what).is_none() {
+                self.try_removal_again(Key::PublicPrefix(*outside));
+            }
+        }
+    }
+
+    pub(super) fn remove_nat_gateways(&mut self, vnis: &[Vni]) {
+        for vni in vnis {
+            let result = self.tables.remove_nat_gateway(*vni);
+            if self.failures.check(result, format_args!("removal of the NAT gateway of VNI {vni}")).is_none()
+            {
+                self.try_removal_again(Key::NatGateway(*vni));
+            }
+        }
+    }
+}

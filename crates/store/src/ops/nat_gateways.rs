@@ -1,0 +1,257 @@
+//! NAT gateways: creation with allocation of their addresses, changes, deletion. Their addresses are those that EIPs could
+//! have, too: `eips.rs` allocates and checks them.
+//!
+//! Addresses that a NAT gateway loses, by a change or by its deletion, are held like those of a deleted EIP.
+
+use super::eips;
+use super::removals::{self, Hold};
+use super::vpcs::check_not_moving;
+use crate::backend::Query;
+use crate::check::{self, Difference, invalid};
+use crate::rows::{check_revision, find_one, get};
+use crate::value::{Value, args, list};
+use crate::write::Write;
+use crate::{
+    Change, Cluster, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate,
+    NewNatGateway, PublicPool, Result, StoreError, Vpc,
+};
+use sluice_types::{
+    IpNet, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX,
+    NatGatewayId,
+};
+use std::net::{IpAddr, Ipv4Addr};
+
+/// The kind of object in errors.
+const KIND: &str = "NAT gateway";
+
+/// The columns by which lists are filtered.
+pub(crate) fn filters(filter: &NatGatewayFilter) -> Vec<(&'static str, Option<Value>)> {
+    vec![
+        ("vpc", filter.vpc.map(|id| id.get().into())),
+        ("pool", filter.pool.map(|id| id.get().into())),
+        ("name", filter.name.as_deref().map(Into::into)),
+    ]
+}
+
+/// The addresses of NAT gateways from one number to another, in ascending order, each with the name of its NAT gateway.
+pub(super) async fn addresses_between(
+    q: &mut dyn Query,
+    first: u32,
+    last: u32,
+) -> Result<Vec<(Ipv4Addr, String)>> {
+    let sql = "SELECT a.address, n.name FROM nat_addresses a JOIN nat_gateways n ON n.id = a.nat_gateway \
+               WHERE a.address BETWEEN $1 AND $2 ORDER BY a.address";
+    let rows = q.rows(sql, args![first, last]).await?;
+    rows.iter().map(|row| Ok((crate::rows::ipv4(row.int(0)?)?, row.text(1)?.to_owned()))).collect()
+}
+
+/// Checks the limits of a request.
+fn check_limits(sessions: Option<u32>, blocks: Option<u8>) -> Result<()> {
+    if let Some(sessions) = sessions.filter(|sessions| !(1..=NAT_SESSIONS_MAX).contains(sessions)) {
+        return Err(invalid(
+            "sessions",
+            format!("expected 1 to {NAT_SESSIONS_MAX} sessions, not {sessions}"),
+        ));
+    }
+    if let Some(blocks) = blocks.filter(|blocks| !(1..=NAT_BLOCKS_MAX).contains(blocks)) {
+        return Err(invalid("blocks", format!("expected 1 to {NAT_BLOCKS_MAX} blocks, not {blocks}")));
+    }
+    Ok(())
+}
+
+/// Checks how many addresses a request asks for.
+fn check_number(number: usize) -> Result<()> {
+    if (1..=NAT_ADDRESSES_MAX).contains(&number) {
+        return Ok(());
+    }
+    Err(invalid("addresses", format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {number}")))
+}
+
+/// The requested addresses in ascending order.
+///
+/// # Errors
+/// There are none or too many, one is given twice, or one is an IPv6 address.
+fn ascending(wanted: &[IpAddr]) -> Result<Vec<Ipv4Addr>> {
+    check_number(wanted.len())?;
+    let mut addresses = Vec::with_capacity(wanted.len());
+    for address in wanted {
+        let IpAddr::V4(v4) = address else {
+            return Err(invalid(
+                address,
+                format!("{address} is an ipv6 address, and NAT gateways have ipv4 only"),
+            ));
+        };
+        addresses.push(*v4);
+    }
+    addresses.sort_unstable();
+    match addresses.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(invalid(pair[0], format!("{} is given twice", pair[0]))),
+        None => Ok(addresses),
+    }
+}
+
+/// The addresses of a NAT gateway after a request, in ascending order. `has` are those that it has.
+async fn choose(
+    q: &mut dyn Query,
+    pool: &PublicPool,
+    has: &[Ipv4Addr],
+    wanted: &NatAddresses,
+) -> Result<Vec<Ipv4Addr>> {
+    let number = match wanted {
+        NatAddresses::These(these) => {
+            let addresses = ascending(these)?;
+            for new in addresses.iter().filter(|address| !has.contains(address)) {
+                eips::check_requested(q, pool, IpAddr::V4(*new).into()).await?;
+            }
+            return Ok(addresses);
+        }
+        NatAddresses::Number(number) => *number,
+    };
+    check_number(number)?;
+    let mut addresses = has[..number.min(has.len())].to_vec();
+    if number > has.len() {
+        addresses.extend(eips::allocate_ipv4(q, pool, number - has.len()).await?);
+        addresses.sort_unstable();
+    }
+    Ok(addresses)
+}
+
+pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created<NatGateway>> {
+    check::name(KIND, &new.name)?;
+    check_limits(new.sessions, new.blocks)?;
+    let vpc: Vpc = get(w.q(), new.vpc).await?;
+    let pool: PublicPool = get(w.q(), new.pool).await?;
+    if let Some(existing) = find_one::<NatGateway>(w.q(), vec![("vpc", vpc.id.get().into())]).await? {
+        if existing.name != new.name {
+            let (vpc, nat_gateway) = (vpc.name, existing.name);
+            return Err(Conflict::VpcHasNatGateway { vpc, nat_gateway }.into());
+        }
+        let difference = Difference::default().field("pool", existing.pool, pool.id);
+        match &new.addresses {
+            None => difference,
+            Some(NatAddresses::Number(number)) => {
+                difference.field("the number of addresses", existing.addresses.len(), number)
+            }
+            Some(NatAddresses::These(these)) => {
+                difference.field("addresses", list(&existing.addresses), list(&ascending(these)?))
+            }
+        }
+        .given("sessions", Some(existing.sessions), new.sessions)
+        .given("blocks", Some(existing.blocks), new.blocks)
+        .given("filtering", Some(existing.filtering), new.filtering)
+        .conflict(KIND, &new.name)?;
+        return Ok(Created::Existing(existing));
+    }
+    check_not_moving(&vpc)?;
+    if vpc.cluster != pool.cluster {
+        let (own, theirs): (Cluster, Cluster) =
+            (get(w.q(), pool.cluster).await?, get(w.q(), vpc.cluster).await?);
+        let (pool, cluster, vpc, vpc_cluster) = (pool.name, own.name, vpc.name, theirs.name);
+        return Err(Conflict::NatGatewayAcrossClusters { pool, cluster, vpc, vpc_cluster }.into());
+    }
+    let wanted = new.addresses.clone().unwrap_or(NatAddresses::Number(1));
+    let addresses = choose(w.q(), &pool, &[], &wanted).await?;
+    let nat_gateway = NatGateway {
+        id: NatGatewayId::new(w.id()),
+        name: new.name.clone(),
+        vpc: vpc.id,
+        pool: pool.id,
+        cluster: pool.cluster,
+        addresses,
+        sessions: new.sessions.unwrap_or(NAT_SESSIONS_DEFAULT),
+        blocks: new.blocks.unwrap_or(NAT_BLOCKS_DEFAULT),
+        filtering: new.filtering.unwrap_or_default(),
+        revision: w.revision,
+    };
+    let sql = "INSERT INTO nat_gateways (id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision) \
+               VALUES ($1, $2, $3, $4, $5, '', 0, 0, '', 0)";
+    let NatGateway { id, vpc, pool, cluster, .. } = nat_gateway;
+    let values = args![id.get(), nat_gateway.name.as_str(), vpc.get(), pool.get(), cluster.get()];
+    w.q().run(sql, values).await?;
+    save(w, &nat_gateway, &[]).await?;
+    Ok(Created::New(nat_gateway))
+}
+
+/// Stores what can change of a NAT gateway, and publishes it. `had` are its addresses before.
+async fn save(w: &mut Write, nat_gateway: &NatGateway, had: &[Ipv4Addr]) -> Result<()> {
+    let NatGateway { id, addresses, .. } = nat_gateway;
+    let sql = "UPDATE nat_gateways SET name = $2, addresses = $3, sessions = $4, blocks = $5, filtering = $6, revision = $7 \
+               WHERE id = $1";
+    let values = args![
+        id.get(),
+        nat_gateway.name.as_str(),
+        list(addresses),
+        nat_gateway.sessions,
+        u32::from(nat_gateway.blocks),
+        nat_gateway.filtering.to_string(),
+        nat_gateway.revision,
+    ];
+    w.q().run(sql, values).await?;
+    for gone in had.iter().filter(|address| !addresses.contains(address)) {
+        w.q().run("DELETE FROM nat_addresses WHERE address = $1", args![u32::from(*gone)]).await?;
+    }
+    for new in addresses.iter().filter(|address| !had.contains(address)) {
+        let sql = "INSERT INTO nat_addresses (address, nat_gateway) VALUES ($1, $2)";
+        w.q().run(sql, args![u32::from(*new), id.get()]).await?;
+    }
+    w.push(&Change::NatGatewayUpserted(nat_gateway.clone()))
+}
+
+pub(crate) async fn update(
+    w: &mut Write,
+    id: NatGatewayId,
+    new: &NatGatewayUpdate,
+    expected: Option<u64>,
+) -> Result<NatGateway> {
+    let before: NatGateway = get(w.q(), id).await?;
+    check_revision(id, &before, expected)?;
+    check_limits(new.sessions, new.blocks)?;
+    let name = new.name.clone().unwrap_or_else(|| before.name.clone());
+    check::name(KIND, &name)?;
+    let addresses = match &new.addresses {
+        Some(wanted) => {
+            let pool: PublicPool = get(w.q(), before.pool).await?;
+            choose(w.q(), &pool, &before.addresses, wanted).await?
+        }
+        None => before.addresses.clone(),
+    };
+    let sessions = new.sessions.unwrap_or(before.sessions);
+    let blocks = new.blocks.unwrap_or(before.blocks);
+    let filtering = new.filtering.unwrap_or(before.filtering);
+    let mut after = NatGateway { name, addresses, sessions, blocks, filtering, ..before.clone() };
+    if after == before {
+        return Ok(before);
+    }
+    after.revision = w.revision;
+    save(w, &after, &before.addresses).await?;
+    let gone: Vec<Ipv4Addr> =
+        before.addresses.into_iter().filter(|address| !after.addresses.contains(address)).collect();
+    if !gone.is_empty() {
+        let nodes = removals::gateways_of_clusters(w.q(), [after.cluster]).await?;
+        removals::record(w, ("address of NAT gateway", id.get(), &after.name), nodes, &holds(&gone)).await?;
+    }
+    Ok(after)
+}
+
+fn holds(addresses: &[Ipv4Addr]) -> Vec<Hold> {
+    addresses.iter().map(|address| Hold::Public(IpNet::from(IpAddr::V4(*address)))).collect()
+}
+
+pub(crate) async fn delete(w: &mut Write, id: NatGatewayId, expected: Option<u64>) -> Result<u64> {
+    let nat_gateway: NatGateway = get(w.q(), id).await?;
+    check_revision(id, &nat_gateway, expected)?;
+    w.q().run("DELETE FROM nat_addresses WHERE nat_gateway = $1", args![id.get()]).await?;
+    w.q().run("DELETE FROM nat_gateways WHERE id = $1", args![id.get()]).await?;
+    let nodes = removals::gateways_of_clusters(w.q(), [nat_gateway.cluster]).await?;
+    let (name, holds) = (nat_gateway.name.clone(), holds(&nat_gateway.addresses));
+    w.push(&Change::NatGatewayRemoved(nat_gateway))?;
+    removals::record(w, (KIND, id.get(), &name), nodes, &holds).await
+}
+
+/// Checks that a VPC that is to move has no NAT gateway: only the gateways of its cluster get the packets to its addresses.
+pub(super) async fn check_movable(q: &mut dyn Query, vpc: &Vpc) -> Result<()> {
+    let found = find_one::<NatGateway>(q, vec![("vpc", vpc.id.get().into())]).await?;
+    let Some(NatGateway { name: nat_gateway, cluster, .. }) = found else { return Ok(()) };
+    let cluster = get::<Cluster>(q, cluster).await?.name;
+    Err(StoreError::from(Conflict::NatGatewayStays { vpc: vpc.name.clone(), nat_gateway, cluster }))
+}

@@ -1,0 +1,250 @@
+//! NAT gateways: their addresses, which EIPs could have, too, their limits, and where they stay.
+
+use crate::Fixture;
+use crate::cloud::{ALL, Cloud, conflict, gateway, last, new};
+use crate::internet::{eip, nets, new_eip, pool, topology, with_address};
+use sluice_store::{
+    Change, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate, NewNatGateway,
+    NodeId, NodeState, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, Store, StoreError, Vpc,
+};
+use sluice_types::NatFiltering;
+use std::net::Ipv4Addr;
+
+fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
+    NewNatGateway {
+        name: name.into(),
+        vpc: vpc.id,
+        pool: pool.id,
+        addresses: None,
+        sessions: None,
+        blocks: None,
+        filtering: None,
+    }
+}
+
+fn these(addresses: &[&str]) -> NatAddresses {
+    NatAddresses::These(addresses.iter().map(|address| address.parse().unwrap()).collect())
+}
+
+fn v4(low: &[u8]) -> Vec<Ipv4Addr> {
+    low.iter().map(|low| Ipv4Addr::new(198, 51, 100, *low)).collect()
+}
+
+fn addresses(wanted: NatAddresses) -> NatGatewayUpdate {
+    NatGatewayUpdate { addresses: Some(wanted), ..NatGatewayUpdate::default() }
+}
+
+/// Ends a removal as if its nodes had acknowledged it.
+async fn release(s: &Store, removal: Removal) {
+    let of = ReleaseOf { nodes: removal.nodes, up_to: removal.revision, deleted_before_ms: u64::MAX };
+    assert_eq!(s.release_removals(&of).await.unwrap(), 1);
+}
+
+pub async fn nat_gateways(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let pool = pool(&c, &["198.51.100.0/28", "2001:db8:9::/56"]).await;
+    let made = new(s.create_nat_gateway(new_nat(&c.vpc, &pool, "out")).await);
+    let expected = NatGateway {
+        id: made.id,
+        name: "out".into(),
+        vpc: c.vpc.id,
+        pool: pool.id,
+        cluster: c.cluster.id,
+        addresses: v4(&[1]),
+        sessions: 10_000,
+        blocks: 4,
+        filtering: NatFiltering::AddressAndPortDependent,
+        revision: made.revision,
+    };
+    assert_eq!(made, expected);
+    assert_eq!(last(s).await, [Change::NatGatewayUpserted(made.clone())]);
+    assert_eq!(s.nat_gateway(made.id).await.unwrap(), made);
+    assert_eq!(topology(s).await.nat_gateways, std::slice::from_ref(&made));
+    let again = s.create_nat_gateway(new_nat(&c.vpc, &pool, "out")).await.unwrap();
+    assert_eq!(again, Created::Existing(made.clone()));
+    let other = conflict(s.create_nat_gateway(new_nat(&c.vpc, &pool, "second")).await);
+    assert_eq!(other.to_string(), "VPC `v1` has NAT gateway `out`, and a VPC has at most one");
+    let more = NewNatGateway { sessions: Some(9), ..new_nat(&c.vpc, &pool, "out") };
+    let more = NewNatGateway { addresses: Some(NatAddresses::Number(2)), ..more };
+    let differs = conflict(s.create_nat_gateway(more).await).to_string();
+    assert!(differs.contains("the number of addresses is 1, not 2, sessions is 10000, not 9"), "{differs}");
+
+    let all = NatGatewayUpdate {
+        name: Some("nat".into()),
+        addresses: Some(NatAddresses::Number(3)),
+        sessions: Some(1),
+        blocks: Some(16),
+        filtering: Some(NatFiltering::EndpointIndependent),
+    };
+    let changed = s.update_nat_gateway(made.id, all.clone(), Some(made.revision)).await.unwrap();
+    let expected = NatGateway {
+        name: "nat".into(),
+        addresses: v4(&[1, 2, 3]),
+        sessions: 1,
+        blocks: 16,
+        filtering: NatFiltering::EndpointIndependent,
+        revision: changed.revision,
+        ..made.clone()
+    };
+    assert_eq!(changed, expected);
+    assert!(changed.revision > made.revision);
+    assert_eq!(last(s).await, [Change::NatGatewayUpserted(changed.clone())]);
+    let unchanged = s.update_nat_gateway(made.id, all, None).await.unwrap();
+    assert_eq!(unchanged, changed);
+    let stale = s.update_nat_gateway(made.id, NatGatewayUpdate::default(), Some(made.revision)).await;
+    assert!(matches!(stale, Err(StoreError::Stale { .. })));
+
+    let listed = async |filter| s.nat_gateways(&filter, ALL).await.unwrap();
+    let of_pool = NatGatewayFilter { pool: Some(pool.id), name: Some("nat".into()), vpc: None };
+    assert_eq!(listed(of_pool).await, std::slice::from_ref(&changed));
+    let of_vpc = NatGatewayFilter { vpc: Some(c.vpc("v2").await.id), ..NatGatewayFilter::default() };
+    assert_eq!(listed(of_vpc).await, []);
+
+    // What it uses stays.
+    s.delete_subnet(c.subnet.id, None).await.unwrap();
+    let used = conflict(s.delete_vpc(c.vpc.id, None).await).to_string();
+    assert_eq!(used, "VPC `v1` is still used by NAT gateway `nat`");
+    let used = conflict(s.delete_public_pool(pool.id, None).await).to_string();
+    assert_eq!(used, "public pool `public` is still used by NAT gateway `nat`");
+    let update = async |update: PublicPoolUpdate| conflict(s.update_public_pool(pool.id, update, None).await);
+    let shrunk = PublicPoolUpdate { prefixes: Some(nets(&["2001:db8:9::/56"])), ..Default::default() };
+    let text = update(shrunk).await.to_string();
+    assert_eq!(text, "prefix `198.51.100.0/28` is still used by NAT gateway `nat`");
+    let reserved = PublicPoolUpdate { reserved: Some(nets(&["198.51.100.2/31"])), ..Default::default() };
+    let text = update(reserved).await.to_string();
+    assert_eq!(text, "reserved prefix `198.51.100.2/31` is still used by NAT gateway `nat`");
+    s.delete_nat_gateway(made.id, None).await.unwrap();
+    assert_eq!(last(s).await, [Change::NatGatewayRemoved(changed)]);
+    s.delete_vpc(c.vpc.id, None).await.unwrap();
+    s.delete_public_pool(pool.id, None).await.unwrap();
+}
+
+pub async fn addresses_of_nat_gateways(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let pool = pool(&c, &["198.51.100.0/29", "2001:db8:9::/56"]).await;
+    eip(&c, &pool, "web").await;
+    let with =
+        |wanted: NatAddresses| NewNatGateway { addresses: Some(wanted), ..new_nat(&c.vpc, &pool, "out") };
+    let refused = async |new| conflict(s.create_nat_gateway(new).await).to_string();
+    let many: Vec<String> = (1..=17).map(|low| format!("198.51.100.{low}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    for (wanted, text) in [
+        (these(&[]), "a NAT gateway has 1 to 16 addresses, not 0"),
+        (these(&many), "a NAT gateway has 1 to 16 addresses, not 17"),
+        (NatAddresses::Number(0), "a NAT gateway has 1 to 16 addresses, not 0"),
+        (NatAddresses::Number(17), "a NAT gateway has 1 to 16 addresses, not 17"),
+        (NatAddresses::Number(6), "public pool `public` has only 5 free of the 6 addresses"),
+        (these(&["198.51.100.3", "198.51.100.3"]), "198.51.100.3 is given twice"),
+        (
+            these(&["198.51.100.2", "2001:db8:9::1"]),
+            "2001:db8:9::1 is an ipv6 address, and NAT gateways have ipv4 only",
+        ),
+        (
+            these(&["198.51.100.2", "198.51.100.1"]),
+            "198.51.100.1 has an address in common with 198.51.100.1 of EIP `web`",
+        ),
+        (these(&["198.51.100.7"]), "198.51.100.7 is the broadcast address of 198.51.100.0/29"),
+        (these(&["203.0.113.1"]), "203.0.113.1 is not in a prefix of public pool `public`"),
+    ] {
+        assert_eq!(refused(with(wanted)).await, text);
+    }
+    let limits = |sessions, blocks| NewNatGateway { sessions, blocks, ..new_nat(&c.vpc, &pool, "out") };
+    for (sessions, blocks, text) in [
+        (Some(0), None, "expected 1 to 1000000 sessions, not 0"),
+        (Some(1_000_001), None, "expected 1 to 1000000 sessions, not 1000001"),
+        (None, Some(0), "expected 1 to 16 blocks, not 0"),
+        (None, Some(17), "expected 1 to 16 blocks, not 17"),
+    ] {
+        assert_eq!(refused(limits(sessions, blocks)).await, text);
+    }
+    let v6 = new(s.create_public_pool(crate::internet::new_pool(&c, "v6", &["2001:db8:a::/56"])).await);
+    let text = refused(new_nat(&c.vpc, &v6, "out")).await;
+    assert_eq!(text, "public pool `v6` has no IPv4 address, and NAT gateways have no other ones");
+
+    let made = new(s.create_nat_gateway(with(these(&["198.51.100.5", "198.51.100.3"]))).await);
+    assert_eq!(made.addresses, v4(&[3, 5]));
+    // No other NAT gateway and no EIP gets them.
+    let taken = "198.51.100.3 has an address in common with 198.51.100.3 of NAT gateway `out`";
+    let second = c.vpc("v2").await;
+    let text = refused(NewNatGateway { vpc: second.id, ..with(these(&["198.51.100.3"])) }).await;
+    assert_eq!(text, taken);
+    let refused = s.create_eip(with_address(new_eip(&c, &pool, "x"), "198.51.100.3")).await;
+    assert_eq!(conflict(refused).to_string(), taken);
+    assert_eq!(eip(&c, &pool, "low").await.prefix.to_string(), "198.51.100.2/32");
+    assert_eq!(eip(&c, &pool, "high").await.prefix.to_string(), "198.51.100.4/32");
+    let more = s.update_nat_gateway(made.id, addresses(NatAddresses::Number(3)), None).await.unwrap();
+    assert_eq!(more.addresses, v4(&[3, 5, 6]));
+    let full = conflict(s.create_eip(new_eip(&c, &pool, "x")).await).to_string();
+    assert_eq!(full, "public pool `public` has no free IPv4 address");
+
+    lost_addresses_are_held(&c, &pool, more).await;
+}
+
+/// What a NAT gateway loses is free when the gateways of the cluster have removed it.
+async fn lost_addresses_are_held(c: &Cloud, pool: &PublicPool, nat_gateway: NatGateway) {
+    let s = c.store.as_ref();
+    let node = NodeId::Gateway(gateway(s, c.cluster.id, 77).await);
+    let state = NodeState { node, acknowledged_revision: 0, last_seen_ms: 0, failures: vec![] };
+    s.save_node_states(&[state]).await.unwrap();
+    let id = nat_gateway.id;
+    // It keeps one, and gets the others of the request.
+    let fewer = s.update_nat_gateway(id, addresses(these(&["198.51.100.5"])), None).await.unwrap();
+    assert_eq!(fewer.addresses, v4(&[5]));
+    let removal = s.removal(fewer.revision).await.unwrap().unwrap();
+    let found = (removal.kind.as_str(), removal.name.as_str(), removal.object, removal.nodes.clone());
+    assert_eq!(found, ("address of NAT gateway", "out", id.get(), vec![node]));
+    for low in [3, 6] {
+        let wanted = with_address(new_eip(c, pool, "x"), &format!("198.51.100.{low}"));
+        let text = conflict(s.create_eip(wanted).await).to_string();
+        assert!(text.starts_with(&format!("198.51.100.{low} is held until")), "{text}");
+        assert!(text.contains("address of NAT gateway `out`"), "{text}");
+    }
+    let back = conflict(s.update_nat_gateway(id, addresses(NatAddresses::Number(2)), None).await);
+    assert!(matches!(back, Conflict::PoolFull { .. }), "{back}");
+    release(s, removal).await;
+    assert_eq!(eip(c, pool, "x").await.prefix.to_string(), "198.51.100.3/32");
+    let two = s.update_nat_gateway(id, addresses(NatAddresses::Number(2)), None).await.unwrap();
+    assert_eq!(two.addresses, v4(&[5, 6]));
+    let one = s.update_nat_gateway(id, addresses(NatAddresses::Number(1)), None).await.unwrap();
+    assert_eq!(one.addresses, v4(&[5]), "the highest goes first");
+    release(s, s.removal(one.revision).await.unwrap().unwrap()).await;
+
+    let revision = s.delete_nat_gateway(id, Some(one.revision)).await.unwrap();
+    let removal = s.removal(revision).await.unwrap().unwrap();
+    assert_eq!((removal.kind.as_str(), removal.name.as_str()), ("NAT gateway", "out"));
+    let again = NewNatGateway { addresses: Some(these(&["198.51.100.5"])), ..new_nat(&c.vpc, pool, "out") };
+    let text = conflict(s.create_nat_gateway(again.clone()).await).to_string();
+    assert!(text.starts_with("198.51.100.5 is held until") && text.contains("NAT gateway `out`"), "{text}");
+    release(s, removal).await;
+    new(s.create_nat_gateway(again).await);
+}
+
+pub async fn nat_gateways_stay_on_their_cluster(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let other = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()], None).await);
+    gateway(s, c.cluster.id, 1).await;
+    gateway(s, other.id, 2).await;
+    let pool = pool(&c, &["203.0.113.0/24"]).await;
+    let made = new(s.create_nat_gateway(new_nat(&c.vpc, &pool, "out")).await);
+    // Peered VPCs move together, so one that has a NAT gateway keeps all.
+    let peer = c.vpc("v2").await;
+    c.peer("p", &c.vpc, &peer).await;
+    for vpc in [c.vpc.id, peer.id] {
+        let refused = conflict(s.move_vpc(vpc, other.id, None).await);
+        let (vpc, nat_gateway, cluster) = ("v1".to_owned(), "out".to_owned(), "c1".to_owned());
+        assert_eq!(refused, Conflict::NatGatewayStays { vpc, nat_gateway, cluster });
+        assert!(s.vpc(peer.id).await.unwrap().moving.is_none());
+    }
+    s.delete_nat_gateway(made.id, None).await.unwrap();
+    let moving = s.move_vpc(c.vpc.id, other.id, None).await.unwrap().moving.unwrap();
+    let refused = conflict(s.create_nat_gateway(new_nat(&c.vpc, &pool, "out")).await);
+    assert!(matches!(refused, Conflict::VpcMoves { .. }), "{refused}");
+    for switched in [false, true] {
+        assert!(s.advance_move(moving.id, switched).await.unwrap());
+    }
+    let refused = conflict(s.create_nat_gateway(new_nat(&c.vpc, &pool, "out")).await).to_string();
+    assert_eq!(refused, "public pool `public` is on cluster `c1`, but VPC `v1` is on cluster `c2`");
+}

@@ -1,0 +1,302 @@
+//! VMs without public addresses reach the IPv4 Internet by the NAT gateways of their VPCs, from different hosts and by both
+//! gateways: pages, queries, pings, traces, ICMP errors, fragments. VPCs with equal addresses are not mixed. A VM that opens
+//! connections without end is refused by name, and others are not. What no VM began does not come in, until the NAT gateway
+//! permits it. The agent of the gateway that has the sessions is replaced during a download, which goes on.
+
+use crate::Ground;
+use crate::internet::{copy, curl, download, output_of, owner, traced};
+use crate::streams::Streams;
+use crate::support::{
+    Failure, Outcome, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute, iperf,
+    ping, slow_hellos, who,
+};
+use serde_json::{Value, json};
+use sluice_client::NatGateway;
+use sluice_lab::internet::{CLIENT, ISP, WEB, page, web_address};
+use sluice_lab::{Lab, Options};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// VMs of VPC shop, whose NAT gateway is that of the default lab, each at another host, one of these with IPv6 underlay.
+const SHOP: [&str; 3] = ["shop-1", "shop-2", "shop-3"];
+const SHOP_ADDRESS: &str = "203.0.113.128";
+/// A VM of VPC web with the addresses of shop-1, at the same host. The EIPs of that VPC are left out but those of web-3.
+const TWIN: &str = "web-1";
+const WEB_ADDRESS: &str = "203.0.113.129";
+const ELASTIC: &str = "web-3";
+/// Where the web server and VMs echo.
+const PORT: u16 = 7051;
+const PPS: u64 = 200;
+/// What the log says of the ports that a VM gets.
+const GIVEN: &str = "ports of a public address were given to a VM";
+/// For how long an answer is awaited that should not come.
+const SILENCE: &str = "1000";
+const PROGRAMMED: Duration = Duration::from_secs(10);
+/// 8 Mbit/s, so that a download takes 8 s.
+const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 8mbit";
+/// From the start of an agent until its tables are synchronized, a loaded machine included.
+const BACK: Duration = Duration::from_secs(30);
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    slow_hellos(&mut options.topology);
+    let internet = options.topology.internet.as_mut().ok_or_else(|| Failure::new("no Internet"))?;
+    internet.eips.retain(|eip| eip.vm == ELASTIC);
+    options.topology.vpcs[0].nat = vec![WEB_ADDRESS.parse()?];
+    let lab = Lab::up(options).await?;
+    let at = SocketAddr::new(web_address(false), PORT);
+    let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
+    pages_come_from_the_nat_address(&lab).await?;
+    all_gateways_lead_to_the_owner(&lab, at).await?;
+    errors_and_traces_come_back(&lab).await?;
+    twins_are_not_mixed(&lab, at).await?;
+    fragments_are_translated(&lab).await?;
+    only_answers_come_in(&lab, at).await?;
+    flows_without_end_are_refused(&lab, at).await?;
+    owner_is_restarted(&lab).await
+}
+
+/// The web server sees the address of the NAT gateway and no inside address; a VM with an EIP has that.
+async fn pages_come_from_the_nat_address(lab: &Lab) -> Outcome {
+    let elastic = "203.0.113.13";
+    let all = SHOP.map(|vm| (vm, SHOP_ADDRESS)).into_iter().chain([(TWIN, WEB_ADDRESS), (ELASTIC, elastic)]);
+    for (vm, public) in all {
+        let seen =
+            || Ok::<_, Failure>(std::fs::read_to_string(lab.paths().log(WEB))?.matches(public).count());
+        let before = seen()?;
+        let output = lab.exec(vm, &curl(&[], &page(false))).await?;
+        let text = output_of(&output);
+        ensure!(text == "Welcome to the Internet.\n", "{vm} got from {}: {text}", page(false));
+        ensure!(seen()? > before, "{WEB} was not reached from {public} by {vm}");
+        let inside = address(lab.vm(vm)?, false)?.to_string();
+        let log = std::fs::read_to_string(lab.paths().log(WEB))?;
+        ensure!(!log.contains(&inside), "{WEB} was reached from {inside}: {log}");
+    }
+    // IPv6 needs no translation: a VM without a public address has no IPv6 Internet.
+    let ping = ping(lab, SHOP[0], web_address(true), &["-c", "2", "-i", "0.1", "-W", "0.5"]).await?;
+    ensure!(ping.received == 0, "{} reached the IPv6 Internet: {}", SHOP[0], ping.text);
+    Ok(())
+}
+
+/// Hosts spread flows over all gateways of the cluster. All sessions are at one.
+async fn all_gateways_lead_to_the_owner(lab: &Lab, at: SocketAddr) -> Outcome {
+    for vm in SHOP {
+        for _ in 0..8 {
+            for protocol in ["udp", "tcp"] {
+                let name = who(lab, vm, protocol, at).await?;
+                ensure!(name.as_deref() == Some(WEB), "{vm} asked {at} by {protocol}, and {name:?} answered");
+            }
+        }
+        answers(lab, vm, at.ip(), &[]).await?;
+        let inside = address(lab.vm(vm)?, false)?;
+        let sessions = sessions(lab, vm, SHOP_ADDRESS, &["--remote", &at.to_string()]).await?;
+        ensure!(sessions.len() >= 16, "{} sessions of {vm}: {sessions:?}", sessions.len());
+        let is_right =
+            |session: &Value| session["outside_address"] == SHOP_ADDRESS && session["direction"] == "egress";
+        ensure!(sessions.iter().all(is_right), "{sessions:?}");
+        // Within the next round.
+        eventually(Duration::from_secs(5), async || {
+            let gateway = owner_of(lab, SHOP_ADDRESS).await?;
+            let log = std::fs::read_to_string(lab.paths().log(&gateway))?;
+            let is_it = |line: &&str| line.contains(GIVEN) && line.contains(&inside.to_string());
+            let line = log.lines().find(is_it);
+            ensure!(line.is_some_and(|line| line.contains(SHOP_ADDRESS)), "no line about the ports of {vm}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Name of the gateway that answers for a public address.
+async fn owner_of(lab: &Lab, public: &str) -> Result<String, Failure> {
+    let number = owner(lab, public.parse()?).await?;
+    Ok(lab.state().topology.gateways[number].name.clone())
+}
+
+/// The sessions of a VM, as `sluice nat sessions` lists them at the owner of the public address of its VPC's NAT gateway.
+async fn sessions(lab: &Lab, vm: &str, public: &str, options: &[&str]) -> Result<Vec<Value>, Failure> {
+    let gateway = owner_of(lab, public).await?;
+    let socket = lab.paths().socket(&gateway).display().to_string();
+    let vm = lab.vm(vm)?;
+    let (vni, inside) = (vm.vni.to_string(), address(vm, false)?.to_string());
+    let of_vm = ["--vni", &vni, "--inside", &inside, "--limit", "10000"];
+    let argv = [&["nat", "sessions", "--output", "json", "--socket", &socket], &of_vm[..], options].concat();
+    let output = tokio::process::Command::new(&lab.state().binary).args(argv).output().await?;
+    ensure!(output.status.success(), "nat sessions: {}", output_of(&output));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// ICMP errors find the VM by the packet that they quote.
+async fn errors_and_traces_come_back(lab: &Lab) -> Outcome {
+    let web = web_address(false);
+    for (vm, router) in [(SHOP[0], "10.1.0.1"), (SHOP[2], "10.9.0.1")] {
+        let options = ["-c", "3", "-i", "0.2", "-M", "do", "-s", "1382", "-W", "1"];
+        let ping = ping(lab, vm, web, &options).await?;
+        let said = ping.text.to_lowercase().replace(' ', "");
+        ensure!(
+            ping.received == 0 && said.contains("mtu=1400"),
+            "{vm} was not told of MTU 1400: {}",
+            ping.text
+        );
+        answers(lab, vm, web, &["-M", "do", "-s", "1372"]).await?;
+        let far = web.to_string();
+        traced(lab, vm, &far, &[router, "198.51.100.1", "198.51.100.66", &far]).await?;
+        execute(lab, vm, &["ip", "-4", "route", "flush", "cache"]).await?;
+        download(lab, vm, false).await?;
+    }
+    Ok(())
+}
+
+/// Streams of VMs with the same addresses and ports: each gets the answers to its own packets.
+async fn twins_are_not_mixed(lab: &Lab, at: SocketAddr) -> Outcome {
+    let [one, other] = [lab.vm(TWIN)?, lab.vm(SHOP[0])?];
+    ensure!(one.ipv4 == other.ipv4 && one.vni != other.vni, "{TWIN} and {} are no twins", SHOP[0]);
+    let streams = Streams::to_flows(lab, &[(TWIN, at.to_string()), (SHOP[0], at.to_string())], PPS).await?;
+    download(lab, TWIN, false).await?;
+    streams.end().await?;
+    for (vm, public) in [(TWIN, WEB_ADDRESS), (SHOP[0], SHOP_ADDRESS)] {
+        let sessions = sessions(lab, vm, public, &[]).await?;
+        let is_right = |session: &Value| session["outside_address"] == public;
+        ensure!(!sessions.is_empty() && sessions.iter().all(is_right), "{vm}: {sessions:?}");
+    }
+    Ok(())
+}
+
+/// Datagrams of 4000 bytes in both directions, each in fragments.
+async fn fragments_are_translated(lab: &Lab) -> Outcome {
+    let web = web_address(false);
+    answers(lab, SHOP[1], web, &["-s", "4000"]).await?;
+    let options = ["-u", "-l", "4000", "-b", "2M", "-t", "1"];
+    for reverse in [&[][..], &["-R"]] {
+        let report = iperf(lab, (SHOP[1], WEB), web, 5251, &[&options, reverse].concat()).await?;
+        let sum = &report["end"]["sum"];
+        let (lost, packets) = (sum["lost_packets"].as_u64(), sum["packets"].as_u64());
+        ensure_timely!(lost == Some(0) && packets > Some(20), "fragments {reverse:?}: {sum}");
+    }
+    Ok(())
+}
+
+/// The identifier of a VPC's NAT gateway.
+async fn change(lab: &Lab, vpc: &str, change: Value) -> Outcome {
+    let nat = lab.api().find::<NatGateway>(vpc, &[]).await?.id;
+    lab.api().update::<NatGateway>(nat, &change, None).await?;
+    Ok(lab.api().wait_programmed::<NatGateway>(nat, PROGRAMMED).await.map(drop)?)
+}
+
+/// Nothing begins from outside at a port that no VM uses, nor at one that a VM uses, until the NAT gateway permits it. Then
+/// computers on the Internet and VMs of all VPCs reach that VM.
+async fn only_answers_come_in(lab: &Lab, at: SocketAddr) -> Outcome {
+    let vm = lab.vm(SHOP[0])?;
+    let inside = SocketAddr::new(address(vm, false)?, PORT).to_string();
+    let _echo = Probe::listening(lab, SHOP[0], &["echo", &inside, SHOP[0], &at.to_string()]).await?;
+    let port = std::cell::Cell::new(0);
+    eventually(Duration::from_secs(5), async || {
+        let found = sessions(lab, SHOP[0], SHOP_ADDRESS, &["--protocol", "udp"]).await?;
+        let found =
+            found.iter().find(|it| it["inside_port"] == PORT).and_then(|it| it["outside_port"].as_u64());
+        port.set(found.ok_or_else(|| Failure::new(format!("no session of {inside}")))? as u16);
+        Ok(())
+    })
+    .await?;
+    let public = SocketAddr::new(SHOP_ADDRESS.parse()?, port.get());
+    let silent = async |from: &str, to: SocketAddr| {
+        let answer = Probe::start(lab, from, &["ask", "udp", &to.to_string(), SILENCE])?.result().await?;
+        ensure!(answer["name"].is_null(), "{from} reached {to}: {answer}");
+        Ok::<_, Failure>(())
+    };
+    let before = drops(lab, vm.vni, "no_nat_session").await?;
+    for from in [CLIENT, SHOP[1], ELASTIC] {
+        silent(from, public).await?;
+        silent(from, SocketAddr::new(public.ip(), 9)).await?;
+    }
+    let more = drops(lab, vm.vni, "no_nat_session").await? - before;
+    ensure!(more >= 30.0, "{more} of 30 packets counted as no_nat_session");
+    change(lab, "shop", json!({ "filtering": "endpoint-independent" })).await?;
+    // From the Internet, from the VPC itself, from a VM with an EIP, and from one of another NAT gateway.
+    for from in [CLIENT, SHOP[1], SHOP[0], ELASTIC, TWIN] {
+        let name = who(lab, from, "udp", public).await?;
+        ensure!(name.as_deref() == Some(SHOP[0]), "{from} asked {public}, and {name:?} answered");
+    }
+    silent(CLIENT, SocketAddr::new(public.ip(), 9)).await?;
+    change(lab, "shop", json!({ "filtering": "address-and-port-dependent" })).await
+}
+
+/// A VM that opens connections as fast as it can gets its share, and is refused by name; its neighbors are not.
+async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
+    let vm = lab.vm(SHOP[0])?;
+    change(lab, "shop", json!({ "sessions": 300 })).await?;
+    let argv = ["sh", "-c", "ping -c 1 10.1.0.1 >&2; ip neigh show 10.1.0.1"];
+    let text = output_of(&lab.exec(SHOP[0], &argv).await?);
+    let mac = text.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
+    let router =
+        format!("{},10.1.0.1", mac.ok_or_else(|| Failure::new(format!("no MAC of the router: {text}")))?);
+    let own = format!("eth0,{},{},{}", vm.mac, address(vm, false)?, address(vm, true)?);
+    let before = drops(lab, vm.vni, "nat_session_limit").await?;
+    Probe::start(lab, SHOP[0], &["flood", &own, &router, &at.ip().to_string(), "3000"])?.result().await?;
+    let more = drops(lab, vm.vni, "nat_session_limit").await? - before;
+    ensure!(more > 1000.0, "only {more} packets were above the limit of sessions");
+    let found = sessions(lab, SHOP[0], SHOP_ADDRESS, &[]).await?.len();
+    // As many more as there are processors may begin at the same moment.
+    let most = 300 + std::thread::available_parallelism()?.get();
+    ensure!(found <= most, "{found} sessions, at most {most}");
+    for neighbor in [SHOP[1], SHOP[2], TWIN] {
+        for protocol in ["udp", "tcp"] {
+            let name = who(lab, neighbor, protocol, at).await?;
+            ensure!(name.as_deref() == Some(WEB), "{neighbor} is refused as well: {name:?} by {protocol}");
+        }
+    }
+    change(lab, "shop", json!({ "sessions": 10_000 })).await
+}
+
+/// The agent of the gateway that has the sessions ends and is started again during a download, at whose connection forged
+/// resets come in. The download goes on.
+async fn owner_is_restarted(lab: &Lab) -> Outcome {
+    for shaper in ["qdisc add dev ix0 root handle 1: htb default 1", SHAPE] {
+        execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
+    }
+    let vm = SHOP[2];
+    let gateway = owner_of(lab, SHOP_ADDRESS).await?;
+    let restart = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        forged_resets(lab, vm).await?;
+        lab.kill(&gateway).await?;
+        lab.restart(&gateway)?;
+        lab.synchronized(&gateway, BACK).await?;
+        // The file is removed when it is complete.
+        ensure_timely!(copy(lab, vm, false).exists(), "{vm} had its file before the agent was back");
+        Ok(())
+    };
+    tokio::try_join!(download(lab, vm, false), restart)?;
+    execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
+    answers(lab, vm, web_address(false), &[]).await
+}
+
+/// Segments with RST that seem to come from the web server to the VM's connection, with a sequence number that is not of it, by
+/// which the VM knows that they are forged (RFC 9293 section 3.10.7.4).
+async fn forged_resets(lab: &Lab, vm: &str) -> Outcome {
+    let server = SocketAddr::new(web_address(false), 80).to_string();
+    let open = async || {
+        let all = sessions(lab, vm, SHOP_ADDRESS, &["--remote", &server]).await?;
+        Ok::<_, Failure>(all.into_iter().filter(|it| it["state"] == "established").collect::<Vec<_>>())
+    };
+    let found = open().await?;
+    ensure!(!found.is_empty(), "the download of {vm} is in no session");
+    let text = output_of(&lab.exec(ISP, &["ip", "neigh", "show", SHOP_ADDRESS]).await?);
+    let mac = text.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
+    let mac = mac.ok_or_else(|| Failure::new(format!("{ISP} has no {SHOP_ADDRESS}: {text}")))?;
+    for session in &found {
+        let to = format!("{SHOP_ADDRESS}:{}", session["outside_port"]);
+        for _ in 0..3 {
+            execute(lab, ISP, &[crate::support::PROBE, "reset", "ix0", mac, &server, &to]).await?;
+        }
+    }
+    let left = open().await?.len();
+    ensure!(
+        left >= found.len(),
+        "forged resets have ended {} of {} sessions",
+        found.len() - left,
+        found.len()
+    );
+    Ok(())
+}
