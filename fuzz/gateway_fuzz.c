@@ -69,7 +69,7 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &refused;
 	if (map == &events_lost)
 		return index ? NULL : &lost;
-	return nat_map(map, index);
+	return find_nat(map, index);
 }
 
 static void prepare(void)

@@ -46,7 +46,7 @@ static void *own_map(const void *map, uint32_t index)
 		return index < VNI_COUNTERS_MAX ? &bucket : NULL;
 	if (map == &sum_chunks)
 		return index ? NULL : &sum_memory;
-	return nat_map(map, index);
+	return find_nat(map, index);
 }
 
 static void prepare(void)

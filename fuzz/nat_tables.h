@@ -51,7 +51,7 @@ static void *nat_save(void *at, size_t bytes)
 }
 
 /* Finds an element of a map of source NAT. */
-static void *nat_map(const void *map, uint32_t index)
+static void *find_nat(const void *map, uint32_t index)
 {
 	if (map == &nat_packets)
 		return index ? NULL : &nat_program_memory;
@@ -111,12 +111,15 @@ static void prepare_nat(void)
 	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
 		const struct public_prefix *public = (void *)&pristine[cell];
 
-		if (public->kind == NEXT_HOP_PUBLIC && public->flags & PUBLIC_NAT) {
-			outside = bpf_ntohl(*(const uint32_t *)public->outside);
-			gateway = (void *)&pristine[*(const uint32_t *)public->inside];
-		}
+		uint32_t behind = *(const uint32_t *)public->inside;
+
+		if (public->kind != NEXT_HOP_PUBLIC || !(public->flags & PUBLIC_NAT) || behind >= cells_used ||
+		    ((struct nat_gateway *)&pristine[behind])->kind != NEXT_HOP_NAT)
+			continue;
+		outside = bpf_ntohl(*(const uint32_t *)public->outside);
+		gateway = (void *)&pristine[behind];
 	}
-	if (!gateway || gateway->kind != NEXT_HOP_NAT)
+	if (!gateway)
 		fail("the tables have no NAT gateway");
 	for (uint32_t i = 0; i < SESSION_KEY6_WORDS; i++)
 		nat_small.sessions.hash_key[i] = 0x9e3779b97f4a7c15ull * (i + 1);
