@@ -18,6 +18,7 @@
 
 #include "../bpf/gateway.bpf.c"
 
+#include "nat_tables.h"
 #include "translated.h"
 
 #define SWITCH_PORT 0x01    /* received on the second port */
@@ -66,11 +67,14 @@ static void *own_map(const void *map, uint32_t index)
 		return index < EVENT_SHARES ? &share : NULL;
 	if (map == &events_refused)
 		return index ? NULL : &refused;
-	return map == &events_lost && !index ? &lost : NULL;
+	if (map == &events_lost)
+		return index ? NULL : &lost;
+	return find_nat(map, index);
 }
 
 static void prepare(void)
 {
+	prepare_nat();
 }
 
 /* Empties the flow statistics. */
@@ -185,13 +189,23 @@ static int is_to_internet(void)
 	return program_memory.to_internet == 1;
 }
 
+/* Whether another gateway has passed the packet on with VNI 0, if it is VXLAN. */
+static int is_passed_on(const uint8_t *packet)
+{
+	const uint8_t *vxlan = vxlan_of(packet);
+
+	return !(vxlan[4] | vxlan[5] | vxlan[6]);
+}
+
 /* Checks a tenant's packet that leaves by the Internet port, or is turned back: `after` is its frame. */
 static void check_public(const uint8_t *packet, const uint8_t *after)
 {
 	const uint8_t *before = vxlan_of(packet) + VXLAN_BYTES;
 
+	int is_nat = program_memory.nat & PACKET_NAT_SOURCE;
+
 	check_tenant(packet);
-	if (!is_public(before, source_of(before), 1) || !is_public(after, source_of(after), 0))
+	if ((!is_nat && !is_public(before, source_of(before), 1)) || !is_public(after, source_of(after), 0))
 		fail("a packet to the Internet without a public address");
 	check_translated(before, after);
 }
@@ -236,7 +250,7 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	 */
 	if (is_udp && !patched) {
 		check_tenant(packet);
-		check_identity_sent(packet, out, is_forwarded && !is_to_internet());
+		check_identity_sent(packet, out, is_forwarded && !is_to_internet() && !is_passed_on(packet));
 	}
 }
 
@@ -325,6 +339,7 @@ static void begin_memory(void)
 	memset(&program_memory, 0xa5, sizeof(program_memory));
 	memset(&program_memory.sampler, 0, sizeof(program_memory.sampler));
 	memset(&sum_memory, 0xa5, sizeof(sum_memory));
+	begin_nat();
 }
 
 static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)
@@ -360,7 +375,7 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	default:
 		fail("an unknown verdict");
 	}
-	check_flows(is_to_internet() ? 0 : traffic_count.packets - sent, kernel.posted - posted,
+	check_flows(is_to_internet() || is_passed_on(packet) ? 0 : traffic_count.packets - sent, kernel.posted - posted,
 		    lost + refused - missed, setup->patches > 0);
 	read_outcome(&both, verdict);
 	write_outcome(&before);

@@ -13,6 +13,7 @@
 
 #include "../bpf/gateway.bpf.c"
 
+#include "nat_tables.h"
 #include "translated.h"
 
 #define SWITCH_SPLIT 0x01   /* a part of the packet is in fragments */
@@ -23,6 +24,7 @@
 /* Corrections of the headers, without which most changed packets are dropped early. */
 #define REPAIR_LENGTHS 0x01  /* length of IP */
 #define REPAIR_CHECKSUM 0x02 /* checksum of the IPv4 header */
+#define REPAIR_PORT 0x04     /* the destination port, or the source port that an error quotes, is that of a session of NAT */
 
 /* The first bytes of an input. */
 struct setup {
@@ -42,11 +44,14 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &program_memory;
 	if (map == &internet_icmp_budget)
 		return index < VNI_COUNTERS_MAX ? &bucket : NULL;
-	return map == &sum_chunks && !index ? &sum_memory : NULL;
+	if (map == &sum_chunks)
+		return index ? NULL : &sum_memory;
+	return find_nat(map, index);
 }
 
 static void prepare(void)
 {
+	prepare_nat();
 }
 
 static int is_ipv6(const uint8_t *frame)
@@ -90,7 +95,8 @@ static void check_delivered(const uint8_t *packet, const uint8_t *out, uint32_t 
 		fail("a packet is delivered that is for no public address");
 	if (is_martian(packet) || is_public(packet, source_of(packet), 0))
 		fail("a packet of a martian source is delivered");
-	if (!is_public(out + tunnel, destination_of(out + tunnel), 1))
+	if (!(program_memory.nat & PACKET_NAT_DESTINATION) &&
+	    !is_public(out + tunnel, destination_of(out + tunnel), 1))
 		fail("a packet is delivered to an address that is behind no public one");
 	check_translated(packet, out + tunnel);
 }
@@ -143,6 +149,7 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	receive(packet, length, linear);
 	memset(&program_memory, 0xa5, sizeof(program_memory));
 	memset(&sum_memory, 0xa5, sizeof(sum_memory));
+	begin_nat();
 	switch (internet(&xdp.ctx)) {
 	case XDP_DROP:
 		if (drop_sum() == dropped)
@@ -166,6 +173,20 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	}
 }
 
+/* Writes the port of a session, at the transport header of an IPv4 packet. */
+static void repair_port(uint8_t *packet, uint32_t at, uint32_t length)
+{
+	uint16_t port = packet[23] == IPPROTO_TCP ? nat_outside_tcp : nat_outside_udp;
+
+	/* The source port of the packet that an error quotes. */
+	if (packet[23] == IPPROTO_ICMP)
+		at += ICMP_BYTES + IPV4_BYTES - 2;
+	if (at + 4 > length)
+		return;
+	packet[at + 2] = port >> 8;
+	packet[at + 3] = port;
+}
+
 /* Changes the headers as the setup says. */
 static void repair(const struct setup *setup, uint8_t *packet, uint32_t length)
 {
@@ -175,6 +196,8 @@ static void repair(const struct setup *setup, uint8_t *packet, uint32_t length)
 	if ((!is_ipv4(packet) || length < 34) && (!is_ipv6(packet) || length < 54))
 		return;
 	packet[is_ipv4(packet) ? 33 : 53] ^= setup->receiver;
+	if (is_ipv4(packet) && setup->repair & REPAIR_PORT)
+		repair_port(packet, 14 + header, length);
 	if (setup->repair & REPAIR_LENGTHS) {
 		packet[is_ipv4(packet) ? 16 : 18] = bytes >> 8;
 		packet[is_ipv4(packet) ? 17 : 19] = bytes;

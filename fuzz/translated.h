@@ -23,12 +23,17 @@ static int has_prefix(const uint8_t *address, const uint8_t *prefix, uint32_t bi
 	return 1;
 }
 
-/* Whether the address, of the frame's family, is in the outside or the inside of a public prefix. */
+/*
+ * Whether the address, of the frame's family, is in the outside or the inside of a public prefix. Those of a NAT gateway have no
+ * inside.
+ */
 static int is_public(const uint8_t *frame, const uint8_t *address, int is_inside)
 {
 	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
 		const struct public_prefix *public = (void *)&pristine[cell];
 
+		if (is_inside && public->flags & PUBLIC_NAT)
+			continue;
 		if (public->kind == NEXT_HOP_PUBLIC && is_ipv4(frame) != !!(public->flags & PUBLIC_IPV6) &&
 		    has_prefix(address, is_inside ? public->inside : public->outside, public->length))
 			return 1;

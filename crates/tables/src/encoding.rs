@@ -176,7 +176,7 @@ impl NatLink {
     pub(crate) fn to_cell(self, vip_cell: u32) -> public_prefix {
         let Self { vni, vip, address: NatAddress { address, number }, gateway } = self;
         let outside = IpNet::from(IpAddr::V4(address));
-        let inside = Ipv4Addr::UNSPECIFIED.into();
+        let inside = Ipv4Addr::UNSPECIFIED;
         let mut content =
             PublicPrefix { outside, vni, inside: IpNet::from(IpAddr::V4(inside)), vip }.to_cell(vip_cell);
         content.flags |= layout::PUBLIC_NAT as u8;

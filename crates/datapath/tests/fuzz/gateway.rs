@@ -7,7 +7,7 @@ mod world;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-use sluice_tables::PublicPrefix;
+use sluice_tables::{NatAddress, NatGateway, PublicPrefix, Role};
 use sluice_tables::Target::{Internet, NextHop};
 use sluice_types::{MacAddr, ROUTER_MAC};
 
@@ -72,6 +72,11 @@ fn expired4(macs: (MacAddr, MacAddr)) -> Vec<u8> {
 /// Public addresses of the sender and of VM 10.
 const PUBLIC: [[&str; 2]; 2] = [["203.0.113.5", "2001:db8:e::5"], ["203.0.113.10", "2001:db8:e::a"]];
 
+/// The public address of the NAT gateway, through which VM 13 sends.
+const SHARED: &str = "203.0.114.1";
+/// Another gateway of the cluster, which passes packets on.
+const GATEWAY: world::Host = world::Host { address: "192.0.2.21", mac: mac(0x22), port: 0 };
+
 /// IP packets between two addresses, each of which is translated in another way.
 fn translated(from: &str, to: &str) -> Vec<Vec<u8>> {
     let (from, to) = (ip(from), ip(to));
@@ -114,8 +119,9 @@ fn outward() -> Vec<Vec<u8>> {
         (vm4(1, SENDER).to_string(), [REMOTE4, PUBLIC[1][0]]),
         (vm6(1, SENDER).to_string(), [REMOTE6, PUBLIC[1][1]]),
     ];
+    let shared = translated(&vm4(1, 13).to_string(), REMOTE4);
     let packets = ends.iter().flat_map(|(from, to)| to.iter().flat_map(move |to| translated(from, to)));
-    packets.map(|packet| framed((ROUTER_MAC, mac(SENDER)), &packet)).collect()
+    packets.chain(shared).map(|packet| framed((ROUTER_MAC, mac(SENDER)), &packet)).collect()
 }
 
 fn framed(macs: (MacAddr, MacAddr), packet: &[u8]) -> Vec<u8> {
@@ -124,7 +130,8 @@ fn framed(macs: (MacAddr, MacAddr), packet: &[u8]) -> Vec<u8> {
 
 /// Frames from the Internet.
 fn inward() -> Vec<Vec<u8>> {
-    let four = translated(REMOTE4, PUBLIC[1][0]).into_iter().map(|packet| (ROUTER4.mac, packet));
+    let four = [PUBLIC[1][0], SHARED].into_iter().flat_map(|to| translated(REMOTE4, to));
+    let four = four.map(|packet| (ROUTER4.mac, packet));
     let six = translated(REMOTE6, PUBLIC[1][1]).into_iter().map(|packet| (ROUTER6.mac, packet));
     let mut frames: Vec<_> = four.chain(six).map(|(from, packet)| framed((VMAC, from), &packet)).collect();
     let router4 = (ROUTER4.mac, ROUTER4.address.parse().unwrap());
@@ -152,6 +159,18 @@ fn connect(world: &mut world::World) {
             world.bench.tables.upsert_public_prefix(&public).unwrap();
         }
     }
+    let address = SHARED.parse().unwrap();
+    let number = world.nat.assign(address).unwrap();
+    let nat = NatGateway {
+        vni: 100.try_into().unwrap(),
+        addresses: vec![NatAddress { address, number }],
+        vip: ip(VIP4),
+        sessions: 100,
+        blocks: 2,
+        any_remote: false,
+    };
+    world.bench.tables.upsert_nat_gateway(&nat).unwrap();
+    world.bench.tables.upsert_vtep(GATEWAY.ip(), Role::Gateway).unwrap();
 }
 
 fn packets() -> Vec<Vec<u8>> {
@@ -168,6 +187,10 @@ fn packets() -> Vec<Vec<u8>> {
         let tunnel = Tunnel { identity: 0x0102, ..world::tunnel(host, 100) };
         packets.extend(frames().into_iter().map(|frame| tunnel.wrap(&frame)));
     }
+    // Of another gateway: from a VM, and from the Internet.
+    let passed_on = |vni| move |frame| Sent { tunnel: world::tunnel(GATEWAY, vni), frame }.packet();
+    packets.extend(outward().into_iter().map(passed_on(100)));
+    packets.extend(inward().into_iter().map(passed_on(0)));
     let (host4, host6) = (HOST_A4.address.parse().unwrap(), HOST_A6.address.parse().unwrap());
     let (vip4, vip6) = (VIP4.parse().unwrap(), VIP6.parse().unwrap());
     packets.push(arp_request((HOST_A4.mac, host4), vip4));
@@ -188,7 +211,10 @@ struct Setup {
 
 impl Setup {
     const REPAIR_ALL: u8 = 0x03;
+    /// For the program of underlay ports.
     const FIB_INTERNET: u8 = 0x04;
+    /// For the program of Internet ports.
+    const REPAIR_PORT: u8 = 0x04;
 
     fn bytes(&self) -> Vec<u8> {
         vec![self.switches, 0, self.repair, self.sender]
@@ -207,7 +233,8 @@ fn setups() -> Vec<Vec<u8>> {
 /// Setups of the target for the program of Internet ports: each switch alone, and repaired headers.
 fn internet_setups() -> Vec<Vec<u8>> {
     let switches = [0, 0x01, 0x02, 0x04, 0x10].map(|switches| vec![switches, 0, 0, 0]);
-    [&switches[..], &[vec![0, 0, Setup::REPAIR_ALL, 0]]].concat()
+    let repaired = [0, Setup::REPAIR_PORT].map(|port| vec![0, 0, Setup::REPAIR_ALL | port, 0]);
+    [&switches[..], &repaired].concat()
 }
 
 /// Sends packets, which fill the caches of the tables, and writes an image of the tables.
