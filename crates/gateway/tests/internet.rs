@@ -15,9 +15,9 @@ use sluice_gateway::ownership::{Layer2Announcer, VipAnnouncer};
 use sluice_gateway::ports::{Port, SharedPorts, Side};
 use sluice_gateway::public_announcer::PublicAddresses;
 use sluice_gateway::{Args, run};
-use sluice_southbound::{Update, Vtep, VtepRole};
-use sluice_types::MacAddr;
-use support::{Controller, eventually, in_namespace, ip};
+use sluice_southbound::{NatGateway, Update, Vip, Vrf, Vtep, VtepRole};
+use sluice_types::{MacAddr, Vni};
+use support::{Controller, eventually, in_namespace, ip, local};
 
 #[derive(Parser)]
 struct Cli {
@@ -237,5 +237,83 @@ fn vmacs_and_public_addresses_are_announced_on_the_internet() {
         others.extend(underlay.frame(&["Request who-has 192.0.2.101"]).await);
         assert_eq!(others, Vec::<String>::new(), "public addresses are no addresses of the underlay");
         announcer.abort();
+    });
+}
+
+/// A change of the cloud.
+fn cloud_change() -> Update {
+    Update { snapshot: false, vteps: Vec::new(), ..cloud() }
+}
+
+fn nat_gateway(vni: u32, last: u8) -> NatGateway {
+    NatGateway {
+        vni: Vni::new(vni).unwrap(),
+        addresses: vec![[203, 0, 113, last].into()],
+        vip: "192.0.2.100".parse().unwrap(),
+        sessions: 100,
+        blocks: 4,
+        any_remote: false,
+    }
+}
+
+/// Catches: NAT tables of another size than the options say, a number that is not kept or never free again, tables that are
+/// replaced by those of another size, a gateway without Internet that refuses NAT gateways.
+#[test]
+fn nat_gateways_have_as_many_addresses_as_there_is_room_for() {
+    in_namespace(|| async {
+        let fixture = Fixture::new("nat");
+        let socket = fixture.dir.path().join("socket");
+        let mut controller = fixture.controller().await;
+        let options = ["--internet", "u1", "--nat-addresses", "1", "--nat-sessions", "256"];
+        let agent = tokio::spawn(run(fixture.args(&options)));
+        controller.hello().await;
+        let vrf = |vni| Vrf {
+            vni: Vni::new(vni).unwrap(),
+            mtu: 1450,
+            router4: None,
+            router6: None,
+            group: None,
+            elephant_kbps: sluice_southbound::ELEPHANT_NEVER,
+        };
+        let vip = Vip { address: "192.0.2.100".parse().unwrap(), mac: MacAddr::local(1) };
+        let step = controller.step(Update {
+            vips: vec![vip],
+            vrfs: vec![vrf(7), vrf(8)],
+            nat_gateways: vec![nat_gateway(7, 1), nat_gateway(8, 2)],
+            ..cloud()
+        });
+        let failures = step.await.failures;
+        let words = "NAT gateway of VNI 8: the public address 203.0.113.2 gets no number";
+        assert!(failures.len() == 1 && failures[0].contains(words), "{failures:?}");
+        let empty = serde_json::json!({"sessions": [], "is_cut": false});
+        assert_eq!(local(&socket, "GET", "/nat/sessions?vni=7", "").await, (200, empty));
+        let (status, error) = local(&socket, "GET", "/nat/sessions?inside=x", "").await;
+        assert!(status == 400 && error.to_string().contains("`x` is not an IPv4 address"), "{error}");
+        // The number is free after a round.
+        let removed = vec![Vni::new(7).unwrap()];
+        let first = Update { revision: 11, removed_nat_gateways: removed, ..cloud_change() };
+        assert_eq!(controller.step(first).await.failures, Vec::<String>::new());
+        for revision in 12.. {
+            let again = Update { revision, nat_gateways: vec![nat_gateway(8, 2)], ..cloud_change() };
+            if controller.step(again).await.failures.is_empty() {
+                break;
+            }
+            assert!(revision < 500, "the number is not free");
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        agent.abort();
+        let _ = agent.await;
+
+        let more = ["--internet", "u1", "--nat-addresses", "2"];
+        let refused = run(fixture.args(&more)).await.unwrap_err();
+        assert!(sluice_agent::error_chain(&refused).contains("nat_groups"), "{refused}");
+        let agent = tokio::spawn(run(fixture.args(&[])));
+        controller.hello().await;
+        let update = Update { revision: 600, nat_gateways: vec![nat_gateway(7, 1)], ..cloud_change() };
+        assert_eq!(controller.step(update).await.failures, Vec::<String>::new());
+        assert_eq!(local(&socket, "GET", "/nat/sessions", "").await.0, 404);
+        agent.abort();
+        let _ = agent.await;
+        run(fixture.args(&["--flush"])).await.unwrap();
     });
 }

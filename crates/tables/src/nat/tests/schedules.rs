@@ -510,7 +510,7 @@ impl Pools {
 /// one, of another VPC. A packet of this one follows.
 fn packets_of_two_pools(counts: &Counts) {
     let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
-    let (shared, mut nat) = Shared::new([64, 4096][schedule as usize % 2], schedule / 4);
+    let (shared, mut nat) = Shared::new([1024, 4096][schedule as usize % 2], schedule / 4);
     let keeps_address = schedule / 2 % 2 == 0;
     let (shared, pools) = (Arc::new(shared), Arc::new(Pools::default()));
     pools.give(VNI);
