@@ -74,7 +74,7 @@ pub struct Eip {
 pub struct NatGateway {
     /// Identifier, such as `nat-7`.
     pub id: NatGatewayId,
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
     /// Its VPC, which has no other.
     pub vpc: VpcId,
@@ -203,7 +203,7 @@ impl NewObject for NewEip {
 /// Request to create the NAT gateway of a VPC. What is `None` is chosen by the API.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewNatGateway {
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
     /// Its VPC.
     pub vpc: VpcId,

@@ -58,7 +58,7 @@ pub struct EipSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatGatewaySpec {
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
     /// Pool that its addresses are from: name or id.
     pub pool: String,

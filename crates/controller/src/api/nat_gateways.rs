@@ -65,7 +65,7 @@ impl Resource for NatGateway {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewNatGateway {
-    /// Name.
+    /// Name, unique in the VPC.
     name: String,
     /// The VPC, which has no NAT gateway yet.
     #[schema(value_type = String, example = "vpc-1")]
@@ -92,7 +92,7 @@ pub(super) struct NewNatGateway {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NatGatewayPatch {
-    /// Name.
+    /// Name, unique in the VPC.
     #[serde(default, deserialize_with = "given")]
     #[schema(nullable = false)]
     name: Option<String>,

@@ -275,10 +275,7 @@ impl Intent {
                 | Change::SecurityRuleCreated { .. }
                 | Change::SecurityRuleRemoved { .. }
                 | Change::GroupSetsCreated { .. } => {}
-                Change::EipUpserted(_)
-                | Change::EipRemoved(_)
-                | Change::NatGatewayUpserted(_)
-                | Change::NatGatewayRemoved(_) => self.public_revision = revision,
+                change if is_of_gateways(change) => self.public_revision = revision,
                 _ => self.base_revision = revision,
             }
         }
@@ -360,6 +357,17 @@ impl Intent {
             shards => Comparison::Different(shards),
         }
     }
+}
+
+/// Whether a change is of what only gateways have.
+fn is_of_gateways(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::EipUpserted(_)
+            | Change::EipRemoved(_)
+            | Change::NatGatewayUpserted(_)
+            | Change::NatGatewayRemoved(_)
+    )
 }
 
 /// The port of an instance with what its hashes depend on.

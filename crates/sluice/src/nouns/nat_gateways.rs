@@ -65,7 +65,7 @@ pub struct Limits {
 #[derive(Args)]
 #[command(group(ArgGroup::new("change").multiple(true)))]
 pub struct NewNatGatewayArgs {
-    /// Name
+    /// Name, unique in the VPC
     name: String,
     /// VPC whose instances share the addresses: name, TENANT/NAME or id
     #[arg(long)]
