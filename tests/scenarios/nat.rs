@@ -1,14 +1,15 @@
 //! VMs without public addresses reach the IPv4 Internet by the NAT gateways of their VPCs, from different hosts and by both
 //! gateways: pages, queries, pings, traces, ICMP errors, fragments. VPCs with equal addresses are not mixed. A VM that opens
 //! connections without end is refused by name, and others are not. What no VM began does not come in, until the NAT gateway
-//! permits it. The agent of the gateway that has the sessions is replaced during a download, which goes on.
+//! permits it. The agent of the only gateway is replaced during a download, which goes on. Sessions end with their gateway, and
+//! another translates new ones.
 
 use crate::Ground;
 use crate::internet::{copy, curl, download, output_of, owner, traced};
 use crate::streams::Streams;
 use crate::support::{
     Failure, Outcome, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute, iperf,
-    ping, slow_hellos, who,
+    ping, slow_hellos, vni_packets, who,
 };
 use serde_json::{Value, json};
 use sluice_client::NatGateway;
@@ -34,6 +35,9 @@ const SILENCE: &str = "1000";
 const PROGRAMMED: Duration = Duration::from_secs(10);
 /// 8 Mbit/s, so that a download takes 8 s.
 const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 8mbit";
+const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
+/// Until another gateway has the vIPs of one that has ended. Each attempt takes up to 3 s.
+const TAKEN_OVER: Duration = Duration::from_secs(10);
 /// From the start of an agent until its tables are synchronized, a loaded machine included.
 const BACK: Duration = Duration::from_secs(30);
 
@@ -53,7 +57,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     fragments_are_translated(&lab).await?;
     only_answers_come_in(&lab, at).await?;
     flows_without_end_are_refused(&lab, at).await?;
-    owner_is_restarted(&lab).await
+    owner_is_restarted(&lab).await?;
+    owner_dies(&lab).await
 }
 
 /// The web server sees the address of the NAT gateway and no inside address; a VM with an EIP has that.
@@ -80,6 +85,13 @@ async fn pages_come_from_the_nat_address(lab: &Lab) -> Outcome {
 
 /// Hosts spread flows over all gateways of the cluster. All sessions are at one.
 async fn all_gateways_lead_to_the_owner(lab: &Lab, at: SocketAddr) -> Outcome {
+    let vni = lab.vm(SHOP[0])?.vni;
+    let owner = owner_of(lab, SHOP_ADDRESS).await?;
+    let others = lab.state().topology.gateways.iter().filter(|gateway| gateway.name != owner);
+    let mut before = Vec::new();
+    for gateway in others {
+        before.push((&gateway.name, vni_packets(lab, &gateway.name, vni).await?));
+    }
     for vm in SHOP {
         for _ in 0..8 {
             for protocol in ["udp", "tcp"] {
@@ -98,12 +110,20 @@ async fn all_gateways_lead_to_the_owner(lab: &Lab, at: SocketAddr) -> Outcome {
         eventually(Duration::from_secs(5), async || {
             let gateway = owner_of(lab, SHOP_ADDRESS).await?;
             let log = std::fs::read_to_string(lab.paths().log(&gateway))?;
-            let is_it = |line: &&str| line.contains(GIVEN) && line.contains(&inside.to_string());
-            let line = log.lines().find(is_it);
-            ensure!(line.is_some_and(|line| line.contains(SHOP_ADDRESS)), "no line about the ports of {vm}");
+            let fields = format!("vni={} inside={inside} outside={SHOP_ADDRESS} ports=", lab.vm(vm)?.vni);
+            let is_it = |line: &str| line.contains(GIVEN) && line.contains(&fields);
+            ensure!(log.lines().any(is_it), "no line about the ports of {vm}");
             Ok(())
         })
         .await?;
+        for (gateway, _) in &before {
+            let sessions = sessions_at(lab, vm, gateway, &[]).await?;
+            ensure!(sessions.is_empty(), "{gateway}, which is not the owner, has sessions: {sessions:?}");
+        }
+    }
+    for (gateway, before) in before {
+        let more = vni_packets(lab, gateway, vni).await? - before;
+        ensure!(more > 0.0, "{gateway} has passed no packets on to {owner}");
     }
     Ok(())
 }
@@ -117,7 +137,11 @@ async fn owner_of(lab: &Lab, public: &str) -> Result<String, Failure> {
 /// The sessions of a VM, as `sluice nat sessions` lists them at the owner of the public address of its VPC's NAT gateway.
 async fn sessions(lab: &Lab, vm: &str, public: &str, options: &[&str]) -> Result<Vec<Value>, Failure> {
     let gateway = owner_of(lab, public).await?;
-    let socket = lab.paths().socket(&gateway).display().to_string();
+    sessions_at(lab, vm, &gateway, options).await
+}
+
+async fn sessions_at(lab: &Lab, vm: &str, gateway: &str, options: &[&str]) -> Result<Vec<Value>, Failure> {
+    let socket = lab.paths().socket(gateway).display().to_string();
     let vm = lab.vm(vm)?;
     let (vni, inside) = (vm.vni.to_string(), address(vm, false)?.to_string());
     let of_vm = ["--vni", &vni, "--inside", &inside, "--limit", "10000"];
@@ -130,7 +154,7 @@ async fn sessions(lab: &Lab, vm: &str, public: &str, options: &[&str]) -> Result
 /// ICMP errors find the VM by the packet that they quote.
 async fn errors_and_traces_come_back(lab: &Lab) -> Outcome {
     let web = web_address(false);
-    for (vm, router) in [(SHOP[0], "10.1.0.1"), (SHOP[2], "10.9.0.1")] {
+    for vm in [SHOP[0], SHOP[2]] {
         let options = ["-c", "3", "-i", "0.2", "-M", "do", "-s", "1382", "-W", "1"];
         let ping = ping(lab, vm, web, &options).await?;
         let said = ping.text.to_lowercase().replace(' ', "");
@@ -141,7 +165,7 @@ async fn errors_and_traces_come_back(lab: &Lab) -> Outcome {
         );
         answers(lab, vm, web, &["-M", "do", "-s", "1372"]).await?;
         let far = web.to_string();
-        traced(lab, vm, &far, &[router, "198.51.100.1", "198.51.100.66", &far]).await?;
+        traced(lab, vm, &far, &["10.1.0.1", "198.51.100.1", "198.51.100.66", &far]).await?;
         execute(lab, vm, &["ip", "-4", "route", "flush", "cache"]).await?;
         download(lab, vm, false).await?;
     }
@@ -200,18 +224,26 @@ async fn only_answers_come_in(lab: &Lab, at: SocketAddr) -> Outcome {
     })
     .await?;
     let public = SocketAddr::new(SHOP_ADDRESS.parse()?, port.get());
+    // Of packets from VMs, the owner counts its own for the sender's VPC, and those that were passed on for the receiver's.
+    let dropped = async || {
+        let mut sum = 0.0;
+        for gateway in GATEWAYS {
+            sum += lab.metrics(gateway).await?.sum("sluice_drops_total", &[("reason", "no_nat_session")]);
+        }
+        Ok::<_, Failure>(sum)
+    };
     let silent = async |from: &str, to: SocketAddr| {
+        let before = dropped().await?;
         let answer = Probe::start(lab, from, &["ask", "udp", &to.to_string(), SILENCE])?.result().await?;
         ensure!(answer["name"].is_null(), "{from} reached {to}: {answer}");
+        let more = dropped().await? - before;
+        ensure!(more > 0.0, "no packet of {from} to {to} counted as no_nat_session");
         Ok::<_, Failure>(())
     };
-    let before = drops(lab, vm.vni, "no_nat_session").await?;
     for from in [CLIENT, SHOP[1], ELASTIC] {
         silent(from, public).await?;
         silent(from, SocketAddr::new(public.ip(), 9)).await?;
     }
-    let more = drops(lab, vm.vni, "no_nat_session").await? - before;
-    ensure!(more >= 30.0, "{more} of 30 packets counted as no_nat_session");
     change(lab, "shop", json!({ "filtering": "endpoint-independent" })).await?;
     // From the Internet, from the VPC itself, from a VM with an EIP, and from one of another NAT gateway.
     for from in [CLIENT, SHOP[1], SHOP[0], ELASTIC, TWIN] {
@@ -249,27 +281,54 @@ async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
     change(lab, "shop", json!({ "sessions": 10_000 })).await
 }
 
-/// The agent of the gateway that has the sessions ends and is started again during a download, at whose connection forged
-/// resets come in. The download goes on.
+/// The only gateway left has all sessions. Its agent is killed and started again during a download, at whose connection
+/// forged resets come in. The download goes on.
 async fn owner_is_restarted(lab: &Lab) -> Outcome {
+    let (vm, [gateway, other]) = (SHOP[2], GATEWAYS);
+    lab.stop(other).await?;
+    pages_come_by(lab, gateway).await?;
     for shaper in ["qdisc add dev ix0 root handle 1: htb default 1", SHAPE] {
         execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
     }
-    let vm = SHOP[2];
-    let gateway = owner_of(lab, SHOP_ADDRESS).await?;
     let restart = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         forged_resets(lab, vm).await?;
-        lab.kill(&gateway).await?;
-        lab.restart(&gateway)?;
-        lab.synchronized(&gateway, BACK).await?;
+        lab.kill(gateway).await?;
+        lab.restart(gateway)?;
+        lab.synchronized(gateway, BACK).await?;
         // The file is removed when it is complete.
         ensure_timely!(copy(lab, vm, false).exists(), "{vm} had its file before the agent was back");
         Ok(())
     };
     tokio::try_join!(download(lab, vm, false), restart)?;
     execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
+    lab.restart(other)?;
+    lab.synchronized(other, BACK).await?;
     answers(lab, vm, web_address(false), &[]).await
+}
+
+/// A gateway dies. Another has no sessions of it, and new connections.
+async fn owner_dies(lab: &Lab) -> Outcome {
+    let owner = owner_of(lab, SHOP_ADDRESS).await?;
+    lab.kill(&owner).await?;
+    let other = GATEWAYS.into_iter().find(|gateway| *gateway != owner);
+    pages_come_by(lab, other.ok_or_else(|| Failure::new("there is only one gateway"))?).await?;
+    lab.restart(&owner).map(drop)?;
+    Ok(lab.synchronized(&owner, BACK).await?)
+}
+
+/// Waits until a gateway has the vIPs of all NAT gateways, and until it translates.
+async fn pages_come_by(lab: &Lab, gateway: &str) -> Outcome {
+    eventually(TAKEN_OVER, async || {
+        for (vm, public) in [(SHOP[0], SHOP_ADDRESS), (SHOP[2], SHOP_ADDRESS), (TWIN, WEB_ADDRESS)] {
+            let output = lab.exec(vm, &curl(&["--connect-timeout", "1"], &page(false))).await?;
+            ensure!(output.status.success(), "{vm} has no Internet: {}", output_of(&output));
+            let owner = owner_of(lab, public).await?;
+            ensure!(owner == gateway, "{public} is at {owner}, not at {gateway}");
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// Segments with RST that seem to come from the web server to the VM's connection, with a sequence number that is not of it, by
