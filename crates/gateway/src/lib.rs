@@ -34,7 +34,7 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
-use sluice_agent::{CommonArgs, Started, flush, open};
+use sluice_agent::{CommonArgs, Opened, Started, flush, open};
 use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_southbound::Node;
 use sluice_tables::AgentHeartbeat;
@@ -72,11 +72,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let underlay = links.into_iter().map(port(Side::Underlay));
     let ports: Vec<Port> = underlay.chain(internet.into_iter().map(port(Side::Internet))).collect();
 
-    let is_at_internet = !args.internet.is_empty();
-    let nat_maps = args.nat.maps()?;
-    let mut opened = open(common, ROLE, ObjectName::Gateway, if is_at_internet { &nat_maps } else { &[] })?;
-    let nat = || SharedNat::open(&opened.datapath, &args.nat, &common.pin_dir(ROLE));
-    let nat = if is_at_internet { Some(nat()?) } else { None };
+    let (mut opened, nat) = open_tables(&args)?;
     opened.tables.set_node(&gateway_config(&port_names(&ports), &ports, vteps))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
     detach_others(&opened.datapath, &ports, &netlink, &changes).await?;
@@ -89,15 +85,15 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let heartbeat = opened.tables.agent_heartbeat();
     let load = SharedLoad::default();
     let public = PublicAddresses::default();
-    let role_nat = RoleNat::new(nat.clone());
-    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone(), role_nat);
+    let of_role = RoleNat::new(nat.clone());
+    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone(), of_role);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
     let plan = role.plan();
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
-    let keeper = nat.clone().map(NatKeeper::start).transpose()?;
+    let keeper = nat.map(NatKeeper::start).transpose()?;
 
     let node = started.node.clone();
     let ports = SharedPorts::new(ports);
@@ -105,9 +101,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
     let mut routes = Router::new().route("/cluster", get(async move || Json(status.get())));
-    if let Some((nat, keeper)) = nat.as_ref().zip(keeper.as_ref()) {
+    if let Some(keeper) = &keeper {
         node.add_metrics(Arc::new(keeper.metrics()));
-        routes = routes.merge(nat::list::routes(nat.reader()));
+        routes = routes.merge(keeper.routes());
     }
     let monitored = ports.clone();
     let underlay =
@@ -139,6 +135,16 @@ pub async fn run(args: Args) -> Result<(), Error> {
     // Until here it looks after source NAT. If this function is canceled, it ends as well.
     drop(keeper);
     ended
+}
+
+/// Opens programs and tables, with those of source NAT on a gateway with interfaces to the Internet.
+fn open_tables(args: &Args) -> Result<(Opened, Option<SharedNat>), Error> {
+    if args.internet.is_empty() {
+        return Ok((open(&args.common, ROLE, ObjectName::Gateway, &[])?, None));
+    }
+    let opened = open(&args.common, ROLE, ObjectName::Gateway, &args.nat.maps()?)?;
+    let nat = SharedNat::open(&opened.datapath, &args.nat, &args.common.pin_dir(ROLE))?;
+    Ok((opened, Some(nat)))
 }
 
 /// Opens the RSP responder, and the monitor that decides which flows are offloaded.

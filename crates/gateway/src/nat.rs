@@ -53,7 +53,7 @@ struct Status {
     /// Events of blocks.
     claimed: u64,
     returned: u64,
-    /// [`sluice_tables::nat::NatSwept::astray`].
+    /// Sessions that were ended because their port was not theirs ([`sluice_tables::nat::NatSwept::astray`]).
     astray: u64,
 }
 
@@ -92,6 +92,7 @@ impl SharedNat {
 
 /// The running thread. It ends when this is dropped.
 pub struct NatKeeper {
+    reader: SessionReader,
     status: Arc<Mutex<Status>>,
     /// Ends the thread when it is dropped.
     stop: Option<mpsc::Sender<()>>,
@@ -104,6 +105,7 @@ impl NatKeeper {
     /// # Errors
     /// If the system refuses to start a thread.
     pub fn start(nat: SharedNat) -> Result<Self, Error> {
+        let reader = nat.reader();
         let (stop, stopped) = mpsc::channel();
         let status = Arc::new(Mutex::new(Status { usage: nat.lock().usage(), ..Status::default() }));
         let mut keeper = Keeper { nat, status: status.clone(), round_began: Instant::now() };
@@ -117,7 +119,12 @@ impl NatKeeper {
             .name("nat".to_owned())
             .spawn(run)
             .map_err(Error::io("start the thread that looks after source NAT"))?;
-        Ok(Self { status, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { reader, status, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// The routes of the local API that show sessions.
+    pub fn routes(&self) -> axum::Router {
+        list::routes(self.reader.clone())
     }
 
     /// The metrics of source NAT.

@@ -52,6 +52,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
         &[
             "sluice-types",
             "sluice-tables",
+            "sluice-tables-testing",
             "sluice-envelope",
             "sluice-rsp",
             "sluice-cluster",
