@@ -193,19 +193,25 @@ impl Keeper {
 
     /// Logs which VM has, or had, which ports at what time (RFC 7422). The time of a claim is before that of the line.
     fn log(&self, event: &NatEvent) {
-        let (what, NatBlock { vni, inside, outside, ports, claimed_at, .. }, at) = match event {
-            NatEvent::Claimed(block) => {
-                ("ports of a public address were given to a VM", block, block.claimed_at)
-            }
-            NatEvent::Returned(block, at) => ("ports of a public address were returned by a VM", block, *at),
-        };
+        let (NatEvent::Claimed(block) | NatEvent::Returned(block, _)) = event;
+        let NatBlock { vni, inside, outside, ports, claimed_at, .. } = block;
         let ports = format_args!("{}-{}", ports.start(), ports.end());
-        let (at, since) = (time_of(at), time_of(*claimed_at));
-        tracing::info!(target: LOG_TARGET, at, since, %vni, %inside, %outside, %ports, "{what}");
-        let mut status = lock(&self.status);
+        let since = time_of(*claimed_at);
         match event {
-            NatEvent::Claimed(_) => status.claimed += 1,
-            NatEvent::Returned(..) => status.returned += 1,
+            NatEvent::Claimed(_) => {
+                tracing::info!(
+                    target: LOG_TARGET, at = since, %vni, %inside, %outside, %ports,
+                    "ports of a public address were given to a VM"
+                );
+                lock(&self.status).claimed += 1;
+            }
+            NatEvent::Returned(_, at) => {
+                tracing::info!(
+                    target: LOG_TARGET, at = time_of(*at), since, %vni, %inside, %outside, %ports,
+                    "ports of a public address were returned by a VM"
+                );
+                lock(&self.status).returned += 1;
+            }
         }
     }
 }

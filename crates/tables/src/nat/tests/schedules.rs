@@ -511,7 +511,7 @@ impl Pools {
 fn packets_of_two_pools(counts: &Counts) {
     let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
     let (shared, mut nat) = Shared::new([1024, 4096][schedule as usize % 2], schedule / 4);
-    let keeps_address = schedule / 2 % 2 == 0;
+    let keeps_address = (schedule / 2).is_multiple_of(2);
     let (shared, pools) = (Arc::new(shared), Arc::new(Pools::default()));
     pools.give(VNI);
     let random = schedule.wrapping_mul(0x9e37_79b9_7f4a_7c15);
