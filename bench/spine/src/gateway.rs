@@ -68,7 +68,6 @@ impl Gateway {
                 mtu: 1500,
                 mac: MacAddr::new(rig.interfaces.dut_mac),
                 internet: false,
-                nat: Vec::new(),
             }],
         })?;
         tables.upsert_vip(&Vip {
