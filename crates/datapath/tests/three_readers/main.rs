@@ -236,7 +236,11 @@ impl Model {
                 let vni = Vni::new(vni).unwrap();
                 assert_eq!(reader.route(vni, address), Ok(self.route(vni, address)), "{query:?}");
             }
-            Query::Policy(..) | Query::Public(..) | Query::Source(..) => {
+            Query::Policy(..)
+            | Query::Public(..)
+            | Query::Source(..)
+            | Query::Nat(_)
+            | Query::NatAddress(_) => {
                 unreachable!("the histories of policies.rs and public.rs have these")
             }
         }

@@ -59,7 +59,7 @@ fn nat_gateway(random: &mut Random) -> NatGateway {
     let lows: BTreeSet<u32> = (0..=random.below(5)).map(|_| random.below(40) as u32).collect();
     let address = |low| NatAddress {
         address: Ipv4Addr::from(0xc633_6400 + low),
-        number: (low + random.below(2) as u32) as u16,
+        number: (2 * low + random.below(2) as u32) as u16,
     };
     NatGateway {
         vni,
@@ -211,9 +211,9 @@ impl Model {
             let is_ipv6 = random.below(2) == 0;
             let vni = 1 + random.below(VNIS.into()) as u32;
             let known = known.get(random.below(known.len().max(1) as u64) as usize);
-            match (random.below(8), known) {
+            match (random.below(9), known) {
                 (6, _) => Query::Nat(vni),
-                (7, _) => Query::NatAddress(Ipv4Addr::from(0xc633_6400 + random.below(40) as u32)),
+                (7 | 8, _) => Query::NatAddress(Ipv4Addr::from(0xc633_6400 + random.below(40) as u32)),
                 (0, _) | (_, None) => Query::Public(random.address(is_ipv6, true)),
                 (1, _) => Query::Source(vni, random.address(is_ipv6, false)),
                 (2, Some(known)) => Query::Public(known.outside.addr()),
