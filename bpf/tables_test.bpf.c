@@ -34,7 +34,7 @@ struct table_query {
 	__u64 high;   /* IPv6: high half */
 	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
-	__u32 cell;   /* public prefix: its VNI, and its length in bits 24..31; NAT gateway: its VNI, and number of addresses there */
+	__u32 cell; /* public prefix: its VNI, and its length in bits 24..31; NAT gateway: its VNI, and number of addresses there */
 	/*
 	 * QUERY_POLICY, before the answer: what QUERY_PACKET_* say of the packet. Public prefix: the halves of its
 	 * outside addresses, combined by exclusive or, plus three times those of its inside addresses. NAT gateway by its VNI: its
