@@ -33,6 +33,8 @@ static __always_inline enum drop_reason nat_drop_reason(enum nat_answer answer, 
 		return missing;
 	case NAT_SESSIONS:
 		return DROP_nat_session_limit;
+	case NAT_VPC_SESSIONS:
+		return DROP_nat_vpc_session_limit;
 	case NAT_BLOCKS:
 		return DROP_nat_port_limit;
 	case NAT_EXHAUSTED:

@@ -25,6 +25,7 @@ use memory::Tables;
 use sluice_types::Vni;
 use std::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use sweep::{Phase, Progress};
 
@@ -250,6 +251,7 @@ impl Nat {
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
         config.store32(offset_of!(nat_config, round_at), now);
+        config.store32(offset_of!(nat_config, vpc_sessions), 0);
         config.store64(offset_of!(nat_config, port_seed), seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         config.store32(offset_of!(nat_config, groups), tables.groups());
@@ -329,6 +331,12 @@ impl Nat {
     /// [`Error::Invalid`] if a timeout is out of bounds. Nothing has changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         self.sessions.set_timeouts(timeouts)
+    }
+
+    /// Sets how many sessions each VPC may have, at all its public addresses; remote endpoints may begin half as many. It applies to
+    /// sessions that begin later. New tables have no such limit.
+    pub fn limit_vpcs(&mut self, sessions: NonZeroU32) {
+        self.config.store32(offset_of!(nat_config, vpc_sessions), sessions.get());
     }
 
     /// Ends the session of a flow between an inside and a remote endpoint, as [`Sessions::remove`]. Its port is free after the

@@ -222,6 +222,17 @@ impl Tables {
         self.groups.store32(at, if drains { layout::NAT_DRAINING } else { 0 });
     }
 
+    /// Sessions that have begun at a public address, by number.
+    pub(super) fn begun_at(&self, address: u32) -> u32 {
+        let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, begun));
+        self.groups.load32(at)
+    }
+
+    pub(super) fn set_ended_at(&self, address: u32, ended: u32) {
+        let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, ended));
+        self.groups.store32(at, ended);
+    }
+
     fn word_at(id: BlockId) -> usize {
         id.group as usize * size_of::<nat_group>() + offset_of!(nat_group, word) + id.slot as usize * 8
     }

@@ -182,6 +182,43 @@ fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
 }
 
 #[test]
+fn a_vpc_has_no_more_sessions_than_permitted() {
+    let (mut tables, mut nat) = TestNat::new(size(4, 1024), limits());
+    nat.limit_vpcs(NonZeroU32::new(40).unwrap());
+    // The VPC has three of the addresses, and the other one has the fourth.
+    tables.pool.addresses = 3;
+    let other = testing::pool_of(&[3]);
+    let other = nat_pool { addresses: 1, address: other.address, ..limits() };
+    let of_vm = |last, now| tables.out(UDP, end([10, 0, 0, last], 9), server(53), now);
+    let begun: Vec<_> = (0..40).map(|last| of_vm(last, NOW)).collect();
+    assert!(begun.iter().all(|out| out.answer == testing::NAT_BEGUN));
+    let addresses: std::collections::HashSet<_> = begun.iter().map(|out| out.address).collect();
+    assert_eq!(addresses.len(), 3);
+    assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
+    assert_eq!(of_vm(3, NOW).answer, testing::NAT_TRANSLATED);
+    // The other VPC has its own, of which remote endpoints leave half.
+    let begin = |last| {
+        let packet = testing::outgoing(VNI + 1, UDP, end([10, 0, 0, last], 9), server(53));
+        tables.run(nat_test { now: NOW, pool: other, ..packet })
+    };
+    let out = begin(0);
+    let pool = nat_pool { flags: testing::ANY_REMOTE, ..other };
+    let asked = |port| tables.back(&nat_test { remote_port: port, pool, ..out }, 0, NOW).answer;
+    assert_eq!((1..20).map(asked).collect::<Vec<_>>(), [testing::NAT_BEGUN; 19]);
+    assert_eq!((asked(20), begin(1).answer), (testing::NAT_VPC_SESSIONS, testing::NAT_BEGUN));
+    // Sessions that have ended do not count after a round, and those that have begun in a round count twice until the next one.
+    (0..2).for_each(|_| drop(round(&mut nat, NOW)));
+    assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
+    assert!(nat.remove(&Flow { source: end([10, 0, 0, 3], 9).into(), ..flow(9, 53) }, NOW));
+    assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
+    round(&mut nat, NOW);
+    assert_eq!((of_vm(40, NOW).answer, of_vm(41, NOW).answer), (testing::NAT_BEGUN, testing::NAT_VPC_SESSIONS));
+    // The next agent finds the limit.
+    let _nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+    assert_eq!(of_vm(41, NOW).answer, testing::NAT_VPC_SESSIONS);
+}
+
+#[test]
 fn while_no_agent_counts_sessions_their_number_is_not_limited() {
     let (tables, mut nat) = TestNat::new(size(1, 64), nat_pool { sessions_limit: 1, ..limits() });
     let age = layout::NAT_ROUND_AGE_MAX;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 pub use super::bound::{
     NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_SESSION, NAT_PROTOCOL,
-    NAT_SESSIONS, NAT_TRANSLATED, nat_pool, nat_test,
+    NAT_SESSIONS, NAT_TRANSLATED, NAT_VPC_SESSIONS, nat_pool, nat_test,
 };
 
 /// `flags` of a pool: packets from any remote endpoint to a mapped port begin a session.

@@ -9,6 +9,7 @@ use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU32;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -52,6 +53,8 @@ pub struct World {
     pub size: NatSize,
     /// What the pools of all VPCs have but the numbers.
     pub limits: nat_pool,
+    /// Sessions of a VPC.
+    pub vpc_sessions: NonZeroU32,
     pub seed: u64,
     pub now: u32,
 }
@@ -60,8 +63,10 @@ pub fn worlds() -> impl Strategy<Value = World> {
     let now = prop::sample::select(vec![0, 5, 0x7fff_fff0, 0xffff_ff00, 0xffff_fffe]);
     let size = (2..=NUMBERS_MAX, prop::sample::select(vec![64, 512, 4096]));
     let limits = (3..60_u32, 1..4_u8, any::<bool>());
-    (size, limits, any::<u64>(), now).prop_map(
-        |(size, (sessions_limit, blocks_limit, any_remote), seed, now)| World {
+    // Some are not reached.
+    let vpc_sessions = prop_oneof![6..80_u32, Just(u32::MAX)];
+    (size, limits, vpc_sessions, any::<u64>(), now).prop_map(
+        |(size, (sessions_limit, blocks_limit, any_remote), vpc_sessions, seed, now)| World {
             size: NatSize { addresses: size.0, block_ports: size.1 },
             limits: nat_pool {
                 sessions_limit,
@@ -69,6 +74,7 @@ pub fn worlds() -> impl Strategy<Value = World> {
                 flags: if any_remote { testing::ANY_REMOTE } else { 0 },
                 ..Default::default()
             },
+            vpc_sessions: NonZeroU32::new(vpc_sessions).unwrap(),
             seed,
             now,
         },
@@ -194,6 +200,14 @@ impl Model<'_> {
         [live, live + more]
     }
 
+    /// The same of a VPC, at all addresses of its pool.
+    fn count_of_vpc(&self, vni: u32) -> [u32; 2] {
+        let pool = &self.pools[vpc_of(vni)].addresses;
+        let live = self.sessions.values().filter(|session| pool.contains(session.outside.ip())).count();
+        let more = self.turnover[0].iter().filter(|((.., outside), _)| pool.contains(outside));
+        [live as u32, live as u32 + more.map(|(_, number)| number).sum::<u32>()]
+    }
+
     /// The pool as packets have it.
     fn pool_of(&self, vni: u32) -> nat_pool {
         let numbers: Vec<u16> =
@@ -241,6 +255,9 @@ impl Model<'_> {
         let [live, _] = self.count(&key.0, *outside.ip());
         let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
         assert!(live < limit || !is_limited, "{live} sessions of {key:?} are not limited");
+        let [of_vpc, _] = self.count_of_vpc(key.0.vni);
+        let limit = self.world.vpc_sessions.get() / if holder_version.is_some() { 2 } else { 1 };
+        assert!(of_vpc < limit || !is_limited, "{of_vpc} sessions of the VPC of {key:?} are not limited");
         self.turn_over(&key.0, outside);
         self.sessions.insert(
             key,
@@ -253,6 +270,12 @@ impl Model<'_> {
     fn check_limit(&self, inside: &Inside, outside: Ipv4Addr, limit: u32, asked: &nat_test) {
         let [_, most] = self.count(inside, outside);
         assert!(most >= limit, "at most {most} sessions count: {asked:?}");
+    }
+
+    /// The same because of that of its VPC.
+    fn check_limit_of_vpc(&self, inside: &Inside, limit: u32, asked: &nat_test) {
+        let [_, most] = self.count_of_vpc(inside.vni);
+        assert!(most >= limit, "at most {most} sessions of the VPC count: {asked:?}");
     }
 
     /// Checks the outside endpoint of a session that begins against all other sessions.
@@ -309,6 +332,9 @@ impl Model<'_> {
             .any(|((inside, _), session)| *inside == key.0 && *session.outside.ip() == address);
         match asked.answer {
             testing::NAT_SESSIONS => self.check_limit(&key.0, address, limits.sessions_limit, asked),
+            testing::NAT_VPC_SESSIONS => {
+                self.check_limit_of_vpc(&key.0, self.world.vpc_sessions.get(), asked);
+            }
             testing::NAT_BLOCKS => {
                 assert!(own >= limits.blocks_limit.into() && !is_mapped, "{asked:?}");
             }
@@ -351,6 +377,10 @@ impl Model<'_> {
             testing::NAT_SESSIONS => {
                 assert!(begins, "{asked:?}");
                 self.check_limit(&answered, *outside.ip(), limit, asked);
+            }
+            testing::NAT_VPC_SESSIONS => {
+                assert!(begins, "{asked:?}");
+                self.check_limit_of_vpc(&answered, self.world.vpc_sessions.get() / 2, asked);
             }
             testing::NAT_BEGUN => {
                 // Also if all sessions of the mapping have ended, and its port was not freed yet.
@@ -589,6 +619,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         other_s: 2,
     };
     let mut nat = Nat::create(regions, world.size, world.seed, &timeouts, world.now, Immediate).unwrap();
+    nat.limit_vpcs(world.vpc_sessions);
     let mut model = Model {
         world,
         now: world.now,
