@@ -330,14 +330,17 @@ fn reset_shortens_a_tcp_session_until_another_segment_follows() {
     assert_eq!((tables.back(&out, tcp::RST, NOW).answer, left()), (testing::NAT_TRANSLATED, 240));
     assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 7440));
     assert_eq!((send(tcp::RST), left()), (testing::NAT_TRANSLATED, 240));
-    // A new connection on the same ports.
-    assert_eq!((send(tcp::SYN), left()), (testing::NAT_BEGUN, 240));
+    // Neither RST and SYN of a forger nor those of a new connection on the same ports end the session.
+    assert_eq!((send(tcp::SYN), left()), (testing::NAT_TRANSLATED, 7440));
+    tables.back(&out, tcp::RST, NOW);
+    assert_eq!((tables.back(&out, tcp::SYN, NOW).answer, left()), (testing::NAT_TRANSLATED, 7440));
     // A closed connection is not open again.
     for flags in [tcp::ACK, tcp::FIN | tcp::ACK] {
         tables.back(&out, flags, NOW);
         send(flags);
     }
     assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 240));
+    assert_eq!((send(tcp::SYN), left()), (testing::NAT_BEGUN, 240));
 }
 
 #[test]

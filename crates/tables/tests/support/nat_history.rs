@@ -82,7 +82,7 @@ pub fn worlds() -> impl Strategy<Value = World> {
 }
 
 pub fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let flags = || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::RST]);
+    let flags = || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
     // Some VMs use few ports, and some many.
     let port = prop_oneof![0..4_u16, 0..300_u16, any::<u16>()];
     let peek = || prop::bool::weighted(0.1);
@@ -124,7 +124,8 @@ type Key = (Inside, SocketAddrV4);
 struct ModelSession {
     outside: SocketAddrV4,
     expires_at: u32,
-    is_reset: bool,
+    /// Whether a FIN came from the remote endpoint, and from the VM.
+    fins: [bool; 2],
     is_of_remote: bool,
     /// When its mapping was made: the number of changes of the VPC's pool.
     version: u32,
@@ -222,17 +223,17 @@ impl Model<'_> {
     }
 
     /// Applies a packet to a session that exists. Returns false if it ends the session.
-    fn touch(&mut self, key: &Key, flags: u8) -> bool {
+    fn touch(&mut self, key: &Key, flags: u8, is_of_vm: bool) -> bool {
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
         let session = self.sessions.get_mut(key).unwrap();
         let is_tcp = key.0.protocol == TCP;
-        if is_tcp && session.is_reset && flags & (tcp::SYN | tcp::ACK) == tcp::SYN {
+        if is_tcp && session.fins == [true; 2] && flags & (tcp::SYN | tcp::ACK) == tcp::SYN {
             let outside = session.outside;
             self.sessions.remove(key);
             self.turn_over(&key.0, outside);
             return false;
         }
-        session.is_reset = is_tcp && flags & tcp::RST != 0;
+        session.fins[usize::from(is_of_vm)] |= is_tcp && flags & tcp::FIN != 0;
         if expires_at.wrapping_sub(session.expires_at).cast_signed().unsigned_abs() >= 8 {
             session.expires_at = expires_at;
         }
@@ -246,11 +247,10 @@ impl Model<'_> {
         key: Key,
         outside: SocketAddrV4,
         holder_version: Option<u32>,
-        (flags, limit): (u8, u32),
+        limit: u32,
     ) {
         let version = holder_version.unwrap_or(self.pools[vpc_of(key.0.vni)].changes);
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
-        let is_reset = key.0.protocol == TCP && flags & tcp::RST != 0;
         self.check_mapping(&key, outside, version);
         let [live, _] = self.count(&key.0, *outside.ip());
         let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
@@ -261,7 +261,7 @@ impl Model<'_> {
         self.turn_over(&key.0, outside);
         self.sessions.insert(
             key,
-            ModelSession { outside, expires_at, is_reset, is_of_remote: holder_version.is_some(), version },
+            ModelSession { outside, expires_at, fins: [false; 2], is_of_remote: holder_version.is_some(), version },
         );
         self.holders.insert((key.0.protocol, outside), (key.0, version));
     }
@@ -303,7 +303,7 @@ impl Model<'_> {
     fn check_out(&mut self, nat: &Nat, key: Key, asked: &nat_test) {
         let (outside, peeks) = (testing::outside_of(asked), asked.flags & testing::PEEK != 0);
         if let Some(&session) = self.sessions.get(&key)
-            && (peeks || self.touch(&key, asked.tcp_flags))
+            && (peeks || self.touch(&key, asked.tcp_flags, true))
         {
             assert_eq!((asked.answer, outside), (testing::NAT_TRANSLATED, session.outside), "{asked:?}");
             return;
@@ -314,7 +314,7 @@ impl Model<'_> {
         }
         let (limits, pool) = (self.world.limits, &self.pools[vpc_of(key.0.vni)]);
         if asked.answer == testing::NAT_BEGUN {
-            self.begin(key, outside, None, (asked.tcp_flags, limits.sessions_limit));
+            self.begin(key, outside, None, limits.sessions_limit);
             return;
         }
         if pool.addresses.is_empty() {
@@ -355,7 +355,7 @@ impl Model<'_> {
             inside.protocol == protocol && *with == remote && session.outside == outside
         });
         if let Some((&key, _)) = found
-            && (peeks || self.touch(&key, asked.tcp_flags))
+            && (peeks || self.touch(&key, asked.tcp_flags, false))
         {
             assert_eq!((asked.answer, answered), (testing::NAT_TRANSLATED, key.0), "{asked:?}");
             return;
@@ -387,7 +387,7 @@ impl Model<'_> {
                 let holder = self.holders.get(&(protocol, outside)).copied();
                 assert_eq!((begins, holder.map(|held| held.0)), (true, Some(answered)), "{asked:?}");
                 let version = holder.map(|held| held.1);
-                self.begin((answered, remote), outside, version, (asked.tcp_flags, limit));
+                self.begin((answered, remote), outside, version, limit);
             }
             other => panic!("answer {other}: {asked:?}"),
         }
