@@ -53,7 +53,7 @@
  */
 struct nat_packet {
 	struct nat_pool pool; /* of the VPC */
-	__u32 vni;	      /* nat_in(): answer */
+	__u32 vni;
 	__u32 inside;	      /* nat_in(): answer */
 	__u32 outside;	      /* answer */
 	__u32 address;	      /* number of the public address in the tables; nat_out(): answer */
@@ -603,7 +603,10 @@ static __always_inline struct nat_group *nat_block_of(const struct nat_packet *p
 	return nat_group_at((packet->address << nat_group_shift(packet->shift)) + block / NAT_GROUP_BLOCKS);
 }
 
-/* Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free. */
+/*
+ * Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free, or that of another VPC, which the
+ * address has left or joins.
+ */
 NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 {
 	struct nat_ports *cell;
@@ -625,7 +628,8 @@ NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 	stamp = word >> NAT_STAMP_SHIFT;
 	if (!stamp || stamp >= NAT_TENTATIVE)
 		return 0;
-	packet->vni = READ_ONCE(block->vni);
+	if (READ_ONCE(block->vni) != packet->vni)
+		return 0;
 	packet->inside = READ_ONCE(block->inside[1]);
 	packet->inside_port = word;
 	packet->outside = READ_ONCE(group->outside);

@@ -86,7 +86,7 @@ impl TestNat {
     /// The answer of a remote endpoint.
     fn back(&self, out: &nat_test, flags: u8, now: u32) -> nat_test {
         let remote = SocketAddrV4::new(out.remote.into(), out.remote_port);
-        let mut packet = testing::incoming(out.address, out.protocol, testing::outside_of(out), remote);
+        let mut packet = testing::incoming(out.vni, out.address, out.protocol, testing::outside_of(out), remote);
         (packet.tcp_flags, packet.now, packet.pool) = (flags, now, out.pool);
         self.run(packet)
     }
@@ -143,7 +143,7 @@ fn answers_return_to_the_inside_endpoint() {
         let again = tables.out(protocol, vm(7), remote, NOW);
         assert_eq!((again.answer, again.outside_port), (testing::NAT_TRANSLATED, out.outside_port));
         let back = tables.back(&out, tcp::SYN | tcp::ACK, NOW);
-        assert_eq!((back.answer, back.vni, testing::inside_of(&back)), (testing::NAT_TRANSLATED, VNI, vm(7)));
+        assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_TRANSLATED, vm(7)));
     }
     assert_eq!(nat.translations().count(), 3);
     assert!(
@@ -254,7 +254,7 @@ fn peeking_changes_nothing() {
     let out = tables.out(UDP, vm(7), server(53), NOW);
     let before = nat.translations().next();
     assert_eq!(tables.run(nat_test { now: NOW + 80, ..peek }).outside_port, out.outside_port);
-    let mut back = testing::incoming(0, UDP, testing::outside_of(&out), server(53));
+    let mut back = testing::incoming(VNI, 0, UDP, testing::outside_of(&out), server(53));
     (back.flags, back.now) = (testing::PEEK, NOW + 80);
     assert_eq!(tables.run(back).answer, testing::NAT_TRANSLATED);
     assert_eq!(nat.translations().next(), before);

@@ -48,11 +48,18 @@ pub fn outgoing(vni: u32, protocol: u8, inside: SocketAddrV4, remote: SocketAddr
     }
 }
 
-/// A packet from the Internet to a port of the public address with this number. It has no pool yet.
+/// A packet from the Internet to a port of the public address with this number, which a VPC has. It has no pool yet.
 #[must_use]
-pub fn incoming(address: u32, protocol: u8, outside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
+pub fn incoming(
+    vni: u32,
+    address: u32,
+    protocol: u8,
+    outside: SocketAddrV4,
+    remote: SocketAddrV4,
+) -> nat_test {
     nat_test {
         op: NAT_OP_IN,
+        vni,
         address,
         outside: (*outside.ip()).into(),
         outside_port: outside.port(),

@@ -529,7 +529,7 @@ impl Model<'_> {
         let mut outside = self.sessions[&key].outside;
         outside.set_port(port.unwrap_or(outside.port()));
         let with = number.map_or(key.1, |number| remote(number, protocol));
-        let mut asked = testing::incoming(self.numbers[outside.ip()].0.into(), protocol, outside, with);
+        let mut asked = testing::incoming(key.0.vni, self.numbers[outside.ip()].0.into(), protocol, outside, with);
         (asked.now, asked.bytes, asked.pool) = (self.now, 100, self.pool_of(key.0.vni));
         asked.tcp_flags = if protocol == TCP { flags } else { 0 };
         asked.flags = if peek { testing::PEEK } else { 0 };

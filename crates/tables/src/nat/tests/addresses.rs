@@ -80,3 +80,17 @@ fn a_pool_that_changes_moves_only_those_who_must() {
         assert!((97..=203).contains(&has), "{has} of {VMS} have the address {address}");
     }
 }
+
+/// For a moment, packets from the Internet come with the VPC that gets an address, and the one that had it has its blocks.
+#[test]
+fn packets_to_the_address_of_another_vpc_change_none_of_its_sessions() {
+    let (tables, nat) = TestNat::new(size(1, 1024), limits());
+    let out = ask(&tables, VNI, vm(7), &[0]);
+    let before: Vec<_> = nat.translations().collect();
+    let pool = nat_pool { flags: testing::ANY_REMOTE, ..tables.pool };
+    for remote_port in [out.remote_port, 99] {
+        let other = nat_test { vni: VNI + 1, remote_port, pool, ..out };
+        assert_eq!(tables.back(&other, 0, NOW + 80).answer, testing::NAT_MISS);
+    }
+    assert_eq!(nat.translations().collect::<Vec<_>>(), before);
+}
