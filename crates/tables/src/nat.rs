@@ -347,10 +347,11 @@ impl Nat {
 
     /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
     /// those of a VM or of a VPC that is removed, so that the next one with its address or VNI inherits nothing. Packets that come
-    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number.
+    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number. The
+    /// sessions are looked at only if there is such a block.
     ///
     /// # Errors
-    /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
+    /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round.
     pub fn end(&mut self, ends: impl Fn(&NatBlock) -> bool) -> Result<u64, Error> {
         // The blocks that packets are claiming are complete then.
         self.sessions.wait_for_packets()?;
@@ -360,6 +361,9 @@ impl Nat {
                 self.tables.close(id);
                 blocks += 1;
             }
+        }
+        if blocks == 0 {
+            return Ok(0);
         }
         let waited = self.sessions.wait_for_packets();
         self.end_sessions(waited).map(|()| blocks)

@@ -253,12 +253,13 @@ impl Tables {
         self.groups.compare_and_swap64(Self::word_at(id), from.0, to.0).is_ok()
     }
 
-    /// Takes a block from its owner. Only a packet that opens a closing block changes the word meanwhile, and only once.
-    pub(super) fn close(&self, id: BlockId) {
+    /// Takes a block from its owner. Returns false if it has none. Only a packet that opens a closing block changes the word
+    /// meanwhile, and only once.
+    pub(super) fn close(&self, id: BlockId) -> bool {
         loop {
             let word = self.word(id);
             if !word.has_owner() || self.swap_word(id, word, word.closed()) {
-                return;
+                return word.has_owner();
             }
         }
     }

@@ -575,8 +575,8 @@ impl Model<'_> {
         let Some(at) = pool.addresses.iter().position(|has| *has == address) else { return false };
         pool.addresses.remove(at);
         pool.changes += 1;
-        assert_eq!(nat.release(address), Ok(true));
-        assert_eq!(nat.release(address), Ok(false));
+        assert_eq!(nat.release(&[address]), Ok(1));
+        assert_eq!(nat.release(&[address]), Ok(0));
         self.numbers.get_mut(&address).unwrap().1 = true;
         self.end_sessions(|_, session| *session.outside.ip() == address);
         self.holders.retain(|(_, outside), _| *outside.ip() != address);

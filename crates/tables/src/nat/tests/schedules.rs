@@ -541,7 +541,7 @@ fn packets_of_two_pools(counts: &Counts) {
     let agent = move |_: &Shared| {
         pause((random >> 50) % 200);
         of_agent.give(0);
-        assert_eq!(nat.release(public(0)), Ok(true));
+        assert_eq!(nat.release(&[public(0)]), Ok(1));
         while !keeps_address && nat.addresses().count() > 0 {
             nat.sweep(4, NOW, &mut drop).unwrap();
         }
