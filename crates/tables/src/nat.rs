@@ -383,10 +383,14 @@ impl Nat {
             .review(Family::Ipv4, buckets, |session| if ends(session) { Fate::Ends } else { Fate::Stays });
         if waited.is_err() || reviewed.refreshed > 0 {
             // The present round may have looked at the sessions that are left, and must not free their ports.
-            self.sessions.restart_sweep();
-            self.progress.phase = Phase::Begin;
+            self.restart_round();
         }
         waited
+    }
+
+    fn restart_round(&mut self) {
+        self.sessions.restart_sweep();
+        self.progress.phase = Phase::Begin;
     }
 
     /// The session tables.

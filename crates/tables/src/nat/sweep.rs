@@ -192,7 +192,10 @@ impl Nat {
         };
         let (swept, reviewed) = self.sessions.visit(buckets, now, Some(&mut decide));
         // What follows may fail, and these buckets are not visited twice in a round.
-        if swept.round_completed {
+        if reviewed.refreshed > 0 {
+            // A session that has not ended may be the last one of a block that is closed, which must not be free before.
+            self.restart_round();
+        } else if swept.round_completed {
             self.progress.phase = Phase::Wait;
         }
         let freed = self.sessions.free_dying()?;

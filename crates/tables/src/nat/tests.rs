@@ -507,6 +507,45 @@ fn sessions_whose_port_is_not_theirs_end() {
     assert_eq!(nat.translations().count(), 0);
 }
 
+thread_local! {
+    /// The session table and the tag word of a session that a packet refreshes before each access of this thread.
+    static REFRESHED: std::cell::Cell<Option<(Region, usize)>> = const { std::cell::Cell::new(None) };
+}
+
+fn refresh() {
+    // What this accesses is not refreshed.
+    if let Some((table, at)) = REFRESHED.take() {
+        table.store64(at, table.load64(at) + (8 << layout::SESSION_EXPIRES_SHIFT));
+        REFRESHED.set(Some((table, at)));
+    }
+}
+
+#[test]
+fn a_round_begins_again_if_a_session_that_must_end_was_refreshed() {
+    let (tables, mut nat) = TestNat::new(size(1, 64), limits());
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    // As an agent does that was killed before it ended the session.
+    let id = nat.tables.block_of(0, out.outside_port).unwrap();
+    assert!(nat.tables.close(id));
+    while nat.progress.phase != Phase::Sessions {
+        nat.sweep(64, NOW, &mut drop).unwrap();
+    }
+    let table = tables.regions.sessions.ipv4.clone();
+    let words = (0..table.bytes() / SessionRegions::BUCKET4_BYTES).flat_map(|bucket| {
+        (0..7).map(move |slot| bucket * SessionRegions::BUCKET4_BYTES + 8 + slot * 8)
+    });
+    let at = words.into_iter().find(|&at| table.load64(at) != 0).unwrap();
+    REFRESHED.set(Some((table, at)));
+    crate::interleave::set_hook(Some(refresh));
+    let buckets = nat.sessions().buckets(Family::Ipv4);
+    let swept = nat.sweep(buckets, NOW, &mut drop).unwrap();
+    crate::interleave::set_hook(None);
+    assert_eq!((swept.astray, nat.progress.phase, nat.translations().count()), (0, Phase::Begin, 1));
+    assert_eq!((round(&mut nat, NOW).0.astray, nat.translations().count()), (1, 0));
+    round(&mut nat, NOW);
+    assert!(tables.is_empty());
+}
+
 #[test]
 fn rounds_wrap() {
     let (tables, mut nat) = TestNat::new(size(1, 64), limits());
