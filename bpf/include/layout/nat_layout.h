@@ -43,8 +43,8 @@
  *    that of its old owner has ended before it has another one.
  *  - claimed -> free, by the agent, if the word is the same after a grace period: the packet that claimed it was killed.
  *  - withheld: blocks that packets must not use: those with ports below 1024, and all blocks of a number that has no address.
- *    free -> withheld and closed -> withheld, by the agent, when it takes a public address out of use; withheld -> free, by the
- *    agent, when it assigns one.
+ *    free -> withheld and closed -> withheld, by the agent, when it takes a public address out of use, and claimed -> withheld, if
+ *    the word is claimed a grace period later, so that its packet was killed; withheld -> free, by the agent, when it assigns one.
  *
  * Port word
  *
