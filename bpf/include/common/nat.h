@@ -54,9 +54,9 @@
 struct nat_packet {
 	struct nat_pool pool; /* of the VPC */
 	__u32 vni;
-	__u32 inside;	      /* nat_in(): answer */
-	__u32 outside;	      /* answer */
-	__u32 address;	      /* number of the public address in the tables; nat_out(): answer */
+	__u32 inside;  /* nat_in(): answer */
+	__u32 outside; /* answer */
+	__u32 address; /* number of the public address in the tables; nat_out(): answer */
 	__u32 remote;
 	__u16 inside_port;  /* nat_in(): answer */
 	__u16 outside_port; /* nat_out(): answer */
@@ -517,12 +517,10 @@ static __always_inline __u32 nat_vpc_sessions(const struct nat_packet *packet)
 	__u32 sessions = 0;
 
 	NAT_ROLLED
-	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX; i++) {
-		struct nat_group *group;
+	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX && i < packet->pool.addresses; i++) {
+		__u32 first = packet->pool.address[i] << nat_group_shift(packet->shift);
+		struct nat_group *group = nat_group_at(first);
 
-		if (i >= packet->pool.addresses)
-			break;
-		group = nat_group_at(packet->pool.address[i] << nat_group_shift(packet->shift));
 		if (group)
 			sessions += READ_ONCE(group->begun) - READ_ONCE(group->ended);
 	}
@@ -603,10 +601,7 @@ static __always_inline struct nat_group *nat_block_of(const struct nat_packet *p
 	return nat_group_at((packet->address << nat_group_shift(packet->shift)) + block / NAT_GROUP_BLOCKS);
 }
 
-/*
- * Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free, or that of another VPC, which the
- * address has left or joins.
- */
+/* Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free, or has one of another VPC. */
 NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 {
 	struct nat_ports *cell;

@@ -73,8 +73,7 @@ impl Nat {
     /// # Errors
     /// [`Error::Grace`]: the addresses are released, and their sessions end in the next complete round.
     pub fn release(&mut self, addresses: &[Ipv4Addr]) -> Result<usize, Error> {
-        let is_meant =
-            |known: &NumberedAddress| !known.is_released && addresses.contains(&known.address);
+        let is_meant = |known: &NumberedAddress| !known.is_released && addresses.contains(&known.address);
         let numbers: Vec<u16> = self.addresses().filter(is_meant).map(|known| known.number).collect();
         if numbers.is_empty() {
             return Ok(0);

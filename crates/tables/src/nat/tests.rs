@@ -86,7 +86,8 @@ impl TestNat {
     /// The answer of a remote endpoint.
     fn back(&self, out: &nat_test, flags: u8, now: u32) -> nat_test {
         let remote = SocketAddrV4::new(out.remote.into(), out.remote_port);
-        let mut packet = testing::incoming(out.vni, out.address, out.protocol, testing::outside_of(out), remote);
+        let mut packet =
+            testing::incoming(out.vni, out.address, out.protocol, testing::outside_of(out), remote);
         (packet.tcp_flags, packet.now, packet.pool) = (flags, now, out.pool);
         self.run(packet)
     }
@@ -212,7 +213,10 @@ fn a_vpc_has_no_more_sessions_than_permitted() {
     assert!(nat.remove(&Flow { source: end([10, 0, 0, 3], 9).into(), ..flow(9, 53) }, NOW));
     assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
     round(&mut nat, NOW);
-    assert_eq!((of_vm(40, NOW).answer, of_vm(41, NOW).answer), (testing::NAT_BEGUN, testing::NAT_VPC_SESSIONS));
+    assert_eq!(
+        (of_vm(40, NOW).answer, of_vm(41, NOW).answer),
+        (testing::NAT_BEGUN, testing::NAT_VPC_SESSIONS)
+    );
     // The next agent finds the limit.
     let _nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
     assert_eq!(of_vm(41, NOW).answer, testing::NAT_VPC_SESSIONS);
@@ -531,9 +535,8 @@ fn a_round_begins_again_if_a_session_that_must_end_was_refreshed() {
         nat.sweep(64, NOW, &mut drop).unwrap();
     }
     let table = tables.regions.sessions.ipv4.clone();
-    let words = (0..table.bytes() / SessionRegions::BUCKET4_BYTES).flat_map(|bucket| {
-        (0..7).map(move |slot| bucket * SessionRegions::BUCKET4_BYTES + 8 + slot * 8)
-    });
+    let words = (0..table.bytes() / SessionRegions::BUCKET4_BYTES)
+        .flat_map(|bucket| (0..7).map(move |slot| bucket * SessionRegions::BUCKET4_BYTES + 8 + slot * 8));
     let at = words.into_iter().find(|&at| table.load64(at) != 0).unwrap();
     REFRESHED.set(Some((table, at)));
     crate::interleave::set_hook(Some(refresh));

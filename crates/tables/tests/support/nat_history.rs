@@ -82,7 +82,8 @@ pub fn worlds() -> impl Strategy<Value = World> {
 }
 
 pub fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let flags = || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
+    let flags =
+        || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
     // Some VMs use few ports, and some many.
     let port = prop_oneof![0..4_u16, 0..300_u16, any::<u16>()];
     let peek = || prop::bool::weighted(0.1);
@@ -242,13 +243,7 @@ impl Model<'_> {
 
     /// A session begins, by a packet with a limit of sessions. `holder_version` is that of the mapping, if a remote endpoint
     /// begins it.
-    fn begin(
-        &mut self,
-        key: Key,
-        outside: SocketAddrV4,
-        holder_version: Option<u32>,
-        limit: u32,
-    ) {
+    fn begin(&mut self, key: Key, outside: SocketAddrV4, holder_version: Option<u32>, limit: u32) {
         let version = holder_version.unwrap_or(self.pools[vpc_of(key.0.vni)].changes);
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
         self.check_mapping(&key, outside, version);
@@ -261,7 +256,13 @@ impl Model<'_> {
         self.turn_over(&key.0, outside);
         self.sessions.insert(
             key,
-            ModelSession { outside, expires_at, fins: [false; 2], is_of_remote: holder_version.is_some(), version },
+            ModelSession {
+                outside,
+                expires_at,
+                fins: [false; 2],
+                is_of_remote: holder_version.is_some(),
+                version,
+            },
         );
         self.holders.insert((key.0.protocol, outside), (key.0, version));
     }
@@ -529,7 +530,8 @@ impl Model<'_> {
         let mut outside = self.sessions[&key].outside;
         outside.set_port(port.unwrap_or(outside.port()));
         let with = number.map_or(key.1, |number| remote(number, protocol));
-        let mut asked = testing::incoming(key.0.vni, self.numbers[outside.ip()].0.into(), protocol, outside, with);
+        let mut asked =
+            testing::incoming(key.0.vni, self.numbers[outside.ip()].0.into(), protocol, outside, with);
         (asked.now, asked.bytes, asked.pool) = (self.now, 100, self.pool_of(key.0.vni));
         asked.tcp_flags = if protocol == TCP { flags } else { 0 };
         asked.flags = if peek { testing::PEEK } else { 0 };
