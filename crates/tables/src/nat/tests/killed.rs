@@ -1,4 +1,5 @@
-//! Packets and the agent are killed before each of their accesses to memory in turn. What they leave is found by later rounds.
+//! Packets and the agent are killed before each of their accesses to memory in turn, in a round before every seventh. What they
+//! leave is found by later rounds.
 
 use super::*;
 use crate::interleave::die_after;
@@ -99,6 +100,31 @@ fn an_agent_that_is_killed_leaves_nothing() {
         check_that_nothing_is_left(&tables, &mut nat, &others);
     }
     assert!(deaths > 200, "{deaths} accesses");
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_ends_blocks_leaves_nothing() {
+    let mut deaths = 0;
+    for accesses in 0.. {
+        let (tables, mut nat) = TestNat::with_grace(size(1, 1024), limits(), 8, Immediate);
+        let others = others(&tables);
+        let ended = tables.out(UDP, vm(7), server(53), NOW);
+        let is_complete =
+            die_after(accesses, || nat.end(|block| block.inside == *vm(7).ip()).unwrap()).is_some();
+        drop(nat);
+        let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+        // The next agent ends what is left of the blocks, and its round what is left of the sessions.
+        nat.end(|block| block.inside == *vm(7).ip()).unwrap();
+        assert_eq!(tables.back(&ended, 0, NOW).answer, testing::NAT_MISS);
+        round(&mut nat, NOW);
+        assert_eq!(nat.translations().count(), others.len());
+        check_that_nothing_is_left(&tables, &mut nat, &others);
+        if is_complete {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths > 100, "{deaths} accesses");
 }
 
 /// After an agent or a packet was killed while the address of number 0 was taken out of use: its number is free after two rounds,
