@@ -88,8 +88,8 @@ fn settle(nat: &SharedNat, wanted: &Wanted) -> Result<(), sluice_tables::Error> 
         .filter(|known| !known.is_released && !wanted.0.contains_key(&known.address))
         .map(|known| known.address)
         .collect();
+    nat.release(&released)?;
     for address in released {
-        nat.release(address)?;
         tracing::info!(%address, "the public address is in no NAT gateway any more");
     }
     let blocks = nat.end(|block| wanted.0.get(&block.outside) != Some(&(block.vni, true)))?;
