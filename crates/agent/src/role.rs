@@ -15,6 +15,7 @@ use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 use crate::NodeLoad;
 use crate::claims::Claims;
 use crate::failures::Failures;
+use crate::heartbeat::NatAddresses;
 use crate::rsp::KeyKind;
 
 /// Numbers of sessions by instance, or why they cannot be found.
@@ -51,6 +52,11 @@ pub trait Role: Send + 'static {
     /// The load that heartbeats report; 0 if the role does not measure it.
     fn load(&self) -> NodeLoad {
         NodeLoad::default()
+    }
+
+    /// The numbers of public addresses that heartbeats report; `None` if this node translates none.
+    fn nat_addresses(&self) -> Option<NatAddresses> {
+        None
     }
 
     /// The claims that the stream sends. Roles without ports of VMs have none.

@@ -62,6 +62,8 @@ struct Status {
 pub struct SharedNat {
     nat: Arc<Mutex<Nat>>,
     reader: SessionReader,
+    /// Numbers that there are for public addresses.
+    addresses_total: u32,
 }
 
 impl SharedNat {
@@ -76,8 +78,8 @@ impl SharedNat {
     }
 
     fn new(nat: Nat) -> Self {
-        let reader = nat.sessions().reader().clone();
-        Self { nat: Arc::new(Mutex::new(nat)), reader }
+        let (reader, addresses_total) = (nat.sessions().reader().clone(), nat.usage().addresses_total);
+        Self { nat: Arc::new(Mutex::new(nat)), reader, addresses_total }
     }
 
     fn lock(&self) -> MutexGuard<'_, Nat> {

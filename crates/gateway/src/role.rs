@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
+use sluice_agent::{NatAddresses, NodeLoad, Role, UpdateContext, error_chain};
 use sluice_southbound::{
     ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf,
 };
@@ -142,6 +142,10 @@ impl Role for GatewayRole {
 
     fn load(&self) -> NodeLoad {
         self.load.get()
+    }
+
+    fn nat_addresses(&self) -> Option<NatAddresses> {
+        self.nat.addresses()
     }
 
     fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::Ipv4Addr;
 
-use sluice_agent::error_chain;
+use sluice_agent::{NatAddresses, error_chain};
 use sluice_tables::{NatGateway, NodeTables};
 use sluice_types::Vni;
 
@@ -41,6 +41,13 @@ impl RoleNat {
     /// Source NAT with these NAT tables, if this gateway has them.
     pub fn new(nat: Option<SharedNat>) -> Self {
         Self { nat, ..Self::default() }
+    }
+
+    /// See [`sluice_agent::Role::nat_addresses`].
+    pub fn addresses(&self) -> Option<NatAddresses> {
+        let nat = self.nat.as_ref()?;
+        let used = nat.lock().addresses().filter(|known| !known.is_released).count() as u64;
+        Some(NatAddresses { used, total: nat.addresses_total.into() })
     }
 
     /// See [`sluice_agent::Role::nat_number`].

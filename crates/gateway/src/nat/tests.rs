@@ -3,6 +3,7 @@
 use super::list::tests::listed;
 use super::*;
 use libbpf_rs::ProgramInput;
+use sluice_agent::NatAddresses;
 use sluice_datapath::{NAT_MAPS, ObjectName, SESSION_MAPS, Settings};
 use sluice_tables::nat::{NatRegions, NatSize};
 use sluice_tables::{Immediate, Memory, NatAddress, NatGateway, NodeTables, Sizes, Vip, Vrf};
@@ -138,6 +139,8 @@ fn sessions_end_where_their_nat_gateway_is_not_any_more() {
         known
     };
     assert_eq!(numbers(&nat), [(public(1), one, false), (public(2), two, true)]);
+    // The released number will be free.
+    assert_eq!(role.addresses(), Some(NatAddresses { used: 1, total: 3 }));
     kernel.begin(vni(2), one, 56);
     tables.remove_nat_gateway(vni(2)).unwrap();
     let next = kernel.nat();
