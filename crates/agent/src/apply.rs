@@ -248,6 +248,7 @@ impl<R: Role> Applier<R> {
         self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
         self.retries.forget(&update);
         self.remove_public_prefixes(&given_to_others);
+        self.take_prefixes_of_nat(&update);
         self.upsert(&mut update);
         self.remove(&update, false);
         self.remove_idle_networks();

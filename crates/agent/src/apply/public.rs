@@ -94,6 +94,19 @@ impl<R: Role> Applier<R> {
         }
     }
 
+    /// Takes the addresses from public prefixes that an update gives to NAT gateways. The removal of these prefixes may come with a
+    /// later message of the step, or is the end of a snapshot. Not for a repeated attempt: what waited may be out of date.
+    pub(super) fn take_prefixes_of_nat(&mut self, update: &Update) {
+        let named = update.nat_gateways.iter().flat_map(|nat| &nat.addresses);
+        for outside in named.map(|address| IpNet::from(IpAddr::V4(*address))) {
+            // It may wait as well, and would take the address back.
+            self.retries.remove(Key::PublicPrefix(outside));
+            if self.tables.public_prefix(outside).is_some() {
+                self.remove_public_prefixes(&[outside]);
+            }
+        }
+    }
+
     pub(super) fn remove_public_prefixes(&mut self, outsides: &[IpNet]) {
         for outside in outsides {
             let result = self.tables.remove_public_prefix(*outside);
