@@ -34,8 +34,19 @@ impl Waits {
     }
 }
 
+/// Takes the announcements that are due when the NAT tables wait for packets.
+#[derive(Clone, Debug, Default)]
+struct Announced(PublicAddresses, Arc<Mutex<Vec<IpAddr>>>);
+
+impl Grace for Announced {
+    fn wait(&self) -> Result<(), GraceError> {
+        self.1.lock().unwrap().extend(self.0.take_batch(Instant::now()));
+        Ok(())
+    }
+}
+
 /// NAT tables with room for this many addresses.
-fn shared(addresses: u32, waits: &Waits) -> SharedNat {
+fn shared(addresses: u32, waits: &(impl Grace + Clone + 'static)) -> SharedNat {
     let size = NatSize { addresses, block_ports: 4096 };
     let regions = NatRegions::anonymous(size, 16).unwrap();
     SharedNat::new(Nat::create(&regions, size, 1, &default_timeouts(), 0, waits.clone()).unwrap())
@@ -178,4 +189,18 @@ fn nat_gateways_get_the_numbers_of_the_nat_tables() {
     let gateway = Gateway::with_nat(gateway.applier.tables, RoleNat::new(Some(shared(3, &Waits::default()))));
     assert_eq!(found(&gateway.applier.tables), [(1, vec![1, 2])]);
     assert_eq!(gateway.applier.tables.applied_revision(), 0);
+}
+
+/// Catches a takeover whose announcements wait until the sessions of another vIP have ended.
+#[test]
+fn addresses_are_announced_before_sessions_end() {
+    let announced = Announced::default();
+    let mut gateway =
+        Gateway::with_nat(Gateway::new().applier.tables, RoleNat::new(Some(shared(2, &announced))));
+    gateway.applier.role.public = announced.0.clone();
+    gateway.apply(cloud(&[nat(1, &[1]), NatGateway { vip: ip(B), ..nat(2, &[2]) }]));
+    gateway.set_owned(&[A]);
+    announced.0.take_batch(Instant::now());
+    gateway.set_owned(&[B]);
+    assert_eq!(*announced.1.lock().unwrap(), [IpAddr::V4(address(2))]);
 }
