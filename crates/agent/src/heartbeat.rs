@@ -7,6 +7,7 @@ use sluice_datapath::{Datapath, Traffic};
 use sluice_southbound::proto::{Heartbeat, Table, TableFill};
 use sluice_tables::{NodeTables, TableUsage};
 
+use crate::Role;
 use crate::vni_traffic::VniTrafficReport;
 
 /// How busy a node is.
@@ -20,6 +21,15 @@ pub struct NodeLoad {
     pub offload_all: bool,
 }
 
+/// Numbers of public addresses on a gateway that translates addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NatAddresses {
+    /// Addresses that have one and were not released.
+    pub used: u64,
+    /// Numbers that there are.
+    pub total: u64,
+}
+
 /// What a heartbeat reports of the tables.
 #[derive(Debug)]
 pub(crate) struct TableFigures {
@@ -27,12 +37,19 @@ pub(crate) struct TableFigures {
     revision: u64,
     /// VNIs with the indices of their packet counters.
     counters: Vec<(u32, u32)>,
+    /// [`Role::nat_addresses`].
+    nat_addresses: Option<NatAddresses>,
 }
 
 impl TableFigures {
-    pub(crate) fn read(tables: &NodeTables) -> Self {
+    pub(crate) fn read(tables: &NodeTables, role: &impl Role) -> Self {
         let counters = tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters));
-        Self { usage: tables.usage(), revision: tables.applied_revision(), counters: counters.collect() }
+        Self {
+            usage: tables.usage(),
+            revision: tables.applied_revision(),
+            counters: counters.collect(),
+            nat_addresses: role.nat_addresses(),
+        }
     }
 }
 
@@ -85,7 +102,12 @@ pub(crate) fn build(
     vni_traffic: Option<&mut VniTrafficReport>,
 ) -> Heartbeat {
     let Counters { by_vni, total, drops } = counters;
-    let fills = vni_traffic.is_some().then(|| fills(&tables.usage));
+    let of_nat = tables.nat_addresses.map(|NatAddresses { used, total }| TableFill {
+        table: Table::NatAddresses as i32,
+        used,
+        capacity: total,
+    });
+    let fills = vni_traffic.is_some().then(|| fills(&tables.usage).chain(of_nat));
     let report = vni_traffic.and_then(|report| report.is_due().then_some(report));
     let vnis = report.map(|report| report.changes(by_vni.into_iter()));
     Heartbeat {
@@ -125,6 +147,7 @@ mod tests {
             },
             revision: 9,
             counters: Vec::new(),
+            nat_addresses: Some(NatAddresses { used: 2, total: 16 }),
         };
         let counters = || Counters {
             by_vni: vec![(7, Traffic { packets: 3, bytes: 300 })],
@@ -144,6 +167,8 @@ mod tests {
         let fill = |table, capacity| TableFill { table: table as i32, used: 7, capacity };
         let expected = [fill(Table::Entries, 12), fill(Table::EntriesWithIpv6, 10)];
         assert_eq!((&gateway.tables[..2], gateway.tables_revision), (&expected[..], 9));
+        let of_nat = TableFill { table: Table::NatAddresses as i32, used: 2, capacity: 16 };
+        assert_eq!(gateway.tables[2..].iter().find(|fill| fill.table == of_nat.table), Some(&of_nat));
         assert_eq!((gateway.vnis[0].vni, gateway.vnis[0].packets), (7, 3));
         assert!(!build(&tables, counters(), load, Some(&mut report)).vnis_reported, "not due yet");
     }

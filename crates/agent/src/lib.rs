@@ -37,7 +37,7 @@ pub use apply::{Applied, Applier, RETRIES_MAX, Repaired, UnconfirmedEntries};
 pub use args::CommonArgs;
 pub use claims::Claims;
 pub use error::{Error, OtherDatabase, error_chain};
-pub use heartbeat::NodeLoad;
+pub use heartbeat::{NatAddresses, NodeLoad};
 pub use node::{Node, Opened, Started, adoption_error, flush, flush_closed, open};
 pub use role::{EndingSessionsJob, Role, UpdateContext};
 pub use stream_client::{DIGEST_REPEAT, SharedStreamStatus, StreamStatus};

@@ -359,7 +359,7 @@ impl<R: Role> StreamClient<R> {
             let report =
                 (unconfirmed.changes() != before).then(|| unconfirmed.report(&applier.tables, &applier.role));
             let changes = unconfirmed.changes();
-            (TableFigures::read(&applier.tables), applier.role.load(), report, changes)
+            (TableFigures::read(&applier.tables, &applier.role), applier.role.load(), report, changes)
         };
         let (tables, load, unconfirmed, changes) = self.writer.run(read).await?;
         *reported = changes;

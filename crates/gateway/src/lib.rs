@@ -85,8 +85,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let heartbeat = opened.tables.agent_heartbeat();
     let load = SharedLoad::default();
     let public = PublicAddresses::default();
-    let of_role = RoleNat::new(nat.clone());
-    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone(), of_role);
+    let role_nat = RoleNat::new(nat.clone());
+    let mut role = GatewayRole::new(&mut opened.tables, load.clone(), public.clone(), role_nat);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
     let plan = role.plan();
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a

@@ -77,6 +77,7 @@ pub fn table_name(table: i32) -> Option<&'static str> {
         proto::Table::EntriesWithIpv6 => Some("entries_with_ipv6"),
         proto::Table::Routes => Some("routes"),
         proto::Table::Vrfs => Some("vrfs"),
+        proto::Table::NatAddresses => Some("nat_addresses"),
     }
 }
 
