@@ -237,6 +237,9 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 
 	if (!internet_address_valid(frame->flags, frame->destination))
 		return DROP_no_internet_route;
+	/* The new destination is that of the prefix which was found before. */
+	if (packet->nat & PACKET_NAT_DESTINATION)
+		return turn_back(ctx, packet);
 	packet->destination_public = find_public(frame->flags, frame->destination);
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
@@ -246,7 +249,7 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 		return leave(ctx, packet);
 	}
 	public = public_prefix_at(packet->destination_public);
-	if (!public || !(public->flags & PUBLIC_NAT) || packet->nat & PACKET_NAT_DESTINATION)
+	if (!public || !(public->flags & PUBLIC_NAT))
 		return turn_back(ctx, packet);
 	packet->longest = longest_back(ctx, packet);
 	packet->verdict = is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION : FOR_OWNER;
