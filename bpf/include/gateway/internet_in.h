@@ -245,7 +245,10 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 	packet->mtu = READ_ONCE(vrf->mtu);
 	packet->new_destination[0] = packet->frame.destination[0];
 	packet->new_destination[1] = packet->frame.destination[1];
-	reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom : deliver_inside(ctx, packet, at);
+	/* The owner does not know where the sender is. */
+	reason = check_ttl(packet);
+	if (!reason)
+		reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom : deliver_inside(ctx, packet, at);
 	if (!reason)
 		return packet->verdict;
 	if (!packet->error_type || packet->nat & PACKET_FROM_GATEWAY)
