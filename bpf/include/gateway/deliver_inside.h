@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, Internet edge: sends a packet to a public address to the host of the instance behind it, or with PACKET_TO_OWNER to
- * the owner of the vIP in next_hop. That one gets the frame as it is but for a new source, and translates the destination.
+ * the owner of the vIP in next_hop. That one gets the frame as it is but for a new source and a smaller MSS, and translates the
+ * destination.
  *
  * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, `at` bytes into which the frame
  * begins: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
@@ -43,8 +44,7 @@ __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, st
 		return reason;
 	if (path.mtu < packet->longest)
 		packet->longest = path.mtu;
-	if (!(packet->nat & PACKET_TO_OWNER) || packet->nat & PACKET_NAT_SOURCE || packet->source_public)
-		reason = translate(ctx, packet, at);
+	reason = translate(ctx, packet, at);
 	if (reason)
 		return reason;
 	cursor = cursor_at(ctx, at);
