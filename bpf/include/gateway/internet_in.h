@@ -195,7 +195,9 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	packet->new_source[1] = packet->frame.source[1];
 	packet->source_public = 0;
 	packet->final_vni = packet->vni;
-	packet->traffic_class = outer_ecn(&packet->frame);
+	/* A tunnel from another gateway may have met congestion (RFC 6040): its mark goes on to the host. */
+	if (!(packet->nat & PACKET_FROM_GATEWAY))
+		packet->traffic_class = outer_ecn(&packet->frame);
 	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
 	packet->longest = port->mtu;
 	return DROP_none;
