@@ -7,7 +7,7 @@
  * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, `at` bytes into which the frame
  * begins: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
  * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
- * translated and encapsulated, and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
+ * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program returns. Otherwise the reason
  * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Where
  * there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`, `vni_traffic` and
  * `sum_chunks`.
@@ -56,7 +56,8 @@ __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, st
 	reason = encapsulate(ctx, &outer, path.ipv6, at);
 	if (reason)
 		return reason;
-	count_traffic(packet->counters, packet->frame_bytes);
+	if (!(packet->nat & PACKET_TO_OWNER))
+		count_traffic(packet->counters, packet->frame_bytes);
 	packet->verdict = send_by(ctx, path.port->ifindex);
 	return DROP_none;
 }
