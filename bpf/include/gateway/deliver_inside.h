@@ -4,11 +4,12 @@
  * the owner of the vIP in next_hop. That one gets the frame as it is but for a new source and a smaller MSS, and translates the
  * destination.
  *
- * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, `at` bytes into which the frame
- * begins: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
+ * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, or with PACKET_TO_OWNER one
+ * of pass_on() (internet_in.h), which fills in next_hop, final_vni, mtu and new_destination itself. The frame begins `at` bytes into
+ * the packet: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
  * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
- * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program returns. Otherwise the reason
- * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Where
+ * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program
+ * returns. Otherwise the reason to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Where
  * there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`, `vni_traffic` and
  * `sum_chunks`.
  */

@@ -8,13 +8,14 @@
  * Contract: internet_in() returns the program's verdict: XDP_TX for packets that were
  * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. FOR_VPC: the packet is for an instance, and
  * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before; FOR_OWNER: another
- * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. There take_over() returns the same. Drops are counted for the VNI once the
+ * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. take_over() returns the same, except FOR_OWNER. Drops are counted for the VNI once the
  * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`,
  * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_IN_H
 #define SLUICE_INTERNET_IN_H
 
+#include "gateway/answer_sender.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/deliver_inside.h"
 #include "gateway/sender.h"
@@ -250,12 +251,12 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 	/* The owner does not know where the sender is. */
 	reason = check_ttl(packet);
 	if (!reason)
-		reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom : deliver_inside(ctx, packet, at);
+		reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom
+							       : deliver_inside(ctx, packet, at);
 	if (!reason)
 		return packet->verdict;
-	if (!packet->error_type || packet->nat & PACKET_FROM_GATEWAY)
-		return drop(packet->vni, reason);
-	return at ? drop_with_error(ctx, packet, reason) : drop_with_public_error(ctx, packet, reason);
+	return at || !packet->error_type ? drop_to_sender(ctx, packet, reason)
+					 : drop_with_public_error(ctx, packet, reason);
 }
 
 /* Admits a packet to the public address in destination_public. `passed_on`: PACKET_FROM_GATEWAY, or 0. */

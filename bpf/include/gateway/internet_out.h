@@ -14,7 +14,7 @@
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
 
-#include "gateway/answer_tenant.h"
+#include "gateway/answer_sender.h"
 #include "gateway/deliver_inside.h"
 
 /*
@@ -184,7 +184,7 @@ static __always_inline enum drop_reason find_nat_gateway(struct xdp_md *ctx, str
 		return DROP_stale_index;
 	if (!internet_address_valid(0, packet->frame.destination))
 		return DROP_no_internet_route;
-	/* A packet that will not be sent begins no session. */
+	/* An expired packet begins no session. Whether there is a way out depends on the new source. */
 	reason = check_ttl(packet);
 	if (reason)
 		return reason;
@@ -275,10 +275,7 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 		reason = internet_out(ctx, packet);
 	if (!reason)
 		return packet->verdict;
-	/* The way back to the sender is known only if it has sent the packet here. */
-	return packet->error_type && !(packet->nat & PACKET_FROM_GATEWAY)
-		     ? drop_with_error(ctx, packet, reason)
-		     : drop(packet->vni, reason);
+	return drop_to_sender(ctx, packet, reason);
 }
 
 #endif

@@ -7,8 +7,8 @@ mod world;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-use sluice_tables::{NatAddress, NatGateway, PublicPrefix, Role};
 use sluice_tables::Target::{Internet, NextHop};
+use sluice_tables::{NatAddress, NatGateway, PublicPrefix, Role};
 use sluice_types::{MacAddr, ROUTER_MAC};
 
 use crate::Target;
