@@ -233,12 +233,18 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 	const struct public_prefix *public;
 	enum drop_reason reason;
 	const struct vrf *vrf;
+	__u32 vrf_cell;
 
 	if (!packet)
 		return drop(0, DROP_stale_index);
 	public = public_prefix_at(packet->destination_public);
-	vrf = vrf_at(packet->vrf, packet->vni);
-	if (!public || !vrf)
+	if (!public)
+		return drop(packet->vni, DROP_stale_index);
+	vrf_cell = find_index(public->vni, 0);
+	if (vrf_cell == INDEX_BUSY)
+		return drop(packet->vni, DROP_table_busy);
+	vrf = vrf_at(vrf_cell, public->vni);
+	if (!vrf)
 		return drop(packet->vni, DROP_stale_index);
 	packet->next_hop = READ_ONCE(public->vip);
 	if (!next_hop_at(packet->next_hop, NEXT_HOP_VIP))
