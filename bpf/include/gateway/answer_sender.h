@@ -3,8 +3,8 @@
  * Gateway: ICMP errors to the sender of a packet to the Internet. If another gateway has passed the packet on, the way back to the
  * sender is not the tunnel that it came by, but that to the sender's host.
  *
- * Contract: expects what answer_tenant.h does, and now_ns. drop_to_sender() counts the packet as dropped for `reason`, sends the error that
- * error_type asks for, if there is one, and returns the program's verdict. Uses the maps `cells`, `icmp_budget`,
+ * Contract: expects what answer_tenant.h does, and now_ns. drop_to_sender() counts the packet as dropped for `reason`, sends the
+ * error that error_type asks for, if there is one, and returns the program's verdict. Uses the maps `cells`, `icmp_budget`,
  * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_ANSWER_SENDER_H

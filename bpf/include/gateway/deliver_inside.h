@@ -9,9 +9,9 @@
  * the packet: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
  * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
  * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program
- * returns. Otherwise the reason to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Where
- * there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`, `vni_traffic` and
- * `sum_chunks`.
+ * returns. Otherwise the reason to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
+ * unchanged. Where there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`,
+ * `vni_traffic` and `sum_chunks`.
  */
 #ifndef SLUICE_DELIVER_INSIDE_H
 #define SLUICE_DELIVER_INSIDE_H
