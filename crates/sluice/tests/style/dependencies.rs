@@ -14,6 +14,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-envelope", &["sluice-types"]),
     ("sluice-rsp", &["sluice-types", "sluice-envelope"]),
     ("sluice-cluster", &["sluice-types", "sluice-envelope"]),
+    ("sluice-nat-sync", &["sluice-types", "sluice-envelope"]),
     ("sluice-store", &["sluice-types", "sluice-cluster"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),

@@ -1,0 +1,252 @@
+//! The receiving side, for one other gateway.
+//!
+//! ```text
+//!            Begin                all datagrams are here           what was not seen has ended
+//!   no pass ------> RECEIVING ----------------------------> ENDING ---------------------------> DONE
+//! ```
+//!
+//! A newer pass replaces an older one in each state.
+
+use crate::message::{Ack, Data, PassId, Progress, Role, WINDOW};
+use crate::record::Record;
+use crate::table::{Installed, SessionTable, Source, Unseen};
+use sluice_types::Vni;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU16;
+
+/// Most NAT gateways that one sender may speak for. Each takes about 50 bytes here during a pass.
+const UNITS_MAX: usize = 1 << 16;
+
+#[derive(Debug, Default)]
+pub(crate) struct Receiver {
+    pass: Option<Pass>,
+}
+
+#[derive(Debug)]
+struct Pass {
+    id: PassId,
+    mark: NonZeroU16,
+    /// When it began: by the clock of the table.
+    since: u32,
+    next: u32,
+    seen: u64,
+    last: Option<u32>,
+    /// NAT gateways that the sender has owned since the pass began, as far as this node knows.
+    trusted: BTreeSet<Vni>,
+    /// Those of which the pass has all sessions.
+    units: BTreeMap<Vni, Role>,
+    /// Those of which a session could not be installed.
+    late: BTreeSet<Vni>,
+    /// There were more of one of the two than are remembered.
+    too_many: bool,
+    stage: Stage,
+    heard_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Receiving,
+    /// The next part of the table to judge.
+    Ending(u64),
+    Done {
+        complete: bool,
+    },
+}
+
+/// A pass of which everything was received, and whose end is done.
+pub(crate) struct Ended<'a> {
+    /// What the pass had all sessions of.
+    pub units: &'a BTreeMap<Vni, Role>,
+    trusted: &'a BTreeSet<Vni>,
+    late: &'a BTreeSet<Vni>,
+    too_many: bool,
+}
+
+impl Ended<'_> {
+    /// Whether all sessions of a NAT gateway were installed.
+    pub fn is_installed(&self, vni: Vni) -> bool {
+        !self.too_many && !self.late.contains(&vni)
+    }
+
+    /// Whether this node now has what the sender owns, and nothing else.
+    pub fn is_copied(&self, vni: Vni) -> bool {
+        self.is_installed(vni) && self.trusted.contains(&vni) && self.units.get(&vni) == Some(&Role::Owner)
+    }
+}
+
+/// Numbers of sessions that came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// They are in the table.
+    pub installed: u64,
+    /// They could not be installed at that time.
+    pub later: u64,
+    /// Their outside port belonged to another inside endpoint.
+    pub refused: u64,
+}
+
+impl Receiver {
+    /// Whether a pass is under way, and the sender was heard after `since_us`.
+    pub fn is_receiving(&self, since_us: u64) -> bool {
+        let is_under_way =
+            |pass: &Pass| !matches!(pass.stage, Stage::Done { .. }) && pass.heard_us >= since_us;
+        self.pass.as_ref().is_some_and(is_under_way)
+    }
+
+    /// Whether [`advance`](Self::advance) has something to do.
+    pub fn is_ending(&self) -> bool {
+        self.pass.as_ref().is_some_and(|pass| matches!(pass.stage, Stage::Ending(_)))
+    }
+
+    /// Forgets the present pass. The sender begins another one.
+    pub fn stop(&mut self) {
+        self.pass = None;
+    }
+
+    /// The owner of a NAT gateway has changed.
+    pub fn forget(&mut self, vni: Vni) {
+        if let Some(pass) = &mut self.pass {
+            pass.trusted.remove(&vni);
+        }
+    }
+
+    /// Handles the begin of a pass, or a question about it. `trusted` are the NAT gateways that the sender owns.
+    pub fn begin(
+        &mut self,
+        now_us: u64,
+        id: PassId,
+        since: u32,
+        mark: impl FnOnce() -> NonZeroU16,
+        trusted: impl FnOnce() -> BTreeSet<Vni>,
+    ) -> Option<Ack> {
+        match &mut self.pass {
+            Some(pass) if pass.id == id => pass.heard_us = now_us,
+            // Was overtaken.
+            Some(pass) if pass.id.boot == id.boot && pass.id.number > id.number => return None,
+            _ => {
+                self.pass = Some(Pass {
+                    id,
+                    mark: mark(),
+                    since,
+                    next: 0,
+                    seen: 0,
+                    last: None,
+                    trusted: trusted(),
+                    units: BTreeMap::new(),
+                    late: BTreeSet::new(),
+                    too_many: false,
+                    stage: Stage::Receiving,
+                    heard_us: now_us,
+                });
+            }
+        }
+        self.pass.as_ref().map(Pass::ack)
+    }
+
+    /// Handles a part of a pass.
+    pub fn receive(
+        &mut self,
+        now_us: u64,
+        data: Data,
+        table: &mut dyn SessionTable,
+        counters: &mut Counters,
+    ) -> Option<Ack> {
+        match &mut self.pass {
+            Some(pass) if pass.id == data.pass => {
+                pass.heard_us = now_us;
+                pass.receive(data, table, counters);
+                Some(pass.ack())
+            }
+            Some(pass) if pass.id.boot == data.pass.boot && pass.id.number > data.pass.number => None,
+            _ => Some(Ack { pass: data.pass, progress: Progress::Unknown, next: 0, seen: 0 }),
+        }
+    }
+
+    /// Ends sessions that were not in the pass, in as many parts of the table as `budget` says. `ended` judges a pass whose end is done.
+    pub fn advance(
+        &mut self,
+        budget: &mut u32,
+        table: &mut dyn SessionTable,
+        ended: impl FnOnce(&Ended) -> bool,
+    ) -> Option<Ack> {
+        let pass = self.pass.as_mut()?;
+        let Stage::Ending(mut part) = pass.stage else { return None };
+        loop {
+            let next = if pass.too_many || pass.trusted.is_empty() {
+                None
+            } else if *budget == 0 {
+                pass.stage = Stage::Ending(part);
+                return None;
+            } else {
+                *budget -= 1;
+                let is_owners =
+                    |vni| pass.trusted.contains(&vni) && pass.units.get(&vni) == Some(&Role::Owner);
+                table.end_unseen(part, &Unseen { units: &is_owners, mark: pass.mark, since: pass.since })
+            };
+            let Some(next) = next else { break };
+            part = next;
+        }
+        let Pass { units, trusted, late, too_many, .. } = &*pass;
+        let complete = ended(&Ended { units, trusted, late, too_many: *too_many });
+        pass.stage = Stage::Done { complete };
+        Some(pass.ack())
+    }
+}
+
+impl Pass {
+    fn ack(&self) -> Ack {
+        let progress = match self.stage {
+            Stage::Receiving | Stage::Ending(_) => Progress::Receiving,
+            Stage::Done { complete: true } => Progress::Complete,
+            Stage::Done { complete: false } => Progress::Incomplete,
+        };
+        Ack { pass: self.id, progress, next: self.next, seen: self.seen }
+    }
+
+    fn receive(&mut self, data: Data, table: &mut dyn SessionTable, counters: &mut Counters) {
+        let Some(bit) = data.seq.checked_sub(self.next).filter(|bit| *bit < WINDOW) else { return };
+        // A sender uses no number above that of the last datagram, and 2^32 datagrams are more than it has.
+        let is_possible = self.last.is_none_or(|last| data.seq < last) && data.seq < u32::MAX - WINDOW;
+        if self.seen >> bit & 1 != 0 || self.stage != Stage::Receiving || !is_possible {
+            return;
+        }
+        for record in &data.records {
+            self.install(record, data.age, table, counters);
+        }
+        for (vni, role) in data.units {
+            if self.units.len() < UNITS_MAX {
+                self.units.insert(vni, role);
+            } else {
+                self.too_many = true;
+            }
+        }
+        if data.last {
+            self.last = Some(data.seq);
+        }
+        self.seen |= 1 << bit;
+        let received = self.seen.trailing_ones();
+        self.next += received;
+        self.seen = self.seen.checked_shr(received).unwrap_or(0);
+        if self.last.is_some_and(|last| self.next > last) {
+            self.stage = Stage::Ending(0);
+        }
+    }
+
+    fn install(&mut self, record: &Record, age: u16, table: &mut dyn SessionTable, counters: &mut Counters) {
+        let is_owners = self.trusted.contains(&record.vni);
+        let source = if is_owners { Source::Owner(self.mark) } else { Source::Other };
+        let idle = record.idle.saturating_add(u32::from(age));
+        match table.install(&Record { idle, ..*record }, source) {
+            Installed::Done => counters.installed += 1,
+            Installed::Refused => counters.refused += 1,
+            Installed::Later => {
+                counters.later += 1;
+                if self.late.len() < UNITS_MAX {
+                    self.late.insert(record.vni);
+                } else {
+                    self.too_many = true;
+                }
+            }
+        }
+    }
+}
