@@ -46,10 +46,13 @@ pub struct Data {
 pub enum Progress {
     /// It receives the pass.
     Receiving,
-    /// It has the whole pass, and has ended what was not in it.
-    Complete,
-    /// It has the whole pass, but could not do all of it: the sender begins another one soon.
-    Incomplete,
+    /// It has the whole pass, and has ended what was not in it. If one of the two is false, the sender begins another pass soon.
+    Done {
+        /// It has all sessions of what the sender owns, and no others.
+        copied: bool,
+        /// It has taken back all sessions of what it owns itself.
+        returned: bool,
+    },
     /// It does not know the pass, because it has started again, or has given up waiting. The sender begins another one.
     Unknown,
 }

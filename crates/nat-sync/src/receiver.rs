@@ -48,9 +48,7 @@ enum Stage {
     Receiving,
     /// The next part of the table to judge.
     Ending(u64),
-    Done {
-        complete: bool,
-    },
+    Done(Progress),
 }
 
 /// A pass of which everything was received, and whose end is done.
@@ -88,8 +86,7 @@ pub struct Counters {
 impl Receiver {
     /// Whether a pass is under way, and the sender was heard after `since_us`.
     pub fn is_receiving(&self, since_us: u64) -> bool {
-        let is_under_way =
-            |pass: &Pass| !matches!(pass.stage, Stage::Done { .. }) && pass.heard_us >= since_us;
+        let is_under_way = |pass: &Pass| !matches!(pass.stage, Stage::Done(_)) && pass.heard_us >= since_us;
         self.pass.as_ref().is_some_and(is_under_way)
     }
 
@@ -167,7 +164,7 @@ impl Receiver {
         &mut self,
         budget: &mut u32,
         table: &mut dyn SessionTable,
-        ended: impl FnOnce(&Ended) -> bool,
+        ended: impl FnOnce(&Ended) -> Progress,
     ) -> Option<Ack> {
         let pass = self.pass.as_mut()?;
         let Stage::Ending(mut part) = pass.stage else { return None };
@@ -187,8 +184,7 @@ impl Receiver {
             part = next;
         }
         let Pass { units, trusted, late, too_many, .. } = &*pass;
-        let complete = ended(&Ended { units, trusted, late, too_many: *too_many });
-        pass.stage = Stage::Done { complete };
+        pass.stage = Stage::Done(ended(&Ended { units, trusted, late, too_many: *too_many }));
         Some(pass.ack())
     }
 }
@@ -197,8 +193,7 @@ impl Pass {
     fn ack(&self) -> Ack {
         let progress = match self.stage {
             Stage::Receiving | Stage::Ending(_) => Progress::Receiving,
-            Stage::Done { complete: true } => Progress::Complete,
-            Stage::Done { complete: false } => Progress::Incomplete,
+            Stage::Done(progress) => progress,
         };
         Ack { pass: self.id, progress, next: self.next, seen: self.seen }
     }

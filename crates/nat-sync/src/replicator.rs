@@ -1,6 +1,6 @@
 //! All of a gateway's replication: which NAT gateways it owns, what it sends to each other gateway, and what it has of them.
 
-use crate::message::{Message, Role};
+use crate::message::{Message, Progress, Role};
 use crate::params::{Backoff, Params};
 use crate::receiver::{Counters, Ended, Receiver};
 use crate::sender::{Finished, Sender};
@@ -324,14 +324,11 @@ impl Replicator {
 
     /// A pass to a gateway is over.
     fn finished(&mut self, now_us: u64, to: GatewayId, finished: &Finished, out: &mut Vec<Output>) {
-        if !finished.complete {
-            return;
-        }
         let mut more = false;
         for (&vni, unit) in &mut self.units {
             let role = finished.units.get(&vni);
             if unit.former && unit.owner == Some(to) {
-                if role == Some(&Role::Former) {
+                if role == Some(&Role::Former) && finished.returned {
                     unit.former = false;
                     out.push(Output::Returned { vni, to });
                 } else {
@@ -339,7 +336,7 @@ impl Replicator {
                 }
             }
             if let Some((_, since_us)) = unit.moving.filter(|(next, _)| *next == to) {
-                if role == Some(&Role::Owner) && finished.started_us >= since_us {
+                if role == Some(&Role::Owner) && finished.copied && finished.started_us >= since_us {
                     unit.moving = None;
                     out.push(Output::Ready { vni, to });
                 } else {
@@ -348,7 +345,12 @@ impl Replicator {
             }
         }
         self.note_spoken_to();
-        if more && let Some(peer) = self.peers.get_mut(&to) {
+        // If not all was done, the next pass comes later.
+        if more
+            && finished.copied
+            && finished.returned
+            && let Some(peer) = self.peers.get_mut(&to)
+        {
             peer.sender.begin_soon(now_us);
         }
     }
@@ -378,22 +380,21 @@ impl Replicator {
         for (id, peer) in &mut self.peers {
             let lost = peer.lost;
             let judge = |ended: &Ended| {
-                let mut complete = true;
+                let (mut copied, mut returned) = (true, true);
                 for (vni, role) in ended.units {
-                    let Some(unit) = units.get_mut(vni) else {
-                        complete = false;
-                        continue;
-                    };
-                    let done = match role {
-                        Role::Owner => ended.is_copied(*vni) && !lost,
-                        Role::Former => unit.owner == Some(own) && ended.is_installed(*vni),
-                    };
-                    if done && *role == Role::Owner {
-                        unit.complete_us = Some(now_us);
+                    let unit = units.get_mut(vni);
+                    match (role, unit) {
+                        (Role::Owner, Some(unit)) if ended.is_copied(*vni) && !lost => {
+                            unit.complete_us = Some(now_us);
+                        }
+                        (Role::Owner, _) => copied = false,
+                        (Role::Former, unit) => {
+                            returned &=
+                                ended.is_installed(*vni) && unit.is_some_and(|it| it.owner == Some(own));
+                        }
                     }
-                    complete &= done;
                 }
-                complete
+                Progress::Done { copied, returned }
             };
             if let Some(ack) = peer.receiver.advance(&mut parts, table, judge) {
                 out.push(Output::Send { to: *id, message: Message::Ack(ack) });

@@ -75,7 +75,9 @@ struct Sent {
 /// The end of a pass.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    pub complete: bool,
+    /// The receiver has all sessions of what this node owns, and all of what this node returns.
+    pub copied: bool,
+    pub returned: bool,
     /// When the first session was read.
     pub started_us: u64,
     /// NAT gateways whose role did not change during the pass.
@@ -182,14 +184,13 @@ impl Sender {
             }
             (State::Streaming(streaming), progress) => {
                 streaming.acknowledged(now_us, ack);
-                let over =
-                    streaming.last_sent && streaming.sent.is_empty() && progress != Progress::Receiving;
-                let finished = Finished {
-                    complete: progress == Progress::Complete,
-                    started_us: streaming.started_us,
-                    units: if over { std::mem::take(&mut streaming.units) } else { return None },
-                };
-                if finished.complete {
+                let Progress::Done { copied, returned } = progress else { return None };
+                if !streaming.last_sent || !streaming.sent.is_empty() {
+                    return None;
+                }
+                let units = std::mem::take(&mut streaming.units);
+                let finished = Finished { copied, returned, started_us: streaming.started_us, units };
+                if copied && returned {
                     self.retry_us = params.retry_us;
                     self.stop(self.next_us);
                 } else {

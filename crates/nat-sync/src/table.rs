@@ -50,8 +50,8 @@ pub trait SessionTable {
     fn read(&self, part: u64, visit: &mut dyn FnMut(Record)) -> Option<u64>;
 
     /// Adds a session, or merges it with the one between the same endpoints that the table has. The newer activity wins, with its
-    /// state and its outside endpoint; if both are as new, the state has the bits of both. Activity within a second
-    /// before that of the table counts as newer if the owner sends it, because clocks and expiries are not more exact.
+    /// state and its outside endpoint. If the source is the owner, its activity counts as newer also if it is older by up to a second,
+    /// because clocks and expiries are not more exact. Otherwise, if both are as new, the state has the bits of both.
     ///
     /// If the outside port belongs to another inside endpoint, that one's sessions end if the source is the owner, which has given the
     /// port away; otherwise the session is refused.

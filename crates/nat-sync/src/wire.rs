@@ -23,6 +23,14 @@ const WANT: u8 = 4;
 
 const LAST: u8 = 0x01;
 
+/// What an Ack says about a pass.
+const RECEIVING: u16 = 0;
+const UNKNOWN: u16 = 1;
+const DONE: u16 = 4;
+const COPIED: u16 = 1;
+const RETURNED: u16 = 2;
+const DONE_WITH_ALL: u16 = DONE | COPIED | RETURNED;
+
 /// Size of the shortest message, and of the fields that all messages have.
 pub(crate) const HEAD_BYTES: usize = 4;
 const DATA_HEAD_BYTES: usize = 24;
@@ -170,6 +178,16 @@ fn write_data(to: &mut Vec<u8>, data: &Data) {
     }
 }
 
+fn progress_code(progress: Progress) -> u16 {
+    match progress {
+        Progress::Receiving => RECEIVING,
+        Progress::Unknown => UNKNOWN,
+        Progress::Done { copied, returned } => {
+            DONE | if copied { COPIED } else { 0 } | if returned { RETURNED } else { 0 }
+        }
+    }
+}
+
 fn read_data(body: &mut Reader, flags: u8, age: u16) -> Result<Data, DecodeError> {
     let (pass, seq) = (body.pass()?, body.u32()?);
     let (records, units) = (usize::from(body.u16()?), usize::from(body.u16()?));
@@ -184,10 +202,11 @@ fn read_data(body: &mut Reader, flags: u8, age: u16) -> Result<Data, DecodeError
 
 fn read_ack(body: &mut Reader, progress: u16) -> Result<Ack, DecodeError> {
     let progress = match progress {
-        0 => Progress::Receiving,
-        1 => Progress::Complete,
-        2 => Progress::Incomplete,
-        3 => Progress::Unknown,
+        RECEIVING => Progress::Receiving,
+        UNKNOWN => Progress::Unknown,
+        DONE..=DONE_WITH_ALL => {
+            Progress::Done { copied: progress & COPIED != 0, returned: progress & RETURNED != 0 }
+        }
         _ => return Err(DecodeError::Field("progress")),
     };
     let (pass, next, seen) = (body.pass()?, body.u32()?, body.u64()?);
@@ -206,7 +225,7 @@ impl Message {
         let (kind, flags, number) = match self {
             Self::Begin(_) => (BEGIN, 0, 0),
             Self::Data(data) => (DATA, u8::from(data.last), data.age),
-            Self::Ack(ack) => (ACK, 0, ack.progress as u16),
+            Self::Ack(ack) => (ACK, 0, progress_code(ack.progress)),
             Self::Want => (WANT, 0, 0),
         };
         to.extend([kind, flags]);

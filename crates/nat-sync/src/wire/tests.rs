@@ -32,9 +32,11 @@ fn data(records: u32, units: u32) -> Message {
 fn largest_messages_fit_and_are_decoded_unchanged() {
     let pass = PassId { boot: 1 << 63, number: 1 };
     let ack = |progress| Message::Ack(Ack { pass, progress, next: 9, seen: u64::MAX - 1 });
-    let acks = [Progress::Receiving, Progress::Complete, Progress::Incomplete, Progress::Unknown].map(ack);
+    let done = [(false, false), (false, true), (true, false), (true, true)]
+        .map(|(copied, returned)| Progress::Done { copied, returned });
+    let acks = [Progress::Receiving, Progress::Unknown].into_iter().chain(done).map(ack);
     let others = [Message::Begin(pass), Message::Want, data(0, 0), data(0, 324), data(RECORDS_MAX as u32, 0)];
-    for message in acks.into_iter().chain(others) {
+    for message in acks.chain(others) {
         let bytes = message.encode();
         assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{} bytes", bytes.len());
         assert_eq!(Message::decode(&bytes), Ok(message));
@@ -77,7 +79,7 @@ fn encoding_does_not_change() {
         units: vec![(Vni::new(7).unwrap(), Role::Former)],
     };
     let id = [0, 0, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8];
-    let ack = Ack { pass, progress: Progress::Incomplete, next: 3, seen: 4 };
+    let ack = Ack { pass, progress: Progress::Done { copied: false, returned: true }, next: 3, seen: 4 };
     let expected: [(Message, Vec<u8>); 4] = [
         (Message::Begin(pass), [&[1, 0, 0, 0][..], &id].concat()),
         (
@@ -94,7 +96,7 @@ fn encoding_does_not_change() {
             ]
             .concat(),
         ),
-        (Message::Ack(ack), [&[3, 0, 0, 2][..], &id, &[0, 0, 0, 3], &[0, 0, 0, 0, 0, 0, 0, 4]].concat()),
+        (Message::Ack(ack), [&[3, 0, 0, 6][..], &id, &[0, 0, 0, 3], &[0, 0, 0, 0, 0, 0, 0, 4]].concat()),
         (Message::Want, vec![4, 0, 0, 0]),
     ];
     for (message, bytes) in expected {
@@ -133,7 +135,7 @@ fn messages_with_impossible_fields_are_refused() {
     let mut ack = Message::Ack(Ack { pass, progress: Progress::Unknown, next: 0, seen: 0 }).encode();
     ack[27] = 1;
     assert_eq!(Message::decode(&ack), Err(DecodeError::Field("seen")));
-    ack[3] = 4;
+    ack[3] = 2;
     assert_eq!(Message::decode(&ack), Err(DecodeError::Field("progress")));
 }
 
