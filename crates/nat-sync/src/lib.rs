@@ -36,5 +36,5 @@ pub use receiver::Counters;
 pub use record::{Record, State};
 pub use replicator::{Input, Output, Replicator};
 pub use shares::block_share;
-pub use table::{Installed, PART_SESSIONS_MAX, SessionTable, Source, Unseen};
+pub use table::{Installed, Mark, PART_SESSIONS_MAX, SessionTable, Source, Unseen};
 pub use wire::{DATAGRAM_BYTES_MAX, DecodeError, MESSAGE_BYTES_MAX, RECORD_BYTES, RECORDS_MAX, UNIT_BYTES};

@@ -1,10 +1,13 @@
 //! Times and rates of the protocol.
 
+/// Microseconds of a tick of the session tables.
+pub(crate) const TICK_US: u64 = 125_000;
+
 /// Times are in microseconds of the clock of the node that uses them. `docs/decisions/nat-replication.md` explains the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {
-    /// Interval between the beginnings of two passes to a gateway. Less than half of the shortest timeout of a session (60 s for ICMP), so
-    /// that no copy expires while the session is used, also if a pass fails.
+    /// Interval between the beginnings of two passes to a gateway. Copies live for two intervals longer than the owner's sessions, so it
+    /// is less than half of the shortest timeout (60 s for ICMP).
     pub interval_us: u64,
     /// Sessions that a gateway reads in a second, for all others together.
     pub sessions_per_s: u32,
@@ -37,6 +40,13 @@ impl Default for Params {
             lost_us: 1_000_000,
             stale_us: 300_000_000,
         }
+    }
+}
+
+impl Params {
+    /// Ticks of 1/8 s by which a copy counts as less idle than the session: two intervals, so that one pass may fail.
+    pub(crate) fn grace_ticks(&self) -> u32 {
+        u32::try_from(2 * self.interval_us / TICK_US).unwrap_or(u32::MAX)
     }
 }
 

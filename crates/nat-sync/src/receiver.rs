@@ -9,25 +9,25 @@
 
 use crate::message::{Ack, Data, PassId, Progress, Role, WINDOW};
 use crate::record::Record;
-use crate::table::{Installed, SessionTable, Source, Unseen};
+use crate::table::{Installed, Mark, SessionTable, Source, Unseen};
 use sluice_types::Vni;
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU16;
 
 /// Most NAT gateways that one sender may speak for. Each takes about 50 bytes here during a pass.
 const UNITS_MAX: usize = 1 << 16;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Receiver {
+    /// Ticks by which copies count as less idle than the owner said. The owner may have seen a packet since, and the copy must not
+    /// expire before the next pass says so.
+    grace: u32,
     pass: Option<Pass>,
 }
 
 #[derive(Debug)]
 struct Pass {
     id: PassId,
-    mark: NonZeroU16,
-    /// When it began: by the clock of the table.
-    since: u32,
+    mark: Mark,
     next: u32,
     seen: u64,
     last: Option<u32>,
@@ -84,6 +84,10 @@ pub struct Counters {
 }
 
 impl Receiver {
+    pub fn new(grace: u32) -> Self {
+        Self { grace, pass: None }
+    }
+
     /// Whether a pass is under way, and the sender was heard after `since_us`.
     pub fn is_receiving(&self, since_us: u64) -> bool {
         let is_under_way = |pass: &Pass| !matches!(pass.stage, Stage::Done(_)) && pass.heard_us >= since_us;
@@ -112,8 +116,7 @@ impl Receiver {
         &mut self,
         now_us: u64,
         id: PassId,
-        since: u32,
-        mark: impl FnOnce() -> NonZeroU16,
+        mark: impl FnOnce() -> Mark,
         trusted: impl FnOnce() -> BTreeSet<Vni>,
     ) -> Option<Ack> {
         match &mut self.pass {
@@ -124,7 +127,6 @@ impl Receiver {
                 self.pass = Some(Pass {
                     id,
                     mark: mark(),
-                    since,
                     next: 0,
                     seen: 0,
                     last: None,
@@ -151,7 +153,7 @@ impl Receiver {
         match &mut self.pass {
             Some(pass) if pass.id == data.pass => {
                 pass.heard_us = now_us;
-                pass.receive(data, table, counters);
+                pass.receive(data, self.grace, table, counters);
                 Some(pass.ack())
             }
             Some(pass) if pass.id.boot == data.pass.boot && pass.id.number > data.pass.number => None,
@@ -178,7 +180,7 @@ impl Receiver {
                 *budget -= 1;
                 let is_owners =
                     |vni| pass.trusted.contains(&vni) && pass.units.get(&vni) == Some(&Role::Owner);
-                table.end_unseen(part, &Unseen { units: &is_owners, mark: pass.mark, since: pass.since })
+                table.end_unseen(part, &Unseen { units: &is_owners, mark: pass.mark })
             };
             let Some(next) = next else { break };
             part = next;
@@ -198,7 +200,7 @@ impl Pass {
         Ack { pass: self.id, progress, next: self.next, seen: self.seen }
     }
 
-    fn receive(&mut self, data: Data, table: &mut dyn SessionTable, counters: &mut Counters) {
+    fn receive(&mut self, data: Data, grace: u32, table: &mut dyn SessionTable, counters: &mut Counters) {
         let Some(bit) = data.seq.checked_sub(self.next).filter(|bit| *bit < WINDOW) else { return };
         // A sender uses no number above that of the last datagram, and 2^32 datagrams are more than it has.
         let is_possible = self.last.is_none_or(|last| data.seq < last) && data.seq < u32::MAX - WINDOW;
@@ -206,7 +208,8 @@ impl Pass {
             return;
         }
         for record in &data.records {
-            self.install(record, data.age, table, counters);
+            let idle = record.idle.saturating_add(u32::from(data.age));
+            self.install(&Record { idle, ..*record }, grace, table, counters);
         }
         for (vni, role) in data.units {
             if self.units.len() < UNITS_MAX {
@@ -227,11 +230,19 @@ impl Pass {
         }
     }
 
-    fn install(&mut self, record: &Record, age: u16, table: &mut dyn SessionTable, counters: &mut Counters) {
-        let is_owners = self.trusted.contains(&record.vni);
-        let source = if is_owners { Source::Owner(self.mark) } else { Source::Other };
-        let idle = record.idle.saturating_add(u32::from(age));
-        match table.install(&Record { idle, ..*record }, source) {
+    fn install(
+        &mut self,
+        record: &Record,
+        grace: u32,
+        table: &mut dyn SessionTable,
+        counters: &mut Counters,
+    ) {
+        let (source, grace) = if self.trusted.contains(&record.vni) {
+            (Source::Owner(self.mark), grace)
+        } else {
+            (Source::Other, 0)
+        };
+        match table.install(&Record { idle: record.idle.saturating_sub(grace), ..*record }, source) {
             Installed::Done => counters.installed += 1,
             Installed::Refused => counters.refused += 1,
             Installed::Later => {

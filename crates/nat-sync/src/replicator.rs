@@ -4,7 +4,7 @@ use crate::message::{Message, Progress, Role};
 use crate::params::{Backoff, Params};
 use crate::receiver::{Counters, Ended, Receiver};
 use crate::sender::{Finished, Sender};
-use crate::table::{PART_SESSIONS_MAX, SessionTable};
+use crate::table::{Mark, PART_SESSIONS_MAX, SessionTable};
 use sluice_types::{GatewayId, Vni};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
@@ -190,7 +190,7 @@ impl Replicator {
         for id in members.iter().filter(|id| **id != self.own) {
             self.peers.entry(*id).or_insert_with(|| Peer {
                 sender: Sender::new(self.boot, now_us, &self.params),
-                receiver: Receiver::default(),
+                receiver: Receiver::new(self.params.grace_ticks()),
                 silent_us: None,
                 lost: false,
                 contact_us: now_us,
@@ -310,12 +310,13 @@ impl Replicator {
             Message::Begin(id) => {
                 let mark = || {
                     self.mark = self.mark.wrapping_add(1).max(1);
-                    NonZeroU16::new(self.mark).unwrap_or(NonZeroU16::MIN)
+                    let number = NonZeroU16::new(self.mark).unwrap_or(NonZeroU16::MIN);
+                    Mark { number, since: table.now() }
                 };
                 // What this node returns to the sender is in a later pass.
                 let is_trusted = |(_, unit): &(&Vni, &Unit)| unit.owner == Some(from) && !unit.former;
                 let trusted = || units.iter().filter(is_trusted).map(|(vni, _)| *vni).collect();
-                peer.receiver.begin(now_us, id, table.now(), mark, trusted)
+                peer.receiver.begin(now_us, id, mark, trusted)
             }
             Message::Data(data) => peer.receiver.receive(now_us, data, table, &mut self.counters),
         };

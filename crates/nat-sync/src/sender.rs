@@ -12,15 +12,12 @@
 //! after that time, because its first packets went through the receiver.
 
 use crate::message::{Ack, Data, Message, PassId, Progress, Role, WINDOW};
-use crate::params::{Backoff, Params};
+use crate::params::{Backoff, Params, TICK_US};
 use crate::record::Record;
 use crate::table::SessionTable;
 use crate::wire::RECORDS_MAX;
 use sluice_types::Vni;
 use std::collections::{BTreeMap, VecDeque};
-
-/// Microseconds of a tick.
-const TICK_US: u64 = 125_000;
 
 /// What a part of a table costs at least, in sessions: reading its words without any.
 const PART_COST_MIN: i64 = 16;

@@ -7,11 +7,20 @@ use std::num::NonZeroU16;
 /// Most sessions in a part of a table, which is what one call reads or judges.
 pub const PART_SESSIONS_MAX: usize = 128;
 
+/// A pass that a node receives, as the table knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Is stored with the sessions that are in the pass. Differs from that of the passes before.
+    pub number: NonZeroU16,
+    /// When the pass began, by [`SessionTable::now`]. Activity at or after this time may be newer than what the pass says.
+    pub since: u32,
+}
+
 /// Who says that a session exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The owner of the NAT gateway's vIP. The mark of its pass is stored with the session.
-    Owner(NonZeroU16),
+    /// The owner of the NAT gateway's vIP, in this pass.
+    Owner(Mark),
     /// Another gateway, which has owned the vIP or believes that it owns it.
     Other,
 }
@@ -32,10 +41,8 @@ pub enum Installed {
 pub struct Unseen<'a> {
     /// Of which NAT gateways the pass had all sessions.
     pub units: &'a dyn Fn(Vni) -> bool,
-    /// The mark of the sessions that were in the pass.
-    pub mark: NonZeroU16,
-    /// When the pass began, by [`SessionTable::now`]. Sessions with activity at or after this time stay: they may be newer than the pass.
-    pub since: u32,
+    /// The pass.
+    pub mark: Mark,
 }
 
 /// The sessions of all NAT gateways on a node.
@@ -49,14 +56,17 @@ pub trait SessionTable {
     /// the first one. A session that exists from the first call to the last one is visited at least once.
     fn read(&self, part: u64, visit: &mut dyn FnMut(Record)) -> Option<u64>;
 
-    /// Adds a session, or merges it with the one between the same endpoints that the table has. The newer activity wins, with its
-    /// state and its outside endpoint. If the source is the owner, its activity counts as newer also if it is older by up to a second,
-    /// because clocks and expiries are not more exact. Otherwise, if both are as new, the state has the bits of both.
+    /// Adds a session, or merges it with the one between the same endpoints that the table has.
+    ///
+    /// What the owner says replaces what the table has, unless that has newer activity, which came after the begin of the pass. Of what
+    /// another gateway says, the newer activity wins, with its state and its outside endpoint. If the times differ by a second or less,
+    /// they count as equal, because clocks and expiries are not more exact; then the session stays, and its state gets the bits of both.
     ///
     /// If the outside port belongs to another inside endpoint, that one's sessions end if the source is the owner, which has given the
     /// port away; otherwise the session is refused.
     fn install(&mut self, record: &Record, source: Source) -> Installed;
 
-    /// Ends sessions of a part of the table that a pass has shown not to exist, and returns the next part, as [`read`](Self::read).
+    /// Ends sessions of a part of the table that a pass has shown not to exist: those without its mark, and without activity since it began. Returns
+    /// the next part, as [`read`](Self::read).
     fn end_unseen(&mut self, part: u64, unseen: &Unseen) -> Option<u64>;
 }

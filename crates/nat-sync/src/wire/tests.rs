@@ -19,11 +19,13 @@ fn data(records: u32, units: u32) -> Message {
     Message::Data(Data {
         pass: PassId { boot: u64::MAX, number: u32::MAX },
         seq: 7,
-        last: records % 2 == 0,
+        last: records.is_multiple_of(2),
         age: 3,
         records: (0..records).map(|number| record(number * 7919)).collect(),
         units: (1..=units)
-            .map(|vni| (Vni::new(vni).unwrap(), if vni % 2 == 0 { Role::Owner } else { Role::Former }))
+            .map(|vni| {
+                (Vni::new(vni).unwrap(), if vni.is_multiple_of(2) { Role::Owner } else { Role::Former })
+            })
             .collect(),
     })
 }
@@ -144,7 +146,7 @@ proptest! {
     fn messages_are_decoded_unchanged(numbers in prop::collection::vec(any::<u32>(), 0..RECORDS_MAX), age: u16, seq: u32) {
         let pass = PassId { boot: u64::from(seq) << 20, number: seq.max(1) };
         let records = numbers.into_iter().map(record).collect();
-        let message = Message::Data(Data { pass, seq, last: age % 2 == 0, age, records, units: Vec::new() });
+        let message = Message::Data(Data { pass, seq, last: age.is_multiple_of(2), age, records, units: Vec::new() });
         prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
     }
 

@@ -12,8 +12,8 @@ use std::num::NonZeroU16;
 const PARTS: u64 = 16;
 /// Ports of a block.
 const BLOCK_PORTS: u16 = 64;
-/// Activity that the owner reports counts as newer if it is at most so many ticks older.
-const SLACK: u32 = 8;
+/// Times of activity that differ by so many ticks count as equal.
+const SLACK: i32 = 8;
 
 /// What a table has at most one session for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +42,7 @@ pub struct Table {
     /// The next sessions that cannot be installed.
     pub refusals: u32,
     pub sessions: BTreeMap<Key, Session>,
+    next_port: u16,
     /// The inside endpoint of each outside port in use, and the number of its sessions.
     ports: BTreeMap<(u8, SocketAddrV4), (Vni, SocketAddrV4, usize)>,
 }
@@ -93,7 +94,9 @@ impl Table {
             .filter(|(_, session)| idle(session) >= self.timeout as i32)
             .map(|(key, _)| *key)
             .collect();
-        over.iter().for_each(|key| drop(self.remove(key)));
+        for key in over {
+            self.remove(&key);
+        }
     }
 
     /// Begins a session as a packet of a VM does: by the outside port that the inside endpoint has, or by a new one of the gateway's
@@ -103,8 +106,10 @@ impl Table {
             *protocol == key.protocol && (*vni, *inside) == (key.vni, key.inside)
         });
         let free = || {
+            // A port that was used lately comes last.
+            let numbers = (0..ports).map(|number| 1024 + (self.next_port + number) % ports);
             let mut candidates =
-                (1024..1024 + ports).map(|port| SocketAddrV4::new(public(key.vni), port)).filter(|outside| {
+                numbers.map(|port| SocketAddrV4::new(public(key.vni), port)).filter(|outside| {
                     let block = outside.port() / BLOCK_PORTS;
                     block_share(members, *outside.ip(), block) == Some(own)
                         && !self.ports.contains_key(&(key.protocol, *outside))
@@ -112,6 +117,9 @@ impl Table {
             candidates.next()
         };
         let outside = mapped.map(|((_, outside), _)| *outside).or_else(free)?;
+        if mapped.is_none() {
+            self.next_port = outside.port() - 1024 + 1;
+        }
         let session = Session { outside, state: State::default(), active: self.now, mark: None };
         self.insert(key, session);
         self.record(&key)
@@ -163,22 +171,29 @@ impl SessionTable for Table {
             return Installed::Later;
         }
         let key = key(record);
-        let (slack, mark) = match source {
-            Source::Owner(mark) => (SLACK, Some(mark)),
-            Source::Other => (0, None),
-        };
         let active = self.now.wrapping_sub(record.idle);
-        let mut session = Session { outside: record.outside, state: record.state, active, mark };
+        let mark = match source {
+            Source::Owner(mark) => Some(mark.number),
+            Source::Other => None,
+        };
+        let session = Session { outside: record.outside, state: record.state, active, mark };
         if let Some(present) = self.sessions.get_mut(&key) {
             let newer_by = present.active.wrapping_sub(active) as i32;
-            if newer_by > slack as i32 {
-                present.mark = mark.or(present.mark);
-                return Installed::Done;
-            }
-            session.mark = mark.or(present.mark);
-            if newer_by == 0 && source == Source::Other && session.outside == present.outside {
-                let bits = session.state.bits() | present.state.bits();
-                session.state = State::new(bits).expect("all bits have a meaning");
+            match source {
+                Source::Owner(mark) => {
+                    let came_after = present.active.wrapping_sub(mark.since) as i32 >= 0;
+                    if came_after && newer_by > 0 {
+                        present.mark = Some(mark.number);
+                        return Installed::Done;
+                    }
+                }
+                Source::Other if newer_by > SLACK => return Installed::Done,
+                Source::Other if newer_by >= -SLACK => {
+                    let bits = present.state.bits() | session.state.bits();
+                    present.state = State::new(bits).expect("all bits have a meaning");
+                    return Installed::Done;
+                }
+                Source::Other => {}
             }
         }
         let at = (key.protocol, record.outside);
@@ -190,26 +205,30 @@ impl SessionTable for Table {
                 ((other.protocol, session.outside) == at).then_some(*other)
             };
             let stale: Vec<Key> = self.sessions.iter().filter_map(stale).collect();
-            stale.iter().for_each(|key| drop(self.remove(key)));
+            for key in stale {
+                self.remove(&key);
+            }
         }
         self.insert(key, session);
         Installed::Done
     }
 
     fn end_unseen(&mut self, part: u64, unseen: &Unseen) -> Option<u64> {
-        let is_older = |session: &Session| (session.active.wrapping_sub(unseen.since) as i32) < 0;
+        let is_older = |session: &Session| (session.active.wrapping_sub(unseen.mark.since) as i32) < 0;
         let over: Vec<Key> = self
             .sessions
             .iter()
             .filter(|(key, session)| {
                 part_of(key) == part
                     && (unseen.units)(key.vni)
-                    && session.mark != Some(unseen.mark)
+                    && session.mark != Some(unseen.mark.number)
                     && is_older(session)
             })
             .map(|(key, _)| *key)
             .collect();
-        over.iter().for_each(|key| drop(self.remove(key)));
+        for key in over {
+            self.remove(&key);
+        }
         Some(part + 1).filter(|next| *next < PARTS)
     }
 }

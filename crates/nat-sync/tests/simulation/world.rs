@@ -79,6 +79,14 @@ pub struct Live {
     pub established: bool,
 }
 
+impl Live {
+    /// Whether it has expired, or is about to.
+    pub fn is_over(&self, world: &World) -> bool {
+        let timeout_us = u64::from(world.scenario.timeout_ticks) * TICK_US;
+        world.now_us + 2_000_000 >= self.active_us + timeout_us
+    }
+}
+
 pub struct World {
     pub scenario: Scenario,
     pub now_us: u64,
@@ -109,7 +117,6 @@ pub struct Summary {
     pub moves: u64,
     pub returned: u64,
     pub refused: u64,
-    pub installed: u64,
 }
 
 pub fn id(node: usize) -> GatewayId {
