@@ -39,6 +39,8 @@ struct Pass {
     late: BTreeSet<Vni>,
     /// There were more of one of the two than are remembered.
     too_many: bool,
+    /// It had sessions of which the sender is not the owner.
+    has_others: bool,
     stage: Stage,
     heard_us: u64,
 }
@@ -58,6 +60,8 @@ pub(crate) struct Ended<'a> {
     trusted: &'a BTreeSet<Vni>,
     late: &'a BTreeSet<Vni>,
     too_many: bool,
+    /// It had sessions of which the sender is not the owner.
+    pub has_others: bool,
 }
 
 impl Ended<'_> {
@@ -134,6 +138,7 @@ impl Receiver {
                     units: BTreeMap::new(),
                     late: BTreeSet::new(),
                     too_many: false,
+                    has_others: false,
                     stage: Stage::Receiving,
                     heard_us: now_us,
                 });
@@ -185,8 +190,9 @@ impl Receiver {
             let Some(next) = next else { break };
             part = next;
         }
-        let Pass { units, trusted, late, too_many, .. } = &*pass;
-        pass.stage = Stage::Done(ended(&Ended { units, trusted, late, too_many: *too_many }));
+        let Pass { units, trusted, late, too_many, has_others, .. } = &*pass;
+        pass.stage =
+            Stage::Done(ended(&Ended { units, trusted, late, too_many: *too_many, has_others: *has_others }));
         Some(pass.ack())
     }
 }
@@ -242,6 +248,7 @@ impl Pass {
         } else {
             (Source::Other, 0)
         };
+        self.has_others |= source == Source::Other;
         match table.install(&Record { idle: record.idle.saturating_sub(grace), ..*record }, source) {
             Installed::Done => counters.installed += 1,
             Installed::Refused => counters.refused += 1,

@@ -378,6 +378,8 @@ impl Replicator {
     fn end_passes(&mut self, now_us: u64, table: &mut dyn SessionTable, out: &mut Vec<Output>) {
         let (own, units) = (self.own, &mut self.units);
         let mut parts = END_PARTS;
+        // Sessions that another gateway returned are yet to be copied to the others.
+        let mut taken = false;
         for (id, peer) in &mut self.peers {
             let lost = peer.lost;
             let judge = |ended: &Ended| {
@@ -390,8 +392,9 @@ impl Replicator {
                         }
                         (Role::Owner, _) => copied = false,
                         (Role::Former, unit) => {
-                            returned &=
-                                ended.is_installed(*vni) && unit.is_some_and(|it| it.owner == Some(own));
+                            let is_mine = unit.is_some_and(|unit| unit.owner == Some(own));
+                            taken |= is_mine && ended.has_others;
+                            returned &= is_mine && ended.is_installed(*vni);
                         }
                     }
                 }
@@ -400,6 +403,9 @@ impl Replicator {
             if let Some(ack) = peer.receiver.advance(&mut parts, table, judge) {
                 out.push(Output::Send { to: *id, message: Message::Ack(ack) });
             }
+        }
+        for peer in self.peers.values_mut().filter(|_| taken) {
+            peer.sender.begin_soon(now_us);
         }
     }
 

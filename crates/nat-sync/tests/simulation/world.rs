@@ -15,6 +15,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 const TICK_US: u64 = 125_000;
 /// A gateway that is away for longer is left out by the first packets of sessions; also [`Params::lost_us`].
 const LOST_US: u64 = 1_000_000;
+/// The longest time from a change of owners until the others have what a former owner returned.
+const DISPUTE_US: u64 = 15_000_000;
 /// The protocol of all sessions.
 const UDP: u8 = 17;
 
@@ -103,6 +105,8 @@ pub struct World {
     side: Vec<usize>,
     /// The true owner of each NAT gateway, on each side.
     claims: Vec<BTreeMap<usize, usize>>,
+    /// When each NAT gateway last had an owner that has since returned it, and when that was done.
+    disputed_us: Vec<u64>,
     faults_left: u32,
     begun: u32,
 }
@@ -144,6 +148,7 @@ impl World {
             next_event: 0,
             side: vec![0; scenario.nodes],
             claims: Vec::new(),
+            disputed_us: vec![0; scenario.units],
             faults_left: scenario.faults,
             begun: 0,
             scenario,
@@ -276,6 +281,7 @@ impl World {
                 Output::Returned { vni, to } => {
                     self.say(|| format!("node {node}: returned {vni} to {to}"));
                     self.summary.returned += 1;
+                    self.disputed_us[vni.get() as usize - 1] = self.now_us;
                 }
             }
         }
@@ -481,6 +487,10 @@ impl World {
 
     /// The owner of a NAT gateway dies: each gateway that says that its copy is complete has the sessions on which endpoints rely.
     fn check_heirs(&mut self, dead: usize, unit: usize) {
+        // What a former owner returns is copied to the others by the next passes.
+        if self.now_us < self.disputed_us[unit] + DISPUTE_US {
+            return;
+        }
         if self.claims[unit].get(&self.side[dead]) != Some(&dead)
             || self.nodes[dead].owners[unit] != Some(dead)
         {
@@ -505,9 +515,10 @@ impl World {
                     && live.is_some_and(|live| live.established && live.active_us <= settled)
                     && it.table.sessions.get(key).is_none_or(|copy| copy.outside != session.outside)
             });
-            if let Some((key, _)) = lacking {
+            if let Some((key, session)) = lacking {
+                let live = self.live.get(key);
                 let what = format!(
-                    "node {dead} died, and node {heir} says it has all of unit {unit}, but lacks {key:?}"
+                    "node {dead} died, and node {heir} says it has all of unit {unit}, but lacks {key:?}: {session:?}, {live:?}"
                 );
                 self.fail(what);
                 return;
@@ -549,6 +560,7 @@ impl World {
             }
             if claims.values().ne(self.claims[unit].values()) {
                 self.summary.takeovers += 1;
+                self.disputed_us[unit] = self.now_us;
             }
             self.claims[unit] = claims;
         }
