@@ -6,7 +6,7 @@
  *
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)
  *                                                                          -> count (flow_accounting.h)
- *                                                                       -> to the Internet (internet_out.h)
+ *                                                                       -> to the Internet (internet_out.h, nat_stage.h)
  *
  * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. What comes from the Internet is
  * described in internet_in.h.
@@ -19,6 +19,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "common/nat_maps.h"
 #include "common/parse.h"
 #include "gateway/answer_tenant.h"
 #include "gateway/cgw.h"
@@ -28,15 +29,18 @@
 #include "gateway/internet_in.h"
 #include "gateway/internet_out.h"
 #include "gateway/answer_underlay.h"
+#include "gateway/nat_stage.h"
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
 
-/*
- * With these results the caller has to call answer_underlay() or send_to_internet(). Not called here, for the sake of the
- * stack.
- */
-#define FOR_UNDERLAY 0x100
-#define FOR_INTERNET 0x200
+/* A packet of another gateway, which passes on to this one only what its VPC sends to the Internet. */
+static __always_inline int passed_on(struct packet *packet)
+{
+	if (packet->frame.ethertype == ETH_P_ARP || is_nd(&packet->frame) || route(packet) ||
+	    !packet->to_internet)
+		return drop(packet->vni, DROP_foreign_sender);
+	return FOR_INTERNET;
+}
 
 /* A function, so that the fast path does not save and restore its registers. */
 __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
@@ -60,6 +64,8 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 	reason = parse_frame(ctx, tunnel_bytes(packet), packet->frame_bytes, &packet->frame);
 	if (reason)
 		return drop(packet->vni, reason);
+	if (packet->nat & PACKET_FROM_GATEWAY)
+		return passed_on(packet);
 	if (packet->frame.ethertype == ETH_P_ARP)
 		return answer_arp(ctx, packet);
 	if (is_nd(&packet->frame))
@@ -78,12 +84,30 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 	return packet->verdict;
 }
 
+/* Each translation of source NAT is followed by another attempt to send the packet. */
+static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet)
+{
+	int verdict = send_to_internet(ctx, packet);
+
+	if (verdict == FOR_NAT_SOURCE) {
+		verdict = nat_source(ctx, packet, tunnel_bytes(packet));
+		if (!verdict)
+			verdict = send_to_internet(ctx, packet);
+	}
+	if (verdict == FOR_NAT_DESTINATION) {
+		verdict = nat_destination(ctx, packet, tunnel_bytes(packet));
+		if (!verdict)
+			verdict = send_to_internet(ctx, packet);
+	}
+	return verdict;
+}
+
 static __always_inline int general_path(struct xdp_md *ctx)
 {
 	int verdict = forward_generally(ctx);
 
 	if (verdict == FOR_INTERNET)
-		return send_to_internet(ctx, packet_memory());
+		return to_internet(ctx, packet_memory());
 	return verdict == FOR_UNDERLAY ? answer_underlay(ctx, packet_memory()) : verdict;
 }
 
@@ -110,7 +134,15 @@ int gateway(struct xdp_md *ctx)
 SEC("xdp.frags")
 int internet(struct xdp_md *ctx)
 {
-	return internet_in(ctx, packet_begin());
+	struct packet *packet = packet_begin();
+	int verdict = internet_in(ctx, packet);
+
+	if (verdict == FOR_NAT_DESTINATION) {
+		verdict = nat_destination(ctx, packet, 0);
+		if (!verdict)
+			verdict = FOR_VPC;
+	}
+	return verdict == FOR_VPC ? enter_vpc(ctx, packet) : verdict;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 10] = [
+const HEADERS: [&str; 11] = [
     "cells.h",
     "counter_layout.h",
     "drops.h",
@@ -14,6 +14,7 @@ const HEADERS: [&str; 10] = [
     "flow_layout.h",
     "identity_layout.h",
     "meter_layout.h",
+    "nat_fragment_layout.h",
     "nat_layout.h",
     "qos_layout.h",
     "session_layout.h",

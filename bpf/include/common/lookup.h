@@ -176,6 +176,14 @@ static __always_inline const struct internet *internet_of(const struct vrf *vrf)
 	return internet && READ_ONCE(internet->kind) == NEXT_HOP_INTERNET ? internet : NULL;
 }
 
+/* On a gateway: the NAT gateway in `cell`. NULL: the cell has another kind of entry. */
+static __always_inline const struct nat_gateway *nat_gateway_at(__u32 cell)
+{
+	const struct nat_gateway *gateway = cell_at(cell);
+
+	return gateway && READ_ONCE(gateway->kind) == NEXT_HOP_NAT ? gateway : NULL;
+}
+
 /*
  * On a gateway: the cell of the struct public_prefix whose inside addresses, which are the VPC's own, include this one.
  * 0: the address has no public address.

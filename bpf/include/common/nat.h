@@ -11,8 +11,9 @@
  *   struct nat_ports *nat_ports_at(__u32 index);
  *
  * which return NULL if the index is out of bounds, and find_session4() and create_session4() as session_maps.h does. The calls
- * for a packet are nat_out() and nat_in(); the caller counts the packets that it drops. The session tables have the flag SESSION_RST_IN_DOUBT, and all their sessions are
- * made here. An answer is valid until the program ends. Loops are bounded, nothing sleeps.
+ * for a packet are nat_out() and nat_in(); the caller fills `pool` from the struct nat_gateway of the VPC, and counts the
+ * packets that it drops. The session tables have the flag SESSION_RST_IN_DOUBT, and all their sessions are made here. An
+ * answer is valid until the program ends. Loops are bounded, nothing sleeps.
  *
  * ICMP: ports are those of session_layout.h. For a query of a VM and its answers, the inside port is the identifier, and the
  * remote port the type of the query. An ICMP error is translated by the packet that it quotes, with NAT_PEEK.
@@ -33,6 +34,8 @@
 /* How often a packet searches again after another one was faster. Four are needed without any other. */
 #define NAT_ATTEMPTS 16
 
+#define NAT_ROLLED _Pragma("clang loop unroll(disable)")
+
 #define NAT_NONE 0xffffffffu
 /* What nat_search() adds to the number of a port that another packet is about to claim. */
 #define NAT_UNSETTLED 0x80000000u
@@ -49,10 +52,11 @@
  * stack is small; the caller sets the first part except what is the answer.
  */
 struct nat_packet {
-	__u32 vni;     /* nat_in(): answer */
-	__u32 inside;  /* nat_in(): answer */
-	__u32 outside; /* answer */
-	__u32 address; /* number of the public address in the pool; nat_out(): answer */
+	struct nat_pool pool; /* of the VPC */
+	__u32 vni;	      /* nat_in(): answer */
+	__u32 inside;	      /* nat_in(): answer */
+	__u32 outside;	      /* answer */
+	__u32 address;	      /* number of the public address in the tables; nat_out(): answer */
 	__u32 remote;
 	__u16 inside_port;  /* nat_in(): answer */
 	__u16 outside_port; /* nat_out(): answer */
@@ -130,19 +134,58 @@ static __always_inline int nat_prepare(struct nat_packet *packet)
 	return 1;
 }
 
-/* Derives the candidate groups of the inside address, and the candidate cells of its port. */
+/* A hash of the inside address, by a secret. */
+static __always_inline __u64 nat_hash(const struct session_config *sessions, const struct nat_packet *packet)
+{
+	__u64 key[3] = { packet->vni, 0, packet->inside };
+
+	return session_hash(sessions, key, 3);
+}
+
+/*
+ * Chooses the public address of the inside address: that of the pool with the highest weight, which is a hash of both. So an
+ * address that is added or removed moves only the inside addresses that have it. 0: the pool is empty.
+ */
+NAT_FUNCTION int nat_choose_address(struct nat_packet *packet)
+{
+	const struct session_config *sessions = session_config_at();
+	__u64 hash, highest = 0;
+
+	if (!packet || !sessions || !packet->pool.addresses)
+		return 0;
+	hash = nat_hash(sessions, packet);
+	NAT_ROLLED
+	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX; i++) {
+		__u32 address = packet->pool.address[i];
+		__u64 weight = exact_mix(hash, address);
+
+		if (i < packet->pool.addresses && weight >= highest) {
+			highest = weight;
+			packet->address = address;
+		}
+	}
+	return 1;
+}
+
+/*
+ * Derives the candidate groups of the inside address, which are of packet->address, and the candidate cells of its port. A group
+ * that has only ports below NAT_PORT_MIN is none.
+ */
 static __always_inline void nat_place(const struct session_config *sessions, const struct nat_config *nat,
 				      struct nat_packet *packet)
 {
-	__u64 key[3] = { packet->vni, 0, packet->inside };
-	__u64 hash = session_hash(sessions, key, 3);
-	__u32 groups = READ_ONCE(nat->groups), cells = (1u << (packet->shift & 15)) / NAT_CELL_PORTS;
+	__u32 shift = nat_group_shift(packet->shift), cells = (1u << (packet->shift & 15)) / NAT_CELL_PORTS;
+	__u32 lowest = NAT_PORT_MIN / NAT_GROUP_BLOCKS >> (packet->shift & 15);
+	__u32 groups = (1u << shift) - lowest, first = (packet->address << shift) + lowest;
+	__u64 hash = nat_hash(sessions, packet), chosen[2];
 
-	packet->group[0] = ((hash & 0xffffffff) * groups) >> 32;
-	packet->group[1] = ((hash >> 32) * groups) >> 32;
+	chosen[0] = (hash & 0xffffffff) * groups >> 32;
+	chosen[1] = (hash >> 32) * groups >> 32;
 	/* If there is one group, both are the same. */
-	if (packet->group[1] == packet->group[0])
-		packet->group[1] = packet->group[0] + 1 == groups ? 0 : packet->group[0] + 1;
+	if (chosen[1] == chosen[0])
+		chosen[1] = chosen[0] + 1 == groups ? 0 : chosen[0] + 1;
+	packet->group[0] = first + chosen[0];
+	packet->group[1] = first + chosen[1];
 	packet->tag = (hash * 0xa0761d6478bd642full) >> 32;
 	hash = exact_mix((__u64)packet->tag << 32 | packet->class << 16 | packet->inside_port,
 			 READ_ONCE(nat->port_seed));
@@ -158,8 +201,6 @@ static __always_inline void nat_place(const struct session_config *sessions, con
 #define NAT_IS_CLAIMED 16 /* for the inside address */
 #define NAT_IS_OPEN 32	  /* owned by the inside address, if the tag is right */
 #define NAT_IS_OWNED 48	  /* the same, or closing */
-
-#define NAT_ROLLED _Pragma("clang loop unroll(disable)")
 
 static __always_inline __u64 nat_blocks_by_state(const struct nat_group *group, __u32 tag)
 {
@@ -221,23 +262,14 @@ NAT_FUNCTION int nat_look_at_group(struct nat_packet *packet, __u32 which)
 	return 0;
 }
 
-/*
- * Finds all blocks of the inside address. If it has some, it may claim ports and blocks of their public address only.
- */
+/* Finds all blocks of the inside address at this public address. */
 static __always_inline void nat_look(struct nat_packet *packet)
 {
-	__u32 shift = nat_group_shift(packet->shift);
-	int other;
-
 	packet->blocks = packet->sessions = packet->claiming = 0;
 	packet->owned[1] = packet->open[1] = packet->closing[1] = packet->free[1] = 0;
 	nat_look_at_group(packet, 0);
 	if (packet->group[1] != packet->group[0])
 		nat_look_at_group(packet, 1);
-	if (packet->group[0] >> shift == packet->group[1] >> shift || !packet->blocks)
-		return;
-	other = packet->owned[0] != 0;
-	packet->open[other] = packet->closing[other] = packet->free[other] = 0;
 }
 
 /*
@@ -389,8 +421,7 @@ NAT_FUNCTION __u32 nat_settle(struct nat_packet *packet, __u32 mine)
 }
 
 /* Claims a block of a group for the inside address. If another packet was faster, nothing happens. */
-static __always_inline void nat_claim_in_group(const struct nat_config *nat, struct nat_packet *packet,
-					       struct nat_group *group, __u32 free)
+static __always_inline void nat_claim_in_group(struct nat_packet *packet, struct nat_group *group, __u32 free)
 {
 	for (__u32 i = 0; i < NAT_GROUP_BLOCKS; i++) {
 		__u32 slot = (packet->tag + i) % NAT_GROUP_BLOCKS;
@@ -410,7 +441,6 @@ static __always_inline void nat_claim_in_group(const struct nat_config *nat, str
 		WRITE_ONCE(block->ended, 0);
 		WRITE_ONCE(block->inside[0], 0);
 		WRITE_ONCE(block->inside[1], packet->inside);
-		WRITE_ONCE(block->lease, READ_ONCE(nat->lease));
 		WRITE_ONCE(block->logged, 0);
 		CAS(word, claimed, claimed ^ NAT_CLAIMED ^ NAT_OWNED);
 		return;
@@ -438,11 +468,10 @@ static __always_inline void nat_open_again(struct nat_group *group, __u32 closin
  */
 NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 {
-	struct nat_config *nat = nat_config_at();
 	struct nat_group *group;
 	__u32 which;
 
-	if (!packet || !nat)
+	if (!packet)
 		return NAT_EXHAUSTED;
 	/* What another packet is claiming is enough for both. */
 	if (packet->claiming)
@@ -454,13 +483,13 @@ NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 			nat_open_again(group, packet->closing[which]);
 		return NAT_AGAIN;
 	}
-	if (packet->blocks >= READ_ONCE(nat->blocks_limit))
+	if (packet->blocks >= packet->pool.blocks_limit)
 		return NAT_BLOCKS;
 	which = nat_count(packet->free[1]) > nat_count(packet->free[0]);
 	group = nat_group_at(packet->group[which]);
 	if (!group || !packet->free[which])
 		return NAT_EXHAUSTED;
-	nat_claim_in_group(nat, packet, group, packet->free[which]);
+	nat_claim_in_group(packet, group, packet->free[which]);
 	return NAT_AGAIN;
 }
 
@@ -493,7 +522,7 @@ NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
 	if (!packet || !nat)
 		return NAT_EXHAUSTED;
 	nat_look(packet);
-	if (nat_has_sessions(nat, packet, READ_ONCE(nat->sessions_limit)))
+	if (nat_has_sessions(nat, packet, packet->pool.sessions_limit))
 		return NAT_SESSIONS;
 	number = nat_search(packet, NAT_NONE);
 	if (number == NAT_NONE) {
@@ -516,7 +545,7 @@ NAT_FUNCTION int nat_map(struct nat_packet *packet)
 	struct session_config *sessions = session_config_at();
 	struct nat_config *nat = nat_config_at();
 
-	if (!packet || !sessions || !nat)
+	if (!packet || !sessions || !nat || !nat_choose_address(packet))
 		return NAT_EXHAUSTED;
 	nat_place(sessions, nat, packet);
 	for (int i = 0; i < NAT_ATTEMPTS; i++) {
@@ -587,9 +616,20 @@ NAT_FUNCTION int nat_query(struct nat_packet *packet, int is_outgoing)
 	return 0;
 }
 
+/* The second word of a session's action, without NAT_OF_REMOTE. */
 static __always_inline __u32 nat_action(const struct nat_packet *packet)
 {
-	return packet->address << 16 | packet->outside_port;
+	return packet->address << NAT_ADDRESS_SHIFT | packet->outside_port;
+}
+
+/* Sets the outside endpoint to that of a session. */
+static __always_inline void nat_set_translation(struct nat_packet *packet, const struct session_data *data)
+{
+	__u32 action = READ_ONCE(data->action[1]);
+
+	packet->outside = READ_ONCE(data->action[0]);
+	packet->address = action >> NAT_ADDRESS_SHIFT & NAT_ADDRESS_MASK;
+	packet->outside_port = action;
 }
 
 /* Counts the packet of a session that was found. NAT_MISS: the session has ended. */
@@ -606,16 +646,16 @@ NAT_FUNCTION int nat_touch(struct nat_packet *packet)
 }
 
 /* Begins a session with this packet. Its port is stamped. */
-NAT_FUNCTION int nat_begin(struct nat_packet *packet)
+NAT_FUNCTION int nat_begin(struct nat_packet *packet, __u32 of_remote)
 {
 	const struct session_data *data;
 	struct nat_group *group;
 	enum session_answer answer;
-	__u32 slot, action;
+	__u32 slot;
 
 	if (!packet)
 		return NAT_FULL;
-	answer = create_session4(&packet->query, packet->outside, nat_action(packet), packet->now,
+	answer = create_session4(&packet->query, packet->outside, nat_action(packet) | of_remote, packet->now,
 				 &packet->hit);
 	group = nat_block_of(packet, &slot);
 	if (packet->hit.published && group)
@@ -628,10 +668,7 @@ NAT_FUNCTION int nat_begin(struct nat_packet *packet)
 	data = session_data_at(4, &packet->hit);
 	if (!data)
 		return NAT_FULL;
-	packet->outside = READ_ONCE(data->action[0]);
-	action = READ_ONCE(data->action[1]);
-	packet->address = action >> 16;
-	packet->outside_port = action;
+	nat_set_translation(packet, data);
 	return nat_touch(packet) == NAT_TRANSLATED ? NAT_TRANSLATED : NAT_BUSY;
 }
 
@@ -663,15 +700,13 @@ static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
 		data = session_data_at(4, &packet->hit);
 		if (!data)
 			return NAT_FULL;
-		packet->outside = READ_ONCE(data->action[0]);
-		packet->address = READ_ONCE(data->action[1]) >> 16;
-		packet->outside_port = READ_ONCE(data->action[1]);
+		nat_set_translation(packet, data);
 		return NAT_TRANSLATED;
 	}
 	if (!nat_begins(packet))
 		return NAT_NO_SESSION;
 	answer = nat_map(packet);
-	return answer == NAT_TRANSLATED ? nat_begin(packet) : answer;
+	return answer == NAT_TRANSLATED ? nat_begin(packet, 0) : answer;
 }
 
 /* Begins a session with a packet from the Internet that has none, if that is permitted. */
@@ -683,16 +718,17 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 	enum nat_answer answer;
 
 	/* Queries of the Internet have their own identifiers, which are not mapped. */
-	if (!sessions || !nat || !(READ_ONCE(nat->flags) & NAT_ANY_REMOTE) || packet->class == NAT_ICMP ||
+	if (!sessions || !nat || !(packet->pool.flags & NAT_ANY_REMOTE) || packet->class == NAT_ICMP ||
 	    !nat_begins(packet))
 		return NAT_MISS;
 	nat_place(sessions, nat, packet);
 	nat_look(packet);
-	if (nat_has_sessions(nat, packet, READ_ONCE(nat->remote_limit)))
+	/* Remote endpoints leave half of the sessions to the VM. */
+	if (nat_has_sessions(nat, packet, packet->pool.sessions_limit / 2))
 		return NAT_SESSIONS;
 	if (!nat_stamp(nat_port_base(packet, packet->address) + packet->outside_port, packet->inside_port))
 		return NAT_BUSY;
-	answer = nat_begin(packet);
+	answer = nat_begin(packet, NAT_OF_REMOTE);
 	/* Another packet's session may have another outside endpoint. */
 	return nat_action(packet) == action ? answer : NAT_MISS;
 }
@@ -713,7 +749,7 @@ static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
 	if (find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT) {
 		data = session_data_at(4, &packet->hit);
 		/* The port may have another inside endpoint than when the session began. */
-		if (!data || READ_ONCE(data->action[1]) != nat_action(packet))
+		if (!data || (READ_ONCE(data->action[1]) & ~NAT_OF_REMOTE) != nat_action(packet))
 			return NAT_MISS;
 		if (nat_touch(packet) == NAT_TRANSLATED)
 			return NAT_TRANSLATED;

@@ -2,13 +2,16 @@
 /*
  * The maps of source NAT with sessions, and the functions of nat.h for packet programs.
  *
- * Contract: the agent sets the sizes of `nat_groups` and `nat_ports`, and those of session_maps.h, before it loads the
- * program.
+ * Contract: the agent sets the sizes of `nat_groups`, `nat_ports` and `nat_fragments`, and those of session_maps.h, before it
+ * loads the program. Otherwise each has one element: a node that translates nothing has no memory for it.
  */
 #ifndef SLUICE_NAT_MAPS_H
 #define SLUICE_NAT_MAPS_H
 
+#define SESSION_BUCKETS 1
+
 #include "common/session_maps.h"
+#include "layout/nat_fragment_layout.h"
 #include "layout/nat_layout.h"
 
 struct {
@@ -30,10 +33,17 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, NAT_CLASSES *NAT_PORTS / NAT_CELL_PORTS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct nat_ports);
 } nat_ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct nat_fragment);
+} nat_fragments SEC(".maps");
 
 static __always_inline struct nat_config *nat_config_at(void)
 {

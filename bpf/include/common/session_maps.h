@@ -2,7 +2,8 @@
 /*
  * The maps of the session tables, and the functions of sessions.h for packet programs.
  *
- * Contract: the agent sets the sizes of `sessions4` and `sessions6` before it loads the program. The
+ * Contract: the agent sets the sizes of `sessions4` and `sessions6` before it loads the program; an includer may
+ * define SESSION_BUCKETS, their size where it does not. The
  * functions exist once, so that the verifier processes each once and not for every caller.
  */
 #ifndef SLUICE_SESSION_MAPS_H
@@ -12,6 +13,10 @@
 #include <bpf/bpf_helpers.h>
 
 #include "layout/session_layout.h"
+
+#ifndef SESSION_BUCKETS
+#define SESSION_BUCKETS 64
+#endif
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -24,7 +29,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 64);
+	__uint(max_entries, SESSION_BUCKETS);
 	__type(key, __u32);
 	__type(value, struct session_bucket4);
 } sessions4 SEC(".maps");
@@ -32,7 +37,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 64);
+	__uint(max_entries, SESSION_BUCKETS);
 	__type(key, __u32);
 	__type(value, struct session_bucket6);
 } sessions6 SEC(".maps");

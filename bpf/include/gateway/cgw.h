@@ -3,7 +3,7 @@
  * Gateway, stages "classify" and "CGW" (cloud gateway, a term of LuoShen): the VPC of the packet, its
  * route, the peerings that the route follows, and the endpoint with its host.
  *
- * Contract: classify() expects vni, and fills in vrf, counters and elephant_bytes. route() expects
+ * Contract: classify() expects vni, fills in vrf, counters and elephant_bytes, and clears nat. route() expects
  * these and the tenant's frame, and fills in routed, final_vni, mtu, to_internet, and unless that is set endpoint,
  * endpoint_mac and next_hop. Both return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
  * Packet bytes are neither read nor changed. Reads only the map `cells`.
@@ -32,6 +32,7 @@ __attribute__((noinline)) enum drop_reason classify(struct packet *packet)
 	if (!vrf)
 		return DROP_stale_index;
 	packet->vrf = cell;
+	packet->nat = 0;
 	packet->counters = READ_ONCE(vrf->counters);
 	packet->elephant_bytes = vrf_elephant_bytes(vrf);
 	return DROP_none;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: sends a tenant's frame to the host that route() (cgw.h) found.
+ * Gateway: sends a tenant's frame to the host that route() (cgw.h) found, or to the owner of a vIP (PACKET_TO_OWNER).
  *
  * Contract: expects a packet that route() accepted, and now_ns. DROP_none: the packet was rewritten in
  * place and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
@@ -152,7 +152,8 @@ static __always_inline enum drop_reason find_path(struct xdp_md *ctx, struct pac
 {
 	enum drop_reason reason;
 
-	path->hop = next_hop_at(packet->next_hop, NEXT_HOP_VTEP);
+	path->hop =
+		next_hop_at(packet->next_hop, packet->nat & PACKET_TO_OWNER ? NEXT_HOP_VIP : NEXT_HOP_VTEP);
 	if (!path->hop || !node)
 		return DROP_stale_index;
 	path->ipv6 = READ_ONCE(path->hop->flags) & NEXT_HOP_IPV6;

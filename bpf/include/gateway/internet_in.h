@@ -5,8 +5,9 @@
  * vIP, with its vMAC. All else belongs to the kernel, which gets only what it does not route (pass.h), and
  * nothing for the node's underlay address: VXLAN and the nodes' own messages do not come from the Internet.
  *
- * Contract: internet_in() returns the program's verdict: XDP_TX or XDP_REDIRECT for packets that were forwarded or
- * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. Drops are counted for the VNI once the
+ * Contract: internet_in() returns the program's verdict: XDP_TX for packets that were
+ * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. FOR_VPC: the packet is for an instance, and
+ * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before. Drops are counted for the VNI once the
  * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`,
  * `sum_chunks` and those of count.h.
  */
@@ -168,7 +169,7 @@ static __always_inline int is_for_public(struct xdp_md *ctx, const struct packet
 	       is_port_mac(ctx->ingress_ifindex, packet->frame.destination_mac);
 }
 
-/* Checks a packet to a public address, and finds the instance that gets it. */
+/* Checks a packet to a public address. */
 __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ctx, struct packet *packet)
 {
 	const struct underlay_port *port = ingress_port(ctx);
@@ -194,11 +195,30 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	packet->traffic_class = outer_ecn(&packet->frame);
 	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
 	packet->longest = port->mtu;
-	return find_inside(packet, packet->vrf);
+	return DROP_none;
 }
 
-/* Forwards a packet to the public address in destination_public. */
-static __always_inline int forward_from_internet(struct xdp_md *ctx, struct packet *packet)
+/* Forwards a packet that was admitted to the instance behind the public address. */
+__attribute__((noinline)) int enter_vpc(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	reason = find_inside(packet, packet->vrf);
+	/* Bytes behind the IP packet are not sent on. */
+	if (!reason && resize(ctx, packet->frame_bytes))
+		reason = DROP_headroom;
+	if (!reason)
+		reason = deliver_inside(ctx, packet, 0);
+	if (reason)
+		return packet->error_type ? drop_with_public_error(ctx, packet, reason)
+					  : drop(packet->vni, reason);
+	return packet->verdict;
+}
+
+/* Admits a packet to the public address in destination_public. */
+static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packet)
 {
 	const struct public_prefix *public = public_prefix_at(packet->destination_public);
 	enum drop_reason reason;
@@ -210,17 +230,12 @@ static __always_inline int forward_from_internet(struct xdp_md *ctx, struct pack
 	if (reason)
 		return drop(0, reason);
 	reason = admit_from_internet(ctx, packet);
-	/* Bytes behind the IP packet are not sent on. */
-	if (!reason && resize(ctx, packet->frame_bytes))
-		reason = DROP_headroom;
-	if (!reason) {
-		coarse_now(packet);
-		reason = deliver_inside(ctx, packet, 0);
-	}
 	if (reason)
-		return packet->error_type ? drop_with_public_error(ctx, packet, reason)
-					  : drop(packet->vni, reason);
-	return packet->verdict;
+		return drop(packet->vni, reason);
+	coarse_now(packet);
+	if (!(public->flags & PUBLIC_NAT))
+		return FOR_VPC;
+	return is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION : drop(packet->vni, DROP_not_owner);
 }
 
 /* Whether the packet may be neighbor discovery, which is never routed (RFC 4861 section 7.1). */
@@ -259,7 +274,7 @@ __attribute__((noinline)) int internet_in(struct xdp_md *ctx, struct packet *pac
 		return drop(0, DROP_table_busy);
 	packet->destination_public = cell;
 	if (cell && is_for_public(ctx, packet))
-		return forward_from_internet(ctx, packet);
+		return admit_to_vpc(ctx, packet);
 	return is_vtep(&packet->frame) ? drop(0, DROP_not_routed) : pass_to_kernel(ctx);
 }
 

@@ -6,7 +6,9 @@
  * verdict. The packet is sent by the Internet port that the kernel's FIB gives; or to a host, in the same pass, if its
  * destination is a public address of the cluster (hairpin). It is counted in `vni_traffic`, but not as part of a flow,
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
- * dropped and counted, or becomes an ICMP error to its sender. Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
+ * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
+ * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
  * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
@@ -154,8 +156,45 @@ static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct pac
 	return deliver_inside(ctx, packet, tunnel_bytes(packet));
 }
 
-/* Translates the source, and finds out whether the destination is in the Internet or behind a public address. */
-static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
+/* Passes the packet on to the owner of the vIP in this cell, once. */
+static __always_inline enum drop_reason pass_to_owner(struct xdp_md *ctx, struct packet *packet, __u32 vip)
+{
+	if (packet->nat & PACKET_FROM_GATEWAY || !next_hop_at(vip, NEXT_HOP_VIP))
+		return DROP_not_owner;
+	packet->nat |= PACKET_TO_OWNER;
+	packet->next_hop = vip;
+	/* As a frame that is bridged, it stays as it is. */
+	packet->routed = 0;
+	return forward_to_host(ctx, packet);
+}
+
+/* Finds the NAT gateway for a source without a public address. The verdict says what follows. */
+static __always_inline enum drop_reason find_nat_gateway(struct xdp_md *ctx, struct packet *packet,
+							 const struct vrf *vrf)
+{
+	const struct internet *internet = internet_of(vrf);
+	const struct nat_gateway *gateway;
+	enum drop_reason reason;
+
+	packet->nat_gateway = internet ? READ_ONCE(internet->nat) : 0;
+	if (!packet->nat_gateway || packet->frame.flags & FRAME_IPV6)
+		return DROP_no_public_address;
+	gateway = nat_gateway_at(packet->nat_gateway);
+	if (!gateway || gateway->vni != packet->vni)
+		return DROP_stale_index;
+	if (!internet_address_valid(0, packet->frame.destination))
+		return DROP_no_internet_route;
+	/* A packet that will not be sent begins no session. */
+	reason = check_ttl(packet);
+	if (reason)
+		return reason;
+	packet->verdict = FOR_NAT_SOURCE;
+	return is_owned_vip(READ_ONCE(gateway->vip)) ? DROP_none
+						     : pass_to_owner(ctx, packet, READ_ONCE(gateway->vip));
+}
+
+/* Finds what the source is translated to. The verdict says what follows, unless it is 0. */
+static __always_inline enum drop_reason find_source(struct xdp_md *ctx, struct packet *packet)
 {
 	const struct vrf *vrf = vrf_at(packet->vrf, packet->vni);
 	struct frame *frame = &packet->frame;
@@ -165,23 +204,52 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 		return DROP_stale_index;
 	packet->new_source[0] = frame->source[0];
 	packet->new_source[1] = frame->source[1];
-	packet->new_destination[0] = frame->destination[0];
-	packet->new_destination[1] = frame->destination[1];
 	packet->source_public = find_public_source(vrf, frame->flags, frame->source);
 	if (!packet->source_public)
-		return DROP_no_public_address;
+		return find_nat_gateway(ctx, packet, vrf);
 	if (!to_outside(packet->source_public, packet->new_source))
 		return DROP_stale_index;
 	/* Another VPC may have a longer prefix with this address, and what comes back goes there. */
 	cell = find_public(frame->flags, packet->new_source);
 	if (cell != packet->source_public)
 		return cell == INDEX_BUSY ? DROP_table_busy : DROP_no_public_address;
+	return DROP_none;
+}
+
+/* Whether the address that source NAT has chosen is still one of the VPC's NAT gateway. */
+static __always_inline enum drop_reason check_nat_source(const struct packet *packet)
+{
+	__u32 cell = find_public4(packet->new_source[1]);
+	const struct public_prefix *public;
+
+	if (cell == INDEX_BUSY)
+		return DROP_table_busy;
+	public = public_prefix_at(cell);
+	return public && public->flags & PUBLIC_NAT && public->vni == packet->vni ? DROP_none
+										  : DROP_no_public_address;
+}
+
+/* Finds out whether the destination of a packet with a new source is in the Internet or behind a public address. */
+static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
+{
+	struct frame *frame = &packet->frame;
+	const struct public_prefix *public;
+
 	if (!internet_address_valid(frame->flags, frame->destination))
 		return DROP_no_internet_route;
 	packet->destination_public = find_public(frame->flags, frame->destination);
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
-	return packet->destination_public ? turn_back(ctx, packet) : leave(ctx, packet);
+	if (!packet->destination_public) {
+		packet->new_destination[0] = frame->destination[0];
+		packet->new_destination[1] = frame->destination[1];
+		return leave(ctx, packet);
+	}
+	public = public_prefix_at(packet->destination_public);
+	if (!public || !(public->flags & PUBLIC_NAT) || packet->nat & PACKET_NAT_DESTINATION)
+		return turn_back(ctx, packet);
+	packet->verdict = FOR_NAT_DESTINATION;
+	return is_owned_vip(READ_ONCE(public->vip)) ? DROP_none : DROP_not_owner;
 }
 
 __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet *packet)
@@ -191,14 +259,22 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 	if (!packet)
 		return drop(0, DROP_stale_index);
 	coarse_now(packet);
+	packet->verdict = 0;
+	reason = packet->nat & PACKET_NAT_SOURCE ? check_nat_source(packet) : find_source(ctx, packet);
+	if (!reason && packet->verdict)
+		return packet->verdict;
 	/* Bytes behind the IP packet are not sent on, and count for no MTU. */
 	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
-	if (resize(ctx, tunnel_bytes(packet) + packet->frame_bytes))
-		return drop(packet->vni, DROP_headroom);
-	reason = internet_out(ctx, packet);
+	if (!reason && resize(ctx, tunnel_bytes(packet) + packet->frame_bytes))
+		reason = DROP_headroom;
+	if (!reason)
+		reason = internet_out(ctx, packet);
 	if (!reason)
 		return packet->verdict;
-	return packet->error_type ? drop_with_error(ctx, packet, reason) : drop(packet->vni, reason);
+	/* The way back to the sender is known only if it has sent the packet here. */
+	return packet->error_type && !(packet->nat & PACKET_FROM_GATEWAY)
+		     ? drop_with_error(ctx, packet, reason)
+		     : drop(packet->vni, reason);
 }
 
 #endif

@@ -43,20 +43,39 @@ struct packet {
 	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
 	__u32 destination_public; /* likewise for the destination */
 	__u32 internet_ifindex;	  /* of the Internet port by which the packet leaves */
+	__u32 nat_gateway;	  /* cell of the struct nat_gateway that translates the source */
 	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
 	__u16 longest; /* longest IP packet that the ways there and back carry, of a translated packet; in bytes */
-	__u16 error_mtu;    /* MTU that an ICMP error tells the sender */
-	__u8 is_tunnel;	    /* VXLAN to this node */
-	__u8 error_type;    /* of the ICMP error that the sender gets; 0: none */
-	__u16 mtu;	    /* of the endpoint's VPC; 0: no limit */
-	__u16 udp_checksum; /* outer; as received */
-	__u8 ipv6;	    /* the underlay packet is IPv6 */
-	__u8 traffic_class; /* of the outer header */
-	__u8 routed;	    /* sent to the router's MAC address; otherwise bridged within the VPC */
-	__u8 endpoint_ipv6; /* `endpoint` is IPv6 */
-	__u8 to_internet;   /* the route has scope Internet */
-	__u8 reserved[1];
+	__u16 new_source_port; /* or identifier of ICMP: as the addresses, with PACKET_NAT_SOURCE; in host order */
+	__u16 new_destination_port; /* the same with PACKET_NAT_DESTINATION */
+	__u16 error_mtu;	    /* MTU that an ICMP error tells the sender */
+	__u8 is_tunnel;		    /* VXLAN to this node */
+	__u8 error_type;	    /* of the ICMP error that the sender gets; 0: none */
+	__u16 mtu;		    /* of the endpoint's VPC; 0: no limit */
+	__u16 udp_checksum;	    /* outer; as received */
+	__u8 ipv6;		    /* the underlay packet is IPv6 */
+	__u8 traffic_class;	    /* of the outer header */
+	__u8 routed;		    /* sent to the router's MAC address; otherwise bridged within the VPC */
+	__u8 endpoint_ipv6;	    /* `endpoint` is IPv6 */
+	__u8 to_internet;	    /* the route has scope Internet */
+	__u8 nat;		    /* PACKET_* */
 };
+
+/* packet.nat; classify() (cgw.h) clears it */
+#define PACKET_FROM_GATEWAY 0x1	   /* another gateway has passed the packet on */
+#define PACKET_TO_OWNER 0x2	   /* next_hop is a vIP, to the owner of which the packet is passed on */
+#define PACKET_NAT_SOURCE 0x4	   /* source NAT has translated the source, and the port of the source */
+#define PACKET_NAT_DESTINATION 0x8 /* the same for the destination */
+
+/*
+ * Results of stages that are no verdicts: the program has to call the stage that is named next. The stages do not call each
+ * other, because the verifier limits the stack of functions that call each other.
+ */
+#define FOR_UNDERLAY 0x100	  /* answer_underlay() */
+#define FOR_INTERNET 0x200	  /* send_to_internet() */
+#define FOR_NAT_SOURCE 0x300	  /* nat_source(), and then send_to_internet() again */
+#define FOR_NAT_DESTINATION 0x400 /* nat_destination(), and then send_to_internet() again or enter_vpc() */
+#define FOR_VPC 0x500		  /* enter_vpc() */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -73,6 +73,14 @@ static __always_inline int to_outside(__u32 cell, __u64 *address)
 	return public && replace_prefix(public, public->inside, public->outside, address);
 }
 
+/* Whether this node owns the vIP in this cell. */
+static __always_inline int is_owned_vip(__u32 cell)
+{
+	const struct next_hop *vip = next_hop_at(cell, NEXT_HOP_VIP);
+
+	return vip && READ_ONCE(vip->flags) & NEXT_HOP_OWNED;
+}
+
 /* Replaces a public address by that of the VPC. 0: the address is not in the cell. */
 static __always_inline int to_inside(__u32 cell, __u64 *address)
 {
@@ -116,7 +124,8 @@ static __always_inline enum drop_reason find_own_instance(struct packet *packet,
 
 /*
  * Stage "inside": the instance that gets a packet to a public address. Expects the frame, destination_public,
- * new_source, and final_vni with its VRF in the cell `vrf_cell`. Fills in new_destination, mtu, endpoint, endpoint_ipv6,
+ * new_source, and final_vni with its VRF in the cell `vrf_cell`; new_destination with PACKET_NAT_DESTINATION. Fills in
+ * new_destination, mtu, endpoint, endpoint_ipv6,
  * endpoint_mac and next_hop. ICMP redirects and neighbor discovery are refused. Returns DROP_none or the reason to drop;
  * error_type is then set if the sender gets an ICMP error.
  */
@@ -131,10 +140,14 @@ __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __
 	if (is_link_control(&packet->frame))
 		return DROP_forged_control;
 	vrf = vrf_at(vrf_cell, packet->final_vni);
-	packet->new_destination[0] = packet->frame.destination[0];
-	packet->new_destination[1] = packet->frame.destination[1];
-	if (!vrf || !to_inside(packet->destination_public, packet->new_destination))
+	if (!vrf)
 		return DROP_stale_index;
+	if (!(packet->nat & PACKET_NAT_DESTINATION)) {
+		packet->new_destination[0] = packet->frame.destination[0];
+		packet->new_destination[1] = packet->frame.destination[1];
+		if (!to_inside(packet->destination_public, packet->new_destination))
+			return DROP_stale_index;
+	}
 	packet->mtu = READ_ONCE(vrf->mtu);
 	reason = check_way_back(packet, vrf);
 	if (!reason)

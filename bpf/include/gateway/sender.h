@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, stage "classify": whether the node that sent a VXLAN packet may send in its VNI. A host sends only
- * in the VPCs of its instances, and for a moment after the last one has left (cells.h, EXACT_INDEX).
+ * in the VPCs of its instances, and for a moment after the last one has left (cells.h, EXACT_INDEX). Another gateway sends
+ * only what it passes on to the owner of a NAT gateway's vIP, in all VPCs.
  *
  * Contract: expects vni, ipv6, outer_source and the frame's identity, which is removed if no vSwitch vouches for it. Returns
- * DROP_none or the reason to drop: foreign_sender for a known node, unknown_vtep for all others. One lookup for packets
- * that are accepted. Reads only the map `cells`.
+ * DROP_none or the reason to drop: foreign_sender for a known node, unknown_vtep for all others. PACKET_FROM_GATEWAY is set in
+ * `nat` of a packet of a gateway: the caller drops it as foreign_sender unless it goes to the Internet. One lookup for packets
+ * of hosts that are accepted. Reads only the map `cells`.
  */
 #ifndef SLUICE_SENDER_H
 #define SLUICE_SENDER_H
@@ -46,14 +48,22 @@ __attribute__((noinline)) __u32 find_node(struct packet *packet)
 	return answer == EXACT_HIT && next_hop_at(hit.next, NEXT_HOP_VTEP) ? hit.next : 0;
 }
 
-/* Why a packet was refused: whether its sender is a node in the tables. */
-static __always_inline enum drop_reason refused_sender(struct packet *packet)
+/* Judges the sender of a packet that has no instance of the VNI: it may be another gateway. */
+static __always_inline enum drop_reason check_gateway(struct packet *packet)
 {
 	__u32 cell = find_node(packet);
+	const struct next_hop *node;
 
 	if (cell == INDEX_BUSY)
 		return DROP_table_busy;
-	return cell ? DROP_foreign_sender : DROP_unknown_vtep;
+	node = cell ? next_hop_at(cell, NEXT_HOP_VTEP) : NULL;
+	if (!node)
+		return DROP_unknown_vtep;
+	if (READ_ONCE(node->flags) & NEXT_HOP_HOST)
+		return DROP_foreign_sender;
+	packet->frame.identity = 0;
+	packet->nat |= PACKET_FROM_GATEWAY;
+	return DROP_none;
 }
 
 /*
@@ -87,7 +97,7 @@ static __always_inline enum drop_reason check_sender(struct packet *packet)
 	case EXACT_BUSY:
 		return DROP_table_busy;
 	default:
-		return refused_sender(packet);
+		return check_gateway(packet);
 	}
 }
 

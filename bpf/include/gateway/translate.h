@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, Internet edge, stage "translate": replaces the addresses of a packet, and what follows from them: the checksums
+ * Gateway, Internet edge, stage "translate": replaces the addresses of a packet, and the ports or the identifier of ICMP that
+ * source NAT has translated, and what follows from them: the checksums
  * of the IPv4 header, of TCP, UDP and ICMPv6 (RFC 1624), and the packet that an ICMP error quotes (RFC 5508 section 4).
  * The MSS option of SYN segments is reduced to what the way carries.
  *
  * Contract: translate() expects the parsed frame, `at` bytes into the packet, with new_source, new_destination,
- * source_public, destination_public and longest. Of the state of the packet, it changes only `header` and `next_option`: the
+ * source_public, destination_public, `nat` with the ports that it demands, and longest. Of the state of the packet, it changes only `header` and `next_option`: the
  * frame keeps the addresses that were received. DROP_none, or the reason to drop. Checksums that were wrong stay wrong.
  * Headers are changed by helpers where they may be behind the linear part. Uses the map `cells`.
  */
@@ -26,7 +27,7 @@
 #define TCP_OPTION_MSS_BYTES 4
 
 /* No change of a checksum has this value. */
-#define QUOTE_INVALID 0xffffffffffffffffull
+#define CHANGE_INVALID 0xffffffffffffffffull
 
 /* What is added to a sum when the words of one address become those of another. */
 static __always_inline __u64 address_change(const __u64 *before, const __u64 *after)
@@ -54,6 +55,34 @@ static __always_inline enum drop_reason update_checksum(struct xdp_md *ctx, __u3
 	if (is_udp && !checksum)
 		checksum = 0xffff;
 	return bpf_xdp_store_bytes(ctx, offset, &checksum, sizeof(checksum)) ? DROP_headroom : DROP_none;
+}
+
+/* Whether source NAT has translated one of the ports. */
+static __always_inline int has_new_port(const struct packet *packet)
+{
+	return packet->nat & (PACKET_NAT_SOURCE | PACKET_NAT_DESTINATION);
+}
+
+/* The change of a sum when one of its words, in packet order, becomes another one. */
+static __always_inline __u64 word_change(__u32 before, __u32 after)
+{
+	return (__u64)(__u32)~before + after;
+}
+
+/* Writes the new ports of TCP and UDP. Returns the change of the sum, or CHANGE_INVALID. */
+__attribute__((noinline)) __u64 translate_ports(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	__be32 before, ports;
+
+	if (!packet)
+		return CHANGE_INVALID;
+	before = ports = bpf_htonl(packet->frame.transport);
+	if (packet->nat & PACKET_NAT_SOURCE)
+		ports = (ports & bpf_htonl(0xffff)) | bpf_htonl((__u32)packet->new_source_port << 16);
+	if (packet->nat & PACKET_NAT_DESTINATION)
+		ports = (ports & bpf_htonl(0xffff0000)) | bpf_htonl(packet->new_destination_port);
+	return bpf_xdp_store_bytes(ctx, offset, &ports, sizeof(ports)) ? CHANGE_INVALID
+								       : word_change(before, ports);
 }
 
 /*
@@ -109,12 +138,16 @@ __attribute__((noinline)) __u64 clamp_mss(struct xdp_md *ctx, struct packet *pac
 	return 0;
 }
 
-static __always_inline enum drop_reason translate_tcp(struct xdp_md *ctx, struct packet *packet, __u32 offset,
-						      __u64 change)
+/* A function, so that translate() has less stack. */
+__attribute__((noinline)) enum drop_reason translate_tcp(struct xdp_md *ctx, struct packet *packet,
+							 __u32 offset, __u64 change)
 {
-	__u32 left = packet->frame.ip_bytes - (packet->frame.transport_at - ETH_HLEN), options;
 	struct tcp_header tcp;
+	__u32 left, options;
 
+	if (!packet)
+		return DROP_stale_index;
+	left = packet->frame.ip_bytes - (packet->frame.transport_at - ETH_HLEN);
 	if (bpf_xdp_load_bytes(ctx, offset, &tcp, sizeof(tcp)))
 		return DROP_inner_truncated;
 	options = (tcp.offset >> 4) * 4 - TCP_HEADER_BYTES;
@@ -124,6 +157,51 @@ static __always_inline enum drop_reason translate_tcp(struct xdp_md *ctx, struct
 	offset += __builtin_offsetof(struct tcp_header, checksum);
 	return bpf_xdp_store_bytes(ctx, offset, &tcp.checksum, sizeof(tcp.checksum)) ? DROP_headroom
 										     : DROP_none;
+}
+
+/* Writes the identifier of an ICMP message at `offset`. Returns the change of the sum; 0 if there is no identifier. */
+static __always_inline __u64 translate_identifier(struct xdp_md *ctx, __u32 offset, __u16 id)
+{
+	__be16 before, after = bpf_htons(id);
+
+	offset += __builtin_offsetof(struct icmp_header, rest);
+	if (bpf_xdp_load_bytes(ctx, offset, &before, sizeof(before)) ||
+	    bpf_xdp_store_bytes(ctx, offset, &after, sizeof(after)))
+		return 0;
+	return word_change(before, after);
+}
+
+/* The endpoint that asked is the one that source NAT translates. */
+static __always_inline __u16 new_identifier(const struct packet *packet)
+{
+	return packet->nat & PACKET_NAT_SOURCE ? packet->new_source_port : packet->new_destination_port;
+}
+
+/*
+ * Translates the ports or the identifier of a quoted packet, which goes the other way. Returns the change of the sum. At least
+ * 8 bytes are quoted: read_nat_flow() (nat_flow.h) has read them.
+ */
+static __always_inline __u64 translate_quoted_ports(struct xdp_md *ctx, const struct packet *packet,
+						    __u32 offset, __u8 protocol)
+{
+	__be16 port, before;
+	__u64 change = 0;
+
+	if (protocol == IPPROTO_ICMP)
+		return translate_identifier(ctx, offset, new_identifier(packet));
+	if (packet->nat & PACKET_NAT_DESTINATION &&
+	    !bpf_xdp_load_bytes(ctx, offset, &before, sizeof(before))) {
+		port = bpf_htons(packet->new_destination_port);
+		if (!bpf_xdp_store_bytes(ctx, offset, &port, sizeof(port)))
+			change += word_change(before, port);
+	}
+	offset += __builtin_offsetof(struct udp_header, destination);
+	if (packet->nat & PACKET_NAT_SOURCE && !bpf_xdp_load_bytes(ctx, offset, &before, sizeof(before))) {
+		port = bpf_htons(packet->new_source_port);
+		if (!bpf_xdp_store_bytes(ctx, offset, &port, sizeof(port)))
+			change += word_change(before, port);
+	}
+	return change;
 }
 
 /*
@@ -140,7 +218,7 @@ static __always_inline __u64 translate_quoted_transport(struct xdp_md *ctx, __u3
 		at = __builtin_offsetof(struct tcp_header, checksum);
 	else if (protocol == IPPROTO_UDP)
 		at = __builtin_offsetof(struct udp_header, checksum);
-	else if (protocol == IPPROTO_ICMPV6)
+	else if (protocol == IPPROTO_ICMPV6 || protocol == IPPROTO_ICMP)
 		at = __builtin_offsetof(struct icmp_header, checksum);
 	else
 		return 0;
@@ -157,8 +235,8 @@ static __always_inline __u64 translate_quoted_transport(struct xdp_md *ctx, __u3
 
 /*
  * Translates the addresses of a quoted packet, which goes the other way: its source is where the error goes, its
- * destination where the error comes from, or another address of the same prefix. Others stay. Returns the change of the
- * quote's sum.
+ * destination where the error comes from, or another address of the same prefix. Others stay, but source NAT has found its
+ * session by the quoted addresses. Returns the change of the quote's sum.
  */
 static __always_inline __u64 translate_quoted_addresses(const struct packet *packet, __u64 *source,
 							__u64 *destination)
@@ -166,14 +244,20 @@ static __always_inline __u64 translate_quoted_addresses(const struct packet *pac
 	__u64 change = half_sum(~source[0]) + half_sum(~source[1]) + half_sum(~destination[0]) +
 		       half_sum(~destination[1]);
 
-	to_inside(packet->destination_public, source);
-	to_outside(packet->source_public, destination);
+	if (packet->nat & PACKET_NAT_DESTINATION)
+		source[1] = packet->new_destination[1];
+	else
+		to_inside(packet->destination_public, source);
+	if (packet->nat & PACKET_NAT_SOURCE)
+		destination[1] = packet->new_source[1];
+	else
+		to_outside(packet->source_public, destination);
 	return change + halves_sum(source) + halves_sum(destination);
 }
 
 /*
  * Translates the IPv4 packet at `offset`, of which an ICMP error quotes `bytes`. Returns the change of the error's sum;
- * QUOTE_INVALID if the quote has no header.
+ * CHANGE_INVALID if the quote has no header.
  */
 __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct packet *packet, __u32 offset,
 						 __u32 bytes)
@@ -183,11 +267,11 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	__u32 header;
 
 	if (!packet || bytes < IPV4_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV4_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	ip = (struct ipv4_header *)packet->header;
 	header = (ip->version & 15) * 4;
 	if (ip->version >> 4 != 4 || header < IPV4_BYTES || header > bytes)
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	source[1] = bpf_ntohl(ip->source);
 	destination[1] = bpf_ntohl(ip->destination);
 	change = translate_quoted_addresses(packet, source, destination);
@@ -197,9 +281,18 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	ip->checksum = checksum_after(ip->checksum, change);
 	sum += ip->checksum;
 	if (bpf_xdp_store_bytes(ctx, offset, packet->header, IPV4_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	if (ip->fragment & bpf_htons(IPV4_OFFSET))
 		return sum;
+	/* The addresses are not in the checksum of ICMP. */
+	if (ip->protocol == IPPROTO_ICMP)
+		change = 0;
+	if (has_new_port(packet)) {
+		__u64 ports = translate_quoted_ports(ctx, packet, offset + header, ip->protocol);
+
+		sum += ports;
+		change += ports;
+	}
 	return sum + translate_quoted_transport(ctx, offset + header, bytes - header, ip->protocol, change);
 }
 
@@ -211,17 +304,17 @@ __attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct pack
 	struct ipv6_header *ip;
 
 	if (!packet || bytes < IPV6_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV6_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	ip = (struct ipv6_header *)packet->header;
 	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION)
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	load_halves(source, ip->source);
 	load_halves(destination, ip->destination);
 	change = translate_quoted_addresses(packet, source, destination);
 	store_halves(ip->source, source);
 	store_halves(ip->destination, destination);
 	if (bpf_xdp_store_bytes(ctx, offset, packet->header, IPV6_BYTES))
-		return QUOTE_INVALID;
+		return CHANGE_INVALID;
 	return change +
 	       translate_quoted_transport(ctx, offset + IPV6_BYTES, bytes - IPV6_BYTES, ip->next, change);
 }
@@ -250,10 +343,12 @@ static __always_inline enum drop_reason translate_icmp(struct xdp_md *ctx, struc
 
 		quote = ipv6 ? translate_quote6(ctx, packet, offset + ICMP_BYTES, bytes)
 			     : translate_quote4(ctx, packet, offset + ICMP_BYTES, bytes);
-		if (quote == QUOTE_INVALID)
+		if (quote == CHANGE_INVALID)
 			return DROP_inner_truncated;
 	} else if (!ipv6) {
-		return DROP_none;
+		if (!has_new_port(packet))
+			return DROP_none;
+		quote = translate_identifier(ctx, offset, new_identifier(packet));
 	}
 	offset += __builtin_offsetof(struct icmp_header, checksum);
 	return update_checksum(ctx, offset, ipv6 ? quote + change : quote, 0);
@@ -301,6 +396,13 @@ __attribute__((noinline)) enum drop_reason translate(struct xdp_md *ctx, struct 
 		return DROP_headroom;
 	if (packet->frame.flags & FRAME_LATER)
 		return DROP_none;
+	if (has_new_port(packet) && packet->frame.protocol != IPPROTO_ICMP) {
+		__u64 ports = translate_ports(ctx, packet, offset);
+
+		if (ports == CHANGE_INVALID)
+			return DROP_headroom;
+		change += ports;
+	}
 	switch (packet->frame.protocol) {
 	case IPPROTO_TCP:
 		return translate_tcp(ctx, packet, offset, change);

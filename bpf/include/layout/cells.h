@@ -24,7 +24,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 5
+#define TABLES_LAYOUT_VERSION 6
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
@@ -414,6 +414,17 @@ struct nat_gateway {
 	struct nat_pool pool;
 	__u32 reserved32[3];
 };
+
+/* Only for the writer, in the two cells behind a struct nat_gateway: what it was made of. */
+struct nat_addresses {
+	__u8 vip_address[16]; /* which vIP `vip` leads to, as soon as the node has it */
+	__u8 vip_ipv6;	      /* 1: `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
+	__u8 reserved8[7];
+	__u32 address[NAT_POOL_ADDRESSES_MAX]; /* of the numbers in the pool, network order */
+	__u64 reserved[5];
+};
+
+#define NAT_GATEWAY_CELLS 3
 
 /*
  * Gateway: an IPv4 vIP of this node's cluster, where most packets find it with one access. A vIP has one slot,

@@ -64,7 +64,13 @@
 	DROP(52, receiver_unknown, "an egress rule that names a group may permit the packet, but the receiver's groups are not known yet") \
 	DROP(53, no_public_address, "packet to the Internet from an address that has no public address") \
 	DROP(54, no_internet_route, "kernel has no route by an Internet port to the destination") \
-	DROP(55, martian_source, "packet to a public address with a source address that cannot be on the Internet")
+	DROP(55, martian_source, "packet to a public address with a source address that cannot be on the Internet") \
+	DROP(56, not_owner, "another gateway has the sessions of the NAT gateway, and the packet cannot be passed on to it") \
+	DROP(57, no_nat_session, "packet to an address of a NAT gateway that belongs to no session of an instance") \
+	DROP(58, nat_protocol, "packet that a NAT gateway cannot translate: neither TCP nor UDP, nor a query, answer or error of ICMP") \
+	DROP(59, nat_session_limit, "instance has all the sessions of its NAT gateway that one instance may have") \
+	DROP(60, nat_port_limit, "instance uses all ports of its NAT gateway that one instance may have") \
+	DROP(61, nat_exhausted, "public address of the NAT gateway has no free ports for the instance")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

@@ -14,12 +14,15 @@
  *    So a mapping does not depend on the remote endpoint (RFC 4787 REQ-1), and nothing else is needed to find the inside
  *    endpoint of a packet from the Internet.
  *  - A session: a record of the session tables (session_layout.h) with the inside endpoint and the remote endpoint as its
- *    key, and the VNI as its scope. Its action is the outside endpoint. A packet from the Internet needs one, unless
- *    NAT_ANY_REMOTE is set.
+ *    key, and the VNI as its scope. Its action is the outside endpoint, and whether a remote endpoint began it. A packet from
+ *    the Internet needs one, unless NAT_ANY_REMOTE is set.
  *
- * Blocks are in groups of 16. An inside address has two candidate groups by a keyed hash, and all its blocks are in these. If they
- * are of two public addresses, it uses those of one (RFC 4787 REQ-2; docs/decisions/nat.md has an exception). A port of an inside address has two candidate cells of 16 port words in
- * each block. So all that an inside address has, and the mapping of each port, is found without a list.
+ * Public addresses have numbers. The agent assigns a number to an address, and the pool of a VPC (struct nat_pool) has the numbers
+ * of its addresses. An inside address has one public address of the pool, by a keyed hash (RFC 4787 REQ-2).
+ *
+ * Blocks are in groups of 16. An inside address has two candidate groups of its public address by the same hash, and all its blocks
+ * are in these. A port of an inside address has two candidate cells of 16 port words in each block. So all that an inside address
+ * has, and the mapping of each port, is found without a list.
  *
  * Block word
  *
@@ -39,7 +42,9 @@
  *  - closed -> free with the next generation, by the agent, one grace period after "closed". So a program that used the block as
  *    that of its old owner has ended before it has another one.
  *  - claimed -> free, by the agent, if the word is the same after a grace period: the packet that claimed it was killed.
- *  - withheld: blocks that packets must not use. Those with ports below 1024 are.
+ *  - withheld: blocks that packets must not use: those with ports below 1024, and all blocks of a number that has no address.
+ *    free -> withheld and closed -> withheld, by the agent, when it takes a public address out of use; withheld -> free, by the
+ *    agent, when it assigns one.
  *
  * Port word
  *
@@ -90,7 +95,7 @@
 #define NAT_BLOCK_SHIFT_MAX 12
 #define NAT_GROUP_BLOCKS 16
 #define NAT_BLOCKS_MAX 16      /* limit for an inside address, which finds this many also in one group */
-#define NAT_ADDRESSES_MAX 4096 /* of a pool: an outside port has a number of 32 bits */
+#define NAT_ADDRESSES_MAX 4096 /* of the tables: an outside port has a number of 32 bits */
 
 #define NAT_FREE 0ull
 #define NAT_CLAIMED 1ull
@@ -106,6 +111,14 @@
 #define NAT_STAMP_SHIFT 16
 #define NAT_ROUND_MAX 0xfffcu /* even; the next round is 1 */
 #define NAT_TENTATIVE 0xfffeu /* plus the lowest bit of the round in which the word was claimed */
+
+/* nat_group.flags: no pool has the address any more. Its number is free when all its blocks are withheld. */
+#define NAT_DRAINING 0x1u
+
+/* action[1] of a session: the outside port in bits 0..15, the number of the public address, and who began the session */
+#define NAT_ADDRESS_SHIFT 16
+#define NAT_ADDRESS_MASK 0xfffu
+#define NAT_OF_REMOTE 0x80000000u
 
 #define NAT_POOL_ADDRESSES_MAX 16
 
@@ -133,15 +146,15 @@ struct nat_block {
 	__u32 begun;	 /* atomic additions by packets */
 	__u32 ended;	 /* written only by the agent */
 	__u64 inside[2]; /* halves; IPv4 in the low half */
-	__u64 lease;	 /* `lease` of struct nat_config when the block was claimed */
 	__u32 logged;	 /* written only by the agent: 1 when the log has the claim */
-	__u32 reserved;
+	__u32 reserved[3];
 };
 
 struct nat_group {
 	__u64 word[NAT_GROUP_BLOCKS];
-	__u32 outside; /* the public address; constant */
-	__u32 reserved[15];
+	__u32 outside; /* the public address; 0: the number has none, and all blocks are withheld */
+	__u32 flags;   /* NAT_DRAINING; in the first group of an address */
+	__u32 reserved[14];
 	struct nat_block block[NAT_GROUP_BLOCKS];
 };
 
@@ -167,10 +180,6 @@ enum nat_answer {
 	NAT_BUSY,      /* other packets won too many swaps */
 };
 
-/* nat_config.flags */
-#define NAT_ANY_REMOTE \
-	0x1u /* packets from any remote endpoint to a mapped port begin a session (endpoint-independent filtering) */
-
 /*
  * Ticks. Until a round is completed, sessions that have ended count. So if the last one was completed before, no agent works, and
  * the number of sessions is not known and not limited. 10 minutes: two rounds, each within the shortest timeout of a session
@@ -190,12 +199,7 @@ struct nat_config {
 	__u32 round;	 /* 1 to NAT_ROUND_MAX */
 	__u32 round_at;	 /* ticks: when a round was completed last, or the tables were laid out */
 	__u64 port_seed; /* secret: which cells and words a port prefers */
-	/* May change at any time. */
-	__u64 lease; /* by which this node uses the addresses: gateway in bits 32..63, epoch in 0..31 */
-	__u32 sessions_limit; /* of an inside address; as many more as there are processors may begin at the same moment */
-	__u32 blocks_limit; /* the same, of blocks */
-	__u32 flags;
-	__u32 remote_limit; /* packets from the Internet begin no session if the inside address has as many */
+	__u64 reserved[3];
 };
 
 #endif

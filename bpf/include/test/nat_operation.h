@@ -7,7 +7,7 @@
 #ifndef SLUICE_NAT_OPERATION_H
 #define SLUICE_NAT_OPERATION_H
 
-#include <linux/types.h>
+#include "layout/nat_layout.h"
 
 enum nat_op {
 	NAT_OP_OUT = 1,
@@ -33,6 +33,7 @@ struct nat_test {
 	__u32 answer;	 /* enum nat_answer */
 	__u32 published; /* whether a record was published, which the sweep will free */
 	__u32 reserved;
+	struct nat_pool pool;
 };
 
 #endif
@@ -45,6 +46,7 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 {
 	int is_out = test->op == NAT_OP_OUT;
 
+	packet->pool = test->pool;
 	packet->vni = is_out ? test->vni : 0;
 	packet->inside = is_out ? test->inside : 0;
 	packet->inside_port = is_out ? test->inside_port : 0;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use sluice_southbound::{
     ClusterPlan, Group, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf, Vtep, VtepRole,
@@ -112,6 +112,17 @@ pub trait Role: Send + 'static {
         context.reject(format_args!("public prefix {}", public.outside));
     }
 
+    /// The number by which packets know a public address of a NAT gateway ([`sluice_tables::nat::Nat::assign`]). It stays the same
+    /// until [`Role::remove_unused`] finds the address in no NAT gateway of the tables. A gateway without NAT tables, which
+    /// translates nothing itself, gives the same number to all addresses.
+    ///
+    /// # Errors
+    /// [`sluice_tables::Error::NoNatNumber`]: the entry is tried again later. [`sluice_tables::Error::Invalid`]: nodes of this role
+    /// have no NAT gateways.
+    fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
+        Err(sluice_tables::Error::Invalid(format!("{address}: a node of this role has no NAT gateways")))
+    }
+
     /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
     fn upsert_policy(&mut self, context: &mut UpdateContext<'_>, policy: Policy) {
         context.reject(format_args!("policy of VNI {}", policy.key.vni));
@@ -158,7 +169,7 @@ pub trait Role: Send + 'static {
     fn end_step(&mut self, _context: &mut UpdateContext<'_>) {}
 
     /// A step has been applied, and what a snapshot did not mention was removed: removes the policies that no port refers
-    /// to. Returns their keys.
+    /// to, and releases public addresses that are in no NAT gateway. Returns the keys of the policies.
     fn remove_unused(&mut self, _context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
         Vec::new()
     }

@@ -38,7 +38,7 @@ pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
 };
-pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, pinned_tables};
+pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, nat_sizes, pinned_tables};
 pub use object::ObjectName;
 pub use remote_identities::{RemoteIdentities, RemoteIdentity};
 use ring::Ring;
@@ -158,7 +158,8 @@ impl Datapath {
         Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
     }
 
-    /// Maps the tables of source NAT into memory.
+    /// Maps the tables of source NAT into memory. On a gateway that was loaded without [`nat_sizes`], they have one element each
+    /// and cannot be laid out.
     ///
     /// # Errors
     /// If the programs have no such tables, or the kernel refuses the mapping.

@@ -23,13 +23,54 @@ pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
 /// Memory of the programs for each CPU: packets that wait to be counted, which packets are counted, and the packet
 /// that is being processed. It is not pinned, so each version may change its layout.
-const PROGRAM_MEMORY_MAPS: [&str; 4] = ["flow_queues", "flow_samplers", "packets", "admissions"];
+const PROGRAM_MEMORY_MAPS: [&str; 5] =
+    ["flow_queues", "flow_samplers", "packets", "admissions", "nat_packets"];
 
 /// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
 /// Maps that hold the blocks and the port words of source NAT ([`sluice_tables::nat::NatRegions`]).
 pub const NAT_MAPS: [&str; 2] = ["nat_groups", "nat_ports"];
+
+/// Further maps of source NAT on a gateway, which are of one use with [`NAT_MAPS`] and [`SESSION_MAPS`].
+const OTHER_NAT_MAPS: [&str; 3] = ["nat_config", "nat_fragments", "session_config"];
+
+/// Sizes of the maps of source NAT for [`crate::Datapath::load_sized`], on a gateway that translates: groups of blocks and
+/// cells of ports as [`sluice_tables::nat::NatRegions`] gives them, and buckets of sessions. Without these sizes, the maps
+/// have one element each, and the gateway has no memory for source NAT.
+#[must_use]
+pub fn nat_sizes(groups: u32, port_cells: u32, buckets: u32) -> [(&'static str, u32); 4] {
+    let [groups_map, ports_map] = NAT_MAPS;
+    let fragments = sluice_tables::layout::NAT_FRAGMENTS;
+    [(groups_map, groups), (ports_map, port_cells), (SESSION_MAPS[0], buckets), ("nat_fragments", fragments)]
+}
+
+/// Removes the pins of the maps of source NAT of a gateway that begins to translate, or ceases to: maps of one element hold
+/// nothing, and those of a gateway that does not translate are not wanted. Attached programs keep theirs until they are replaced.
+fn remove_unused_nat(object: &OpenObject, sizes: &[(&str, u32)], dir: &Path) -> Result<(), Error> {
+    let groups = NAT_MAPS[0];
+    let pin = dir.join(groups);
+    let has_nat = object.maps().any(|map| map.name() == groups);
+    if !has_nat || !pin.try_exists().map_err(Error::system(format!("look up {}", pin.display())))? {
+        return Ok(());
+    }
+    let old = MapHandle::from_pinned_path(&pin).map_err(Error::bpf(format!("open {}", pin.display())))?;
+    let wanted = sizes.iter().find(|(name, _)| *name == groups).map_or(1, |(_, entries)| *entries);
+    if (old.max_entries() == 1) == (wanted == 1) {
+        return Ok(());
+    }
+    // That of the groups last: if this process is killed before, the next one removes what is left.
+    for name in OTHER_NAT_MAPS.iter().chain(&SESSION_MAPS).chain(NAT_MAPS.iter().rev()) {
+        let pin = dir.join(name);
+        match fs::remove_file(&pin) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::system(format!("remove {}", pin.display()))(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
 
 /// Sets the sizes of the named maps, and makes each map reuse its pin or be pinned when it is created.
 /// Returns whether the forwarding tables were pinned already.
@@ -39,6 +80,9 @@ pub(crate) fn prepare(
     dir: Option<&Path>,
 ) -> Result<bool, Error> {
     let mut adopted = false;
+    if let Some(dir) = dir {
+        remove_unused_nat(object, sizes, dir)?;
+    }
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         if let Some(&(_, entries)) = sizes.iter().find(|(sized, _)| *sized == name) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, MapFlags};
 use sluice_datapath::{
     Attachment, Datapath, Error, FLOW_CELLS_MAP, Interface, ObjectName, Settings, Traffic, flush,
-    flush_closed, kernel,
+    flush_closed, kernel, nat_sizes,
 };
 use sluice_tables::flows::Policy;
 use sluice_tables::{Immediate, NodeTables, Role, Sizes, Vrf};
@@ -448,6 +448,34 @@ fn flow_statistics_and_their_events_are_kept() {
             Datapath::load(&Settings { object: ObjectName::Vswitch, pin_dir: None, ..settings.clone() });
         let flows = vswitch.unwrap().flows().unwrap();
         assert_eq!((flows.usage(0).capacity, flows.policy()), (4 * ((1 << 14) - 1), Policy::Off));
+    });
+}
+
+/// A gateway that does not translate has no memory for it. Tables of both sizes are replaced when it begins to, and ceases to.
+#[test]
+fn tables_of_source_nat_are_kept_and_replaced() {
+    const CONFIG_BYTES: usize = sluice_tables::nat::NatRegions::CONFIG_BYTES;
+    in_namespace(|| {
+        let pins = Pins::new("nat");
+        let settings = Settings { object: ObjectName::Gateway, cells: 4096, pin_dir: Some(pins.0.clone()) };
+        let sizes = nat_sizes(64, 1 << 10, 128);
+        let load = |translates: bool| {
+            let loaded = Datapath::load_sized(&settings, if translates { &sizes } else { &[] }).unwrap();
+            let entries = sizes.map(|(name, _)| loaded.map(name).unwrap().max_entries());
+            assert_eq!(entries, if translates { sizes.map(|(_, entries)| entries) } else { [1; 4] });
+            loaded
+        };
+        assert!(!load(false).nat().unwrap().is_laid_out());
+        let config = |datapath: &Datapath| datapath.map("nat_config").unwrap();
+        let marked = |datapath: &Datapath| {
+            config(datapath).lookup(&[0; 4], MapFlags::ANY).unwrap().unwrap() == [7; CONFIG_BYTES]
+        };
+        config(&load(true)).update(&[0; 4], &[7; CONFIG_BYTES], MapFlags::ANY).unwrap();
+        assert!(marked(&load(true)));
+        let other = Datapath::load_sized(&settings, &nat_sizes(128, 1 << 10, 128)).unwrap_err();
+        assert!(other.to_string().contains("nat_groups"), "{other}");
+        assert!(!marked(&load(false)));
+        assert!(!marked(&load(true)));
     });
 }
 

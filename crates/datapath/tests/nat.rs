@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use sluice_datapath::{Datapath, NAT_MAPS, ObjectName, SESSION_MAPS, Settings};
 use sluice_tables::Membarrier;
-use sluice_tables::nat::{Nat, NatPool, NatRegions, NatSettings, default_timeouts};
-use sluice_tables_testing::nat::{self as testing, PACKET_BYTES, nat_test};
+use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
+use sluice_tables_testing::nat::{self as testing, PACKET_BYTES, nat_pool, nat_test};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,16 +22,12 @@ const UDP: u8 = 17;
 struct Kernel(Datapath);
 
 impl Kernel {
-    fn load(groups: u32, addresses: u32, buckets: u32) -> Self {
+    fn load(size: NatSize, buckets: u32) -> Self {
         let settings = Settings { object: ObjectName::NatTest, cells: 0, pin_dir: None };
-        let cells = addresses * 3 * 65536 / 16;
+        let (groups, cells) = (NatRegions::groups(size).unwrap(), NatRegions::port_cells(size));
         let sizes =
             [(NAT_MAPS[0], groups), (NAT_MAPS[1], cells), (SESSION_MAPS[0], buckets), (SESSION_MAPS[1], 2)];
         Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
-    }
-
-    fn of(pool: &NatPool, buckets: u32) -> Self {
-        Self::load(NatRegions::groups(pool).unwrap(), pool.addresses.len() as u32, buckets)
     }
 
     /// Runs packets in their order.
@@ -52,8 +48,8 @@ impl Kernel {
 
 #[test]
 fn ebpf_rust_and_model_agree() {
-    // Large enough for each pool of the histories.
-    let kernel = Kernel::load(3 * 64, 3, 200);
+    // Large enough for each size of the histories.
+    let kernel = Kernel::load(NatSize { addresses: nat_history::NUMBERS_MAX, block_ports: 64 }, 200);
     let regions = kernel.0.nat().unwrap();
     let config = ProptestConfig {
         cases: ProptestConfig::default().cases / 2,
@@ -73,7 +69,8 @@ fn vm(number: u32) -> SocketAddrV4 {
 
 fn packet_of(number: u32, remote_port: u16, now: u32) -> nat_test {
     let remote = SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 1), remote_port);
-    nat_test { now, bytes: 100, ..testing::outgoing(9, UDP, vm(number), remote) }
+    let pool = nat_pool { sessions_limit: u32::MAX, blocks_limit: 4, ..testing::pool_of(&[0]) };
+    nat_test { now, bytes: 100, pool, ..testing::outgoing(9, UDP, vm(number), remote) }
 }
 
 /// Sets a variable when it is dropped, also if the test fails: the agent's thread waits for it.
@@ -93,20 +90,12 @@ fn two_processors_and_the_agent_agree_on_mappings() {
     /// With all sessions of so many rounds, the session table is half full.
     const ROUNDS: u32 = 500;
     const ENDPOINTS: u32 = 64;
-    let pool = NatPool { addresses: vec![Ipv4Addr::new(198, 51, 100, 1)], block_ports: 64 };
+    let size = NatSize { addresses: 1, block_ports: 64 };
     // Room for all sessions, however slow the agent is.
-    let kernel = Kernel::of(&pool, 20_000);
-    let settings =
-        NatSettings { sessions: u32::MAX, remote_sessions: 0, blocks: 4, any_remote: false, lease: 0 };
-    let mut nat = Nat::create(
-        &kernel.0.nat().unwrap(),
-        &pool,
-        3,
-        (&settings, &default_timeouts()),
-        0,
-        Membarrier::new().unwrap(),
-    )
-    .unwrap();
+    let kernel = Kernel::load(size, 20_000);
+    let regions = kernel.0.nat().unwrap();
+    let mut nat = Nat::create(&regions, size, 3, &default_timeouts(), 0, Membarrier::new().unwrap()).unwrap();
+    assert_eq!(nat.assign(Ipv4Addr::new(198, 51, 100, 1)), Ok(0));
     let barrier = std::sync::Barrier::new(2);
     let (done, now, of_agent) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
     let (mut busy, mut sent) = (0, 0);

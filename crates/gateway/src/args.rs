@@ -6,6 +6,8 @@ use clap::Args as ClapArgs;
 use sluice_agent::CommonArgs;
 use sluice_cluster::CLUSTER_PORT;
 
+use crate::nat::NatArgs;
+
 /// Run a gateway: forward VXLAN between hosts by the cluster's tables
 #[derive(ClapArgs, Clone, Debug)]
 pub struct Args {
@@ -32,4 +34,8 @@ pub struct Args {
     /// UDP port by which the gateways of a cluster watch each other; must be the same on all of them
     #[arg(long, value_name = "PORT", default_value_t = CLUSTER_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub cluster_port: u16,
+
+    /// Options of source NAT.
+    #[command(flatten)]
+    pub nat: NatArgs,
 }

@@ -6,6 +6,7 @@
 mod args;
 mod identities;
 mod load_monitor;
+mod nat;
 mod needed_neighbors;
 mod offload;
 mod offload_metrics;
@@ -20,6 +21,7 @@ mod rsp_responder;
 mod underlay_monitor;
 
 pub use args::Args;
+pub use nat::list::Endpoints;
 pub use sluice_agent::Error;
 
 use std::collections::HashSet;
@@ -38,6 +40,7 @@ use sluice_southbound::Node;
 use sluice_tables::AgentHeartbeat;
 
 use crate::load_monitor::LoadMonitor;
+use crate::nat::{NatKeeper, RoleNat, SharedNat};
 use crate::offload_metrics::OffloadStats;
 use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
@@ -69,7 +72,11 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let underlay = links.into_iter().map(port(Side::Underlay));
     let ports: Vec<Port> = underlay.chain(internet.into_iter().map(port(Side::Internet))).collect();
 
-    let mut opened = open(common, ROLE, ObjectName::Gateway, &[])?;
+    let is_at_internet = !args.internet.is_empty();
+    let nat_maps = args.nat.maps()?;
+    let mut opened = open(common, ROLE, ObjectName::Gateway, if is_at_internet { &nat_maps } else { &[] })?;
+    let nat = || SharedNat::open(&opened.datapath, &args.nat, &common.pin_dir(ROLE));
+    let nat = if is_at_internet { Some(nat()?) } else { None };
     opened.tables.set_node(&gateway_config(&port_names(&ports), &ports, vteps))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
     detach_others(&opened.datapath, &ports, &netlink, &changes).await?;
@@ -82,20 +89,26 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let heartbeat = opened.tables.agent_heartbeat();
     let load = SharedLoad::default();
     let public = PublicAddresses::default();
-    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone());
+    let role_nat = RoleNat::new(nat.clone());
+    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone(), role_nat);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
     let plan = role.plan();
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
+    let keeper = nat.clone().map(NatKeeper::start).transpose()?;
 
     let node = started.node.clone();
     let ports = SharedPorts::new(ports);
     let ownership = Arc::new(start_ownership(&args, &started, vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
-    let routes = Router::new().route("/cluster", get(async move || Json(status.get())));
+    let mut routes = Router::new().route("/cluster", get(async move || Json(status.get())));
+    if let Some((nat, keeper)) = nat.as_ref().zip(keeper.as_ref()) {
+        node.add_metrics(Arc::new(keeper.metrics()));
+        routes = routes.merge(nat::list::routes(nat.reader()));
+    }
     let monitored = ports.clone();
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
@@ -122,7 +135,10 @@ pub async fn run(args: Args) -> Result<(), Error> {
             never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
-    started.serve(common, routes, work).await
+    let ended = started.serve(common, routes, work).await;
+    // Until here it looks after source NAT. If this function is canceled, it ends as well.
+    drop(keeper);
+    ended
 }
 
 /// Opens the RSP responder, and the monitor that decides which flows are offloaded.

@@ -2,17 +2,18 @@
 //! what it keeps besides the tables. This file changes when gateways get another kind of entry.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
-use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PublicPrefix, Vip, Vrf};
+use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, PolicyKey, PublicPrefix, Vip, Vrf};
 use sluice_tables::NodeTables;
 use sluice_types::IpNet;
 use tokio::sync::watch;
 
+use crate::nat::RoleNat;
 use crate::public_announcer::PublicAddresses;
 
 /// Period over which the bytes of a flow are counted.
@@ -44,14 +45,16 @@ pub struct GatewayRole {
     public: PublicAddresses,
     /// The addresses of this gateway's interfaces.
     own_addresses: Vec<IpAddr>,
+    nat: RoleNat,
 }
 
 impl GatewayRole {
     /// Until [`GatewayRole::set_owned`] is called, this gateway answers for the vIPs that the tables mark as
-    /// owned.
-    pub fn new(tables: &NodeTables, load: SharedLoad, public: PublicAddresses) -> Self {
+    /// owned. What an earlier agent has not ended in the NAT tables ends now.
+    pub fn new(tables: &NodeTables, load: SharedLoad, public: PublicAddresses, mut nat: RoleNat) -> Self {
+        nat.settle(tables);
         let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
-        Self { owned, plan: watch::Sender::default(), load, public, own_addresses: Vec::new() }
+        Self { owned, plan: watch::Sender::default(), load, public, own_addresses: Vec::new(), nat }
     }
 
     /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when
@@ -74,6 +77,7 @@ impl GatewayRole {
                 ),
             }
         }
+        self.nat.settle(tables);
         self.announce_addresses(tables, &gained);
     }
 
@@ -157,6 +161,15 @@ impl Role for GatewayRole {
         let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps } = *vrf;
         let elephant_bytes = elephant_bytes(elephant_kbps);
         context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes });
+    }
+
+    fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
+        self.nat.number(address)
+    }
+
+    fn remove_unused(&mut self, context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
+        self.nat.settle(context.tables);
+        Vec::new()
     }
 
     fn upsert_public_prefix(&mut self, context: &mut UpdateContext<'_>, public: &PublicPrefix) {

@@ -1,10 +1,11 @@
-//! `sluice agent`, `sluice port` and `sluice path`: requests to the agent of this node on its local socket.
+//! `sluice agent`, `sluice port`, `sluice path` and `sluice nat`: requests to the agent of this node on its local socket.
 
 use crate::failure::Failure;
 use crate::output::{self, Format};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use sluice_types::Protocol;
+use sluice_gateway::Endpoints;
+use sluice_types::{Protocol, Vni};
 use sluice_vswitch::PortName;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,17 @@ const INTERFACE_NAME_MAX: usize = 15;
 pub struct Socket {
     /// Socket of the agent; the socket of a gateway's agent is /run/sluice/gateway.sock
     #[arg(long, env = "SLUICE_SOCKET", value_name = "PATH", default_value = "/run/sluice/vswitch.sock")]
+    socket: PathBuf,
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+/// The socket of a gateway's agent and the output format.
+#[derive(Args)]
+pub struct GatewaySocket {
+    /// Socket of the gateway's agent
+    #[arg(long, env = "SLUICE_SOCKET", value_name = "PATH", default_value = "/run/sluice/gateway.sock")]
     socket: PathBuf,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
@@ -109,6 +121,34 @@ pub enum PathCommand {
     List(Socket),
 }
 
+/// `sluice nat VERB`.
+#[derive(Subcommand)]
+pub enum NatCommand {
+    /// List the connections of NAT gateways that this gateway translates
+    Sessions {
+        /// Only those of the VPC with this VNI
+        #[arg(long, value_name = "VNI")]
+        vni: Option<Vni>,
+        /// Only those of this instance: its address, or ADDRESS:PORT
+        #[arg(long, value_name = "ADDRESS")]
+        inside: Option<Endpoints>,
+        /// Only those with this public address, or ADDRESS:PORT
+        #[arg(long, value_name = "ADDRESS")]
+        outside: Option<Endpoints>,
+        /// Only those with this other end: its address, or ADDRESS:PORT
+        #[arg(long, value_name = "ADDRESS")]
+        remote: Option<Endpoints>,
+        /// Only those of this protocol: a name such as tcp, or a number
+        #[arg(long, value_name = "PROTOCOL")]
+        protocol: Option<Protocol>,
+        /// At most so many
+        #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        limit: u32,
+        #[command(flatten)]
+        socket: GatewaySocket,
+    },
+}
+
 const PATH_COLUMNS: [&str; 8] =
     ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
 
@@ -129,6 +169,23 @@ const SESSION_COLUMNS: [&str; 13] = [
     "packets_out",
     "packets_in",
     "rule",
+];
+
+const NAT_COLUMNS: [&str; 14] = [
+    "vni",
+    "protocol",
+    "inside_address",
+    "inside_port",
+    "outside_address",
+    "outside_port",
+    "remote_address",
+    "remote_port",
+    "direction",
+    "state",
+    "age_s",
+    "expires_in_s",
+    "packets_out",
+    "packets_in",
 ];
 
 const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];
@@ -186,14 +243,8 @@ impl PortCommand {
                     ("limit", Some(limit.to_string())),
                 ];
                 let answer = socket.request("list sessions", &with_query("/sessions", &fields), None).await?;
-                let sessions = list_field(&answer, "sessions");
-                if socket.output == Format::Table {
-                    let rows: Vec<Value> = sessions.iter().map(session_row).collect();
-                    output::list(socket.output, &SESSION_COLUMNS, &rows)?;
-                } else {
-                    output::list(socket.output, &[], sessions)?;
-                }
-                if answer.get("is_cut") == Some(&Value::Bool(true)) {
+                show_sessions(socket.output, &answer, &SESSION_COLUMNS, session_row)?;
+                if is_cut(&answer) {
                     eprintln!(
                         "there are more than {limit}; give --limit, or choose a port, an address or a protocol"
                     );
@@ -208,6 +259,29 @@ impl PortCommand {
                 sluice_vswitch::install_guard(&port_names).await.map_err(Failure::role("vswitch"))
             }
         }
+    }
+}
+
+impl NatCommand {
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self::Sessions { vni, inside, outside, remote, protocol, limit, socket } = self;
+        let GatewaySocket { socket, output } = socket;
+        let end = |end: Option<Endpoints>| end.map(|end| end.to_string());
+        let fields = [
+            ("vni", vni.map(|vni| vni.to_string())),
+            ("inside", end(inside)),
+            ("outside", end(outside)),
+            ("remote", end(remote)),
+            ("protocol", protocol.map(|protocol| protocol.to_string())),
+            ("limit", Some(limit.to_string())),
+        ];
+        let socket = Socket { socket, output };
+        let answer = socket.request("list sessions", &with_query("/nat/sessions", &fields), None).await?;
+        show_sessions(output, &answer, &NAT_COLUMNS, nat_row)?;
+        if is_cut(&answer) {
+            eprintln!("there are more than {limit}; give --limit, or choose a VNI, an address or a protocol");
+        }
+        Ok(())
     }
 }
 
@@ -264,6 +338,36 @@ fn session_row(session: &Value) -> Value {
         row["remote_port"] = json!(format!("{remote} {}", session["remote_port"]));
     }
     row
+}
+
+/// A session of a NAT gateway as a table shows it.
+fn nat_row(session: &Value) -> Value {
+    let mut row = session.clone();
+    if session["protocol"] == "icmp" {
+        for (field, what) in [("inside_port", "id"), ("outside_port", "id"), ("remote_port", "type")] {
+            row[field] = json!(format!("{what} {}", session[field]));
+        }
+    }
+    row
+}
+
+fn show_sessions(
+    output: Format,
+    answer: &Value,
+    columns: &[&str],
+    row: fn(&Value) -> Value,
+) -> Result<(), Failure> {
+    let sessions = list_field(answer, "sessions");
+    if output == Format::Table {
+        output::list(output, columns, &sessions.iter().map(row).collect::<Vec<_>>())
+    } else {
+        output::list(output, &[], sessions)
+    }
+}
+
+/// Whether there are more sessions than were asked for.
+fn is_cut(answer: &Value) -> bool {
+    answer.get("is_cut") == Some(&Value::Bool(true))
 }
 
 fn list_field<'a>(answer: &'a Value, list: &str) -> &'a [Value] {
@@ -374,6 +478,15 @@ mod tests {
         assert!(matches!(error, Failure::AgentMalformed { .. }) && error.code() == 3, "{error}");
         let error = request("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", long).unwrap_err();
         assert_eq!(error.code(), 4);
+    }
+
+    #[test]
+    fn numbers_of_icmp_sessions_of_nat_gateways_are_not_shown_as_ports() {
+        let session = |protocol| json!({"protocol": protocol, "inside_port": 7, "outside_port": 5000, "remote_port": 8});
+        let row = nat_row(&session("icmp"));
+        let shown = ["inside_port", "outside_port", "remote_port"].map(|field| row[field].clone());
+        assert_eq!(shown, ["id 7", "id 5000", "type 8"]);
+        assert_eq!(nat_row(&session("udp")), session("udp"));
     }
 
     /// Catches a request without a timeout: it would never end.

@@ -49,6 +49,9 @@ enum Command {
     /// Direct paths that this host has learned
     #[command(subcommand)]
     Path(agent::PathCommand),
+    /// Connections that this gateway translates for NAT gateways
+    #[command(subcommand)]
+    Nat(agent::NatCommand),
     /// Status and drop counters of this node's agent
     #[command(subcommand)]
     Agent(agent::AgentCommand),
@@ -119,6 +122,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::lab),
         Command::Port(command) => command.run().await?,
         Command::Path(command) => command.run().await?,
+        Command::Nat(command) => command.run().await?,
         Command::Agent(command) => command.run().await?,
         Command::Apply(args) => apply::run(args).await?,
         Command::Noun(noun) => noun.run().await?,

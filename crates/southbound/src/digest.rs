@@ -55,10 +55,12 @@ impl Policy {
 }
 
 impl NatGateway {
-    /// Hash of the NAT gateway: of its encoded message.
+    /// Hash of the NAT gateway.
     pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
-        let contents = bytes_hash(&proto::NatGateway::from(self.clone()).encode_to_vec());
-        (EntryKey::NatGateway(self.vni), EntryHash::nat_gateway(self.vni, contents))
+        let Self { vni, ref addresses, vip, sessions, blocks, any_remote } = *self;
+        let addresses = addresses.iter().copied();
+        let hash = EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote);
+        (EntryKey::NatGateway(vni), hash)
     }
 }
 

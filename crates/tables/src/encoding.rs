@@ -1,7 +1,8 @@
 //! Conversions between Rust types and the words and bytes of `cells.h`.
 
-use crate::entries::{PublicPrefix, Role, Target};
-use crate::layout::{self, next_hop, public_prefix};
+use crate::entries::{NatAddress, NatGateway, PublicPrefix, Role, Target};
+use crate::error::Error;
+use crate::layout::{self, nat_addresses, nat_gateway, next_hop, public_prefix};
 use crate::memory::Memory;
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -88,6 +89,113 @@ impl PublicPrefix {
         };
         // Flags that do not suit the addresses would mislead packets.
         (public.to_cell(known.vip) == known).then_some(public)
+    }
+}
+
+impl NatGateway {
+    /// The contents of the NAT gateway's cells: the first, and those behind it. `vip_cell`: that of the vIP.
+    pub(crate) fn to_cells(&self, vip_cell: u32) -> (nat_gateway, nat_addresses) {
+        let mut pool = layout::nat_pool {
+            sessions_limit: self.sessions,
+            blocks_limit: self.blocks,
+            addresses: self.addresses.len() as u8,
+            flags: if self.any_remote { layout::NAT_ANY_REMOTE as u8 } else { 0 },
+            ..Default::default()
+        };
+        let (vip_address, vip_ipv6) = address_to_bytes(self.vip);
+        let mut behind = nat_addresses { vip_address, vip_ipv6: vip_ipv6.into(), ..Default::default() };
+        for (i, NatAddress { address, number }) in self.addresses.iter().enumerate() {
+            pool.address[i] = *number;
+            behind.address[i] = ipv4_to_word(Some(*address));
+        }
+        let kind = layout::NEXT_HOP_NAT as u8;
+        (nat_gateway { kind, vni: self.vni.get(), vip: vip_cell, pool, ..Default::default() }, behind)
+    }
+
+    /// The NAT gateway in cells; `None` if they have none.
+    pub(crate) fn from_cells(memory: &Memory, cell: u32) -> Option<Self> {
+        let is_there = memory.contains(cell, layout::NAT_GATEWAY_CELLS);
+        let (known, behind): (nat_gateway, nat_addresses) =
+            is_there.then(|| (memory.read(cell), memory.read(cell + 1)))?;
+        let numbers = known.pool.address.iter().zip(behind.address).take(known.pool.addresses.into());
+        let addresses = numbers
+            .map(|(number, address)| Some(NatAddress { address: ipv4_from_word(address)?, number: *number }));
+        let nat = Self {
+            vni: Vni::new(known.vni).ok()?,
+            addresses: addresses.collect::<Option<_>>()?,
+            vip: address_from_bytes(behind.vip_address, behind.vip_ipv6 != 0),
+            sessions: known.pool.sessions_limit,
+            blocks: known.pool.blocks_limit,
+            any_remote: u32::from(known.pool.flags) & layout::NAT_ANY_REMOTE != 0,
+        };
+        // What the writer would not have written would mislead packets.
+        let is_whole = nat.check().is_ok() && nat.to_cells(known.vip) == (known, behind);
+        is_whole.then_some(nat)
+    }
+
+    /// Whether the limits and addresses are possible.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Self { vni, ref addresses, sessions, blocks, .. } = *self;
+        let mut numbers: Vec<u16> = addresses.iter().map(|it| it.number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let reason = if !(1..=layout::NAT_POOL_ADDRESSES_MAX as usize).contains(&addresses.len()) {
+            format!("1 to {} addresses are possible, not {}", layout::NAT_POOL_ADDRESSES_MAX, addresses.len())
+        } else if !addresses.is_sorted_by(|a, b| a.address < b.address) || numbers.len() != addresses.len() {
+            "its addresses or their numbers are not different and in order".to_owned()
+        } else if let Some(it) = addresses.iter().find(|it| !sluice_types::is_unicast(it.address.into())) {
+            format!("{} is not a unicast address", it.address)
+        } else if sessions == 0 || !(1..=layout::NAT_BLOCKS_MAX).contains(&blocks.into()) {
+            format!(
+                "at least 1 session and 1 to {} blocks are possible, not {sessions} and {blocks}",
+                layout::NAT_BLOCKS_MAX
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::Invalid(format!("the NAT gateway of VNI {vni} is not possible: {reason}")))
+    }
+}
+
+/// What the cell of a public address says that is one of a NAT gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NatLink {
+    /// The gateway's VNI.
+    pub(crate) vni: Vni,
+    /// Its vIP.
+    pub(crate) vip: IpAddr,
+    /// The address.
+    pub(crate) address: NatAddress,
+    /// The gateway's first cell.
+    pub(crate) gateway: u32,
+}
+
+impl NatLink {
+    /// The content of the address's cell. `vip_cell`: that of the vIP.
+    pub(crate) fn to_cell(self, vip_cell: u32) -> public_prefix {
+        let Self { vni, vip, address: NatAddress { address, number }, gateway } = self;
+        let outside = IpNet::from(IpAddr::V4(address));
+        let inside = Ipv4Addr::UNSPECIFIED.into();
+        let mut content =
+            PublicPrefix { outside, vni, inside: IpNet::from(IpAddr::V4(inside)), vip }.to_cell(vip_cell);
+        content.flags |= layout::PUBLIC_NAT as u8;
+        content.inside[..4].copy_from_slice(&gateway.to_ne_bytes());
+        content.inside[4..6].copy_from_slice(&number.to_ne_bytes());
+        content
+    }
+
+    /// What a cell says; `None` if it is not that of an address of a NAT gateway.
+    pub(crate) fn from_cell(memory: &Memory, cell: u32) -> Option<Self> {
+        let known: public_prefix = memory.contains(cell, 1).then(|| memory.read(cell))?;
+        let [a, b, c, d, e, f, ..] = known.inside;
+        let IpAddr::V4(address) = address_from_bytes(known.outside, false) else { return None };
+        let link = Self {
+            vni: Vni::new(known.vni).ok()?,
+            vip: address_from_bytes(known.vip_address, u32::from(known.flags) & layout::PUBLIC_VIP_IPV6 != 0),
+            address: NatAddress { address, number: u16::from_ne_bytes([e, f]) },
+            gateway: u32::from_ne_bytes([a, b, c, d]),
+        };
+        (link.to_cell(known.vip) == known).then_some(link)
     }
 }
 

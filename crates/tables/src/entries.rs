@@ -197,6 +197,33 @@ pub struct PublicPrefix {
     pub vip: IpAddr,
 }
 
+/// Gateways: source NAT of a VPC, whose instances without a public IPv4 address share these addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatGateway {
+    /// VNI of the VPC, which has at most one NAT gateway. Its VRF must be in the tables before.
+    pub vni: Vni,
+    /// In ascending order, 1 to 16, with different numbers. No other NAT gateway and no public prefix has one of them.
+    pub addresses: Vec<NatAddress>,
+    /// The vIP of the gateway that has the sessions, and that answers ARP for the addresses. It must be in the tables before,
+    /// and may be of the other family.
+    pub vip: IpAddr,
+    /// Sessions that each instance may have at the same time, at least 1.
+    pub sessions: u32,
+    /// Port blocks that each instance may have, 1 to 16.
+    pub blocks: u8,
+    /// A packet from any address of the Internet to a port that an instance uses begins a session.
+    pub any_remote: bool,
+}
+
+/// A public address of a NAT gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NatAddress {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// Its number in this node's NAT tables.
+    pub number: u16,
+}
+
 /// IPv4 configuration of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortIpv4 {

@@ -2,8 +2,8 @@
 
 use crate::grace::GraceError;
 use crate::layout;
-use sluice_types::{IpNet, Vni};
-use std::net::IpAddr;
+use sluice_types::{EntryKey, Vni};
+use std::net::{IpAddr, Ipv4Addr};
 
 /// A change was not made, or tables were not adopted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,11 +42,11 @@ pub enum Error {
     /// No VRF has this VNI.
     #[error("VNI {0} is not in the tables")]
     UnknownVni(Vni),
-    /// The vIP of a public prefix is not in the tables.
-    #[error("vIP {vip} of the public prefix {outside} is not in the tables: add it first")]
+    /// The vIP of a public prefix or NAT gateway is not in the tables.
+    #[error("vIP {vip} of the {entry} is not in the tables: add it first")]
     UnknownVip {
-        /// The public prefix.
-        outside: IpNet,
+        /// The public prefix or NAT gateway.
+        entry: EntryKey,
         /// Address of the vIP.
         vip: IpAddr,
     },
@@ -81,6 +81,29 @@ pub enum Error {
         address: IpAddr,
         /// The entry that has it, for example "a vIP" or "the port with ifindex 7".
         holder: String,
+    },
+    /// The NAT tables have no free number for a public address.
+    #[error(
+        "the public address {address} gets no number for address translation: all {total} are in use, of which {released} will \
+         be free soon"
+    )]
+    NoNatNumber {
+        /// The address.
+        address: std::net::Ipv4Addr,
+        /// Numbers of the tables.
+        total: u32,
+        /// Numbers of addresses that were released.
+        released: u32,
+    },
+    /// The public address already belongs to another entry.
+    #[error("the {entry} cannot have the address {address}: the {holder} has it")]
+    PublicAddressTaken {
+        /// The public prefix or NAT gateway that is to have it.
+        entry: EntryKey,
+        /// The address.
+        address: Ipv4Addr,
+        /// The public prefix or NAT gateway that has it.
+        holder: EntryKey,
     },
     /// An argument is invalid; with the reason.
     #[error("{0}")]

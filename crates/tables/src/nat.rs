@@ -5,18 +5,21 @@
 //! begin sessions. The agent lays out the tables, finds out what is used no more and returns it, and adopts the tables of another
 //! agent. Packets never wait for it.
 
+mod addresses;
 mod memory;
 mod sweep;
 
 #[cfg(test)]
 mod tests;
 
+pub use addresses::NumberedAddress;
 pub use sweep::NatSwept;
 
 use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, nat_config};
 use crate::region::Region;
+use crate::seed::random_seed;
 use crate::sessions::{Family, Fate, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
 use memory::Tables;
 use sluice_types::Vni;
@@ -25,19 +28,19 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
 use sweep::{Phase, Progress};
 
-/// The addresses that VMs share. Constant as long as the tables exist.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NatPool {
-    /// Different public addresses, 1 to 4096.
-    pub addresses: Vec<Ipv4Addr>,
+/// For how much the tables have room. Constant as long as they exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NatSize {
+    /// Public addresses that have a number at the same time, 1 to 4096.
+    pub addresses: u32,
     /// Ports of a block: a power of 2, 64 to 4096. A VM has whole blocks, each of them for all protocols. Ports below 1024 and
     /// blocks that have some are not used.
     pub block_ports: u32,
 }
 
-impl NatPool {
-    /// The pool, if it is valid: the logarithm of `block_ports`.
-    fn block_shift(&self) -> Result<u32, Error> {
+impl NatSize {
+    /// The logarithm of `block_ports`, if the size is valid.
+    fn block_shift(self) -> Result<u32, Error> {
         let shift = self.block_ports.trailing_zeros();
         let (min, max) = (layout::NAT_BLOCK_SHIFT_MIN, layout::NAT_BLOCK_SHIFT_MAX);
         if !self.block_ports.is_power_of_two() || !(min..=max).contains(&shift) {
@@ -46,56 +49,13 @@ impl NatPool {
                 "a block of {ports} ports is not possible: it is a power of 2 from {min} to {max}"
             )));
         }
-        let (count, max) = (self.addresses.len(), layout::NAT_ADDRESSES_MAX as usize);
+        let (count, max) = (self.addresses, layout::NAT_ADDRESSES_MAX);
         if !(1..=max).contains(&count) {
             return Err(Error::Invalid(format!(
-                "a pool of {count} public addresses is not possible: 1 to {max} are"
+                "room for {count} public addresses is not possible: 1 to {max} are"
             )));
         }
-        let mut sorted = self.addresses.clone();
-        sorted.sort_unstable();
-        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(Error::Invalid(format!("the public address {} is in the pool twice", pair[0]))),
-            None => Ok(shift),
-        }
-    }
-}
-
-/// What an inside address (of a VM in its VPC) may have, and what packets from the Internet may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NatSettings {
-    /// Sessions of an inside address, at least 1. Those that began since the last round of the sweep may count twice, and those
-    /// that ended since count. While several processors begin sessions at the same moment, there may be as many more as there are
-    /// processors. If no round was complete for 10 minutes, the number is not limited.
-    pub sessions: u32,
-    /// Packets from the Internet begin no session if the inside address has this many sessions. If it is less than `sessions`,
-    /// remote endpoints cannot use up what the VM may have.
-    pub remote_sessions: u32,
-    /// Blocks of an inside address, 1 to 16. Several processors at the same moment: as for `sessions`.
-    pub blocks: u32,
-    /// Packets from any remote endpoint to a mapped port begin a session (RFC 4787: endpoint-independent filtering). Otherwise
-    /// the VM must have sent to that endpoint first (address and port-dependent filtering).
-    pub any_remote: bool,
-    /// What the blocks are claimed by: the gateway in the upper 32 bits, the epoch of its lease in the lower ones.
-    pub lease: u64,
-}
-
-impl NatSettings {
-    fn store(&self, config: &Region) -> Result<(), Error> {
-        if !(1..=layout::NAT_BLOCKS_MAX).contains(&self.blocks) || self.sessions == 0 {
-            let (sessions, blocks, max) = (self.sessions, self.blocks, layout::NAT_BLOCKS_MAX);
-            return Err(Error::Invalid(format!(
-                "limits of {sessions} sessions and {blocks} blocks of an inside address are not possible: it has at least one \
-                 session, and 1 to {max} blocks"
-            )));
-        }
-        config.store64(offset_of!(nat_config, lease), self.lease);
-        config.store32(offset_of!(nat_config, sessions_limit), self.sessions);
-        config.store32(offset_of!(nat_config, remote_limit), self.remote_sessions.min(self.sessions));
-        config.store32(offset_of!(nat_config, blocks_limit), self.blocks);
-        let flags = if self.any_remote { layout::NAT_ANY_REMOTE } else { 0 };
-        config.store32(offset_of!(nat_config, flags), flags);
-        Ok(())
+        Ok(shift)
     }
 }
 
@@ -126,30 +86,31 @@ impl NatRegions {
     /// Size of a cell of 16 port words.
     pub const CELL_BYTES: usize = size_of::<layout::nat_ports>();
 
-    /// Elements of the map `nat_groups` for a pool.
+    /// Elements of the map `nat_groups`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the pool is not valid.
-    pub fn groups(pool: &NatPool) -> Result<u32, Error> {
-        Ok((pool.addresses.len() as u32) << (layout::NAT_BLOCK_SHIFT_MAX - pool.block_shift()?))
+    /// [`Error::Invalid`] if the size is not valid.
+    pub fn groups(size: NatSize) -> Result<u32, Error> {
+        let shift = size.block_shift()?;
+        Ok(size.addresses << (layout::NAT_BLOCK_SHIFT_MAX - shift))
     }
 
-    /// Elements of the map `nat_ports` for a pool.
+    /// Elements of the map `nat_ports`.
     #[must_use]
-    pub fn port_cells(pool: &NatPool) -> u32 {
-        pool.addresses.len() as u32 * layout::NAT_CLASSES * layout::NAT_PORTS / layout::NAT_CELL_PORTS
+    pub fn port_cells(size: NatSize) -> u32 {
+        size.addresses * layout::NAT_CLASSES * layout::NAT_PORTS / layout::NAT_CELL_PORTS
     }
 
-    /// Maps zeroed memory of this process for a pool and this many buckets of sessions.
+    /// Maps zeroed memory of this process of this size, and for this many buckets of sessions.
     ///
     /// # Errors
-    /// If the pool is not valid, or the kernel refuses the mapping.
-    pub fn anonymous(pool: &NatPool, buckets: u32) -> std::io::Result<Self> {
-        let groups = Self::groups(pool).map_err(std::io::Error::other)? as usize;
+    /// If the size is not valid, or the kernel refuses the mapping.
+    pub fn anonymous(size: NatSize, buckets: u32) -> std::io::Result<Self> {
+        let groups = Self::groups(size).map_err(std::io::Error::other)? as usize;
         Ok(Self {
             config: Region::anonymous(Self::CONFIG_BYTES)?,
             groups: Region::anonymous(groups * Self::GROUP_BYTES)?,
-            ports: Region::anonymous(Self::port_cells(pool) as usize * Self::CELL_BYTES)?,
+            ports: Region::anonymous(Self::port_cells(size) as usize * Self::CELL_BYTES)?,
             sessions: SessionRegions::anonymous(buckets, 2)?,
         })
     }
@@ -162,9 +123,9 @@ impl NatRegions {
             && self.sessions.is_laid_out()
     }
 
-    /// The tables of a pool in this memory.
-    fn tables(&self, pool: &NatPool) -> Result<Tables, Error> {
-        let (groups, cells) = (Self::groups(pool)?, Self::port_cells(pool));
+    /// The tables of this size in this memory.
+    fn tables(&self, size: NatSize) -> Result<Tables, Error> {
+        let (groups, cells) = (Self::groups(size)?, Self::port_cells(size));
         for (name, region, needed) in [
             ("configuration", &self.config, Self::CONFIG_BYTES),
             ("blocks", &self.groups, groups as usize * Self::GROUP_BYTES),
@@ -177,7 +138,7 @@ impl NatRegions {
                 )));
             }
         }
-        Ok(Tables::new(self.groups.clone(), self.ports.clone(), groups, pool.block_shift()?))
+        Ok(Tables::new(self.groups.clone(), self.ports.clone(), groups, size.block_shift()?))
     }
 }
 
@@ -194,8 +155,6 @@ pub struct NatBlock {
     pub ports: RangeInclusive<u16>,
     /// When a packet claimed it, in ticks.
     pub claimed_at: u32,
-    /// [`NatSettings::lease`] at that time.
-    pub lease: u64,
     /// Sessions of its ports. Those that began since the last round of the sweep may count twice.
     pub sessions: u32,
 }
@@ -210,13 +169,34 @@ pub enum NatEvent {
     Returned(NatBlock, u32),
 }
 
-/// A session and how it is translated.
+/// A session and how it is translated. For ICMP, the inside and the outside port are identifiers, and the remote port is the type of
+/// the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// The session between the inside endpoint and the remote endpoint; its scope is the VNI.
     pub session: Session,
-    /// The outside endpoint. For ICMP, the port is the identifier.
+    /// The endpoint of the VM.
+    pub inside: SocketAddr,
+    /// The outside endpoint.
     pub outside: SocketAddrV4,
+    /// The remote endpoint.
+    pub remote: SocketAddr,
+    /// Whether a packet of the remote endpoint began the session.
+    pub is_of_remote: bool,
+    /// The number of the public address.
+    number: u32,
+}
+
+impl From<Session> for Translation {
+    fn from(session: Session) -> Self {
+        let ([address, action], flow) = (session.action, session.flow);
+        let is_of_remote = action & layout::NAT_OF_REMOTE != 0;
+        let (inside, remote) =
+            if is_of_remote { (flow.destination, flow.source) } else { (flow.source, flow.destination) };
+        let outside = SocketAddrV4::new(Ipv4Addr::from(address), action as u16);
+        let number = action >> layout::NAT_ADDRESS_SHIFT & layout::NAT_ADDRESS_MASK;
+        Self { session, inside, outside, remote, is_of_remote, number }
+    }
 }
 
 /// How much is used.
@@ -226,10 +206,14 @@ pub struct NatUsage {
     pub sessions: SessionUsage,
     /// Blocks that inside addresses have, as the last round of the sweep saw it.
     pub blocks: u64,
-    /// Blocks of the pool.
+    /// Blocks of the public addresses that are assigned.
     pub blocks_total: u64,
     /// Ports of all protocols that are mapped, as the last round of the sweep saw it.
     pub ports: u64,
+    /// Public addresses that have a number, with those whose number will be free.
+    pub addresses: u32,
+    /// Numbers for public addresses.
+    pub addresses_total: u32,
 }
 
 /// The agent's side of the tables. There is one at a time.
@@ -241,28 +225,27 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Lays out empty tables, at a time in ticks. No packet may use them meanwhile. `seed` is a secret: a sender that knows it can predict ports,
-    /// and fill chosen parts of the tables.
+    /// Lays out empty tables without public addresses, at a time in ticks. No packet may use them meanwhile. `seed` is a secret:
+    /// a sender that knows it can predict ports, and fill chosen parts of the tables.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the pool, the settings or the timeouts are not valid, or the memory is too small.
+    /// [`Error::Invalid`] if the size or the timeouts are not valid, or the memory is too small.
     pub fn create(
         regions: &NatRegions,
-        pool: &NatPool,
+        size: NatSize,
         seed: u64,
-        (settings, timeouts): (&NatSettings, &Timeouts),
+        timeouts: &Timeouts,
         now: u32,
         grace: impl Grace + 'static,
     ) -> Result<Self, Error> {
-        let tables = regions.tables(pool)?;
+        let tables = regions.tables(size)?;
         let config = regions.config.clone();
         config.store64(offset_of!(nat_config, magic), 0);
         // While there are no groups, nothing is translated.
         config.store32(offset_of!(nat_config, groups), 0);
-        settings.store(&config)?;
         let sessions = Sessions::create(&regions.sessions, seed, timeouts, grace)?;
         sessions.doubt_resets();
-        tables.clear(&pool.addresses);
+        tables.clear();
         config.store32(offset_of!(nat_config, layout_version), layout::NAT_LAYOUT_VERSION);
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
@@ -274,18 +257,38 @@ impl Nat {
         Ok(Self { config, tables, sessions, progress: Progress::default() })
     }
 
-    /// Takes over tables that another agent left at any point of its work, while packets use them.
+    /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
+    /// timeouts from its next packet on.
     ///
     /// # Errors
-    /// [`Error::NotTables`], [`Error::LayoutVersion`], [`Error::Corrupt`] or [`Error::Invalid`] if the memory does not hold
-    /// tables of this layout and pool.
-    pub fn adopt(
+    /// As [`Nat::create`] and [`Nat::adopt`].
+    pub fn open(
         regions: &NatRegions,
-        pool: &NatPool,
+        size: NatSize,
+        timeouts: &Timeouts,
         now: u32,
         grace: impl Grace + 'static,
     ) -> Result<Self, Error> {
-        let tables = regions.tables(pool)?;
+        if !regions.is_laid_out() {
+            return Self::create(regions, size, random_seed()?, timeouts, now, grace);
+        }
+        let mut nat = Self::adopt(regions, size, now, grace)?;
+        nat.set_timeouts(timeouts)?;
+        Ok(nat)
+    }
+
+    /// Takes over tables that another agent left at any point of its work, while packets use them. Public addresses keep their
+    /// numbers ([`Nat::addresses`]).
+    ///
+    /// # Errors
+    /// [`Error::NotTables`], [`Error::LayoutVersion`] or [`Error::Invalid`] if the memory does not hold tables of this layout and
+    /// size.
+    pub fn adopt(
+        regions: &NatRegions,
+        size: NatSize,
+        now: u32,
+        grace: impl Grace + 'static,
+    ) -> Result<Self, Error> {
         if !regions.is_laid_out() {
             return Err(Error::NotTables);
         }
@@ -294,13 +297,20 @@ impl Nat {
         if found != layout::NAT_LAYOUT_VERSION {
             return Err(Error::LayoutVersion { found, known: layout::NAT_LAYOUT_VERSION });
         }
-        let laid_out = [offset_of!(nat_config, block_shift), offset_of!(nat_config, groups)]
-            .map(|offset| config.load32(offset));
-        if laid_out != [tables.block_shift(), tables.groups()] || !tables.are_of(&pool.addresses) {
-            return Err(Error::Corrupt(
-                "the ports were laid out for another pool of public addresses".into(),
-            ));
+        let shift = config.load32(offset_of!(nat_config, block_shift));
+        let groups = config.load32(offset_of!(nat_config, groups));
+        if shift != size.block_shift()? || groups != NatRegions::groups(size)? {
+            let found = NatSize {
+                addresses: groups >> layout::NAT_BLOCK_SHIFT_MAX.saturating_sub(shift),
+                block_ports: 1_u32.checked_shl(shift).unwrap_or(0),
+            };
+            return Err(Error::Invalid(format!(
+                "the tables of address translation were laid out for {} public addresses and blocks of {} ports, but {} and \
+                 {} are demanded",
+                found.addresses, found.block_ports, size.addresses, size.block_ports
+            )));
         }
+        let tables = regions.tables(size)?;
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
@@ -311,14 +321,6 @@ impl Nat {
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.config.load32(offset_of!(nat_config, generation))
-    }
-
-    /// Changes what inside addresses may have. What they have beyond it already, they keep.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if a limit is out of bounds. Nothing has changed then.
-    pub fn set_settings(&mut self, settings: &NatSettings) -> Result<(), Error> {
-        settings.store(&self.config)
     }
 
     /// Changes the timeouts. They apply to a session from its next packet on.
@@ -335,45 +337,44 @@ impl Nat {
         self.sessions.remove(flow, now)
     }
 
-    /// Ends all sessions and blocks that inside addresses of a VPC have when this is called: those of one address, or of all. The
-    /// next VM with this address inherits nothing. Packets of it that come meanwhile may claim other blocks. The blocks are free
-    /// after the next complete round of the sweep. Returns their number.
+    /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
+    /// those of a VM or of a VPC that is removed, so that the next one with its address or VNI inherits nothing. Packets that come
+    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number.
     ///
     /// # Errors
     /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
-    pub fn end(&mut self, vni: Vni, inside: Option<Ipv4Addr>) -> Result<u64, Error> {
+    pub fn end(&mut self, ends: impl Fn(&NatBlock) -> bool) -> Result<u64, Error> {
         // The blocks that packets are claiming are complete then.
         self.sessions.wait_for_packets()?;
-        let ends = |block: &NatBlock| block.vni == vni && inside.is_none_or(|inside| block.inside == inside);
         let mut blocks = 0;
         for id in self.tables.all_blocks() {
-            let mut word = self.tables.word(id);
-            if self.tables.block(id, word).is_some_and(|block| ends(&block)) {
-                // Only a packet that opens a closing block changes the word meanwhile, and only once.
-                while !self.tables.swap_word(id, word, word.closed()) {
-                    word = self.tables.word(id);
-                }
+            if self.tables.block(id, self.tables.word(id)).is_some_and(|block| ends(&block)) {
+                self.tables.close(id);
                 blocks += 1;
             }
         }
         let waited = self.sessions.wait_for_packets();
-        // No session begins in these blocks any more.
+        self.end_sessions(waited).map(|()| blocks)
+    }
+
+    /// Ends sessions whose block has no owner, after the result of the grace period since blocks were closed, after which no session
+    /// begins in these.
+    fn end_sessions(&mut self, waited: Result<(), Error>) -> Result<(), Error> {
         let tables = &self.tables;
-        let is_of_none = |session: &Session| {
-            let (address, port) = (session.action[1] >> 16, session.action[1] as u16);
-            session.flow.scope == vni.get()
-                && tables.block_of(address, port).is_none_or(|id| !tables.word(id).has_owner())
+        let ends = |session: &Session| {
+            let Translation { number, outside, .. } = Translation::from(*session);
+            tables.block_of(number, outside.port()).is_none_or(|id| !tables.word(id).has_owner())
         };
         let buckets = 0..self.sessions.buckets(Family::Ipv4);
-        let reviewed = self.sessions.review(Family::Ipv4, buckets, |session| {
-            if is_of_none(session) { Fate::Ends } else { Fate::Stays }
-        });
+        let reviewed = self
+            .sessions
+            .review(Family::Ipv4, buckets, |session| if ends(session) { Fate::Ends } else { Fate::Stays });
         if waited.is_err() || reviewed.refreshed > 0 {
             // The present round may have looked at the sessions that are left, and must not free their ports.
             self.sessions.restart_sweep();
             self.progress.phase = Phase::Begin;
         }
-        waited.map(|()| blocks)
+        waited
     }
 
     /// The session tables.
@@ -384,10 +385,7 @@ impl Nat {
 
     /// All sessions, including those that have expired and are not yet swept.
     pub fn translations(&self) -> impl Iterator<Item = Translation> + '_ {
-        self.sessions.reader().iter().map(|session| Translation {
-            session,
-            outside: SocketAddrV4::new(Ipv4Addr::from(session.action[0]), session.action[1] as u16),
-        })
+        self.sessions.reader().iter().map(Translation::from)
     }
 
     /// The blocks that inside addresses have. Those that change meanwhile may be included or not.
@@ -400,15 +398,16 @@ impl Nat {
     pub fn usage(&self) -> NatUsage {
         let (blocks, ports) = self.progress.used();
         let sessions = self.sessions.usage(Family::Ipv4);
-        NatUsage { sessions, blocks, blocks_total: self.tables.usable_blocks(), ports }
-    }
-}
-
-impl Translation {
-    /// The inside endpoint and the remote endpoint, seen from a VM with this address and port.
-    fn is_of(session: &Session, inside: (Ipv4Addr, u16)) -> bool {
-        let is_inside = |end: SocketAddr| end == SocketAddr::from((inside.0, inside.1));
-        is_inside(session.flow.source) || is_inside(session.flow.destination)
+        let addresses = self.addresses().count() as u32;
+        let blocks_total = u64::from(addresses) * self.tables.usable_blocks();
+        NatUsage {
+            sessions,
+            blocks,
+            blocks_total,
+            ports,
+            addresses,
+            addresses_total: self.tables.addresses(),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! The writer of a node's tables, as agents use it: VTEPs, vIPs, groups, VRFs with routes, endpoints, ports with
-//! their policies, direct paths, and public prefixes.
+//! their policies, direct paths, public prefixes, and NAT gateways.
 //!
 //! This file creates the tables, holds the node's own configuration and reports usage. The changes to each
 //! kind of entry are in a file of their own below `node`; `adopt` takes over the tables of another writer.
@@ -68,8 +68,9 @@ pub struct NodeTables {
     policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
-    // Cell of the VRF of VNI 0, with the public prefixes; 0: none.
+    // Cell of the VRF of VNI 0, with the public prefixes; 0: none. Cells of the NAT gateways by VNI.
     outside: u32,
+    nats: BTreeMap<u32, u32>,
     // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
     senders: PairMap<Sender>,
     // VNI and cell of those whose packets are accepted, to find all of a VNI.
@@ -151,6 +152,7 @@ impl NodeTables {
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
             outside: 0,
+            nats: BTreeMap::new(),
             senders: PairMap::default(),
             entered_senders: BTreeSet::new(),
             idle_senders: VecDeque::new(),
@@ -258,6 +260,7 @@ impl NodeTables {
             direct_paths: self.direct_paths,
             routes: self.routes,
             public_prefixes: self.public_prefix_count(),
+            nat_gateways: self.nats.len() as u64,
         }
     }
 

@@ -6,8 +6,8 @@
 //! while the writer works, the writer's [`Grace`](crate::Grace) must wait for it as well, as
 //! [`WaitForThreads`](crate::WaitForThreads) does.
 
-use crate::encoding::{address_from_bytes, elephant_bytes, kind_of, public_cell, role_of};
-use crate::entries::{PublicPrefix, Role, Target, Vrf};
+use crate::encoding::{NatLink, address_from_bytes, elephant_bytes, kind_of, public_cell, role_of};
+use crate::entries::{NatGateway, PublicPrefix, Role, Target, Vrf};
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
 use crate::layout::{self, exact_bucket, exact_conflict, exact_root, internet, next_hop, superblock};
 use crate::lpm::{self, Family, Root};
@@ -16,7 +16,7 @@ use crate::policy::{self, Policy, PolicyPacket, Verdict};
 
 use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Attempts of a lookup: `EXACT_RETRIES` of `exact_match.h`.
 const ATTEMPTS: usize = 4;
@@ -336,11 +336,7 @@ impl Reader {
     /// # Errors
     /// [`Busy`].
     pub fn public_source(&self, vni: Vni, inside: IpAddr) -> Result<Option<PublicPrefix>, Busy> {
-        let Some(vrf_cell) = self.vrf_cell(vni)? else { return Ok(None) };
-        let cell = self.memory.load32(vrf_cell, offset_of!(layout::vrf, group_id));
-        if cell == 0 || kind_of(&self.memory, cell) != layout::NEXT_HOP_INTERNET {
-            return Ok(None);
-        }
+        let Some(cell) = self.vrf_cell(vni)?.and_then(|cell| self.internet_in(cell)) else { return Ok(None) };
         let (family, bits) = lpm::top_bits(inside);
         let offset = match family {
             Family::V4 => offset_of!(internet, sources4),
@@ -349,6 +345,32 @@ impl Reader {
         let leaf = lpm::find(&self.memory, Root { cell, offset, family }, bits);
         let cell = leaf.and_then(public_cell);
         Ok(cell.and_then(|cell| PublicPrefix::from_cell(&self.memory, cell)))
+    }
+
+    /// The NAT gateway that has a public address, by its VNI, and the number of the address.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn nat_address(&self, outside: Ipv4Addr) -> Result<Option<(Vni, u16)>, Busy> {
+        let cell = self.public_cell(outside.into())?;
+        let link = cell.and_then(|cell| NatLink::from_cell(&self.memory, cell));
+        Ok(link.map(|link| (link.vni, link.address.number)))
+    }
+
+    /// The NAT gateway of a VPC.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn nat_gateway(&self, vni: Vni) -> Result<Option<NatGateway>, Busy> {
+        let internet = self.vrf_cell(vni)?.and_then(|cell| self.internet_in(cell));
+        let cell = internet.map(|cell| self.memory.load32(cell, offset_of!(internet, nat)));
+        Ok(cell.filter(|cell| *cell != 0).and_then(|cell| NatGateway::from_cells(&self.memory, cell)))
+    }
+
+    /// The cell of a VRF's Internet side, if it has one.
+    fn internet_in(&self, vrf_cell: u32) -> Option<u32> {
+        let cell = self.memory.load32(vrf_cell, offset_of!(layout::vrf, group_id));
+        (cell != 0 && kind_of(&self.memory, cell) == layout::NEXT_HOP_INTERNET).then_some(cell)
     }
 
     /// The target of an address in a VRF's routes.

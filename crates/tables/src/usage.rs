@@ -58,8 +58,10 @@ pub struct TableUsage {
     pub direct_paths: u64,
     /// Routes of all VRFs.
     pub routes: u64,
-    /// Number of public prefixes.
+    /// Number of public prefixes, and of public addresses of NAT gateways.
     pub public_prefixes: u64,
+    /// Number of NAT gateways.
+    pub nat_gateways: u64,
 }
 
 impl TableUsage {

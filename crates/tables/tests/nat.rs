@@ -31,7 +31,7 @@ proptest! {
 
     #[test]
     fn host_c_rust_and_model_agree(world in nat_history::worlds(), ops in nat_history::ops()) {
-        let regions = NatRegions::anonymous(&world.pool, 200).unwrap();
+        let regions = NatRegions::anonymous(world.size, 200).unwrap();
         let tables = host(&regions);
         nat_history::run(&regions, &world, &ops, &mut |packet| tables.run(packet));
     }

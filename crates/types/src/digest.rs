@@ -172,10 +172,20 @@ impl EntryHash {
         Self::new(Kind::PublicPrefix, vni.get(), outside.trunc().addr(), outside.prefix_len(), value)
     }
 
-    /// The NAT gateway of a VPC, and the [`bytes_hash`] of all that it has.
+    /// The NAT gateway of a VPC: its public addresses in ascending order, the vIP whose owner has the sessions, how many
+    /// sessions and port blocks each instance may have, and whether packets from any remote endpoint begin a session.
     #[must_use]
-    pub fn nat_gateway(vni: Vni, contents: u64) -> Self {
-        Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, [contents, 0])
+    pub fn nat_gateway(
+        vni: Vni,
+        addresses: impl IntoIterator<Item = Ipv4Addr>,
+        vip: IpAddr,
+        (sessions, blocks): (u32, u8),
+        any_remote: bool,
+    ) -> Self {
+        let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | u64::from(any_remote);
+        let octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
+        let value = [fold(bytes_hash(&octets) ^ KEYS[0], limits ^ KEYS[1]), address_hash(vip)];
+        Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
 
     /// A VRF without its routes: MTU and router addresses.
@@ -351,6 +361,10 @@ mod tests {
         let public = |outside, number, inside, vip| {
             EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip))
         };
+        let nat = |number, addresses: &[&str], vip, limits, any_remote| {
+            let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
+            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote)
+        };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
             endpoint(2, 2, "192.0.2.1"),
@@ -371,9 +385,14 @@ mod tests {
             public("198.51.100.1/32", 8, "10.0.0.1/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.2/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.2"),
-            EntryHash::nat_gateway(vni(7), 1),
-            EntryHash::nat_gateway(vni(7), 2),
-            EntryHash::nat_gateway(vni(8), 1),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), false),
+            nat(8, &["198.51.100.1"], "192.0.2.1", (1, 1), false),
+            nat(7, &["198.51.100.2"], "192.0.2.1", (1, 1), false),
+            nat(7, &["198.51.100.1", "198.51.100.2"], "192.0.2.1", (1, 1), false),
+            nat(7, &["198.51.100.1"], "192.0.2.2", (1, 1), false),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (2, 1), false),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 2), false),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), true),
             EntryHash::unreadable(EntryKey::NatGateway(vni(7))),
             EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),

@@ -27,9 +27,13 @@ impl Gateway {
     }
 
     fn with_tables(tables: NodeTables) -> Self {
+        Self::with_nat(tables, RoleNat::default())
+    }
+
+    fn with_nat(tables: NodeTables, nat: RoleNat) -> Self {
         let state_dir = tempfile::tempdir().unwrap();
         let (keys, _) = KeyStore::load(state_dir.path(), GatewayRole::KEY_KIND);
-        let role = GatewayRole::new(&tables, SharedLoad::default(), PublicAddresses::default());
+        let role = GatewayRole::new(&tables, SharedLoad::default(), PublicAddresses::default(), nat);
         Self { applier: Applier::new(tables, role, keys), _state_dir: state_dir }
     }
 

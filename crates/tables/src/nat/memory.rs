@@ -18,6 +18,14 @@ impl BlockWord {
         self.0 as u32 & layout::NAT_STATE_MASK
     }
 
+    pub(super) fn is_free(self) -> bool {
+        self.state() == layout::NAT_FREE
+    }
+
+    pub(super) fn is_withheld(self) -> bool {
+        self.state() == layout::NAT_WITHHELD
+    }
+
     pub(super) fn is_claimed(self) -> bool {
         self.state() == layout::NAT_CLAIMED
     }
@@ -55,9 +63,14 @@ impl BlockWord {
         self.with_state(layout::NAT_CLOSED)
     }
 
-    /// The word of a block that packets must not use.
-    pub(super) fn withheld() -> Self {
-        Self(u64::from(layout::NAT_WITHHELD))
+    /// The word of a free block after it was withheld from packets.
+    pub(super) fn withheld(self) -> Self {
+        self.with_state(layout::NAT_WITHHELD)
+    }
+
+    /// The word of a withheld block after packets may claim it.
+    pub(super) fn free(self) -> Self {
+        self.with_state(layout::NAT_FREE)
     }
 
     /// The word after the block was returned.
@@ -142,32 +155,39 @@ impl Tables {
         layout::NAT_BLOCK_SHIFT_MAX - self.block_shift
     }
 
-    /// Lays out free blocks of these public addresses.
-    pub(super) fn clear(&self, addresses: &[Ipv4Addr]) {
+    /// Numbers for public addresses.
+    pub(super) fn addresses(&self) -> u32 {
+        self.count >> self.group_shift()
+    }
+
+    /// The groups of a public address, by number.
+    pub(super) fn groups_of(&self, address: u32) -> std::ops::Range<u32> {
+        address << self.group_shift()..(address + 1) << self.group_shift()
+    }
+
+    /// The number of the public address of a group.
+    pub(super) fn address_of(&self, group: u32) -> u32 {
+        group >> self.group_shift()
+    }
+
+    /// Lays out numbers without public addresses.
+    pub(super) fn clear(&self) {
         self.ports.zero(0, self.ports.bytes() / 8 * 8);
         self.groups.zero(0, self.count as usize * size_of::<nat_group>());
-        for group in 0..self.count {
-            let address = addresses[(group >> self.group_shift()) as usize];
-            self.groups.store32(Self::outside_at(group), u32::from(address));
-            for slot in 0..GROUP_BLOCKS {
-                let id = BlockId { group, slot };
-                if *self.port_range(id).start() < layout::NAT_PORT_MIN as u16 {
-                    self.groups.store64(Self::word_at(id), BlockWord::withheld().0);
-                }
-            }
+        for id in self.all_blocks() {
+            self.groups.store64(Self::word_at(id), BlockWord::default().withheld().0);
         }
     }
 
-    /// Whether the blocks are those of these public addresses.
-    pub(super) fn are_of(&self, addresses: &[Ipv4Addr]) -> bool {
-        (0..self.count)
-            .all(|group| addresses.get((group >> self.group_shift()) as usize) == Some(&self.outside(group)))
+    /// Whether packets may use a block, if its number has a public address.
+    pub(super) fn is_usable(&self, id: BlockId) -> bool {
+        *self.port_range(id).start() >= layout::NAT_PORT_MIN as u16
     }
 
-    /// Number of blocks that packets may claim.
+    /// Number of blocks of a public address that packets may claim.
     pub(super) fn usable_blocks(&self) -> u64 {
         let withheld = layout::NAT_PORT_MIN.div_ceil(1 << self.block_shift);
-        u64::from(self.count * GROUP_BLOCKS - (self.count >> self.group_shift()) * withheld)
+        u64::from((GROUP_BLOCKS << self.group_shift()) - withheld)
     }
 
     pub(super) fn blocks_of(group: u32) -> impl Iterator<Item = BlockId> {
@@ -178,12 +198,28 @@ impl Tables {
         (0..self.count).flat_map(Self::blocks_of)
     }
 
-    fn outside_at(group: u32) -> usize {
-        group as usize * size_of::<nat_group>() + offset_of!(nat_group, outside)
+    fn group_at(group: u32, offset: usize) -> usize {
+        group as usize * size_of::<nat_group>() + offset
     }
 
-    fn outside(&self, group: u32) -> Ipv4Addr {
-        Ipv4Addr::from(self.groups.load32(Self::outside_at(group)))
+    /// The public address of a group; 0.0.0.0: it has none.
+    pub(super) fn outside(&self, group: u32) -> Ipv4Addr {
+        Ipv4Addr::from(self.groups.load32(Self::group_at(group, offset_of!(nat_group, outside))))
+    }
+
+    pub(super) fn set_outside(&self, group: u32, outside: Ipv4Addr) {
+        self.groups.store32(Self::group_at(group, offset_of!(nat_group, outside)), outside.into());
+    }
+
+    /// Whether a public address, by number, is taken out of use.
+    pub(super) fn is_draining(&self, address: u32) -> bool {
+        let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, flags));
+        self.groups.load32(at) & layout::NAT_DRAINING != 0
+    }
+
+    pub(super) fn set_draining(&self, address: u32, drains: bool) {
+        let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, flags));
+        self.groups.store32(at, if drains { layout::NAT_DRAINING } else { 0 });
     }
 
     fn word_at(id: BlockId) -> usize {
@@ -204,6 +240,16 @@ impl Tables {
     /// Replaces the word `from` by `to`. Returns false if it is not `from`.
     pub(super) fn swap_word(&self, id: BlockId, from: BlockWord, to: BlockWord) -> bool {
         self.groups.compare_and_swap64(Self::word_at(id), from.0, to.0).is_ok()
+    }
+
+    /// Takes a block from its owner. Only a packet that opens a closing block changes the word meanwhile, and only once.
+    pub(super) fn close(&self, id: BlockId) {
+        loop {
+            let word = self.word(id);
+            if !word.has_owner() || self.swap_word(id, word, word.closed()) {
+                return;
+            }
+        }
     }
 
     /// The ports of a block.
@@ -257,7 +303,6 @@ impl Tables {
             outside: self.outside(id.group),
             ports: self.port_range(id),
             claimed_at: load32(offset_of!(nat_block, claimed_at)),
-            lease: load64(offset_of!(nat_block, lease)),
             sessions: load32(offset_of!(nat_block, begun)).wrapping_sub(ended),
         };
         // This load comes after all loads above, and a block is filled only after it was returned.

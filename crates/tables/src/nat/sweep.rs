@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::layout::{self, nat_config};
 use crate::sessions::{Fate, Session};
 use std::mem::offset_of;
+use std::net::SocketAddr;
 
 /// Result of a step of the sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,15 +95,15 @@ fn class_of(protocol: u8) -> Option<u32> {
 
 /// Stamps the port of a session. `None`: the port is not mapped to its VM.
 fn stamp(tables: &Tables, session: &Session, round: u32) -> Option<BlockId> {
-    let (address, port) = (session.action[1] >> 16, session.action[1] as u16);
-    let class = class_of(session.flow.protocol)?;
-    let id = tables.block_of(address, port)?;
+    let Translation { inside, outside, number, .. } = Translation::from(*session);
+    let (class, port) = (class_of(session.flow.protocol)?, outside.port());
+    let id = tables.block_of(number, port)?;
     let block = tables.block(id, tables.word(id))?;
     loop {
         let word = tables.port(id.group, class, port);
         if !word.is_settled()
             || block.vni.get() != session.flow.scope
-            || !Translation::is_of(session, (block.inside, word.inside_port()))
+            || inside != SocketAddr::from((block.inside, word.inside_port()))
         {
             return None;
         }
@@ -145,6 +146,7 @@ impl Nat {
     }
 
     fn begin_round(&mut self) -> Result<NatSwept, Error> {
+        self.drain()?;
         let at = offset_of!(nat_config, round);
         let before = self.config.load32(at);
         let round = if before >= layout::NAT_ROUND_MAX { 1 } else { before + 1 };
@@ -254,7 +256,9 @@ impl Nat {
             if let Some(block) = self.log_claim(id, word, log) {
                 log(NatEvent::Returned(block, now));
             }
-            swept.blocks += u64::from(self.tables.swap_word(id, word, word.returned()));
+            let is_released = self.tables.is_draining(self.tables.address_of(id.group));
+            let returned = if is_released { word.returned().withheld() } else { word.returned() };
+            swept.blocks += u64::from(self.tables.swap_word(id, word, returned));
         }
         self.progress.phase = Phase::Free(end);
         swept.round_completed = end == self.progress.leaving.len() && self.complete_round(now);
@@ -262,6 +266,7 @@ impl Nat {
     }
 
     fn complete_round(&mut self, now: u32) -> bool {
+        self.free_numbers();
         self.progress.used = self.progress.counting;
         self.progress.phase = Phase::Begin;
         self.config.store32(offset_of!(nat_config, round_at), now);

@@ -1,11 +1,12 @@
 //! What packets get, refusals, rounds, and the memory that sessions need.
 
+mod addresses;
 mod killed;
 mod schedules;
 
 use super::*;
 use crate::grace::Immediate;
-use sluice_tables_testing::nat::{self as testing, HostNat, nat_test};
+use sluice_tables_testing::nat::{self as testing, HostNat, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::ptr::NonNull;
 
@@ -18,32 +19,33 @@ const VNI: u32 = 77;
 /// The tables, and the packets' side of them.
 struct TestNat {
     regions: NatRegions,
-    pool: NatPool,
+    size: NatSize,
     tables: HostNat,
+    /// Of packets that have none.
+    pool: nat_pool,
 }
 
-fn pool(addresses: u8, block_ports: u32) -> NatPool {
-    NatPool {
-        addresses: (1..=addresses).map(|last| Ipv4Addr::new(198, 51, 100, last)).collect(),
-        block_ports,
-    }
+fn size(addresses: u32, block_ports: u32) -> NatSize {
+    NatSize { addresses, block_ports }
 }
 
-fn settings() -> NatSettings {
-    NatSettings { sessions: 1000, remote_sessions: 1000, blocks: 2, any_remote: false, lease: 0 }
+/// What the public addresses of the tests' VPC share.
+fn limits() -> nat_pool {
+    nat_pool { sessions_limit: 1000, blocks_limit: 2, ..Default::default() }
+}
+
+/// A public address.
+fn public(last: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0xc633_6400 + last)
 }
 
 impl TestNat {
-    fn with_grace(
-        pool: NatPool,
-        settings: &NatSettings,
-        buckets: u32,
-        grace: impl Grace + 'static,
-    ) -> (Self, Nat) {
-        let regions = NatRegions::anonymous(&pool, buckets).unwrap();
+    /// Tables of which all numbers are assigned, to the addresses from `public(0)` on, and are in one pool.
+    fn with_grace(size: NatSize, limits: nat_pool, buckets: u32, grace: impl Grace + 'static) -> (Self, Nat) {
+        let regions = NatRegions::anonymous(size, buckets).unwrap();
         let at = |region: &Region| NonNull::new(region.as_ptr()).unwrap();
         let count = |region: &Region, bytes: usize| region.bytes() / bytes;
-        let nat = Nat::create(&regions, &pool, 5, (settings, &default_timeouts()), NOW, grace).unwrap();
+        let mut nat = Nat::create(&regions, size, 5, &default_timeouts(), NOW, grace).unwrap();
         // SAFETY: the regions have these lengths, are accessed by atomic words only, and outlive the tables in each test.
         let tables = unsafe {
             HostNat::new(
@@ -54,14 +56,20 @@ impl TestNat {
                 (at(&regions.sessions.ipv4), count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES)),
             )
         };
-        (Self { regions, pool, tables }, nat)
+        let numbers: Vec<u16> =
+            (0..size.addresses.min(16)).map(|last| nat.assign(public(last)).unwrap()).collect();
+        let nat_pool { addresses, address, .. } = testing::pool_of(&numbers);
+        (Self { regions, size, tables, pool: nat_pool { addresses, address, ..limits } }, nat)
     }
 
-    fn new(pool: NatPool, settings: &NatSettings) -> (Self, Nat) {
-        Self::with_grace(pool, settings, 300, Immediate)
+    fn new(size: NatSize, limits: nat_pool) -> (Self, Nat) {
+        Self::with_grace(size, limits, 300, Immediate)
     }
 
     fn run(&self, mut packet: nat_test) -> nat_test {
+        if packet.pool.addresses == 0 {
+            packet.pool = self.pool;
+        }
         self.tables.run(&mut packet);
         packet
     }
@@ -79,14 +87,14 @@ impl TestNat {
     fn back(&self, out: &nat_test, flags: u8, now: u32) -> nat_test {
         let remote = SocketAddrV4::new(out.remote.into(), out.remote_port);
         let mut packet = testing::incoming(out.address, out.protocol, testing::outside_of(out), remote);
-        (packet.tcp_flags, packet.now) = (flags, now);
+        (packet.tcp_flags, packet.now, packet.pool) = (flags, now, out.pool);
         self.run(packet)
     }
 
     /// Whether nothing is left in memory.
     fn is_empty(&self) -> bool {
         let words = |region: &Region| (0..region.bytes() / 8).all(|word| region.load64(word * 8) == 0);
-        let tables = self.regions.tables(&self.pool).unwrap();
+        let tables = self.regions.tables(self.size).unwrap();
         let is_free = |id| {
             let word = tables.word(id);
             !word.is_claimed() && !word.has_owner() && !word.is_closed()
@@ -126,11 +134,11 @@ fn round(nat: &mut Nat, now: u32) -> (NatSwept, Vec<NatEvent>) {
 
 #[test]
 fn answers_return_to_the_inside_endpoint() {
-    let (tables, nat) = TestNat::new(pool(2, 64), &settings());
+    let (tables, nat) = TestNat::new(size(2, 64), limits());
     for (protocol, remote) in [(TCP, server(443)), (UDP, server(53)), (ICMP, server(8))] {
         let out = tables.out(protocol, vm(7), remote, NOW);
         assert_eq!(out.answer, testing::NAT_BEGUN);
-        assert_eq!(tables.pool.addresses[out.address as usize], *testing::outside_of(&out).ip());
+        assert_eq!(public(out.address), *testing::outside_of(&out).ip());
         assert!(out.outside_port >= 1024);
         let again = tables.out(protocol, vm(7), remote, NOW);
         assert_eq!((again.answer, again.outside_port), (testing::NAT_TRANSLATED, out.outside_port));
@@ -145,7 +153,7 @@ fn answers_return_to_the_inside_endpoint() {
 
 #[test]
 fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let (mut tables, nat) = TestNat::new(size(1, 64), limits());
     let out = tables.out(UDP, vm(7), server(53), NOW);
     let stranger = nat_test { remote: Ipv4Addr::new(203, 0, 113, 10).into(), ..out };
     let other_port = nat_test { remote_port: 54, ..out };
@@ -154,9 +162,9 @@ fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
         assert_eq!(tables.back(packet, 0, NOW).answer, testing::NAT_MISS);
     }
     assert_eq!(nat.translations().count(), 1);
-    nat.set_settings(&NatSettings { any_remote: true, ..settings() }).unwrap();
+    tables.pool.flags = testing::ANY_REMOTE;
     for packet in [&stranger, &other_port] {
-        let back = tables.back(packet, 0, NOW);
+        let back = tables.back(&nat_test { pool: tables.pool, ..*packet }, 0, NOW);
         assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_BEGUN, vm(7)));
         // The VM's answer leaves from the port that was asked.
         let answer = tables.out(UDP, vm(7), SocketAddrV4::new(packet.remote.into(), packet.remote_port), NOW);
@@ -164,20 +172,18 @@ fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
         assert_eq!(translated, (testing::NAT_TRANSLATED, testing::outside_of(&out)));
     }
     assert_eq!(tables.back(&free_port, 0, NOW).answer, testing::NAT_MISS);
-    // What remote endpoints begin counts as well.
-    nat.set_settings(&NatSettings { any_remote: true, sessions: 3, ..settings() }).unwrap();
+    // What remote endpoints begin counts as well. They leave half of the sessions to the VM.
     let third = nat_test { remote_port: 55, ..out };
-    assert_eq!(tables.back(&third, 0, NOW).answer, testing::NAT_SESSIONS);
-    // They leave sessions to the VM.
-    nat.set_settings(&NatSettings { any_remote: true, sessions: 4, remote_sessions: 3, ..settings() })
-        .unwrap();
-    assert_eq!(tables.back(&third, 0, NOW).answer, testing::NAT_SESSIONS);
+    for (limit, answer) in [(7, testing::NAT_SESSIONS), (8, testing::NAT_BEGUN)] {
+        tables.pool.sessions_limit = limit;
+        assert_eq!(tables.back(&nat_test { pool: tables.pool, ..third }, 0, NOW).answer, answer);
+    }
     assert_eq!(tables.out(UDP, vm(7), server(56), NOW).answer, testing::NAT_BEGUN);
 }
 
 #[test]
 fn while_no_agent_counts_sessions_their_number_is_not_limited() {
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &NatSettings { sessions: 1, ..settings() });
+    let (tables, mut nat) = TestNat::new(size(1, 64), nat_pool { sessions_limit: 1, ..limits() });
     let age = layout::NAT_ROUND_AGE_MAX;
     assert_eq!(tables.out(UDP, vm(7), server(53), NOW).answer, testing::NAT_BEGUN);
     assert_eq!(tables.out(UDP, vm(7), server(54), NOW + age).answer, testing::NAT_SESSIONS);
@@ -188,7 +194,7 @@ fn while_no_agent_counts_sessions_their_number_is_not_limited() {
 
 #[test]
 fn packets_that_cannot_begin_a_session_are_refused() {
-    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let (tables, nat) = TestNat::new(size(1, 64), limits());
     for flags in [tcp::ACK, tcp::SYN | tcp::ACK, tcp::RST, tcp::RST | tcp::SYN, tcp::FIN] {
         let packet =
             nat_test { tcp_flags: flags, now: NOW, ..testing::outgoing(VNI, TCP, vm(7), server(80)) };
@@ -204,7 +210,7 @@ fn packets_that_cannot_begin_a_session_are_refused() {
 
 #[test]
 fn peeking_changes_nothing() {
-    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let (tables, nat) = TestNat::new(size(1, 64), limits());
     let peek = nat_test { flags: testing::PEEK, now: NOW, ..testing::outgoing(VNI, UDP, vm(7), server(53)) };
     assert_eq!(tables.run(peek).answer, testing::NAT_NO_SESSION);
     assert_eq!(nat.blocks().count(), 0);
@@ -219,7 +225,7 @@ fn peeking_changes_nothing() {
 
 #[test]
 fn an_inside_address_has_no_more_blocks_and_sessions_than_permitted() {
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let (mut tables, mut nat) = TestNat::new(size(1, 64), limits());
     let mut begun = 0;
     let refused = (1..=200).map(|port| tables.out(UDP, vm(port), server(53), NOW)).find(|packet| {
         begun += u32::from(packet.answer == testing::NAT_BEGUN);
@@ -236,7 +242,7 @@ fn an_inside_address_has_no_more_blocks_and_sessions_than_permitted() {
     assert_eq!(tables.out(UDP, end([10, 0, 0, 6], 1), server(53), NOW).answer, testing::NAT_BEGUN);
     let other = nat_test { vni: VNI + 1, now: NOW, ..testing::outgoing(0, UDP, vm(1), server(53)) };
     assert_eq!(tables.run(other).answer, testing::NAT_BEGUN);
-    nat.set_settings(&NatSettings { sessions: begun + 3, ..settings() }).unwrap();
+    tables.pool.sessions_limit = begun + 3;
     assert_eq!(tables.out(UDP, vm(1), server(55), NOW).answer, testing::NAT_BEGUN);
     assert_eq!(tables.out(UDP, vm(1), server(56), NOW).answer, testing::NAT_SESSIONS);
     assert_eq!(tables.out(UDP, vm(1), server(53), NOW).answer, testing::NAT_TRANSLATED);
@@ -253,7 +259,7 @@ fn an_inside_address_has_no_more_blocks_and_sessions_than_permitted() {
 
 #[test]
 fn a_pool_without_free_blocks_refuses_other_addresses_only() {
-    let (tables, nat) = TestNat::new(pool(1, 4096), &settings());
+    let (tables, nat) = TestNat::new(size(1, 4096), limits());
     for last in 0..15 {
         assert_eq!(tables.out(UDP, end([10, 0, 1, last], 9), server(53), NOW).answer, testing::NAT_BEGUN);
     }
@@ -264,7 +270,7 @@ fn a_pool_without_free_blocks_refuses_other_addresses_only() {
 
 #[test]
 fn a_full_session_table_refuses_sessions_and_leaves_no_port() {
-    let (tables, mut nat) = TestNat::with_grace(pool(1, 64), &settings(), 2, Immediate);
+    let (tables, mut nat) = TestNat::with_grace(size(1, 64), limits(), 2, Immediate);
     let answers: Vec<u32> = (0..15).map(|port| tables.out(UDP, vm(port), server(53), NOW).answer).collect();
     assert_eq!(answers[..14], [testing::NAT_BEGUN; 14]);
     assert_eq!(answers[14], testing::NAT_FULL);
@@ -274,7 +280,7 @@ fn a_full_session_table_refuses_sessions_and_leaves_no_port() {
 
 #[test]
 fn reset_shortens_a_tcp_session_until_another_segment_follows() {
-    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let (tables, nat) = TestNat::new(size(1, 64), limits());
     let left = || nat.translations().next().unwrap().session.expires_at.wrapping_sub(NOW) / 8;
     let out = tables.out(TCP, vm(7), server(443), NOW);
     assert_eq!(left(), 240);
@@ -299,13 +305,13 @@ fn reset_shortens_a_tcp_session_until_another_segment_follows() {
 
 #[test]
 fn ports_and_blocks_return_after_their_sessions() {
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &NatSettings { lease: 9 << 32 | 4, ..settings() });
+    let (tables, mut nat) = TestNat::new(size(1, 64), limits());
     let out = tables.out(UDP, vm(7), server(53), NOW);
     tables.out(UDP, vm(7), server(54), NOW + 8 * 200);
     let block = nat.blocks().next().unwrap();
-    assert_eq!((block.vni.get(), block.inside, block.outside), (VNI, *vm(7).ip(), tables.pool.addresses[0]));
+    assert_eq!((block.vni.get(), block.inside, block.outside), (VNI, *vm(7).ip(), public(0)));
     assert!(block.ports.contains(&out.outside_port));
-    assert_eq!((block.claimed_at, block.lease, block.sessions), (NOW, 9 << 32 | 4, 2));
+    assert_eq!((block.claimed_at, block.sessions), (NOW, 2));
     let (swept, events) = round(&mut nat, NOW);
     assert_eq!((swept.ports, swept.blocks), (0, 0));
     assert!(matches!(&events[..], [NatEvent::Claimed(claimed)] if claimed.ports == block.ports));
@@ -341,17 +347,17 @@ impl Grace for ActsMeanwhile {
 fn a_vm_gets_a_port_of_its_block_while_this_closes() {
     let meanwhile = std::sync::Arc::default();
     let grace = ActsMeanwhile(std::sync::Arc::clone(&meanwhile));
-    let settings = NatSettings { blocks: 1, ..settings() };
-    let (tables, mut nat) = TestNat::with_grace(pool(1, 1024), &settings, 4, grace);
+    let limits = nat_pool { blocks_limit: 1, ..limits() };
+    let (tables, mut nat) = TestNat::with_grace(size(1, 1024), limits, 4, grace);
     tables.out(UDP, vm(7), server(53), NOW);
     let block = nat.blocks().next().unwrap();
     assert!(nat.remove(&flow(7, 53), NOW));
     while nat.progress.phase != Phase::Close(0) {
         nat.sweep(64, NOW, &mut drop).unwrap();
     }
-    let (packets, answers) = (tables.tables, std::sync::mpsc::channel());
+    let (packets, pool, answers) = (tables.tables, tables.pool, std::sync::mpsc::channel());
     *meanwhile.lock().unwrap() = Some(Box::new(move || {
-        let mut packet = nat_test { now: NOW, ..testing::outgoing(VNI, UDP, vm(8), server(53)) };
+        let mut packet = nat_test { now: NOW, pool, ..testing::outgoing(VNI, UDP, vm(8), server(53)) };
         packets.run(&mut packet);
         answers.0.send(packet).unwrap();
     }));
@@ -364,7 +370,7 @@ fn a_vm_gets_a_port_of_its_block_while_this_closes() {
 
 #[test]
 fn a_port_that_a_packet_is_claiming_is_not_freed_before_the_next_round() {
-    let (tables, mut nat) = TestNat::new(pool(1, 1024), &settings());
+    let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
     let out = tables.out(UDP, vm(7), server(53), NOW);
     let id = nat.tables.block_of(0, out.outside_port).unwrap();
     for _ in 0..2 {
@@ -381,13 +387,9 @@ fn a_port_that_a_packet_is_claiming_is_not_freed_before_the_next_round() {
 
 #[test]
 fn what_an_inside_address_or_a_vpc_has_ends() {
-    let settings = NatSettings { any_remote: true, ..settings() };
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings);
-    let of = |vni, inside| {
-        let mut packet = nat_test { now: NOW, ..testing::outgoing(vni, UDP, inside, server(53)) };
-        tables.tables.run(&mut packet);
-        packet
-    };
+    let (tables, mut nat) = TestNat::new(size(1, 64), nat_pool { flags: testing::ANY_REMOTE, ..limits() });
+    let of =
+        |vni, inside| tables.run(nat_test { now: NOW, ..testing::outgoing(vni, UDP, inside, server(53)) });
     let [one, other, elsewhere] =
         [(VNI, vm(7)), (VNI, end([10, 0, 0, 6], 7)), (VNI + 1, vm(7))].map(|(vni, inside)| of(vni, inside));
     let remain = |nat: &Nat| (nat.blocks().count(), nat.translations().count());
@@ -397,7 +399,7 @@ fn what_an_inside_address_or_a_vpc_has_ends() {
         nat.sweep(64, NOW, &mut drop).unwrap();
     }
     let vni = Vni::new(VNI).unwrap();
-    assert_eq!(nat.end(vni, Some(*vm(7).ip())), Ok(1));
+    assert_eq!(nat.end(|block| block.vni == vni && block.inside == *vm(7).ip()), Ok(1));
     assert_eq!(remain(&nat), (2, 2));
     // Also with another remote endpoint.
     for packet in [one, nat_test { remote_port: 99, ..one }] {
@@ -406,14 +408,14 @@ fn what_an_inside_address_or_a_vpc_has_ends() {
     for packet in [&other, &elsewhere] {
         assert_eq!(tables.back(packet, 0, NOW).answer, testing::NAT_TRANSLATED);
     }
-    assert_eq!(nat.end(vni, None), Ok(1));
+    assert_eq!(nat.end(|block| block.vni == vni), Ok(1));
     assert_eq!((remain(&nat), tables.back(&other, 0, NOW).answer), ((1, 1), testing::NAT_MISS));
     let (_, first) = round(&mut nat, NOW);
     let (_, second) = round(&mut nat, NOW);
     let returned = |event: &&NatEvent| matches!(event, NatEvent::Returned(block, NOW) if block.vni == vni);
     assert_eq!([first, second].concat().iter().filter(returned).count(), 2);
     assert_eq!(tables.back(&elsewhere, 0, NOW).answer, testing::NAT_TRANSLATED);
-    assert_eq!(nat.end(Vni::new(VNI + 1).unwrap(), None), Ok(1));
+    assert_eq!(nat.end(|block| block.vni.get() == VNI + 1), Ok(1));
     round(&mut nat, NOW);
     assert!(tables.is_empty());
 }
@@ -422,7 +424,7 @@ fn what_an_inside_address_or_a_vpc_has_ends() {
 fn a_block_of_which_a_port_was_claimed_while_it_closed_opens_again() {
     let meanwhile = std::sync::Arc::default();
     let grace = ActsMeanwhile(std::sync::Arc::clone(&meanwhile));
-    let (tables, mut nat) = TestNat::with_grace(pool(1, 1024), &settings(), 4, grace);
+    let (tables, mut nat) = TestNat::with_grace(size(1, 1024), limits(), 4, grace);
     let out = tables.out(UDP, vm(7), server(53), NOW);
     assert!(nat.remove(&flow(7, 53), NOW));
     // Up to the step that waits for the closing block.
@@ -454,7 +456,7 @@ fn flow(inside_port: u16, remote_port: u16) -> Flow {
 
 #[test]
 fn sessions_whose_port_is_not_theirs_end() {
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let (tables, mut nat) = TestNat::new(size(1, 64), limits());
     let out = tables.out(UDP, vm(7), server(53), NOW);
     let id = nat.tables.block_of(0, out.outside_port).unwrap();
     let at = (id.group, layout::NAT_UDP, out.outside_port);
@@ -467,7 +469,7 @@ fn sessions_whose_port_is_not_theirs_end() {
 
 #[test]
 fn rounds_wrap() {
-    let (tables, mut nat) = TestNat::new(pool(1, 64), &settings());
+    let (tables, mut nat) = TestNat::new(size(1, 64), limits());
     nat.config.store32(offset_of!(nat_config, round), layout::NAT_ROUND_MAX - 1);
     let out = tables.out(UDP, vm(7), server(53), NOW);
     for _ in 0..4 {
@@ -478,10 +480,10 @@ fn rounds_wrap() {
 }
 
 #[test]
-fn pools_and_settings_out_of_bounds_are_refused() {
-    let reason = |pool: &NatPool, settings: &NatSettings| {
-        let regions = NatRegions::anonymous(&self::pool(1, 64), 4).unwrap();
-        match Nat::create(&regions, pool, 1, (settings, &default_timeouts()), NOW, Immediate) {
+fn sizes_out_of_bounds_are_refused() {
+    let reason = |size: NatSize| {
+        let regions = NatRegions::anonymous(self::size(1, 64), 4).unwrap();
+        match Nat::create(&regions, size, 1, &default_timeouts(), NOW, Immediate) {
             Err(Error::Invalid(reason)) => reason,
             other => panic!("{other:?}"),
         }
@@ -489,45 +491,39 @@ fn pools_and_settings_out_of_bounds_are_refused() {
     for ports in [0, 32, 65, 8192] {
         let expected =
             format!("a block of {ports} ports is not possible: it is a power of 2 from 64 to 4096");
-        assert_eq!(reason(&pool(1, ports), &settings()), expected);
+        assert_eq!(reason(size(1, ports)), expected);
     }
-    assert_eq!(
-        reason(&pool(0, 64), &settings()),
-        "a pool of 0 public addresses is not possible: 1 to 4096 are"
-    );
-    let twice =
-        NatPool { addresses: [1, 2, 1].map(|last| Ipv4Addr::new(192, 0, 2, last)).into(), block_ports: 64 };
-    assert_eq!(reason(&twice, &settings()), "the public address 192.0.2.1 is in the pool twice");
-    for (sessions, blocks) in [(0, 1), (1, 0), (1, 17)] {
-        let expected = format!(
-            "limits of {sessions} sessions and {blocks} blocks of an inside address are not possible: it has at least one \
-             session, and 1 to 16 blocks"
-        );
-        assert_eq!(reason(&pool(1, 64), &NatSettings { sessions, blocks, ..settings() }), expected);
+    for addresses in [0, 4097] {
+        let expected = format!("room for {addresses} public addresses is not possible: 1 to 4096 are");
+        assert_eq!(reason(size(addresses, 64)), expected);
     }
-    assert!(reason(&pool(2, 64), &settings()).contains("but needs"), "memory of one address");
+    assert!(reason(size(2, 64)).contains("but needs"), "memory of one address");
 }
 
 #[test]
-fn tables_of_another_pool_are_not_adopted() {
-    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
-    let adopt = |pool: &NatPool| Nat::adopt(&tables.regions, pool, NOW, Immediate).map(drop);
-    assert_eq!(adopt(&tables.pool), Ok(()));
-    let other = NatPool { addresses: vec![Ipv4Addr::new(192, 0, 2, 9)], block_ports: 64 };
-    assert!(matches!(adopt(&other), Err(Error::Corrupt(_))));
-    assert!(matches!(adopt(&pool(1, 128)), Err(Error::Corrupt(_))));
+fn tables_of_another_size_are_not_adopted() {
+    let (tables, nat) = TestNat::new(size(2, 64), limits());
+    let adopt = |size| Nat::adopt(&tables.regions, size, NOW, Immediate).map(drop);
+    assert_eq!(adopt(tables.size), Ok(()));
+    for other in [size(1, 64), size(2, 128), size(3, 64)] {
+        let NatSize { addresses, block_ports } = other;
+        assert_eq!(
+            adopt(other),
+            Err(Error::Invalid(format!(
+                "the tables of address translation were laid out for 2 public addresses and blocks of 64 ports, but \
+                 {addresses} and {block_ports} are demanded"
+            )))
+        );
+    }
     nat.config.store32(offset_of!(nat_config, layout_version), 9);
-    assert_eq!(
-        adopt(&tables.pool),
-        Err(Error::LayoutVersion { found: 9, known: layout::NAT_LAYOUT_VERSION })
-    );
+    assert_eq!(adopt(tables.size), Err(Error::LayoutVersion { found: 9, known: layout::NAT_LAYOUT_VERSION }));
     nat.config.store64(offset_of!(nat_config, magic), 0);
-    assert_eq!(adopt(&tables.pool), Err(Error::NotTables));
+    assert_eq!(adopt(tables.size), Err(Error::NotTables));
 }
 
 #[test]
 fn packets_are_not_translated_before_the_tables_are_laid_out() {
-    let (tables, nat) = TestNat::new(pool(1, 64), &settings());
+    let (tables, nat) = TestNat::new(size(1, 64), limits());
     nat.config.store32(offset_of!(nat_config, groups), 0);
     assert_eq!(tables.out(UDP, vm(7), server(53), NOW).answer, testing::NAT_PROTOCOL);
     assert_eq!(nat.blocks().count() + nat.translations().count(), 0);
@@ -538,9 +534,8 @@ fn packets_are_not_translated_before_the_tables_are_laid_out() {
 fn a_session_needs_at_most_160_bytes() {
     const SESSIONS: u32 = 120_000;
     let buckets = SESSIONS * 100 / 68 / 7;
-    let pool = pool(3, 128);
     let (tables, nat) =
-        TestNat::with_grace(pool, &NatSettings { blocks: 4, ..settings() }, buckets, Immediate);
+        TestNat::with_grace(size(3, 128), nat_pool { blocks_limit: 4, ..limits() }, buckets, Immediate);
     let mut begun = 0;
     for number in 0..SESSIONS {
         let inside = SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + number / 100), (number % 100) as u16 + 1);

@@ -42,8 +42,10 @@ struct Found {
     ports: BTreeMap<u32, u32>,
     /// The VRF of VNI 0, if there is one.
     outside: u32,
-    /// Cells of public prefixes that are found from outside or from inside.
-    public_prefixes: HashSet<u32>,
+    /// Cells of public prefixes that are found from outside or from inside, and of NAT gateways.
+    public_cells: HashSet<u32>,
+    /// By VNI.
+    nats: BTreeMap<u32, u32>,
     endpoints: u64,
     direct_paths: u64,
     /// Number of fixed paths by VNI and host.
@@ -88,7 +90,7 @@ impl Found {
                     found.add_group(memory, reachable, key, id, entry.next)?
                 }
                 Key::Index { vni: 0, id: 0 } => {
-                    if public::adopt_outside(memory, entry.next, reachable, &mut found.public_prefixes)? {
+                    if public::adopt_outside(memory, entry.next, reachable, &mut found.public_cells)? {
                         found.outside = entry.next;
                     } else {
                         found.invalid.insert(key);
@@ -240,7 +242,9 @@ impl Found {
                 reachable.claim(hop, 1)?;
             }
         }
-        public::adopt_internet(memory, cell, reachable, &mut self.public_prefixes)?;
+        if let Some(nat) = public::adopt_internet(memory, cell, reachable, &mut self.public_cells)? {
+            self.nats.insert(vni, nat);
+        }
         self.vrfs.insert(vni, cell);
         Ok(())
     }
@@ -329,6 +333,7 @@ impl NodeTables {
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
         tables.outside = found.outside;
+        tables.nats = found.nats;
         tables.endpoints = found.endpoints;
         tables.direct_paths = found.direct_paths;
         // First unlink everything that leads to free cells, without allocating any. Then wait for readers
@@ -337,13 +342,14 @@ impl NodeTables {
         tables.point_all_ports();
         tables.point_all_senders(&found.senders)?;
         tables.store_vip_slots();
-        tables.point_all_public_prefixes(found.public_prefixes);
+        tables.point_all_to_vips(found.public_cells);
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
         tables.adopt_senders(found.senders, &survey.senders, &found.fixed_paths)?;
         tables.link_all_ports(found.port_routes)?;
         tables.link_all_sources()?;
+        tables.link_all_nat_gateways()?;
         // The predecessor may have ended while it changed the role of a host.
         tables.store_flags_of_paths();
         // From here on there may be entries that an agent of an older version does not know.

@@ -4,17 +4,22 @@
 //! sources of its VPC. The outside is the authority: the source is stored before it and removed before it, so that a
 //! successor finds by the outside what is complete, and makes the sources agree with that. A change makes another cell;
 //! only the link to the vIP is changed in place. A source that no outside agrees with is an orphan.
+//!
+//! The public addresses of NAT gateways are among the outside prefixes; `nat_gateways` changes them.
+
+mod nat_gateways;
 
 use super::NodeTables;
 use super::vrfs::{count_offset, root_of, vrf_key};
-use crate::encoding::{group_id, internet_cell, kind_of, public_cell};
-use crate::entries::PublicPrefix;
+use crate::encoding::{NatLink, group_id, internet_cell, kind_of, public_cell};
+use crate::entries::{NatGateway, PublicPrefix};
 use crate::error::Error;
 use crate::exact::Entry;
-use crate::layout::{self, internet, public_prefix, vrf};
+use crate::layout::{self, internet, nat_gateway, public_prefix, vrf};
 use crate::lpm::{self, Damaged, Family, Prefix, Root};
 use crate::memory::Memory;
 use crate::pool::{Pool, ReachableCells};
+use nat_gateways::NatEntries;
 use sluice_types::{EntryHash, EntryKey, IpNet, Vni, overlap};
 use std::collections::{HashMap, HashSet};
 use std::mem::offset_of;
@@ -89,22 +94,19 @@ impl PublicRoutes {
         Ok(all)
     }
 
-    /// Claims the cells of another writer's prefixes. Each must lead to the cell of one for which `is_its` is true.
+    /// Claims the cells of another writer's prefixes. Each must lead to a cell for which `is_its` is true.
     fn adopt(
         self,
         memory: &Memory,
         reachable: &mut ReachableCells,
         claimed: &mut HashSet<u32>,
-        is_its: impl Fn(IpNet, &PublicPrefix) -> bool,
+        is_its: impl Fn(IpNet, u32) -> bool,
     ) -> Result<(), Error> {
         let count = lpm::adopt(memory, self.root, reachable)?;
         self.set_count(memory, count);
         for (prefix, leaf) in lpm::iter(memory, self.root) {
             let prefix = prefix.to_net(self.root.family);
-            let is_right = |cell: &u32| {
-                PublicPrefix::from_cell(memory, *cell).is_some_and(|public| is_its(prefix, &public))
-            };
-            let cell = public_cell(leaf).filter(is_right).ok_or_else(|| {
+            let cell = public_cell(leaf).filter(|cell| is_its(prefix, *cell)).ok_or_else(|| {
                 Error::Corrupt(format!("{prefix} leads to no public prefix, but to {leaf:#x}"))
             })?;
             if claimed.insert(cell) {
@@ -127,7 +129,9 @@ impl PublicRoutes {
 }
 
 fn is_leaf(memory: &Memory, leaf: u32) -> bool {
-    public_cell(leaf).is_some_and(|cell| PublicPrefix::from_cell(memory, cell).is_some())
+    public_cell(leaf).is_some_and(|cell| {
+        PublicPrefix::from_cell(memory, cell).is_some() || NatLink::from_cell(memory, cell).is_some()
+    })
 }
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -190,13 +194,15 @@ impl NodeTables {
     ///
     /// # Errors
     /// [`Error::UnknownVni`]; [`Error::UnknownVip`]; [`Error::AddressTaken`] if another public prefix of the VPC has some of
-    /// the inside addresses; [`Error::Full`]; [`Error::Invalid`], also for a VRF with a group.
+    /// the inside addresses; [`Error::PublicAddressTaken`] if a NAT gateway has the outside address; [`Error::Full`]; [`Error::Invalid`], also for a VRF with a group.
     pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> Result<bool, Error> {
         let public = checked(public)?;
         let PublicPrefix { outside, vni, vip, .. } = public;
         let &vrf_cell = self.vrfs.get(&vni.get()).ok_or(Error::UnknownVni(vni))?;
-        let &vip_cell = self.vips.get(&vip).ok_or(Error::UnknownVip { outside, vip })?;
+        let &vip_cell =
+            self.vips.get(&vip).ok_or(Error::UnknownVip { entry: EntryKey::PublicPrefix(outside), vip })?;
         self.check_inside(vrf_cell, &public)?;
+        self.check_outside(outside)?;
         let old = self.public_cell_of(outside);
         if old.is_some_and(|cell| {
             PublicPrefix::from_cell(self.memory(), cell) == Some(public)
@@ -257,14 +263,20 @@ impl NodeTables {
         Ok(())
     }
 
+    /// Checks that this node may have an entry on the Internet side of a VPC.
+    fn check_is_gateway(&self, vni: Vni, vrf_cell: u32, entry: EntryKey) -> Result<(), Error> {
+        if group_id(&self.memory().read(vrf_cell)) == 0 {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "VNI {vni} cannot have the {entry}: it has a group, so this node is no gateway"
+        )))
+    }
+
     /// Checks that a VPC may have these inside addresses.
     fn check_inside(&self, vrf_cell: u32, public: &PublicPrefix) -> Result<(), Error> {
         let PublicPrefix { outside, vni, inside, .. } = *public;
-        if group_id(&self.memory().read(vrf_cell)) != 0 {
-            return Err(Error::Invalid(format!(
-                "VNI {vni} cannot have the public prefix {outside}: it has a group, so this node is no gateway"
-            )));
-        }
+        self.check_is_gateway(vni, vrf_cell, EntryKey::PublicPrefix(outside))?;
         let Some(internet) = internet_of(self.memory(), vrf_cell) else { return Ok(()) };
         let sources = PublicRoutes::sources(internet, family_of(inside));
         let is_taken = |cell: u32| {
@@ -299,6 +311,9 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_public_prefix(&mut self, outside: IpNet) -> Result<bool, Error> {
         let Some(cell) = self.public_cell_of(outside) else { return Ok(false) };
+        if NatLink::from_cell(self.memory(), cell).is_some() {
+            return Ok(false);
+        }
         // In damaged memory it may be another prefix's cell.
         let known =
             PublicPrefix::from_cell(self.memory(), cell).filter(|known| known.outside == outside.trunc());
@@ -340,7 +355,7 @@ impl NodeTables {
         (known.outside == outside.trunc()).then_some(known)
     }
 
-    /// Number of public prefixes.
+    /// Number of public prefixes, and of addresses of NAT gateways.
     pub(super) fn public_prefix_count(&self) -> u64 {
         let count = |family| u64::from(PublicRoutes::outside(self.outside, family).count(self.memory()));
         if self.outside == 0 { 0 } else { FAMILIES.map(count).iter().sum() }
@@ -373,8 +388,12 @@ impl NodeTables {
 
     /// Retires the cell of a public prefix that is no longer one.
     fn retire_public_cell(&mut self, cell: u32) {
+        let link = NatLink::from_cell(self.memory(), cell);
+        let outside = PublicPrefix::from_cell(self.memory(), cell)
+            .map(|known| known.outside)
+            .or(link.map(|link| IpNet::from(IpAddr::V4(link.address.address))));
         // In damaged memory it may be another entry's cell.
-        if PublicPrefix::from_cell(self.memory(), cell).is_some_and(|known| !self.is_public(cell, &known)) {
+        if outside.is_some_and(|outside| self.public_cell_of(outside) != Some(cell)) {
             self.pool.retire(cell, 1);
         }
     }
@@ -414,7 +433,7 @@ impl NodeTables {
         Ok(cell)
     }
 
-    /// The Internet side of a VPC, which is made with its first public prefix.
+    /// The Internet side of a VPC, which is made with its first public prefix or its NAT gateway.
     fn make_internet(&mut self, vni: Vni, vrf_cell: u32) -> Result<u32, Error> {
         if let Some(cell) = internet_of(self.memory(), vrf_cell) {
             return Ok(cell);
@@ -426,34 +445,44 @@ impl NodeTables {
         Ok(cell)
     }
 
-    /// Removes the Internet side of a VPC without public prefixes.
+    /// Removes the Internet side of a VPC without public prefixes and NAT gateway.
     fn drop_empty_internet(&mut self, vrf_cell: u32) {
         let Some(cell) = internet_of(self.memory(), vrf_cell) else { return };
         let is_empty = |family| PublicRoutes::sources(cell, family).iter(self.memory()).next().is_none();
-        if FAMILIES.into_iter().all(is_empty) {
+        let has_nat = self.memory().load32(cell, offset_of!(internet, nat)) != 0;
+        if !has_nat && FAMILIES.into_iter().all(is_empty) {
             set_internet(self.memory(), vrf_cell, 0);
             self.retire_internet(cell);
         }
     }
 
-    /// Points the public prefixes of a vIP to its cell; 0: the node does not have the vIP.
-    pub(super) fn point_public_prefixes(&self, vip: IpAddr, vip_cell: u32) {
-        for (_, cell) in self.outside_cells() {
-            if PublicPrefix::from_cell(self.memory(), cell).is_some_and(|known| known.vip == vip) {
-                self.memory().store32(cell, offset_of!(public_prefix, vip), vip_cell);
+    /// Points the public prefixes and NAT gateways of a vIP to its cell; 0: the node does not have the vIP.
+    pub(super) fn point_to_vip(&self, vip: IpAddr, vip_cell: u32) {
+        for cell in self.cells_with_vips() {
+            match vip_of(self.memory(), cell) {
+                Some((known, offset)) if known == vip => self.memory().store32(cell, offset, vip_cell),
+                _ => {}
             }
         }
     }
 
-    /// Points the public prefixes in these cells to their vIPs.
-    pub(super) fn point_all_public_prefixes(&self, cells: impl IntoIterator<Item = u32>) {
+    /// Points the public prefixes and NAT gateways in these cells to their vIPs.
+    pub(super) fn point_all_to_vips(&self, cells: impl IntoIterator<Item = u32>) {
         for cell in cells {
-            let Some(known) = PublicPrefix::from_cell(self.memory(), cell) else { continue };
-            let vip = self.vips.get(&known.vip).copied().unwrap_or(0);
-            if self.memory().load32(cell, offset_of!(public_prefix, vip)) != vip {
-                self.memory().store32(cell, offset_of!(public_prefix, vip), vip);
+            let Some((known, offset)) = vip_of(self.memory(), cell) else { continue };
+            let vip = self.vips.get(&known).copied().unwrap_or(0);
+            if self.memory().load32(cell, offset) != vip {
+                self.memory().store32(cell, offset, vip);
             }
         }
+    }
+
+    /// The cells of public prefixes and NAT gateways, which lead to vIPs.
+    fn cells_with_vips(&self) -> impl Iterator<Item = u32> + '_ {
+        let outside = self.outside_cells().flat_map(|(_, cell)| {
+            [Some(cell), NatLink::from_cell(self.memory(), cell).map(|link| link.gateway)]
+        });
+        outside.flatten().chain(self.nats.values().copied())
     }
 
     /// Makes the sources of all VPCs agree with the outside. Removes a prefix whose VPC is not in the tables, or for
@@ -461,6 +490,9 @@ impl NodeTables {
     pub(super) fn link_all_sources(&mut self) -> Result<(), Error> {
         let all: Vec<(IpNet, u32)> = self.outside_cells().collect();
         for (outside, cell) in all {
+            if NatLink::from_cell(self.memory(), cell).is_some() {
+                continue;
+            }
             let known = PublicPrefix::from_cell(self.memory(), cell).filter(|it| it.outside == outside);
             match known.map_or(Ok(false), |public| self.link_source(&public, cell)) {
                 Ok(true) => {}
@@ -511,7 +543,7 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Makes the public prefixes readable, and the sources agree with them. What is missing then must be added again.
+    /// Makes the public prefixes and NAT gateways readable, and sources and addresses agree with them. What is missing then must be added again.
     pub(super) fn repair_public_prefixes(&mut self) -> Result<(), Error> {
         let mut roots = Vec::new();
         if self.outside != 0 {
@@ -529,9 +561,9 @@ impl NodeTables {
         }
         let rebuilt =
             roots.into_iter().map(|routes| routes.rebuild(&mut self.pool)).fold(Ok(()), Result::and);
-        let cells: Vec<u32> = self.outside_cells().map(|(_, cell)| cell).collect();
-        self.point_all_public_prefixes(cells);
-        rebuilt.and(self.link_all_sources())
+        self.unlink_lost_nat_gateways();
+        self.point_all_to_vips(self.cells_with_vips());
+        rebuilt.and(self.link_all_sources()).and(self.link_all_nat_gateways())
     }
 
     /// What lookups find of public prefixes, from the VRF of VNI 0 in a cell. Those of a family that cannot all be read are
@@ -548,9 +580,13 @@ impl NodeTables {
         }
         let is_whole = memory.contains(cell, 1) && memory.load32(cell, offset_of!(vrf, vni)) == 0;
         let families = if is_whole { &FAMILIES[..] } else { &[] };
+        let mut nat = NatEntries::new();
         for family in families {
             let all = PublicRoutes::outside(cell, *family).inspect(memory).unwrap_or_default();
             for (outside, cell) in all {
+                if nat.count(self, outside, cell) {
+                    continue;
+                }
                 let key = EntryKey::PublicPrefix(outside);
                 let is_right = |public: &PublicPrefix| {
                     let vip = memory.load32(cell, offset_of!(public_prefix, vip));
@@ -570,7 +606,17 @@ impl NodeTables {
             let key = EntryKey::PublicPrefix(known.outside);
             call(key, EntryHash::unreadable(key));
         }
+        nat.visit(self, call);
     }
+}
+
+/// The vIP of what is in a cell, public prefix, address of a NAT gateway or NAT gateway, and where the cell refers to that
+/// of the vIP.
+fn vip_of(memory: &Memory, cell: u32) -> Option<(IpAddr, usize)> {
+    let public = PublicPrefix::from_cell(memory, cell).map(|known| known.vip);
+    let public = public.or_else(|| NatLink::from_cell(memory, cell).map(|link| link.vip));
+    let public = public.map(|vip| (vip, offset_of!(public_prefix, vip)));
+    public.or_else(|| Some((NatGateway::from_cells(memory, cell)?.vip, offset_of!(nat_gateway, vip))))
 }
 
 /// Claims the VRF of VNI 0 of another writer, and what it leads to. False: the cell has no such VRF.
@@ -585,22 +631,26 @@ pub(super) fn adopt_outside(
     }
     reachable.claim(cell, 1)?;
     for family in FAMILIES {
-        let outside = PublicRoutes::outside(cell, family);
-        outside.adopt(memory, reachable, claimed, |prefix, public| public.outside == prefix)?;
+        let is_its = |prefix, cell| {
+            PublicPrefix::from_cell(memory, cell).is_some_and(|public| public.outside == prefix)
+                || nat_gateways::is_link(memory, cell, prefix)
+        };
+        PublicRoutes::outside(cell, family).adopt(memory, reachable, claimed, is_its)?;
     }
+    nat_gateways::adopt_linked(memory, PublicRoutes::outside(cell, Family::V4), reachable, claimed)?;
     Ok(true)
 }
 
-/// Claims the Internet side of another writer's VRF, and what it leads to.
+/// Claims the Internet side of another writer's VRF, and what it leads to. Returns the cell of its NAT gateway.
 pub(super) fn adopt_internet(
     memory: &Memory,
     vrf_cell: u32,
     reachable: &mut ReachableCells,
     claimed: &mut HashSet<u32>,
-) -> Result<(), Error> {
+) -> Result<Option<u32>, Error> {
     let known: vrf = memory.read(vrf_cell);
     if internet_cell(&known) == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let cell = internet_of(memory, vrf_cell).ok_or_else(|| {
         let cell = internet_cell(&known);
@@ -608,8 +658,11 @@ pub(super) fn adopt_internet(
     })?;
     reachable.claim(cell, 1)?;
     for family in FAMILIES {
-        let is_its = |prefix, public: &PublicPrefix| public.vni.get() == known.vni && public.inside == prefix;
+        let is_its = |prefix, cell| {
+            let is_its = |public: PublicPrefix| public.vni.get() == known.vni && public.inside == prefix;
+            PublicPrefix::from_cell(memory, cell).is_some_and(is_its)
+        };
         PublicRoutes::sources(cell, family).adopt(memory, reachable, claimed, is_its)?;
     }
-    Ok(())
+    nat_gateways::adopt(memory, cell, reachable, claimed)
 }

@@ -1,6 +1,7 @@
 mod crash;
 mod digests;
 mod full;
+mod nat_gateways;
 mod policies;
 mod ports;
 mod public;
@@ -10,8 +11,8 @@ mod vip_slots;
 
 use super::*;
 use crate::entries::{
-    AddressPair, DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, PortQos, PortSources, PublicPrefix,
-    Role, Route, Target, Vip, Vrf,
+    AddressPair, DirectPath, Endpoint, Group, NatAddress, NatGateway, Port, PortIpv4, PortIpv6, PortQos,
+    PortSources, PublicPrefix, Role, Route, Target, Vip, Vrf,
 };
 use crate::exact::Key;
 use crate::grace::{GraceError, Immediate};

@@ -218,14 +218,14 @@ impl NodeTables {
         }
         self.vips.insert(vip.address, cell);
         self.store_vip_slots();
-        self.point_public_prefixes(vip.address, cell);
+        self.point_to_vip(vip.address, cell);
         if let Some(old) = old {
             self.pool.retire(old, 1);
         }
         Ok(true)
     }
 
-    /// Removes a vIP. Its public prefixes stay in the tables, without a vIP until it is added again.
+    /// Removes a vIP. Its public prefixes and NAT gateways stay in the tables, without a vIP until it is added again.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -234,7 +234,7 @@ impl NodeTables {
         self.exact.take(&mut self.pool, underlay_key(address))?;
         self.vips.remove(&address);
         self.store_vip_slots();
-        self.point_public_prefixes(address, 0);
+        self.point_to_vip(address, 0);
         self.pool.retire(cell, 1);
         Ok(true)
     }

@@ -122,7 +122,7 @@ impl NodeTables {
     /// Adds or changes a VRF; its routes stay. One that is new has the routes of the prefixes of its ports.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or one or public prefixes together
+    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or one, public prefixes or a NAT gateway together
     /// with a group.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
         let by_role = match (vrf.group, vrf.elephant_bytes) {
@@ -207,15 +207,15 @@ impl NodeTables {
         index
     }
 
-    /// Removes a VRF with its routes, public prefixes and direct paths. Its endpoints and ports stay in the tables; packets do not find
+    /// Removes a VRF with its routes, public prefixes, NAT gateway and direct paths. Its endpoints and ports stay in the tables; packets do not find
     /// them until the VRF is added again.
     ///
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_vrf(&mut self, vni: Vni) -> Result<bool, Error> {
         let Some(&cell) = self.vrfs.get(&vni.get()) else {
-            // A removal whose grace period failed may have left prefixes and paths.
-            let had_prefixes = self.remove_public_prefixes_of(vni)?;
+            // A removal whose grace period failed may have left prefixes, addresses and paths.
+            let had_prefixes = self.remove_public_prefixes_of(vni)? | self.remove_nat_gateway(vni)?;
             return Ok(self.remove_direct_paths(|path| path.vni == vni)? || had_prefixes);
         };
         self.unlink_senders(vni.get())?;
@@ -240,6 +240,7 @@ impl NodeTables {
         }
         self.pool.retire(cell, 1);
         self.remove_public_prefixes_of(vni)?;
+        self.remove_nat_gateway(vni)?;
         self.remove_direct_paths(|path| path.vni == vni)?;
         Ok(true)
     }

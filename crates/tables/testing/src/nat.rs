@@ -6,8 +6,11 @@ use std::ptr::NonNull;
 
 pub use super::bound::{
     NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_SESSION, NAT_PROTOCOL,
-    NAT_SESSIONS, NAT_TRANSLATED, nat_test,
+    NAT_SESSIONS, NAT_TRANSLATED, nat_pool, nat_test,
 };
+
+/// `flags` of a pool: packets from any remote endpoint to a mapped port begin a session.
+pub const ANY_REMOTE: u8 = bound::NAT_ANY_REMOTE as u8;
 
 /// `flags` of a packet: nothing changes.
 pub const PEEK: u32 = 1;
@@ -17,9 +20,20 @@ pub const QUERY: u32 = 2;
 /// Size of a packet for `bpf/nat_test.bpf.c`.
 pub const PACKET_BYTES: usize = size_of::<nat_test>();
 
-const _: () = assert!(PACKET_BYTES == 56, "struct nat_test has padding, or has changed: adapt this number");
+const _: () = assert!(PACKET_BYTES == 96, "struct nat_test has padding, or has changed: adapt this number");
 
-/// A packet of a VM of a VPC.
+/// The pool of a VPC that has these numbers, at most 16, without other settings.
+///
+/// # Panics
+/// If there are more.
+#[must_use]
+pub fn pool_of(numbers: &[u16]) -> nat_pool {
+    let mut pool = nat_pool { addresses: numbers.len() as u8, ..Default::default() };
+    pool.address[..numbers.len()].copy_from_slice(numbers);
+    pool
+}
+
+/// A packet of a VM of a VPC. It has no pool yet.
 #[must_use]
 pub fn outgoing(vni: u32, protocol: u8, inside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
     nat_test {
@@ -34,7 +48,7 @@ pub fn outgoing(vni: u32, protocol: u8, inside: SocketAddrV4, remote: SocketAddr
     }
 }
 
-/// A packet from the Internet to a port of the public address with this number in the pool.
+/// A packet from the Internet to a port of the public address with this number. It has no pool yet.
 #[must_use]
 pub fn incoming(address: u32, protocol: u8, outside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
     nat_test {

@@ -2,10 +2,10 @@
 //! and a naive model must agree after every step.
 
 use proptest::prelude::*;
-use sluice_tables::Immediate;
-use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatPool, NatRegions, NatSettings};
+use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatRegions, NatSize};
 use sluice_tables::sessions::{Flow, Region, Timeouts};
-use sluice_tables_testing::nat::{self as testing, nat_test};
+use sluice_tables::{Error, Immediate};
+use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -16,6 +16,12 @@ const ICMP: u8 = 1;
 const PROTOCOLS: [u8; 3] = [TCP, UDP, ICMP];
 /// Type of the ICMP query that VMs send.
 const ECHO: u16 = 8;
+/// VPCs, which have the same addresses, and their public addresses. The tables have room for fewer of these.
+const VPCS: usize = 2;
+const ADDRESSES: u32 = 5;
+pub const NUMBERS_MAX: u32 = 4;
+/// Ticks after which sessions are not limited if no round is complete (`NAT_ROUND_AGE_MAX`).
+const ROUND_AGE_MAX: u32 = 4800;
 
 /// One step of a history.
 #[derive(Clone, Debug)]
@@ -32,6 +38,10 @@ pub enum Op {
     Step,
     /// The agent ends a session, by number.
     Remove(usize),
+    /// The agent ends what a VM or a VPC has.
+    End { vm: u32, is_vpc: bool },
+    /// A VPC gets a public address, which the other one may have, or loses it.
+    Pool { vpc: usize, address: u32 },
     /// Another agent adopts the tables.
     Adopt,
 }
@@ -39,31 +49,30 @@ pub enum Op {
 /// What is constant in a history.
 #[derive(Clone, Debug)]
 pub struct World {
-    pub pool: NatPool,
-    pub settings: NatSettings,
+    pub size: NatSize,
+    /// What the pools of all VPCs have but the numbers.
+    pub limits: nat_pool,
     pub seed: u64,
     pub now: u32,
 }
 
 pub fn worlds() -> impl Strategy<Value = World> {
     let now = prop::sample::select(vec![0, 5, 0x7fff_fff0, 0xffff_ff00, 0xffff_fffe]);
-    let pool = (1..4_u8, prop::sample::select(vec![64, 512, 4096]));
-    let settings = (3..60_u32, 1..4_u32, any::<bool>());
-    (pool, settings, any::<u64>(), now).prop_map(|(pool, (sessions, blocks, any_remote), seed, now)| World {
-        pool: NatPool {
-            addresses: (1..=pool.0).map(|last| Ipv4Addr::new(198, 51, 100, last)).collect(),
-            block_ports: pool.1,
+    let size = (2..=NUMBERS_MAX, prop::sample::select(vec![64, 512, 4096]));
+    let limits = (3..60_u32, 1..4_u8, any::<bool>());
+    (size, limits, any::<u64>(), now).prop_map(
+        |(size, (sessions_limit, blocks_limit, any_remote), seed, now)| World {
+            size: NatSize { addresses: size.0, block_ports: size.1 },
+            limits: nat_pool {
+                sessions_limit,
+                blocks_limit,
+                flags: if any_remote { testing::ANY_REMOTE } else { 0 },
+                ..Default::default()
+            },
+            seed,
+            now,
         },
-        settings: NatSettings {
-            sessions,
-            remote_sessions: sessions / 2,
-            blocks,
-            any_remote,
-            lease: 7 << 32 | 3,
-        },
-        seed,
-        now,
-    })
+    )
 }
 
 pub fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -71,7 +80,9 @@ pub fn ops() -> impl Strategy<Value = Vec<Op>> {
     // Some VMs use few ports, and some many.
     let port = prop_oneof![0..4_u16, 0..300_u16, any::<u16>()];
     let peek = || prop::bool::weighted(0.1);
-    let out = (0..12_u32, 0..3_usize, port, 0..4_u32, flags(), peek()).prop_map(
+    // Most are of few VMs.
+    let vm = || prop_oneof![3 => 0..12_u32, 1 => 0..60_u32];
+    let out = (vm(), 0..3_usize, port, 0..4_u32, flags(), peek()).prop_map(
         |(vm, protocol, port, remote, flags, peek)| Op::Out { vm, protocol, port, remote, flags, peek },
     );
     let remote = prop::option::weighted(0.3, 0..4_u32);
@@ -86,6 +97,8 @@ pub fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => (1..40_u32).prop_map(Op::Round),
         6 => Just(Op::Step),
         3 => any::<usize>().prop_map(Op::Remove),
+        1 => (vm(), any::<bool>()).prop_map(|(vm, is_vpc)| Op::End { vm, is_vpc }),
+        2 => (0..VPCS, 0..ADDRESSES).prop_map(|(vpc, address)| Op::Pool { vpc, address }),
         1 => Just(Op::Adopt),
     ];
     prop::collection::vec(op, 1..500)
@@ -106,6 +119,16 @@ struct ModelSession {
     outside: SocketAddrV4,
     expires_at: u32,
     is_reset: bool,
+    is_of_remote: bool,
+    /// When its mapping was made: the number of changes of the VPC's pool.
+    version: u32,
+}
+
+/// The pool of a VPC.
+#[derive(Default)]
+struct Pool {
+    addresses: Vec<Ipv4Addr>,
+    changes: u32,
 }
 
 /// The expected content of the tables.
@@ -115,10 +138,20 @@ struct Model<'a> {
     timeouts: Timeouts,
     /// Sessions that have not expired.
     sessions: HashMap<Key, ModelSession>,
-    /// Who had an outside endpoint of a protocol last.
-    holders: HashMap<(u8, SocketAddrV4), Inside>,
+    /// Who had an outside endpoint of a protocol last, and the version of the mapping.
+    holders: HashMap<(u8, SocketAddrV4), (Inside, u32)>,
     /// Blocks of which the log has the claim and not the return.
     logged: Vec<NatBlock>,
+    pools: [Pool; VPCS],
+    /// The numbers of public addresses, and whether they were released.
+    numbers: HashMap<Ipv4Addr, (u16, bool)>,
+    /// A round has begun and is not complete, or blocks were closed beside it.
+    is_mid_round: bool,
+    /// When the last round was completed.
+    round_at: u32,
+    /// Sessions that have begun or ended, by inside and public address: since the last complete round began, and since the
+    /// present one did. As many may count besides those that exist.
+    turnover: [HashMap<(u32, Ipv4Addr, Ipv4Addr), u32>; 2],
 }
 
 impl Model<'_> {
@@ -133,7 +166,45 @@ impl Model<'_> {
     fn pass(&mut self, ticks: u32) {
         self.now = self.now.wrapping_add(ticks);
         let now = self.now;
-        self.sessions.retain(|_, session| session.expires_at.wrapping_sub(now).cast_signed() > 0);
+        self.end_sessions(|_, session| session.expires_at.wrapping_sub(now).cast_signed() <= 0);
+    }
+
+    fn turn_over(&mut self, inside: &Inside, outside: SocketAddrV4) {
+        for turnover in &mut self.turnover {
+            *turnover.entry((inside.vni, *inside.end.ip(), *outside.ip())).or_default() += 1;
+        }
+    }
+
+    fn end_sessions(&mut self, ends: impl Fn(&Key, &ModelSession) -> bool) {
+        let ended: Vec<Key> =
+            self.sessions.iter().filter(|(key, session)| ends(key, session)).map(|(key, _)| *key).collect();
+        for key in ended {
+            let session = self.sessions.remove(&key).unwrap();
+            self.turn_over(&key.0, session.outside);
+        }
+    }
+
+    /// Number of sessions of an inside address at a public address, and the most that may count.
+    fn count(&self, inside: &Inside, outside: Ipv4Addr) -> [u32; 2] {
+        let is_same = |(key, session): &(&Key, &ModelSession)| {
+            (key.0.vni, key.0.end.ip(), *session.outside.ip()) == (inside.vni, inside.end.ip(), outside)
+        };
+        let live = self.sessions.iter().filter(is_same).count() as u32;
+        let more = self.turnover[0].get(&(inside.vni, *inside.end.ip(), outside)).copied().unwrap_or(0);
+        [live, live + more]
+    }
+
+    /// The pool as packets have it.
+    fn pool_of(&self, vni: u32) -> nat_pool {
+        let numbers: Vec<u16> =
+            self.pools[vpc_of(vni)].addresses.iter().map(|address| self.numbers[address].0).collect();
+        let nat_pool { addresses, address, .. } = testing::pool_of(&numbers);
+        nat_pool { addresses, address, ..self.world.limits }
+    }
+
+    fn address_of(&self, number: u32) -> Option<Ipv4Addr> {
+        let is_it = |(_, (other, _)): &(&Ipv4Addr, &(u16, bool))| u32::from(*other) == number;
+        self.numbers.iter().find(is_it).map(|(address, _)| *address)
     }
 
     /// Applies a packet to a session that exists. Returns false if it ends the session.
@@ -142,7 +213,9 @@ impl Model<'_> {
         let session = self.sessions.get_mut(key).unwrap();
         let is_tcp = key.0.protocol == TCP;
         if is_tcp && session.is_reset && flags & (tcp::SYN | tcp::ACK) == tcp::SYN {
+            let outside = session.outside;
             self.sessions.remove(key);
+            self.turn_over(&key.0, outside);
             return false;
         }
         session.is_reset = is_tcp && flags & tcp::RST != 0;
@@ -152,24 +225,49 @@ impl Model<'_> {
         true
     }
 
-    fn begin(&mut self, key: Key, outside: SocketAddrV4, flags: u8) {
+    /// A session begins, by a packet with a limit of sessions. `holder_version` is that of the mapping, if a remote endpoint
+    /// begins it.
+    fn begin(
+        &mut self,
+        key: Key,
+        outside: SocketAddrV4,
+        holder_version: Option<u32>,
+        (flags, limit): (u8, u32),
+    ) {
+        let version = holder_version.unwrap_or(self.pools[vpc_of(key.0.vni)].changes);
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
         let is_reset = key.0.protocol == TCP && flags & tcp::RST != 0;
-        self.check_mapping(&key, outside);
-        self.sessions.insert(key, ModelSession { outside, expires_at, is_reset });
-        self.holders.insert((key.0.protocol, outside), key.0);
+        self.check_mapping(&key, outside, version);
+        let [live, _] = self.count(&key.0, *outside.ip());
+        let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
+        assert!(live < limit || !is_limited, "{live} sessions of {key:?} are not limited");
+        self.turn_over(&key.0, outside);
+        self.sessions.insert(
+            key,
+            ModelSession { outside, expires_at, is_reset, is_of_remote: holder_version.is_some(), version },
+        );
+        self.holders.insert((key.0.protocol, outside), (key.0, version));
+    }
+
+    /// Checks that an inside address was refused a session because of its number of sessions.
+    fn check_limit(&self, inside: &Inside, outside: Ipv4Addr, limit: u32, asked: &nat_test) {
+        let [_, most] = self.count(inside, outside);
+        assert!(most >= limit, "at most {most} sessions count: {asked:?}");
     }
 
     /// Checks the outside endpoint of a session that begins against all other sessions.
-    fn check_mapping(&self, (inside, _): &Key, outside: SocketAddrV4) {
-        assert!(self.world.pool.addresses.contains(outside.ip()) && outside.port() >= 1024, "{outside}");
+    fn check_mapping(&self, (inside, _): &Key, outside: SocketAddrV4, version: u32) {
+        let pool = &self.pools[vpc_of(inside.vni)].addresses;
+        assert!(pool.contains(outside.ip()) && outside.port() >= 1024, "{outside} of {pool:?}");
         for ((other, _), session) in &self.sessions {
             let is_same_end = session.outside == outside && other.protocol == inside.protocol;
-            if other == inside {
+            // An inside address whose public address has changed has sessions at both.
+            let is_comparable = session.version == version || session.outside.ip() == outside.ip();
+            if other == inside && is_comparable {
                 assert_eq!(session.outside, outside, "the mapping of {inside:?} depends on the remote");
             } else if is_same_end {
                 panic!("{inside:?} and {other:?} have the same outside endpoint {outside}");
-            } else if (other.vni, other.end.ip()) == (inside.vni, inside.end.ip()) {
+            } else if (other.vni, other.end.ip()) == (inside.vni, inside.end.ip()) && is_comparable {
                 assert_eq!(session.outside.ip(), outside.ip(), "two public addresses of {inside:?}");
             }
         }
@@ -191,28 +289,34 @@ impl Model<'_> {
             assert_eq!(asked.answer, testing::NAT_NO_SESSION, "{asked:?}");
             return;
         }
+        let (limits, pool) = (self.world.limits, &self.pools[vpc_of(key.0.vni)]);
         if asked.answer == testing::NAT_BEGUN {
-            self.begin(key, outside, asked.tcp_flags);
+            self.begin(key, outside, None, (asked.tcp_flags, limits.sessions_limit));
             return;
         }
-        let is_own = |block: &NatBlock| (block.vni.get(), block.inside) == (key.0.vni, *key.0.end.ip());
-        let own: Vec<NatBlock> = nat.blocks().filter(is_own).collect();
-        let is_mapped = self.sessions.keys().any(|(inside, _)| *inside == key.0);
+        if pool.addresses.is_empty() {
+            assert_eq!(asked.answer, testing::NAT_EXHAUSTED, "{asked:?}");
+            return;
+        }
+        let address = self.address_of(asked.address).unwrap();
+        assert!(pool.addresses.contains(&address), "{asked:?}");
+        let at_address: Vec<NatBlock> = nat.blocks().filter(|block| block.outside == address).collect();
+        let is_own = |block: &&NatBlock| (block.vni.get(), block.inside) == (key.0.vni, *key.0.end.ip());
+        let own = at_address.iter().filter(is_own).count();
+        let is_mapped = self
+            .sessions
+            .iter()
+            .any(|((inside, _), session)| *inside == key.0 && *session.outside.ip() == address);
         match asked.answer {
-            testing::NAT_SESSIONS => {
-                let sessions: u32 = own.iter().map(|block| block.sessions).sum();
-                assert!(sessions >= self.world.settings.sessions, "{sessions} sessions: {asked:?}");
-            }
+            testing::NAT_SESSIONS => self.check_limit(&key.0, address, limits.sessions_limit, asked),
             testing::NAT_BLOCKS => {
-                assert!(own.len() as u32 >= self.world.settings.blocks && !is_mapped, "{asked:?}");
+                assert!(own >= limits.blocks_limit.into() && !is_mapped, "{asked:?}");
             }
             testing::NAT_EXHAUSTED => {
-                assert!((own.len() as u32) < self.world.settings.blocks && !is_mapped, "{asked:?}");
-                // A pool of one group has no other block.
-                let is_one_group =
-                    self.world.pool.block_ports == 4096 && self.world.pool.addresses.len() == 1;
-                let is_empty = nat.blocks().count() as u64 == nat.usage().blocks_total;
-                assert!(!is_one_group || is_empty, "{asked:?}");
+                assert!(own < limits.blocks_limit.into() && !is_mapped, "{asked:?}");
+                // An address of one group has no other block.
+                let is_one_group = self.world.size.block_ports == 4096 && !self.is_mid_round;
+                assert!(!is_one_group || at_address.len() == 15, "{asked:?}");
             }
             other => panic!("answer {other} without concurrency: {asked:?}"),
         }
@@ -230,15 +334,30 @@ impl Model<'_> {
             assert_eq!((asked.answer, answered), (testing::NAT_TRANSLATED, key.0), "{asked:?}");
             return;
         }
+        let begins = Self::begins(protocol, asked.tcp_flags) && protocol != ICMP && !peeks;
+        let begins = begins && self.world.limits.flags == testing::ANY_REMOTE;
+        let limit = self.world.limits.sessions_limit / 2;
         match asked.answer {
-            testing::NAT_MISS => {}
-            testing::NAT_SESSIONS => assert!(self.world.settings.any_remote, "{asked:?}"),
+            testing::NAT_MISS => {
+                // A mapping with a session lets others begin, unless that of this remote endpoint is at another address.
+                let mapped = self
+                    .sessions
+                    .iter()
+                    .find(|((inside, _), session)| inside.protocol == protocol && session.outside == outside);
+                let is_new =
+                    mapped.is_some_and(|((inside, _), _)| !self.sessions.contains_key(&(*inside, remote)));
+                assert!(!(begins && is_new), "{asked:?}");
+            }
+            testing::NAT_SESSIONS => {
+                assert!(begins, "{asked:?}");
+                self.check_limit(&answered, *outside.ip(), limit, asked);
+            }
             testing::NAT_BEGUN => {
-                let begins = Self::begins(protocol, asked.tcp_flags) && protocol != ICMP && !peeks;
-                assert!(self.world.settings.any_remote && begins, "{asked:?}");
                 // Also if all sessions of the mapping have ended, and its port was not freed yet.
-                assert_eq!(self.holders.get(&(protocol, outside)), Some(&answered), "{asked:?}");
-                self.begin((answered, remote), outside, asked.tcp_flags);
+                let holder = self.holders.get(&(protocol, outside)).copied();
+                assert_eq!((begins, holder.map(|held| held.0)), (true, Some(answered)), "{asked:?}");
+                let version = holder.map(|held| held.1);
+                self.begin((answered, remote), outside, version, (asked.tcp_flags, limit));
             }
             other => panic!("answer {other}: {asked:?}"),
         }
@@ -250,28 +369,19 @@ impl Model<'_> {
             .translations()
             .filter(|shown| shown.session.expires_at.wrapping_sub(self.now).cast_signed() > 0)
             .map(|shown| {
-                let ends = [shown.session.flow.source, shown.session.flow.destination];
-                (
-                    (shown.session.flow.scope, shown.session.flow.protocol, ends.into_iter().min()),
-                    shown.outside,
-                )
+                let Flow { scope, protocol, .. } = shown.session.flow;
+                ((scope, protocol, shown.inside, shown.remote), (shown.outside, shown.is_of_remote))
             })
             .collect();
-        // VMs have lower addresses than remote endpoints.
         let expected: HashMap<_, _> = self
             .sessions
             .iter()
-            .map(|((inside, _), session)| {
-                ((inside.vni, inside.protocol, Some(inside.end.into())), session.outside)
+            .map(|((inside, remote), session)| {
+                let ends = (inside.vni, inside.protocol, inside.end.into(), (*remote).into());
+                (ends, (session.outside, session.is_of_remote))
             })
             .collect();
         assert_eq!(shown, expected);
-        assert_eq!(
-            nat.translations()
-                .filter(|shown| shown.session.expires_at.wrapping_sub(self.now).cast_signed() > 0)
-                .count(),
-            self.sessions.len()
-        );
     }
 
     fn log(&mut self, event: NatEvent, events: &mut Vec<NatEvent>) {
@@ -279,14 +389,13 @@ impl Model<'_> {
         let is_same = |one: &NatBlock, other: &NatBlock| {
             (one.outside, one.ports.start(), one.claimed_at)
                 == (other.outside, other.ports.start(), other.claimed_at)
-                && (one.vni, one.inside, one.lease) == (other.vni, other.inside, other.lease)
+                && (one.vni, one.inside) == (other.vni, other.inside)
         };
         match event {
             NatEvent::Claimed(block) => {
                 let overlaps =
                     |other: &NatBlock| (other.outside, &other.ports) == (block.outside, &block.ports);
                 assert!(!self.logged.iter().any(overlaps), "claimed twice: {block:?}");
-                assert_eq!(block.lease, self.world.settings.lease);
                 self.logged.push(block);
             }
             NatEvent::Returned(block, at) => {
@@ -311,15 +420,34 @@ impl Model<'_> {
             self.log(event, &mut logged);
         }
         assert_eq!(swept.astray, 0);
+        if !self.is_mid_round {
+            self.turnover[1].clear();
+        }
+        self.is_mid_round = !swept.round_completed;
+        if swept.round_completed {
+            self.round_at = self.now;
+            self.turnover[0] = self.turnover[1].clone();
+        }
         swept.round_completed
     }
 
+    /// A complete round, after the present one.
     fn round(&mut self, nat: &mut Nat, buckets: u32) {
+        while self.is_mid_round {
+            self.step(nat, buckets);
+        }
         while !self.step(nat, buckets) {}
+        self.numbers.retain(|_, (_, is_released)| !*is_released);
+        self.check_numbers(nat);
         let owned: HashSet<_> = nat.blocks().map(|block| (block.outside, *block.ports.start())).collect();
         let logged = self.logged.iter().map(|block| (block.outside, *block.ports.start())).collect();
         assert_eq!(owned, logged, "blocks in the log");
     }
+}
+
+/// The number of a VPC.
+fn vpc_of(vni: u32) -> usize {
+    vni as usize % VPCS
 }
 
 fn remote(number: u32, protocol: u8) -> SocketAddrV4 {
@@ -356,7 +484,7 @@ impl Model<'_> {
         let protocol = PROTOCOLS[protocol];
         let key = (inside(vm, protocol, port), remote(number, protocol));
         let mut asked = testing::outgoing(key.0.vni, protocol, key.0.end, key.1);
-        (asked.now, asked.bytes) = (self.now, 100);
+        (asked.now, asked.bytes, asked.pool) = (self.now, 100, self.pool_of(key.0.vni));
         asked.tcp_flags = if protocol == TCP { flags } else { 0 };
         asked.flags =
             if peek { testing::PEEK } else { 0 } | if protocol == ICMP { testing::QUERY } else { 0 };
@@ -371,14 +499,82 @@ impl Model<'_> {
         let mut outside = self.sessions[&key].outside;
         outside.set_port(port.unwrap_or(outside.port()));
         let with = number.map_or(key.1, |number| remote(number, protocol));
-        let address = self.world.pool.addresses.iter().position(|address| address == outside.ip()).unwrap();
-        let mut asked = testing::incoming(address as u32, protocol, outside, with);
-        (asked.now, asked.bytes) = (self.now, 100);
+        let mut asked = testing::incoming(self.numbers[outside.ip()].0.into(), protocol, outside, with);
+        (asked.now, asked.bytes, asked.pool) = (self.now, 100, self.pool_of(key.0.vni));
         asked.tcp_flags = if protocol == TCP { flags } else { 0 };
         asked.flags = if peek { testing::PEEK } else { 0 };
         packet(&mut asked);
         self.check_in(protocol, outside, with, &asked);
     }
+}
+
+impl Model<'_> {
+    /// Checks the numbers of public addresses. Those that were released may be free now.
+    fn check_numbers(&mut self, nat: &Nat) {
+        let found: HashMap<Ipv4Addr, (u16, bool)> =
+            nat.addresses().map(|found| (found.address, (found.number, found.is_released))).collect();
+        self.numbers.retain(|address, (_, is_released)| !*is_released || found.contains_key(address));
+        assert_eq!(found, self.numbers);
+        let numbers: HashSet<u16> = found.values().map(|(number, _)| *number).collect();
+        assert_eq!(numbers.len(), found.len(), "two addresses have one number: {found:?}");
+    }
+
+    fn assign(&mut self, nat: &mut Nat, vpc: usize, address: Ipv4Addr) {
+        self.check_numbers(nat);
+        let released = self.numbers.values().filter(|(_, is_released)| *is_released).count() as u32;
+        let total = self.world.size.addresses;
+        match nat.assign(address) {
+            Ok(number) => {
+                let known = self.numbers.insert(address, (number, false));
+                assert!(known.is_none_or(|known| known.0 == number), "another number of {address}");
+                self.pools[vpc].addresses.push(address);
+                self.pools[vpc].changes += 1;
+            }
+            Err(error) => {
+                assert_eq!(error, Error::NoNatNumber { address, total, released });
+                assert_eq!(self.numbers.len() as u32, total, "{error}");
+                assert!(!self.numbers.contains_key(&address), "{error}");
+            }
+        }
+        self.check_numbers(nat);
+    }
+
+    /// Takes an address from a VPC. Returns false if it does not have it.
+    fn release(&mut self, nat: &mut Nat, vpc: usize, address: Ipv4Addr) -> bool {
+        let pool = &mut self.pools[vpc];
+        let Some(at) = pool.addresses.iter().position(|has| *has == address) else { return false };
+        pool.addresses.remove(at);
+        pool.changes += 1;
+        assert_eq!(nat.release(address), Ok(true));
+        assert_eq!(nat.release(address), Ok(false));
+        self.numbers.get_mut(&address).unwrap().1 = true;
+        self.end_sessions(|_, session| *session.outside.ip() == address);
+        self.holders.retain(|(_, outside), _| *outside.ip() != address);
+        self.is_mid_round = true;
+        true
+    }
+
+    fn change_pool(&mut self, nat: &mut Nat, vpc: usize, number: u32) {
+        let address = public(number);
+        if !self.release(nat, vpc, address) {
+            self.release(nat, (vpc + 1) % VPCS, address);
+            self.assign(nat, vpc, address);
+        }
+    }
+
+    fn end(&mut self, nat: &mut Nat, vm: u32, is_vpc: bool) {
+        let ended = inside(vm, UDP, 0);
+        let ends = |vni: u32, ip: Ipv4Addr| vni == ended.vni && (is_vpc || ip == *ended.end.ip());
+        nat.end(|block| ends(block.vni.get(), block.inside)).unwrap();
+        self.end_sessions(|key, _| ends(key.0.vni, *key.0.end.ip()));
+        self.holders.retain(|_, (inside, _)| !ends(inside.vni, *inside.end.ip()));
+        self.is_mid_round = true;
+    }
+}
+
+/// A public address.
+fn public(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0xc633_6401 + number)
 }
 
 /// Runs a history; `packet` runs a packet.
@@ -392,9 +588,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         icmp_s: 4,
         other_s: 2,
     };
-    let mut nat =
-        Nat::create(regions, &world.pool, world.seed, (&world.settings, &timeouts), world.now, Immediate)
-            .unwrap();
+    let mut nat = Nat::create(regions, world.size, world.seed, &timeouts, world.now, Immediate).unwrap();
     let mut model = Model {
         world,
         now: world.now,
@@ -402,7 +596,13 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         sessions: HashMap::new(),
         holders: HashMap::new(),
         logged: Vec::new(),
+        pools: Default::default(),
+        numbers: HashMap::new(),
+        is_mid_round: false,
+        round_at: world.now,
+        turnover: Default::default(),
     };
+    (0..VPCS).for_each(|vpc| model.assign(&mut nat, vpc, public(vpc as u32)));
     for (number, op) in ops.iter().enumerate() {
         match *op {
             Op::Out { .. } => model.packet_from_vm(&nat, op, packet),
@@ -413,12 +613,15 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
             Op::Remove(session) => {
                 let Some(key) = model.key(session) else { continue };
                 assert!(nat.remove(&flow_of(&key), model.now));
-                model.sessions.remove(&key);
+                model.end_sessions(|other, _| *other == key);
             }
+            Op::End { vm, is_vpc } => model.end(&mut nat, vm, is_vpc),
+            Op::Pool { vpc, address } => model.change_pool(&mut nat, vpc, address),
             Op::Adopt => {
                 let generation = nat.generation();
-                nat = Nat::adopt(regions, &world.pool, model.now, Immediate).unwrap();
+                nat = Nat::adopt(regions, world.size, model.now, Immediate).unwrap();
                 assert_eq!(nat.generation(), generation + 1);
+                model.check_numbers(&nat);
             }
         }
         if number.is_multiple_of(16) {
@@ -432,4 +635,5 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
     assert_eq!(nat.translations().count(), 0);
     assert!(model.logged.is_empty() && is_zero(&regions.ports), "ports or blocks have leaked");
     assert_eq!((nat.usage().blocks, nat.usage().ports), (0, 0));
+    assert_eq!(nat.usage().addresses as usize, model.numbers.len());
 }

@@ -66,10 +66,10 @@ fn check_that_nothing_is_left(tables: &TestNat, nat: &mut Nat, others: &[nat_tes
 fn a_packet_that_is_killed_leaves_nothing() {
     let mut deaths = 0;
     for accesses in 0.. {
-        let (tables, mut nat) = TestNat::new(pool(1, 1024), &settings());
+        let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
         let others = others(&tables);
         let mut packet = testing::outgoing(VNI, UDP, vm(7), server(53));
-        packet.now = NOW;
+        (packet.now, packet.pool) = (NOW, tables.pool);
         if let Some(packet) = killed(&tables, &packet, accesses) {
             assert_eq!(packet.answer, testing::NAT_BEGUN);
             break;
@@ -85,7 +85,7 @@ fn an_agent_that_is_killed_leaves_nothing() {
     let mut deaths = 0;
     // A round has thousands of accesses, most of which read port words. Every seventh is tried.
     for accesses in (0..).step_by(7) {
-        let (tables, mut nat) = TestNat::with_grace(pool(1, 256), &settings(), 8, Immediate);
+        let (tables, mut nat) = TestNat::with_grace(size(1, 256), limits(), 8, Immediate);
         let others = others(&tables);
         tables.out(UDP, vm(7), server(53), NOW);
         tables.out(TCP, end([10, 0, 0, 8], 7), server(53), NOW);
@@ -95,8 +95,99 @@ fn an_agent_that_is_killed_leaves_nothing() {
         }
         deaths += 1;
         drop(nat);
-        let mut nat = Nat::adopt(&tables.regions, &tables.pool, NOW, Immediate).unwrap();
+        let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
         check_that_nothing_is_left(&tables, &mut nat, &others);
     }
     assert!(deaths > 200, "{deaths} accesses");
+}
+
+/// After an agent or a packet was killed while the address of number 0 was taken out of use: its number is free after two rounds,
+/// and that of the other address is not.
+fn check_that_the_number_is_free(tables: &TestNat, nat: &mut Nat, others: &[nat_test]) {
+    nat.release(public(0)).unwrap();
+    (0..2).for_each(|_| drop(round(nat, NOW)));
+    let known: Vec<_> = nat.addresses().map(|known| (known.number, known.address)).collect();
+    assert_eq!(known, [(1, public(1))]);
+    for other in others {
+        assert_eq!(tables.back(other, 0, NOW).answer, testing::NAT_TRANSLATED);
+    }
+    assert_eq!(nat.translations().count(), others.len());
+    assert_eq!(nat.assign(public(2)), Ok(0));
+    let pool = nat_pool { addresses: 1, ..tables.pool };
+    let packet = nat_test { pool, now: NOW, ..testing::outgoing(VNI, UDP, vm(9), server(53)) };
+    let out = tables.run(packet);
+    assert_eq!((out.answer, *testing::outside_of(&out).ip()), (testing::NAT_BEGUN, public(2)));
+    (0..2).for_each(|_| drop(round(nat, NOW + 8 * 301)));
+    assert!(tables.is_empty());
+}
+
+/// Tables of two addresses, and what has sessions at the second one. All packets have only the first one in their pool then.
+fn with_two_addresses() -> (TestNat, Nat, Vec<nat_test>) {
+    let (mut tables, nat) = TestNat::with_grace(size(2, 1024), limits(), 8, Immediate);
+    (tables.pool.addresses, tables.pool.address[0]) = (1, 1);
+    let others = others(&tables);
+    tables.pool.address[0] = 0;
+    (tables, nat, others)
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_releases_an_address_leaves_nothing() {
+    let mut deaths = 0;
+    for accesses in 0.. {
+        let (tables, mut nat, others) = with_two_addresses();
+        assert_eq!(tables.out(UDP, vm(7), server(53), NOW).answer, testing::NAT_BEGUN);
+        let ends = |nat: &mut Nat| {
+            nat.release(public(0)).unwrap();
+            nat.free_numbers();
+            // The next address begins to get its number, or the same one gets it back.
+            nat.assign(public(if accesses % 2 == 0 { 2 } else { 0 })).ok();
+        };
+        let is_complete = die_after(accesses, || ends(&mut nat)).is_some();
+        drop(nat);
+        let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+        check_that_the_number_is_free(&tables, &mut nat, &others);
+        if is_complete {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths > 200, "{deaths} accesses");
+}
+
+#[test]
+fn an_agent_that_is_killed_while_a_number_becomes_free_leaves_nothing() {
+    let mut deaths = 0;
+    for accesses in 0.. {
+        let (tables, mut nat, others) = with_two_addresses();
+        nat.release(public(0)).unwrap();
+        let mut changes = || {
+            nat.free_numbers();
+            nat.assign(public(3)).unwrap();
+        };
+        let is_complete = die_after(accesses, &mut changes).is_some();
+        drop(nat);
+        let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+        // The next agent is told which addresses are in use.
+        nat.release(public(3)).unwrap();
+        check_that_the_number_is_free(&tables, &mut nat, &others);
+        if is_complete {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths > 100, "{deaths} accesses");
+}
+
+#[test]
+fn a_packet_that_is_killed_before_its_address_is_released_leaves_nothing() {
+    for accesses in 0.. {
+        let (tables, mut nat, others) = with_two_addresses();
+        let packet = testing::outgoing(VNI, UDP, vm(7), server(53));
+        let is_complete =
+            killed(&tables, &nat_test { now: NOW, pool: tables.pool, ..packet }, accesses).is_some();
+        check_that_the_number_is_free(&tables, &mut nat, &others);
+        if is_complete {
+            break;
+        }
+    }
 }

@@ -12,31 +12,47 @@ const BY_PRIORITY: usize = 800;
 
 /// The tables, the programs that run, and the answers that packets of VMs got.
 struct Shared {
+    protocol: u8,
     tables: TestNat,
     programs: Arc<Programs>,
     answers: Mutex<Vec<nat_test>>,
 }
 
 impl Shared {
-    fn new(block_ports: u32) -> (Self, Nat) {
+    /// Sessions are UDP, or TCP in every other schedule.
+    fn new(block_ports: u32, schedule: u64) -> (Self, Nat) {
+        let protocol = if schedule.is_multiple_of(2) { UDP } else { TCP };
         let programs = Arc::new(Programs::default());
         let grace = ProgramGrace(Arc::clone(&programs));
-        let settings = NatSettings { any_remote: true, ..settings() };
-        let (tables, nat) = TestNat::with_grace(pool(1, block_ports), &settings, 2, grace);
-        (Self { tables, programs, answers: Mutex::default() }, nat)
+        let limits = nat_pool { flags: testing::ANY_REMOTE, ..limits() };
+        let (tables, nat) = TestNat::with_grace(size(1, block_ports), limits, 2, grace);
+        (Self { protocol, tables, programs, answers: Mutex::default() }, nat)
+    }
+
+    /// A flow of the VM of these tests.
+    fn flow(&self, inside_port: u16, remote_port: u16) -> Flow {
+        Flow { protocol: self.protocol, ..flow(inside_port, remote_port) }
+    }
+
+    /// A packet of the VM, which succeeds before the schedule begins.
+    fn before(&self) -> nat_test {
+        let out = self.tables.out(self.protocol, vm(7), server(53), NOW);
+        assert_eq!(out.answer, testing::NAT_BEGUN);
+        out
     }
 
     /// A packet of a VM in a task, and the answer to it, which must reach the VM.
     fn exchange(&self, task: usize, inside: SocketAddrV4, remote: SocketAddrV4) {
         let mut out = nat_test::default();
-        self.programs.run(task, || out = self.tables.out(UDP, inside, remote, NOW));
+        self.programs.run(task, || out = self.tables.out(self.protocol, inside, remote, NOW));
         if out.answer == testing::NAT_BUSY {
             self.answers.lock().unwrap().push(out);
             return;
         }
         assert!([testing::NAT_BEGUN, testing::NAT_TRANSLATED].contains(&out.answer), "{out:?}");
         let mut back = nat_test::default();
-        self.programs.run(task, || back = self.tables.back(&out, 0, NOW));
+        let flags = if self.protocol == TCP { tcp::SYN | tcp::ACK } else { 0 };
+        self.programs.run(task, || back = self.tables.back(&out, flags, NOW));
         assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_TRANSLATED, inside), "{out:?}");
         self.answers.lock().unwrap().push(out);
     }
@@ -44,7 +60,8 @@ impl Shared {
     /// A packet of another remote endpoint to the outside endpoint of this packet. If it begins a session, the VM answers.
     fn is_asked(&self, task: usize, out: &nat_test) {
         let (mut back, stranger) = (nat_test::default(), nat_test { remote_port: 99, ..*out });
-        self.programs.run(task, || back = self.tables.back(&stranger, 0, NOW));
+        let flags = if self.protocol == TCP { tcp::SYN } else { 0 };
+        self.programs.run(task, || back = self.tables.back(&stranger, flags, NOW));
         if back.answer == testing::NAT_BEGUN {
             assert_eq!(testing::inside_of(&back), vm(out.inside_port));
             self.exchange(task, vm(out.inside_port), server(99));
@@ -113,19 +130,21 @@ fn exchange(task: usize, inside: SocketAddrV4, remote: SocketAddrV4) -> Task<Sha
 /// After the tasks: all sessions end, and nothing is left.
 fn check_end(shared: &Shared, nat: &mut Nat) {
     for shown in nat.translations() {
-        assert_eq!(shown.session.flow.protocol, UDP);
+        assert_eq!(shown.session.flow.protocol, shared.protocol);
     }
     let mut ends: Vec<_> = nat.translations().map(|shown| shown.session.flow).collect();
     ends.sort();
     ends.dedup();
     assert_eq!(ends.len(), nat.translations().count(), "two records of one session");
-    (0..2).for_each(|_| drop(round(nat, NOW + 8 * 301)));
+    // The longest timeout is that of an established TCP session.
+    (0..2).for_each(|_| drop(round(nat, NOW + 8 * 7441)));
     assert!(shared.tables.is_empty(), "ports or blocks have leaked");
 }
 
 /// Four packets of a VM that has no block: of one session, of the same port to another remote endpoint, of another port.
 fn first_packets(counts: &Counts) {
-    let (shared, mut nat) = Shared::new(64);
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let (shared, mut nat) = Shared::new(64, schedule);
     let shared = Arc::new(shared);
     explore(
         &shared,
@@ -156,9 +175,9 @@ fn packets_in_a_round(counts: &Counts) {
     let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
     let mode = schedule % 3;
     // Few blocks where a round looks at all of them, and few ports where it looks at these.
-    let (shared, mut nat) = Shared::new([4096, 4096, 64][mode as usize]);
-    let before = shared.tables.out(UDP, vm(7), server(53), NOW);
-    assert!(nat.remove(&flow(7, 53), NOW));
+    let (shared, mut nat) = Shared::new([4096, 4096, 64][mode as usize], schedule / 6);
+    let before = shared.before();
+    assert!(nat.remove(&shared.flow(7, 53), NOW));
     let block = nat.tables.block_of(0, before.outside_port).unwrap();
     let is_there = |nat: &Nat| match mode {
         0 => true,
@@ -245,9 +264,10 @@ fn a_port_is_freed_or_used_again_but_not_both() {
 
 /// A packet that stands still at any access, while the agent makes a round: what it has read before is old then.
 fn slow_packet(counts: &Counts) {
-    let (shared, mut nat) = Shared::new(4096);
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let accesses = schedule % 500;
+    let (shared, mut nat) = Shared::new(4096, schedule / 500);
     let shared = Arc::new(shared);
-    let accesses = counts.schedules.fetch_add(1, Ordering::Relaxed) % 500;
     let packet: Task<Shared> = Box::new(move |shared: &Shared| {
         pause_packet_at(accesses, 2000);
         shared.exchange(0, vm(7), server(53));
@@ -276,26 +296,30 @@ fn a_round_waits_for_packets_that_began_before_it() {
 
 /// Two packets of an inside endpoint, while the agent ends their session and makes a round.
 fn packets_of_an_ending_session(counts: &Counts) {
-    let (shared, mut nat) = Shared::new(64);
-    let before = shared.tables.out(UDP, vm(7), server(53), NOW);
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let (shared, mut nat) = Shared::new(64, schedule / 2);
+    let before = shared.before();
+    let flow = shared.flow(7, 53);
     let shared = Arc::new(shared);
     let send = |task: usize| -> Task<Shared> {
         Box::new(move |shared: &Shared| {
             for _ in 0..2 {
                 let mut out = nat_test::default();
-                shared.programs.run(task, || out = shared.tables.out(UDP, vm(7), server(53), NOW));
+                shared
+                    .programs
+                    .run(task, || out = shared.tables.out(shared.protocol, vm(7), server(53), NOW));
                 let answered = [testing::NAT_BEGUN, testing::NAT_TRANSLATED].contains(&out.answer);
                 assert!(answered || out.answer == testing::NAT_BUSY, "{out:?}");
             }
         })
     };
     let (to_main, from_sweep) = mpsc::channel();
-    let ends_twice = counts.schedules.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let ends_twice = schedule.is_multiple_of(2);
     let end = move |_: &Shared| {
-        nat.remove(&flow(7, 53), NOW);
+        nat.remove(&flow, NOW);
         nat.sweep(4, NOW, &mut drop).unwrap();
         if ends_twice {
-            nat.remove(&flow(7, 53), NOW);
+            nat.remove(&flow, NOW);
         }
         to_main.send(nat).unwrap();
     };
@@ -321,9 +345,10 @@ fn a_session_that_ends_under_its_packets_is_one_or_none() {
 /// still at some access.
 fn packets_of_two_rounds(counts: &Counts) {
     let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
-    let (shared, mut nat) = Shared::new(4096);
-    let before = shared.tables.out(UDP, vm(7), server(53), NOW);
-    assert!(nat.remove(&flow(7, 53), NOW));
+    let (shared, mut nat) = Shared::new(4096, schedule);
+    let before = shared.before();
+    assert!(nat.remove(&shared.flow(7, 53), NOW));
+    let ending = shared.flow(7, 54);
     let shared = Arc::new(shared);
     let random = schedule.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let send = move |task: usize, comes_at: u64, accesses: u64, switches: u64| -> Task<Shared> {
@@ -331,7 +356,8 @@ fn packets_of_two_rounds(counts: &Counts) {
             pause(comes_at);
             pause_packet_at(accesses, switches);
             let mut out = nat_test::default();
-            shared.programs.run(task, || out = shared.tables.out(UDP, vm(7), server(54 + task as u16), NOW));
+            let remote = server(54 + task as u16);
+            shared.programs.run(task, || out = shared.tables.out(shared.protocol, vm(7), remote, NOW));
             shared.answers.lock().unwrap().push(out);
         })
     };
@@ -341,7 +367,7 @@ fn packets_of_two_rounds(counts: &Counts) {
         // Up to the step that looks at ports.
         for _ in 0..3 {
             assert_eq!(nat.sweep(4, NOW, &mut drop).unwrap().astray, 0);
-            nat.remove(&flow(7, 54), NOW);
+            nat.remove(&ending, NOW);
         }
         to_main.send(nat).unwrap();
     };
@@ -373,16 +399,16 @@ fn a_packet_of_an_earlier_round_frees_no_port() {
 /// Leaves only one block to two inside addresses. Returns their addresses, and the block.
 fn compete(shared: &Shared, nat: &mut Nat) -> ([Ipv4Addr; 2], memory::BlockId) {
     let id = nat.tables.block_of(0, u16::MAX).unwrap();
-    let withheld = memory::BlockWord::withheld();
     for other in nat.tables.all_blocks().filter(|&other| other != id) {
-        nat.tables.swap_word(other, nat.tables.word(other), withheld);
+        let word = nat.tables.word(other);
+        nat.tables.swap_word(other, word, word.withheld());
     }
     let mut found = Vec::new();
     for address in (0..).map(|last| Ipv4Addr::from(0x0a00_0100 + last)) {
         let inside = SocketAddrV4::new(address, 1);
-        if shared.tables.out(UDP, inside, server(1), NOW).answer == testing::NAT_BEGUN {
+        if shared.tables.out(shared.protocol, inside, server(1), NOW).answer == testing::NAT_BEGUN {
             found.push(address);
-            let flow = Flow { source: inside.into(), ..flow(1, 1) };
+            let flow = Flow { source: inside.into(), ..shared.flow(1, 1) };
             assert!(nat.remove(&flow, NOW));
             if found.len() == 2 {
                 break;
@@ -400,7 +426,7 @@ fn compete(shared: &Shared, nat: &mut Nat) -> ([Ipv4Addr; 2], memory::BlockId) {
 /// A packet of a VM whose block the agent returns, and one of another VM that gets it. The first one stands still at any access.
 fn packets_of_two_owners(counts: &Counts) {
     let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
-    let (shared, mut nat) = Shared::new(64);
+    let (shared, mut nat) = Shared::new(64, schedule / 16);
     let ([owner, heir], _) = compete(&shared, &mut nat);
     let shared = Arc::new(shared);
     let random = schedule.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -413,7 +439,7 @@ fn packets_of_two_owners(counts: &Counts) {
                 pause_packet_at(accesses, 1500);
             }
             let mut out = nat_test::default();
-            shared.programs.run(task, || out = shared.tables.out(UDP, inside, server(53), NOW));
+            shared.programs.run(task, || out = shared.tables.out(shared.protocol, inside, server(53), NOW));
             if out.answer == testing::NAT_BEGUN {
                 shared.answers.lock().unwrap().push(out);
             } else {
@@ -457,4 +483,103 @@ fn a_block_has_one_owner_while_packets_of_two_compete_for_it() {
     let counts = run_schedules(packets_of_two_owners);
     let (kept, fresh) = (counts.kept.load(Ordering::Relaxed), counts.fresh.load(Ordering::Relaxed));
     assert!(kept > 100 && fresh > 100, "{kept} packets kept the block, {fresh} got it");
+}
+
+/// The VPC whose pool has an address, and what packets of the other one get.
+#[derive(Default)]
+struct Pools(Mutex<nat_pool>);
+
+impl Pools {
+    /// The pool of a VPC, as packets read it.
+    fn of(&self, vni: u32) -> nat_pool {
+        let pool = *self.0.lock().unwrap();
+        nat_pool { addresses: u8::from(self.owner() == vni), ..pool }
+    }
+
+    fn owner(&self) -> u32 {
+        self.0.lock().unwrap().reserved.into()
+    }
+
+    /// Gives the address of number 0 to a VPC; 0: to none.
+    fn give(&self, vni: u32) {
+        *self.0.lock().unwrap() = nat_pool { reserved: vni as u8, ..limits() };
+    }
+}
+
+/// Packets of a VPC that loses its address, while the agent releases it, and gives its number to another address, or the same
+/// one, of another VPC. A packet of this one follows.
+fn packets_of_two_pools(counts: &Counts) {
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let (shared, mut nat) = Shared::new([64, 4096][schedule as usize % 2], schedule / 4);
+    let keeps_address = schedule / 2 % 2 == 0;
+    let (shared, pools) = (Arc::new(shared), Arc::new(Pools::default()));
+    pools.give(VNI);
+    let random = schedule.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let send = |task: usize, vni: u32, comes_at: u64, pause_at: u64| -> Task<Shared> {
+        let pools = Arc::clone(&pools);
+        Box::new(move |shared: &Shared| {
+            pause(comes_at);
+            // The second VPC's packets come when it has the address.
+            while vni != VNI && pools.owner() != vni {
+                shuttle::thread::yield_now();
+            }
+            pause_packet_at(pause_at, 1000);
+            let mut out = testing::outgoing(vni, shared.protocol, vm(7), server(53 + task as u16));
+            (out.now, out.tcp_flags) = (NOW, if shared.protocol == TCP { tcp::SYN } else { 0 });
+            shared.programs.run(task, || {
+                out.pool = pools.of(vni);
+                // Without a pool, there is no NAT gateway, and no call.
+                if out.pool.addresses > 0 {
+                    shared.tables.tables.run(&mut out);
+                    shared.answers.lock().unwrap().push(out);
+                }
+            });
+        })
+    };
+    let (to_main, from_agent) = mpsc::channel();
+    let of_agent = Arc::clone(&pools);
+    let agent = move |_: &Shared| {
+        pause((random >> 50) % 200);
+        of_agent.give(0);
+        assert_eq!(nat.release(public(0)), Ok(true));
+        while !keeps_address && nat.addresses().count() > 0 {
+            nat.sweep(4, NOW, &mut drop).unwrap();
+        }
+        assert_eq!(nat.assign(public(u32::from(!keeps_address))), Ok(0));
+        of_agent.give(VNI + 1);
+        to_main.send(nat).unwrap();
+    };
+    let tasks = vec![
+        send(0, VNI, (random >> 20) % 300, (random >> 40) % 200),
+        send(1, VNI, (random >> 30) % 300, (random >> 44) % 200),
+        send(2, VNI + 1, 0, (random >> 36) % 200),
+        Box::new(agent) as Task<Shared>,
+    ];
+    explore(&shared, tasks);
+    let mut nat = from_agent.recv().unwrap();
+    let answers = shared.answers.lock().unwrap().clone();
+    let is_heir = |out: &&nat_test| out.vni != VNI;
+    for out in answers.iter().filter(|out| !is_heir(out)) {
+        let is_begun = out.answer == testing::NAT_BEGUN;
+        assert!(is_begun || [testing::NAT_EXHAUSTED, testing::NAT_BUSY].contains(&out.answer), "{out:?}");
+        assert!(!is_begun || *testing::outside_of(out).ip() == public(0), "{out:?}");
+        Counts::add(if is_begun { &counts.kept } else { &counts.fresh }, 1);
+    }
+    let heir = answers.iter().find(is_heir).unwrap();
+    assert_eq!(heir.answer, testing::NAT_BEGUN);
+    assert_eq!(*testing::outside_of(heir).ip(), public(u32::from(!keeps_address)));
+    for _ in 0..2 {
+        let back = shared.tables.back(heir, 0, NOW);
+        assert_eq!((back.answer, back.vni), (testing::NAT_TRANSLATED, VNI + 1), "{heir:?}");
+        assert!(nat.translations().all(|shown| shown.session.flow.scope == VNI + 1), "a session is left");
+        round(&mut nat, NOW);
+    }
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn an_address_that_is_released_has_no_session_of_its_old_vpc() {
+    let counts = run_schedules(packets_of_two_pools);
+    let (kept, fresh) = (counts.kept.load(Ordering::Relaxed), counts.fresh.load(Ordering::Relaxed));
+    assert!(kept > 100 && fresh > 10, "{kept} packets began a session, {fresh} were refused");
 }

@@ -1,10 +1,11 @@
 //! Writers that die before any single access: the successor finds the change complete or absent, can repeat
 //! it, and has lost no cell.
 
+use super::nat_gateways::{check_nat, nat};
 use super::policies::policy;
 use super::public::{check_public, public};
 use super::*;
-use crate::encoding::group_id;
+use crate::encoding::{NatLink, group_id};
 use crate::entries::VrfEntry;
 use crate::grace::GraceError;
 use crate::interleave::die_after;
@@ -28,6 +29,7 @@ pub(super) struct Content {
     policies: Vec<(u32, crate::policy::Compiled)>,
     directs: Vec<DirectPath>,
     public_prefixes: Vec<PublicPrefix>,
+    nat_gateways: Vec<NatGateway>,
 }
 
 impl Content {
@@ -54,6 +56,7 @@ impl Content {
             policies: tables.policies.iter().map(|(&id, &cell)| (id, read(tables, cell))).collect(),
             directs,
             public_prefixes,
+            nat_gateways: tables.nat_gateways().collect(),
         }
     }
 }
@@ -111,6 +114,12 @@ impl CheckingGrace {
             };
             let is_its = u32::from(known.flags) & layout::PUBLIC_VIP_IPV6 == 0;
             assert!(!is_its || known.vip == vip, "the vIP of a public prefix");
+        }
+        for address in ["198.51.101.1", "198.51.101.2", "198.51.101.3"] {
+            let Some(cell) = reader.public_cell(ip(address)).unwrap() else { continue };
+            let Some(link) = NatLink::from_cell(&self.memory, cell) else { continue };
+            let known = NatGateway::from_cells(&self.memory, link.gateway);
+            assert!(known.is_some_and(|known| known.vni == link.vni), "the NAT gateway of an address");
         }
         for address in ["10.0.0.7", "10.0.0.8", "10.0.0.77", "fd00::7", "fd00::8", "fd00::9"] {
             if let Lookup::Hit(hit) = reader.find(5, ip(address))
@@ -177,6 +186,11 @@ fn check_answers(tables: &NodeTables) {
         check_sources(&reader, &port);
     }
     tables.public_prefixes().for_each(|public| check_public(tables, &public));
+    let nats: Vec<NatGateway> = tables.nat_gateways().collect();
+    nats.iter().for_each(|nat| check_nat(tables, nat));
+    let addresses =
+        nats.iter().map(|nat| nat.addresses.len()).sum::<usize>() + tables.public_prefixes().count();
+    assert_eq!(tables.usage().public_prefixes, addresses as u64, "no others are found");
     for (vni, &cell) in &tables.vrfs {
         assert!(matches!(reader.find_index(*vni, 0), Lookup::Hit(hit) if hit.cell == cell));
         let known: layout::vrf = tables.memory().read(cell);
@@ -291,6 +305,7 @@ fn add_entries_of_all_kinds(tables: &mut NodeTables) {
     }
     tables.upsert_public_prefix(&public("198.51.100.1/32", 6, "10.0.0.2/32")).unwrap();
     tables.upsert_public_prefix(&public("2001:db8:6::/64", 6, "fd00::/64")).unwrap();
+    tables.upsert_nat_gateway(&nat(6, &[1, 2])).unwrap();
 }
 
 #[test]
@@ -441,6 +456,48 @@ fn killed_change_of_public_prefix_is_complete_or_absent() {
     die_everywhere_with(add_many, |tables| tables.remove_public_prefix(one.outside));
     die_everywhere_with(add_many, |tables| tables.remove_vrf(vni(6)));
     die_everywhere_with(add_many, |tables| tables.upsert_vip(&Vip { mac: mac(2), ..vip() }));
+}
+
+#[test]
+fn killed_change_of_nat_gateway_is_complete_or_absent() {
+    let add_vpc = |tables: &mut NodeTables| {
+        tables.upsert_vrf(&plain_vrf(7)).unwrap();
+        tables.upsert_vip(&Vip { address: ip("2001:db8::9"), ..vip() }).unwrap();
+    };
+    let known = nat(6, &[1, 2]);
+    for changed in [
+        nat(7, &[3, 4]),
+        nat(6, &[1, 2, 3]),
+        nat(6, &[2]),
+        nat(6, &[2, 3]),
+        nat(6, &[4]),
+        NatGateway { vip: ip("2001:db8::9"), ..known.clone() },
+        NatGateway { sessions: 7, ..known.clone() },
+    ] {
+        die_everywhere_with(add_vpc, |tables| tables.upsert_nat_gateway(&changed));
+    }
+    die_everywhere(|tables| tables.remove_nat_gateway(vni(6)));
+    // The first and the last entry of the VPC's Internet side, and of the outside.
+    let alone = |tables: &mut NodeTables| {
+        for outside in ["198.51.100.1/32", "2001:db8:6::/64"] {
+            assert!(tables.remove_public_prefix(outside.parse().unwrap()).unwrap());
+        }
+    };
+    die_everywhere_with(alone, |tables| tables.remove_nat_gateway(vni(6)));
+    let empty = |tables: &mut NodeTables| {
+        alone(tables);
+        assert!(tables.remove_nat_gateway(vni(6)).unwrap());
+    };
+    die_everywhere_with(empty, |tables| tables.upsert_nat_gateway(&known));
+    // More addresses than a list holds.
+    let all: Vec<u8> = (1..17).collect();
+    die_everywhere(|tables| tables.upsert_nat_gateway(&nat(6, &all)));
+    die_everywhere_with(
+        |tables| drop(tables.upsert_nat_gateway(&nat(6, &all))),
+        |tables| tables.upsert_nat_gateway(&known),
+    );
+    die_everywhere(|tables| tables.remove_vrf(vni(6)));
+    die_everywhere(|tables| tables.upsert_vip(&Vip { mac: mac(2), ..vip() }));
 }
 
 #[test]

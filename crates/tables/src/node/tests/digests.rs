@@ -1,5 +1,6 @@
 //! Digests of tables whose memory is damaged, and their repair by writing the same entries again.
 
+use super::nat_gateways::nat;
 use super::*;
 use proptest::prelude::*;
 use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, IpNet, address_hash};
@@ -16,6 +17,7 @@ struct Cloud {
     ports: Vec<Port>,
     vip: Vip,
     public: Vec<PublicPrefix>,
+    nats: Vec<NatGateway>,
 }
 
 /// Ports of VNI 5 with many sources and with few.
@@ -76,7 +78,8 @@ impl Cloud {
         routes.dedup_by_key(|route| (route.vni, route.prefix));
         let vip = Vip { address: ip("192.0.2.9"), mac: mac(9), owned: true };
         let public = public_prefixes();
-        Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip, public }
+        let nats = vec![nat(3, &[1, 2, 3]), NatGateway { any_remote: true, ..nat(4, &[4]) }];
+        Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip, public, nats }
     }
 
     fn write(&self, tables: &mut NodeTables) {
@@ -99,11 +102,18 @@ impl Cloud {
         for public in &self.public {
             tables.upsert_public_prefix(public).unwrap();
         }
+        for nat in &self.nats {
+            tables.upsert_nat_gateway(nat).unwrap();
+        }
     }
 
     /// What a snapshot does: writes all entries, and removes all others.
     fn restore(&self, tables: &mut NodeTables) {
         tables.remove_damage().unwrap();
+        let unwanted: Vec<_> = tables.nat_gateways().filter(|it| !self.nats.contains(it)).collect();
+        for nat in unwanted {
+            tables.remove_nat_gateway(nat.vni).unwrap();
+        }
         let unwanted: Vec<_> = tables.public_prefixes().filter(|it| !self.public.contains(it)).collect();
         for public in unwanted {
             tables.remove_public_prefix(public.outside).unwrap();
@@ -138,6 +148,11 @@ impl Cloud {
         for PublicPrefix { outside, vni, inside, vip } in &self.public {
             sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip));
         }
+        for nat in &self.nats {
+            let addresses = nat.addresses.iter().map(|it| it.address);
+            let limits = (nat.sessions, nat.blocks);
+            sums.add(EntryHash::nat_gateway(nat.vni, addresses, nat.vip, limits, nat.any_remote));
+        }
         for port in &self.ports {
             port_hashes(port).into_iter().for_each(|(_, hash)| sums.add(hash));
         }
@@ -171,7 +186,11 @@ impl Cloud {
                 format!("{:?} {:?}", reader.public_prefix(outside), reader.public_source(public.vni, inside))
             })
         });
-        endpoints.chain(routes).chain(vteps).chain(sources).chain(public).collect()
+        let nats = self.nats.iter().flat_map(|nat| {
+            let addresses = nat.addresses.iter().map(|it| format!("{:?}", reader.nat_address(it.address)));
+            addresses.chain([format!("{:?}", reader.nat_gateway(nat.vni))])
+        });
+        endpoints.chain(routes).chain(vteps).chain(sources).chain(public).chain(nats).collect()
     }
 }
 

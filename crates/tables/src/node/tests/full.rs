@@ -1,6 +1,7 @@
 //! Tables without a free cell, taken over by another writer.
 
 use super::crash::Content;
+use super::nat_gateways::nat;
 use super::public::public;
 use super::*;
 use crate::interleave::die_after;
@@ -52,6 +53,7 @@ fn full(digest_mask: u64) -> NodeTables {
     for number in 0..20 {
         tables.upsert_public_prefix(&public_prefix(number)).unwrap();
     }
+    tables.upsert_nat_gateway(&nat(6, &[1, 2])).unwrap();
     for number in 0..3_000 {
         let _ = tables.upsert_endpoint(&endpoint(5, &address(number), HOST));
     }
@@ -78,6 +80,9 @@ fn check_refusals(tables: &mut NodeTables) {
         tables.upsert_public_prefix(&public_prefix(20)),
         // In a VPC without public prefixes.
         tables.upsert_public_prefix(&PublicPrefix { vni: vni(7), ..public_prefix(20) }),
+        tables.upsert_nat_gateway(&nat(7, &[3])),
+        tables.upsert_nat_gateway(&nat(6, &[1])),
+        tables.upsert_nat_gateway(&nat(6, &[1, 2, 3])),
         // Another inside of one that is there.
         tables.upsert_public_prefix(&PublicPrefix { inside: public_prefix(20).inside, ..public_prefix(0) }),
     ];
@@ -109,6 +114,7 @@ fn full_tables_are_adopted_and_go_on() {
         for number in 0..20 {
             assert!(tables.remove_public_prefix(public_prefix(number).outside).unwrap(), "{number}");
         }
+        assert!(tables.remove_nat_gateway(vni(6)).unwrap());
         for endpoint in &before.endpoints {
             assert!(tables.remove_endpoint(endpoint.vni, endpoint.address).unwrap(), "{endpoint:?}");
         }

@@ -13,7 +13,7 @@ pub(super) fn public(outside: &str, number: u32, inside: &str) -> PublicPrefix {
 }
 
 /// Tables with VNIs 5 and 6 and two vIPs.
-fn gateway() -> NodeTables {
+pub(super) fn gateway() -> NodeTables {
     let mut tables = tables(4096);
     for number in [5, 6] {
         tables.upsert_vrf(&plain_vrf(number)).unwrap();

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge: fragments of datagrams that source NAT translates. A later fragment has no ports, so it gets the
+ * address that the first one of its datagram got within NAT_FRAGMENT_TICKS. Later fragments that overtake their first one are
+ * dropped.
+ *
+ * Contract: expects the parsed IPv4 frame of a fragment, `at` bytes into the packet, and in the flow (nat_flow.h) the addresses
+ * that the datagram had before this translation. The packet is not changed. Uses the map `nat_fragments`.
+ *
+ * A datagram is known by 40 bits of a hash under the secret of the sessions, with the address that it gets: so an entry of
+ * which two processors have written one word each is of no datagram. Each VNI has one of 256 parts of the table: tenants
+ * displace only what is in their own part.
+ */
+#ifndef SLUICE_NAT_FRAGMENTS_H
+#define SLUICE_NAT_FRAGMENTS_H
+
+#include "gateway/nat_flow.h"
+
+#define NAT_FRAGMENTS_PART 256				   /* entries */
+#define NAT_FRAGMENT_TICKS (30 * SESSION_TICKS_PER_SECOND) /* as long as Linux waits for fragments */
+#define NAT_FRAGMENT_TIME 0xffffffull
+
+/* The direction of a packet in the key of its datagram. */
+#define NAT_FRAGMENT_OUT 0
+#define NAT_FRAGMENT_IN 1
+
+/* What identifies the datagram, and the place of its entry. */
+struct nat_datagram {
+	__u64 key[3]; /* the last word is the address that it gets */
+	__u32 index;
+};
+
+/* 0: the fragment is not translated. */
+static __always_inline int nat_datagram(struct xdp_md *ctx, const struct packet *packet, __u32 at,
+					__u64 direction, __u32 vni, struct nat_datagram *datagram)
+{
+	const struct session_config *sessions = session_config_at();
+	const struct nat_memory *memory = nat_memory();
+	__be16 words[2];
+
+	if (!sessions || !memory ||
+	    bpf_xdp_load_bytes(ctx, at + ETH_HLEN + __builtin_offsetof(struct ipv4_header, id), words,
+			       sizeof(words)))
+		return 0;
+	/* It could overwrite the flags of the TCP header by which the datagram was translated (RFC 3128). */
+	if (packet->frame.protocol == IPPROTO_TCP && bpf_ntohs(words[1] & bpf_htons(IPV4_OFFSET)) == 1)
+		return 0;
+	datagram->key[0] =
+		vni | (__u64)packet->frame.protocol << 24 | (__u64)words[0] << 32 | direction << 48;
+	datagram->key[1] = (__u64)memory->flow.source << 32 | memory->flow.destination;
+	datagram->key[2] = 0;
+	datagram->index = session_hash(sessions, datagram->key, 3) % NAT_FRAGMENTS_PART +
+			  exact_mix(vni, READ_ONCE(sessions->seed)) % (NAT_FRAGMENTS / NAT_FRAGMENTS_PART) *
+				  NAT_FRAGMENTS_PART;
+	return 1;
+}
+
+/* The word of an entry, with the time 0. */
+static __always_inline __u64 nat_fragment_check(struct nat_datagram *datagram, __u32 address)
+{
+	const struct session_config *sessions = session_config_at();
+
+	datagram->key[2] = address;
+	return sessions ? session_hash(sessions, datagram->key, 3) & ~NAT_FRAGMENT_TIME : 0;
+}
+
+/* Remembers the address that the first fragment has got, instead of one of its flow's. */
+__attribute__((noinline)) int remember_nat_fragment(struct xdp_md *ctx, struct packet *packet, __u32 at,
+						    __u32 direction, __u32 vni)
+{
+	struct nat_datagram datagram = {};
+	struct nat_fragment *entry;
+	__u32 address;
+
+	if (!packet || !nat_datagram(ctx, packet, at, direction, vni, &datagram))
+		return 0;
+	address = direction == NAT_FRAGMENT_OUT ? packet->new_source[1] : packet->new_destination[1];
+	entry = bpf_map_lookup_elem(&nat_fragments, &datagram.index);
+	if (!entry)
+		return 0;
+	WRITE_ONCE(entry->address, address);
+	WRITE_ONCE(entry->word, nat_fragment_check(&datagram, address) |
+					(session_ticks(packet->now_ns) & NAT_FRAGMENT_TIME));
+	return 0;
+}
+
+/* The address that a later fragment gets. 0: its first fragment was not translated a short time ago. */
+__attribute__((noinline)) __u32 find_nat_fragment(struct xdp_md *ctx, struct packet *packet, __u32 at,
+						  __u32 direction, __u32 vni)
+{
+	struct nat_datagram datagram = {};
+	struct nat_fragment *entry;
+	__u32 address;
+	__u64 word;
+
+	if (!packet || !nat_datagram(ctx, packet, at, direction, vni, &datagram))
+		return 0;
+	entry = bpf_map_lookup_elem(&nat_fragments, &datagram.index);
+	if (!entry)
+		return 0;
+	word = READ_ONCE(entry->word);
+	address = READ_ONCE(entry->address);
+	if ((word ^ nat_fragment_check(&datagram, address)) & ~NAT_FRAGMENT_TIME ||
+	    ((session_ticks(packet->now_ns) - word) & NAT_FRAGMENT_TIME) > NAT_FRAGMENT_TICKS)
+		return 0;
+	return address;
+}
+
+#endif

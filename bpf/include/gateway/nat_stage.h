@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, Internet edge, stage "NAT": the address and port that source NAT gives to the source of a packet of a VM, and the
+ * instance that gets a packet to a public address of a NAT gateway. All sessions of a NAT gateway are at the owner of its vIP.
+ *
+ * Contract: both stages expect the parsed IPv4 frame, `at` bytes into the packet, and now_ns.
+ *
+ *   nat_source()       expects nat_gateway, of `vni`. Fills in new_source and new_source_port.
+ *   nat_destination()  expects destination_public with PUBLIC_NAT, and new_source, with source_public or
+ *                      PACKET_NAT_SOURCE if that is not the source in the frame. Fills in new_destination and
+ *                      new_destination_port.
+ *
+ * They return 0, with PACKET_NAT_SOURCE or PACKET_NAT_DESTINATION set in `nat`; or the program's verdict, after the drop was
+ * counted. Only the state of the packet is changed: translate() (translate.h) then writes what is new. The program calls them
+ * itself, because nat.h needs the stack. Uses the maps of nat_maps.h, `nat_packets`, `cells` and those of count.h.
+ */
+#ifndef SLUICE_NAT_STAGE_H
+#define SLUICE_NAT_STAGE_H
+
+#include "gateway/nat_fragments.h"
+#include "gateway/output.h"
+#include "gateway/public.h"
+
+/* Why a packet is not translated. `missing`: it belongs to no session, and begins none. */
+static __always_inline enum drop_reason nat_drop_reason(enum nat_answer answer, enum drop_reason missing)
+{
+	switch (answer) {
+	case NAT_TRANSLATED:
+	case NAT_BEGUN:
+		return DROP_none;
+	case NAT_MISS:
+	case NAT_NO_SESSION:
+		return missing;
+	case NAT_SESSIONS:
+		return DROP_nat_session_limit;
+	case NAT_BLOCKS:
+		return DROP_nat_port_limit;
+	case NAT_EXHAUSTED:
+		return DROP_nat_exhausted;
+	case NAT_FULL:
+		return DROP_sessions_full;
+	case NAT_BUSY:
+		return DROP_table_busy;
+	default:
+		return DROP_nat_protocol;
+	}
+}
+
+/* Copies what both directions have in common. DROP_stale_index: the cell has no NAT gateway of the VNI. */
+static __always_inline enum drop_reason describe_to_nat(const struct packet *packet, __u32 cell, __u32 vni,
+							struct nat_memory *memory)
+{
+	const struct nat_gateway *gateway = nat_gateway_at(cell);
+	struct nat_packet *nat = &memory->packet;
+
+	if (!gateway || gateway->vni != vni)
+		return DROP_stale_index;
+	nat->pool = gateway->pool;
+	nat->vni = vni;
+	nat->protocol = memory->flow.protocol;
+	nat->tcp_flags = memory->flow.tcp_flags;
+	nat->flags = memory->flow.flags;
+	nat->bytes = ETH_HLEN + packet->frame.ip_bytes;
+	nat->now = session_ticks(packet->now_ns);
+	return DROP_none;
+}
+
+static __always_inline enum drop_reason find_nat_source(struct packet *packet, struct nat_memory *memory)
+{
+	struct nat_packet *nat = &memory->packet;
+	enum drop_reason reason = describe_to_nat(packet, packet->nat_gateway, packet->vni, memory);
+
+	if (!reason && memory->flow.is_answer)
+		reason = DROP_no_session;
+	if (reason)
+		return reason;
+	nat->inside = memory->flow.source;
+	nat->inside_port = memory->flow.source_port;
+	nat->remote = memory->flow.destination;
+	nat->remote_port = memory->flow.destination_port;
+	reason = nat_drop_reason(nat_out(nat), DROP_no_session);
+	packet->new_source[1] = nat->outside;
+	packet->new_source_port = nat->outside_port;
+	return reason;
+}
+
+__attribute__((noinline)) int nat_source(struct xdp_md *ctx, struct packet *packet, __u32 at)
+{
+	struct nat_memory *memory = nat_memory();
+	enum drop_reason reason;
+
+	if (!packet || !memory)
+		return drop(0, DROP_stale_index);
+	packet->nat |= PACKET_NAT_SOURCE;
+	packet->new_source[0] = 0;
+	reason = read_nat_flow(ctx, packet, at);
+	if (!reason && packet->frame.flags & FRAME_LATER) {
+		packet->new_source[1] = find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_OUT, packet->vni);
+		return packet->new_source[1] ? 0 : drop(packet->vni, DROP_unknown_fragment);
+	}
+	if (!reason)
+		reason = find_nat_source(packet, memory);
+	if (reason)
+		return drop(packet->vni, reason);
+	if (packet->frame.flags & FRAME_FRAGMENT)
+		remember_nat_fragment(ctx, packet, at, NAT_FRAGMENT_OUT, packet->vni);
+	return 0;
+}
+
+/* Reads the flow as it is after the translation of its source. */
+static __always_inline enum drop_reason read_translated_flow(struct xdp_md *ctx, struct packet *packet,
+							     __u32 at, struct nat_flow *flow)
+{
+	enum drop_reason reason;
+	__u64 source[2] = {};
+
+	if (packet->nat & PACKET_NAT_SOURCE) {
+		flow->source = packet->new_source[1];
+		flow->source_port = packet->new_source_port;
+		return DROP_none;
+	}
+	reason = read_nat_flow(ctx, packet, at);
+	if (packet->source_public) {
+		source[1] = flow->source;
+		to_outside(packet->source_public, source);
+		flow->source = source[1];
+	}
+	return reason;
+}
+
+static __always_inline enum drop_reason find_nat_destination(struct packet *packet,
+							     const struct public_prefix *public,
+							     struct nat_memory *memory)
+{
+	struct nat_packet *nat = &memory->packet;
+	enum drop_reason reason = describe_to_nat(packet, LOAD32(public->inside), public->vni, memory);
+
+	/* Queries of the Internet have their own identifiers. */
+	if (!reason && memory->flow.flags & NAT_QUERY)
+		reason = DROP_no_nat_session;
+	if (reason)
+		return reason;
+	nat->address = LOAD16(public->inside + 4);
+	nat->outside_port = memory->flow.destination_port;
+	nat->remote = memory->flow.source;
+	nat->remote_port = memory->flow.source_port;
+	reason = nat_drop_reason(nat_in(nat), DROP_no_nat_session);
+	/* The number may be that of another address, or the port that of another VPC, for a moment after a change. */
+	if (!reason && (nat->vni != public->vni || nat->outside != packet->frame.destination[1]))
+		reason = DROP_no_nat_session;
+	packet->new_destination[1] = nat->inside;
+	packet->new_destination_port = nat->inside_port;
+	return reason;
+}
+
+__attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet *packet, __u32 at)
+{
+	struct nat_memory *memory = nat_memory();
+	const struct public_prefix *public;
+	enum drop_reason reason;
+
+	if (!packet || !memory)
+		return drop(0, DROP_stale_index);
+	public = public_prefix_at(packet->destination_public);
+	if (!public)
+		return drop(packet->vni, DROP_stale_index);
+	packet->nat |= PACKET_NAT_DESTINATION;
+	packet->new_destination[0] = 0;
+	reason = read_translated_flow(ctx, packet, at, &memory->flow);
+	if (!reason && packet->frame.flags & FRAME_LATER) {
+		packet->new_destination[1] = find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni);
+		return packet->new_destination[1] ? 0 : drop(packet->vni, DROP_unknown_fragment);
+	}
+	if (!reason)
+		reason = find_nat_destination(packet, public, memory);
+	if (reason)
+		return drop(packet->vni, reason);
+	if (packet->frame.flags & FRAME_FRAGMENT)
+		remember_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni);
+	return 0;
+}
+
+#endif

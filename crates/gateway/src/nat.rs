@@ -1,0 +1,218 @@
+//! Source NAT on this gateway: the numbers of public addresses, and a thread that makes rounds, by which ports and blocks are free
+//! again. This file changes with when something ends.
+//!
+//! ```text
+//!     the NAT gateways of the tables have changed, or the vIPs that this gateway owns
+//!        --> what VPCs have whose NAT gateway is at another gateway now is ended: that one gives out the same ports
+//!        --> addresses that no NAT gateway has are released
+//! ```
+//!
+//! Both compare the NAT tables with the node's tables, so a successor of an agent that was killed in between does the same.
+
+mod args;
+pub mod list;
+mod metrics;
+mod numbers;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use sluice_agent::{Error, adoption_error, error_chain};
+use sluice_datapath::Datapath;
+use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatUsage, default_timeouts};
+use sluice_tables::sessions::{Family, SessionReader, ticks_now};
+use sluice_tables::{Membarrier, layout};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+pub use args::NatArgs;
+pub use numbers::RoleNat;
+
+/// Time between two turns of the thread, and for how long one works. So it takes at most about a tenth of a processor.
+const TURN: Duration = Duration::from_millis(100);
+const WORK: Duration = Duration::from_millis(10);
+/// Shortest time from the beginning of a round to that of the next.
+const ROUND: Duration = Duration::from_secs(1);
+/// Steps in which a round looks at the sessions.
+const SESSION_STEPS: u32 = 10;
+
+/// What the log of blocks can be chosen by.
+const LOG_TARGET: &str = "sluice::nat_log";
+
+/// What the thread has counted.
+#[derive(Clone, Debug, Default)]
+struct Status {
+    usage: NatUsage,
+    /// Rounds that were completed, and how long the last one took.
+    rounds: u64,
+    round_time: Duration,
+    /// Events of blocks.
+    claimed: u64,
+    returned: u64,
+    /// [`sluice_tables::nat::NatSwept::astray`].
+    astray: u64,
+}
+
+/// The NAT tables, which the thread and the writer of the node's tables change.
+#[derive(Clone, Debug)]
+pub struct SharedNat {
+    nat: Arc<Mutex<Nat>>,
+    reader: SessionReader,
+}
+
+impl SharedNat {
+    /// Adopts the tables of an earlier agent, or lays out new ones.
+    ///
+    /// # Errors
+    /// If they are of another layout or size, or the kernel refuses to map them.
+    pub fn open(datapath: &Datapath, args: &NatArgs, pin_dir: &Path) -> Result<Self, Error> {
+        let grace = Membarrier::new().map_err(sluice_tables::Error::from)?;
+        let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
+        Ok(Self::new(nat.map_err(|error| adoption_error(error, pin_dir))?))
+    }
+
+    fn new(nat: Nat) -> Self {
+        let reader = nat.sessions().reader().clone();
+        Self { nat: Arc::new(Mutex::new(nat)), reader }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Nat> {
+        self.nat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the sessions.
+    pub fn reader(&self) -> SessionReader {
+        self.reader.clone()
+    }
+}
+
+/// The running thread. It ends when this is dropped.
+pub struct NatKeeper {
+    status: Arc<Mutex<Status>>,
+    /// Ends the thread when it is dropped.
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NatKeeper {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the system refuses to start a thread.
+    pub fn start(nat: SharedNat) -> Result<Self, Error> {
+        let (stop, stopped) = mpsc::channel();
+        let status = Arc::new(Mutex::new(Status { usage: nat.lock().usage(), ..Status::default() }));
+        let mut keeper = Keeper { nat, status: status.clone(), round_began: Instant::now() };
+        let run = move || {
+            let mut wait = Duration::ZERO;
+            while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
+                wait = keeper.take_turn();
+            }
+        };
+        let thread = thread::Builder::new()
+            .name("nat".to_owned())
+            .spawn(run)
+            .map_err(Error::io("start the thread that looks after source NAT"))?;
+        Ok(Self { status, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// The metrics of source NAT.
+    pub fn metrics(&self) -> metrics::NatMetrics {
+        metrics::NatMetrics(self.status.clone())
+    }
+}
+
+impl Drop for NatKeeper {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that looks after source NAT has panicked");
+        }
+    }
+}
+
+/// The work of the thread.
+struct Keeper {
+    nat: SharedNat,
+    status: Arc<Mutex<Status>>,
+    round_began: Instant,
+}
+
+fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
+    status.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Keeper {
+    /// Makes steps of the round. Returns the time until the next turn.
+    fn take_turn(&mut self) -> Duration {
+        let began = Instant::now();
+        while began.elapsed() < WORK {
+            let mut events = Vec::new();
+            let swept = {
+                let mut nat = self.nat.lock();
+                let buckets = nat.sessions().buckets(Family::Ipv4).div_ceil(SESSION_STEPS);
+                nat.sweep(buckets, ticks_now(), &mut |event| events.push(event))
+            };
+            events.iter().for_each(|event| self.log(event));
+            match swept {
+                Ok(swept) => {
+                    lock(&self.status).astray += swept.astray;
+                    if swept.round_completed {
+                        return self.end_round();
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(
+                        error = error_chain(&error),
+                        "cannot make a round of source NAT; retrying later"
+                    );
+                    break;
+                }
+            }
+        }
+        TURN
+    }
+
+    fn end_round(&mut self) -> Duration {
+        let round_time = self.round_began.elapsed();
+        let wait = ROUND.saturating_sub(round_time).max(TURN);
+        self.round_began = Instant::now() + wait;
+        let usage = self.nat.lock().usage();
+        let mut status = lock(&self.status);
+        status.usage = usage;
+        status.rounds += 1;
+        status.round_time = round_time;
+        wait
+    }
+
+    /// Logs which VM has, or had, which ports at what time (RFC 7422). The time of a claim is before that of the line.
+    fn log(&self, event: &NatEvent) {
+        let (what, NatBlock { vni, inside, outside, ports, claimed_at, .. }, at) = match event {
+            NatEvent::Claimed(block) => {
+                ("ports of a public address were given to a VM", block, block.claimed_at)
+            }
+            NatEvent::Returned(block, at) => ("ports of a public address were returned by a VM", block, *at),
+        };
+        let ports = format_args!("{}-{}", ports.start(), ports.end());
+        let (at, since) = (time_of(at), time_of(*claimed_at));
+        tracing::info!(target: LOG_TARGET, at, since, %vni, %inside, %outside, %ports, "{what}");
+        let mut status = lock(&self.status);
+        match event {
+            NatEvent::Claimed(_) => status.claimed += 1,
+            NatEvent::Returned(..) => status.returned += 1,
+        }
+    }
+}
+
+/// The time of a tick of the past in UTC, to the second.
+fn time_of(tick: u32) -> String {
+    let seconds = ticks_now().wrapping_sub(tick) / layout::SESSION_TICKS_PER_SECOND;
+    let then = OffsetDateTime::from(SystemTime::now() - Duration::from_secs(seconds.into()));
+    then.replace_nanosecond(0).ok().and_then(|then| then.format(&Rfc3339).ok()).unwrap_or_default()
+}

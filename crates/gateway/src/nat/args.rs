@@ -1,0 +1,50 @@
+//! Command line options of source NAT. This file changes when such an option is added.
+
+use clap::Args;
+use sluice_datapath::nat_sizes;
+use sluice_tables::layout::SESSION_SLOTS;
+use sluice_tables::nat::{NatRegions, NatSize};
+
+/// Options of source NAT. They matter to a gateway with interfaces to the Internet.
+#[derive(Args, Clone, Debug)]
+pub struct NatArgs {
+    /// Public addresses of NAT gateways for which there is room, with those that were removed in the last seconds. Each takes
+    /// 0.8 MB of memory, which is reserved at the first start and kept until --flush
+    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub nat_addresses: u32,
+
+    /// Connections that all NAT gateways of this gateway may have in all; from more on, new ones are refused. 1000 take
+    /// 0.11 MB of memory, which is reserved at the first start and kept until --flush; the default takes 29 MB
+    #[arg(long, value_name = "NUMBER", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(256..=1 << 26))]
+    pub nat_sessions: u32,
+
+    /// Ports of a block: each instance uses whole blocks, and has at most the number of them that its NAT gateway says. A power
+    /// of 2 from 64 to 4096; the same on all gateways of a cluster. It stays as it is until --flush
+    #[arg(long, value_name = "NUMBER", default_value_t = 512, value_parser = block_ports)]
+    pub nat_block_ports: u32,
+}
+
+fn block_ports(text: &str) -> Result<u32, String> {
+    let size = text.parse().map(|block_ports| NatSize { addresses: 1, block_ports });
+    let size = size.map_err(|error| error.to_string())?;
+    NatRegions::groups(size).map(|_| size.block_ports).map_err(|error| error.to_string())
+}
+
+impl NatArgs {
+    /// For how much the NAT tables have room, besides sessions.
+    pub fn size(&self) -> NatSize {
+        NatSize { addresses: self.nat_addresses, block_ports: self.nat_block_ports }
+    }
+
+    /// Numbers of entries of the maps of source NAT. Buckets are used up to two thirds of their slots.
+    ///
+    /// # Errors
+    /// If the size is not valid, which the options do not permit.
+    pub fn maps(&self) -> Result<[(&'static str, u32); 4], sluice_tables::Error> {
+        let slots = u64::from(self.nat_sessions) * 3 / 2;
+        let buckets = slots.div_ceil(u64::from(SESSION_SLOTS));
+        let size = self.size();
+        let buckets = u32::try_from(buckets).unwrap_or(u32::MAX);
+        Ok(nat_sizes(NatRegions::groups(size)?, NatRegions::port_cells(size), buckets))
+    }
+}

@@ -1,0 +1,58 @@
+//! Metrics of source NAT. This file changes with what the thread counts. Packets that were refused are counted by
+//! `sluice_drops_total`, by reason.
+
+use std::sync::{Arc, Mutex};
+
+use prometheus_client::registry::Registry;
+use sluice_agent::metric_source::{MetricSource, counter, gauge};
+use sluice_tables::nat::NatUsage;
+
+use super::{Status, lock};
+
+/// Registers the metrics.
+pub struct NatMetrics(pub(super) Arc<Mutex<Status>>);
+
+impl MetricSource for NatMetrics {
+    fn register(&self, registry: &mut Registry) {
+        let Status { usage, rounds, round_time, claimed, returned, astray } = lock(&self.0).clone();
+        let NatUsage { sessions, blocks, blocks_total, ports, addresses, addresses_total } = usage;
+        let millis = u64::try_from(round_time.as_millis()).unwrap_or(u64::MAX);
+        for (name, help, value) in [
+            ("nat_sessions", "Sessions of NAT gateways, as last swept", sessions.live),
+            (
+                "nat_session_slots",
+                "Slots of the session table of NAT gateways, of which two thirds can be used without refusals",
+                sessions.slots,
+            ),
+            ("nat_ports", "Ports of public addresses that are in use, of all protocols", ports),
+            ("nat_blocks", "Blocks of ports that instances have", blocks),
+            ("nat_blocks_total", "Blocks of ports of all public addresses of NAT gateways", blocks_total),
+            (
+                "nat_addresses",
+                "Public addresses of NAT gateways, with those that were removed in the last seconds",
+                addresses.into(),
+            ),
+            (
+                "nat_addresses_total",
+                "Public addresses of NAT gateways for which there is room",
+                addresses_total.into(),
+            ),
+            ("nat_round_milliseconds", "Time of the last round, which frees ports and blocks", millis),
+        ] {
+            gauge(registry, name, help, value);
+        }
+        for (name, help, value) in [
+            (
+                "nat_sessions_full",
+                "Sessions of NAT gateways that were refused because the table had no room",
+                sessions.full_events,
+            ),
+            ("nat_rounds", "Rounds, which free ports and blocks", rounds),
+            ("nat_blocks_claimed", "Blocks of ports that instances have claimed, as logged", claimed),
+            ("nat_blocks_returned", "Blocks of ports that instances have returned, as logged", returned),
+            ("nat_sessions_astray", "Sessions that were ended because their port was not theirs", astray),
+        ] {
+            registry.register(name, help, counter(value));
+        }
+    }
+}

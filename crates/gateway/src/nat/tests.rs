@@ -1,0 +1,178 @@
+//! NAT tables in BPF maps, with packets by the test program, which does what the gateway's does. Needs root.
+
+use super::list::tests::listed;
+use super::*;
+use libbpf_rs::ProgramInput;
+use sluice_datapath::{NAT_MAPS, ObjectName, SESSION_MAPS, Settings};
+use sluice_tables::nat::{NatRegions, NatSize};
+use sluice_tables::{Immediate, Memory, NatAddress, NatGateway, NodeTables, Sizes, Vip, Vrf};
+use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
+use sluice_types::{MacAddr, Vni};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+
+const UDP: u8 = 17;
+const SIZE: NatSize = NatSize { addresses: 3, block_ports: 1024 };
+
+struct Kernel(Datapath);
+
+impl Kernel {
+    fn load() -> Self {
+        let settings = Settings { object: ObjectName::NatTest, cells: 0, pin_dir: None };
+        let (groups, cells) = (NatRegions::groups(SIZE).unwrap(), NatRegions::port_cells(SIZE));
+        let sizes =
+            [(NAT_MAPS[0], groups), (NAT_MAPS[1], cells), (SESSION_MAPS[0], 100), (SESSION_MAPS[1], 2)];
+        Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
+    }
+
+    fn nat(&self) -> SharedNat {
+        let regions = self.0.nat().unwrap();
+        SharedNat::new(Nat::open(&regions, SIZE, &default_timeouts(), ticks_now(), Immediate).unwrap())
+    }
+
+    /// Begins a session of a VM from port 7, at the public address with this number.
+    fn begin(&self, vni: Vni, number: u16, remote_port: u16) {
+        let remote = SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 9), remote_port);
+        let packet = testing::outgoing(vni.get(), UDP, vm(), remote);
+        let pool = nat_pool { sessions_limit: 10, blocks_limit: 1, ..testing::pool_of(&[number]) };
+        let data = testing::to_bytes(&nat_test { now: ticks_now(), bytes: 100, pool, ..packet });
+        let mut out = vec![0; data.len()];
+        let input =
+            ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..ProgramInput::default() };
+        self.0.program("nat_test").unwrap().test_run(input).unwrap();
+        assert_eq!(testing::from_bytes(&out).answer, testing::NAT_BEGUN);
+    }
+}
+
+fn vm() -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 5), 7)
+}
+
+fn vip(last: u8) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, last).into()
+}
+
+fn public(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(198, 51, 100, last)
+}
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+/// The node's tables with two VPCs and two vIPs.
+fn tables() -> NodeTables {
+    let mut tables =
+        NodeTables::create(Memory::anonymous(1 << 14).unwrap(), Immediate, Sizes::default()).unwrap();
+    for number in [1, 2] {
+        let vrf = Vrf {
+            vni: vni(number),
+            mtu: 1450,
+            router4: None,
+            router6: None,
+            group: None,
+            elephant_bytes: None,
+        };
+        tables.upsert_vrf(&vrf).unwrap();
+    }
+    (1..=2).for_each(|last| set_owned(&mut tables, last, true));
+    tables
+}
+
+fn set_owned(tables: &mut NodeTables, last: u8, owned: bool) {
+    tables.upsert_vip(&Vip { address: vip(last), mac: MacAddr::local(last.into()), owned }).unwrap();
+}
+
+/// Writes a NAT gateway of one address, as the agent does.
+fn put(tables: &mut NodeTables, role: &mut RoleNat, of: Vni, at: u8, address: Ipv4Addr) -> u16 {
+    let number = role.number(address).unwrap();
+    let nat = NatGateway {
+        vni: of,
+        addresses: vec![NatAddress { address, number }],
+        vip: vip(at),
+        sessions: 10,
+        blocks: 1,
+        any_remote: false,
+    };
+    tables.upsert_nat_gateway(&nat).unwrap();
+    role.settle(tables);
+    number
+}
+
+#[test]
+fn sessions_end_where_their_nat_gateway_is_not_any_more() {
+    let kernel = Kernel::load();
+    let (nat, mut tables) = (kernel.nat(), tables());
+    let mut role = RoleNat::new(Some(nat.clone()));
+    let one = put(&mut tables, &mut role, vni(1), 1, public(1));
+    let two = put(&mut tables, &mut role, vni(2), 2, public(2));
+    let of = |number: u32| listed(&nat, &format!("vni={number}")).len();
+    let begin = |remote_port| {
+        kernel.begin(vni(1), one, remote_port);
+        kernel.begin(vni(2), two, remote_port);
+        assert_eq!((of(1), of(2)), (1, 1));
+    };
+    begin(53);
+    role.settle(&tables);
+    assert_eq!((of(1), of(2)), (1, 1));
+    // Another gateway owns the vIP.
+    set_owned(&mut tables, 1, false);
+    role.settle(&tables);
+    assert_eq!((of(1), of(2)), (0, 1));
+    // Another vIP has the NAT gateway, which another gateway owns.
+    nat.lock().end(|_| true).unwrap();
+    set_owned(&mut tables, 1, true);
+    begin(54);
+    set_owned(&mut tables, 1, false);
+    put(&mut tables, &mut role, vni(2), 1, public(2));
+    assert_eq!((of(1), of(2)), (0, 0));
+    // Another VPC has the address, and an agent was killed before it settled that.
+    set_owned(&mut tables, 1, true);
+    role.settle(&tables);
+    begin(55);
+    tables.remove_nat_gateway(vni(1)).unwrap();
+    put(&mut tables, &mut role, vni(2), 1, public(1));
+    assert_eq!((of(1), of(2)), (0, 0));
+    let numbers = |nat: &SharedNat| {
+        let nat = nat.lock();
+        let known: Vec<_> = nat.addresses().map(|it| (it.address, it.number, it.is_released)).collect();
+        known
+    };
+    assert_eq!(numbers(&nat), [(public(1), one, false), (public(2), two, true)]);
+    kernel.begin(vni(2), one, 56);
+    tables.remove_nat_gateway(vni(2)).unwrap();
+    let next = kernel.nat();
+    RoleNat::new(Some(next.clone())).settle(&tables);
+    assert_eq!(numbers(&next), [(public(1), one, true), (public(2), two, true)]);
+    assert!(listed(&next, "").is_empty());
+}
+
+#[test]
+fn a_gateway_without_nat_tables_gives_each_address_a_number() {
+    let (mut role, mut tables) = (RoleNat::default(), tables());
+    let one = put(&mut tables, &mut role, vni(1), 1, public(1));
+    let two = put(&mut tables, &mut role, vni(2), 1, public(2));
+    assert!(one != two && role.number(public(1)) == Ok(one));
+    tables.remove_nat_gateway(vni(1)).unwrap();
+    role.settle(&tables);
+    assert_eq!(role.number(public(3)), Ok(one));
+}
+
+#[test]
+fn the_thread_makes_rounds_and_counts_blocks() {
+    let kernel = Kernel::load();
+    let nat = kernel.nat();
+    let number = nat.lock().assign(public(1)).unwrap();
+    kernel.begin(vni(1), number, 53);
+    let keeper = NatKeeper::start(nat.clone()).unwrap();
+    // A minute is more than enough on any machine.
+    let reach = |is_reached: fn(&Status) -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_reached(&lock(&keeper.status)) {
+            assert!(Instant::now() < deadline, "{:?}", lock(&keeper.status));
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    reach(|status| status.rounds > 0 && status.claimed == 1 && status.usage.blocks == 1);
+    nat.lock().end(|_| true).unwrap();
+    reach(|status| status.returned == 1 && status.usage.blocks == 0);
+}

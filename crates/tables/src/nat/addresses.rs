@@ -1,0 +1,122 @@
+//! The numbers of public addresses, which the pools of VPCs have. An address gets a free number, and gives it back in three steps:
+//! packets can claim no block of it any more; what they have is ended; the next complete round frees the number.
+//!
+//! The numbers are in the tables (`outside` and `flags` of struct nat_group), so that an agent knows those of the one before. The
+//! first group of an address is the authority: its address is stored last, and cleared last.
+
+use super::Nat;
+use super::memory::Tables;
+use crate::error::Error;
+use std::net::Ipv4Addr;
+
+/// A public address that has a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberedAddress {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// Its number, by which packets know it.
+    pub number: u16,
+    /// It was released, and its number is not free yet.
+    pub is_released: bool,
+}
+
+impl Nat {
+    /// The public addresses that have a number.
+    pub fn addresses(&self) -> impl Iterator<Item = NumberedAddress> + '_ {
+        self.numbers().filter(|numbered| !numbered.address.is_unspecified())
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = NumberedAddress> + '_ {
+        (0..self.tables.addresses()).map(|number| NumberedAddress {
+            address: self.tables.outside(self.tables.groups_of(number).start),
+            number: number as u16,
+            is_released: self.tables.is_draining(number),
+        })
+    }
+
+    /// Gives a public address a number, or tells the one that it has. Then packets may claim its blocks. An address that was
+    /// released gets back its number; what it had has ended.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the address cannot be that of a host. [`Error::NoNatNumber`] if all numbers are in use: those of
+    /// addresses that were released are free after a complete round. Nothing has changed then.
+    pub fn assign(&mut self, address: Ipv4Addr) -> Result<u16, Error> {
+        if address.is_unspecified() || address.is_multicast() || address.is_broadcast() {
+            return Err(Error::Invalid(format!("{address} cannot be a public address")));
+        }
+        let has = self.numbers().find(|numbered| numbered.address == address);
+        let free = || self.numbers().find(|numbered| numbered.address.is_unspecified());
+        let number = u32::from(has.or_else(free).ok_or_else(|| self.no_number(address))?.number);
+        let tables = &self.tables;
+        tables.set_draining(number, false);
+        for group in tables.groups_of(number).rev() {
+            tables.set_outside(group, address);
+        }
+        for id in tables.groups_of(number).flat_map(Tables::blocks_of).filter(|&id| tables.is_usable(id)) {
+            let word = tables.word(id);
+            if word.is_withheld() {
+                tables.swap_word(id, word, word.free());
+            }
+        }
+        Ok(number as u16)
+    }
+
+    fn no_number(&self, address: Ipv4Addr) -> Error {
+        let released = self.addresses().filter(|numbered| numbered.is_released).count() as u32;
+        Error::NoNatNumber { address, total: self.tables.addresses(), released }
+    }
+
+    /// Takes a public address out of use, which is in the pool of no VPC any more: ends its sessions and blocks. Its number is free
+    /// after the next complete round of the sweep. Returns false if it has none, or was released before.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]: the address is released, and its sessions end in the next complete round.
+    pub fn release(&mut self, address: Ipv4Addr) -> Result<bool, Error> {
+        let has = self.addresses().find(|numbered| numbered.address == address && !numbered.is_released);
+        let Some(NumberedAddress { number, .. }) = has else { return Ok(false) };
+        let number = u32::from(number);
+        self.tables.set_draining(number, true);
+        let waited = self.drain().and_then(|()| self.sessions.wait_for_packets());
+        self.end_sessions(waited).map(|()| true)
+    }
+
+    /// Takes the blocks of addresses that were released from packets and from their owners.
+    pub(super) fn drain(&self) -> Result<(), Error> {
+        let tables = &self.tables;
+        let released = (0..tables.addresses()).filter(|&number| tables.is_draining(number));
+        let blocks: Vec<_> =
+            released.flat_map(|number| tables.groups_of(number)).flat_map(Tables::blocks_of).collect();
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        for &id in &blocks {
+            let word = tables.word(id);
+            if word.is_free() {
+                // If the swap fails, a packet has claimed it.
+                tables.swap_word(id, word, word.withheld());
+            }
+        }
+        self.sessions.wait_for_packets()?;
+        for &id in &blocks {
+            let word = tables.word(id);
+            if word.is_claimed() {
+                // The packet was killed.
+                tables.swap_word(id, word, word.returned().withheld());
+            }
+            tables.close(id);
+        }
+        Ok(())
+    }
+
+    /// At the end of a round: frees the numbers of addresses that were released and have no block any more.
+    pub(super) fn free_numbers(&self) {
+        let tables = &self.tables;
+        for number in (0..tables.addresses()).filter(|&number| tables.is_draining(number)) {
+            let groups = tables.groups_of(number);
+            if groups.clone().flat_map(Tables::blocks_of).all(|id| tables.word(id).is_withheld()) {
+                groups.rev().for_each(|group| tables.set_outside(group, Ipv4Addr::UNSPECIFIED));
+                tables.set_draining(number, false);
+            }
+        }
+    }
+}

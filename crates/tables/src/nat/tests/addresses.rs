@@ -1,0 +1,82 @@
+//! Numbers of public addresses, and pools that change.
+
+use super::*;
+
+/// A packet of a VM of this VPC, with this pool, to a remote endpoint for each size of the pool.
+fn ask(tables: &TestNat, vni: u32, inside: SocketAddrV4, numbers: &[u16]) -> nat_test {
+    let nat_pool { addresses, address, .. } = testing::pool_of(numbers);
+    let pool = nat_pool { addresses, address, ..limits() };
+    tables.run(nat_test {
+        now: NOW,
+        pool,
+        ..testing::outgoing(vni, UDP, inside, server(numbers.len() as u16))
+    })
+}
+
+fn known(nat: &Nat) -> Vec<(u16, Ipv4Addr, bool)> {
+    nat.addresses().map(|known| (known.number, known.address, known.is_released)).collect()
+}
+
+#[test]
+fn a_number_is_free_after_the_sessions_of_its_address() {
+    let (tables, mut nat) = TestNat::new(size(2, 1024), limits());
+    assert_eq!((nat.assign(public(1)), nat.usage().blocks_total), (Ok(1), 126));
+    let full = |released| Err(Error::NoNatNumber { address: public(2), total: 2, released });
+    assert_eq!(nat.assign(public(2)), full(0));
+    let [gone, stays] = [0, 1].map(|number| ask(&tables, VNI, vm(7 + number), &[number]));
+    assert_eq!((gone.answer, stays.answer), (testing::NAT_BEGUN, testing::NAT_BEGUN));
+    assert_eq!((nat.release(public(0)), nat.release(public(0))), (Ok(true), Ok(false)));
+    // Its session has ended, and packets that still have it in their pool get nothing.
+    assert_eq!(tables.back(&gone, 0, NOW).answer, testing::NAT_MISS);
+    assert_eq!(ask(&tables, VNI, vm(7), &[0]).answer, testing::NAT_EXHAUSTED);
+    assert_eq!(known(&nat), [(0, public(0), true), (1, public(1), false)]);
+    assert_eq!(nat.assign(public(2)), full(1));
+    let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+    assert_eq!(known(&nat), [(0, public(0), true), (1, public(1), false)]);
+    let (_, events) = round(&mut nat, NOW);
+    let returned =
+        |event: &NatEvent| matches!(event, NatEvent::Returned(block, NOW) if block.outside == public(0));
+    assert_eq!(events.iter().filter(|event| returned(event)).count(), 1);
+    assert_eq!(known(&nat), [(1, public(1), false)]);
+    assert_eq!(nat.assign(public(2)), Ok(0));
+    assert_eq!(testing::outside_of(&ask(&tables, VNI, vm(7), &[0])).ip(), &public(2));
+    assert_eq!(tables.back(&stays, 0, NOW).answer, testing::NAT_TRANSLATED);
+    for refused in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1)] {
+        assert_eq!(nat.assign(refused), Err(Error::Invalid(format!("{refused} cannot be a public address"))));
+    }
+}
+
+#[test]
+fn an_address_that_another_vpc_gets_keeps_its_number_and_no_session() {
+    let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
+    let before = ask(&tables, VNI, vm(7), &[0]);
+    assert_eq!((nat.release(public(0)), nat.assign(public(0))), (Ok(true), Ok(0)));
+    assert_eq!(known(&nat), [(0, public(0), false)]);
+    assert_eq!(tables.back(&before, 0, NOW).answer, testing::NAT_MISS);
+    assert_eq!(ask(&tables, VNI + 1, vm(7), &[0]).answer, testing::NAT_BEGUN);
+    assert!(nat.translations().all(|shown| shown.session.flow.scope == VNI + 1));
+    // All blocks of the address are used again.
+    round(&mut nat, NOW);
+    let free = nat.tables.all_blocks().filter(|&id| nat.tables.word(id).is_free()).count();
+    assert_eq!(free as u64, nat.usage().blocks_total - 1);
+}
+
+#[test]
+fn a_pool_that_changes_moves_only_those_who_must() {
+    const VMS: u32 = 600;
+    let (tables, _nat) = TestNat::new(size(5, 1024), limits());
+    let chosen = |numbers: &[u16]| -> Vec<u32> {
+        let vm = |number| SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + number), 9);
+        (0..VMS).map(|number| ask(&tables, VNI, vm(number), numbers).address).collect()
+    };
+    // Choosing needs no free block, so it does not matter how many VMs have one.
+    let [four, five] = [&[0, 1, 2, 3][..], &[3, 0, 4, 2, 1]].map(chosen);
+    let moved = four.iter().zip(&five).filter(|(before, after)| before != after);
+    let moved: Vec<_> = moved.map(|(_, after)| *after).collect();
+    // A fifth of them, all to the new address. The bounds are five standard deviations.
+    assert!(moved.iter().all(|after| *after == 4) && (70..=170).contains(&moved.len()), "{moved:?}");
+    for address in 0..4 {
+        let has = four.iter().filter(|chosen| **chosen == address).count();
+        assert!((97..=203).contains(&has), "{has} of {VMS} have the address {address}");
+    }
+}
