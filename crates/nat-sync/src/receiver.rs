@@ -183,9 +183,13 @@ impl Receiver {
                 return None;
             } else {
                 *budget -= 1;
-                let is_owners =
-                    |vni| pass.trusted.contains(&vni) && pass.units.get(&vni) == Some(&Role::Owner);
-                table.end_unseen(part, &Unseen { units: &is_owners, mark: pass.mark })
+                // A session that could not be installed may be in the table without the mark.
+                let is_whole = |vni| {
+                    pass.trusted.contains(&vni)
+                        && pass.units.get(&vni) == Some(&Role::Owner)
+                        && !pass.late.contains(&vni)
+                };
+                table.end_unseen(part, &Unseen { units: &is_whole, mark: pass.mark })
             };
             let Some(next) = next else { break };
             part = next;
