@@ -83,6 +83,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-envelope",
             "sluice-rsp",
             "sluice-cluster",
+            "sluice-nat-sync",
             "sluice-southbound",
             "sluice-agent",
             "sluice-controller",
