@@ -31,7 +31,7 @@ fn part(seq: u32) -> Message {
 
 fn main() {
     let here: IpAddr = Ipv4Addr::new(192, 0, 2, 9).into();
-    let key = ClusterKey::new(1, &[7; 32], 0, u64::MAX).expect("the key is valid");
+    let key = ClusterKey::new(1, &std::array::from_fn(|i| i as u8), 0, u64::MAX).expect("the key is valid");
     let keys = KeyRing::new(vec![key]).expect("one key makes a ring");
     let codec = |id| MessageCodec::new(GatewayId::new(id), BootId::from_bytes([id as u8; 16]), NOW_MS);
     let (mut sender, mut receiver) = (codec(1), codec(2));

@@ -2,7 +2,7 @@
 //! networks, vIPs that move. A broken rule shows as a copy that differs from the owner's table, as a session that is lost, or
 //! as an outside port with two inside endpoints.
 //!
-//! `SLUICE_NAT_SYNC_SEEDS` sets the number of seeds (600 by default); `SLUICE_NAT_SYNC_SEED` runs one seed only and
+//! `SLUICE_NAT_SYNC_SEEDS` sets the number of seeds (300 by default); `SLUICE_NAT_SYNC_SEED` runs one seed only and
 //! prints its trace.
 
 #[path = "../../../cluster/tests/simulation/rng.rs"]
@@ -158,7 +158,7 @@ fn run_all(seeds: u64) -> Totals {
 #[test]
 fn copies_become_equal_in_every_history() {
     let only = from_environment("SLUICE_NAT_SYNC_SEED");
-    let seeds = from_environment("SLUICE_NAT_SYNC_SEEDS").unwrap_or(600);
+    let seeds = from_environment("SLUICE_NAT_SYNC_SEEDS").unwrap_or(300);
     let failed = only.or_else(|| {
         let Totals { summary, failures } = run_all(seeds);
         println!("{seeds} seeds: {summary:?}");
