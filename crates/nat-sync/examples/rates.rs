@@ -47,14 +47,11 @@ fn main() {
     assert_eq!(decoded, parts.len());
 
     let begun = Instant::now();
-    let sealed: Vec<Vec<u8>> = parts
-        .iter()
-        .map(|part| sender.seal(&keys, NOW_MS, here, part).expect("the key is valid"))
-        .collect();
+    let sealed: Vec<Vec<u8>> =
+        parts.iter().map(|part| sender.seal(&keys, NOW_MS, here, part).expect("the key is valid")).collect();
     println!("encode and seal: {:.1} million", sessions / begun.elapsed().as_secs_f64() / 1e6);
     let begun = Instant::now();
-    let opened =
-        sealed.iter().filter(|packet| receiver.open(&keys, NOW_MS, here, packet).is_ok()).count();
+    let opened = sealed.iter().filter(|packet| receiver.open(&keys, NOW_MS, here, packet).is_ok()).count();
     println!("open and decode: {:.1} million", sessions / begun.elapsed().as_secs_f64() / 1e6);
     assert_eq!(opened, parts.len());
 
