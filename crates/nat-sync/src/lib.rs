@@ -1,10 +1,12 @@
-//! Copies of the sessions of source NAT on all gateways of a cluster, so that each of them can take any vIP over: messages, and
-//! the state machines that exchange them. They take inputs and return outputs; time is an argument, and the only timer is an output. The caller has the
-//! sockets, the clock and the table ([`SessionTable`]), and says which gateway owns which vIP ([`Input::Owners`]).
+//! Copies of the sessions of source NAT on all gateways of a cluster, so that each of them can take any vIP over: messages,
+//! and the state machines that exchange them. They take inputs and return outputs; time is an argument, and the only timer is
+//! an output. The caller has the sockets, the clock and the table ([`SessionTable`]), and says which gateway owns which vIP
+//! ([`Input::Owners`]).
 //!
 //! The owner of a NAT gateway's vIP sends all its sessions to each other gateway in passes, one after the other. When a pass
-//! is over, the receiver ends what it has and what was not in the pass, unless it is newer. So a pass copies, refreshes, repairs and deletes,
-//! and there is no log of changes. A gateway that has lost a vIP returns what it has to the new owner by the same means.
+//! is over, the receiver ends what it has and what was not in the pass, unless it is newer. So a pass copies, refreshes,
+//! repairs and deletes, and there is no log of changes. A gateway that has lost a vIP returns what it has to the new owner by
+//! the same means.
 //!
 //! `docs/decisions/nat-replication.md` has the reasons, and `api/nat-sync.md` the messages.
 //!

@@ -18,7 +18,8 @@ pub struct PassId {
 /// Why a pass has the sessions of a NAT gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// The sender owns the NAT gateway's vIP, from before the pass to its last datagram. Sessions that are not in the pass do not exist.
+    /// The sender owns the NAT gateway's vIP, from before the pass to its last datagram. Sessions that are not in the pass do
+    /// not exist.
     Owner,
     /// The sender has owned the vIP, and returns what it has to the receiver, which owns the vIP now.
     Former,
@@ -46,7 +47,8 @@ pub struct Data {
 pub enum Progress {
     /// It receives the pass.
     Receiving,
-    /// It has the whole pass, and has ended what was not in it. If one of the two is false, the sender begins another pass soon.
+    /// It has the whole pass, and has ended what was not in it. If one of the two is false, the sender begins another pass
+    /// soon.
     Done {
         /// It has all sessions of what the sender owns, and no others.
         copied: bool,

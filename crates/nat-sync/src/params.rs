@@ -3,11 +3,12 @@
 /// Microseconds of a tick of the session tables.
 pub(crate) const TICK_US: u64 = 125_000;
 
-/// Times are in microseconds of the clock of the node that uses them. `docs/decisions/nat-replication.md` explains the values.
+/// Times are in microseconds of the clock of the node that uses them. `docs/decisions/nat-replication.md` explains the
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {
-    /// Interval between the beginnings of two passes to a gateway. Copies live for two intervals longer than the owner's sessions, so it
-    /// is less than half of the shortest timeout (60 s for ICMP).
+    /// Interval between the beginnings of two passes to a gateway. Copies live for two intervals longer than the owner's
+    /// sessions, so it is less than half of the shortest timeout (60 s for ICMP).
     pub interval_us: u64,
     /// Sessions that a gateway reads in a second, for all others together.
     pub sessions_per_s: u32,
@@ -19,7 +20,8 @@ pub struct Params {
     pub resend_max_us: u64,
     /// A pass to or from a gateway that is silent for this time is given up.
     pub give_up_us: u64,
-    /// Time until the next pass if one was not completely successful. It doubles each time, up to `interval_us`. Also for a gateway that asks for a pass.
+    /// Time until the next pass if one was not completely successful. It doubles each time, up to `interval_us`. Also for a
+    /// gateway that asks for a pass.
     pub retry_us: u64,
     /// A copy is incomplete if its owner was unreachable for longer.
     pub lost_us: u64,

@@ -18,8 +18,8 @@ const UNITS_MAX: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// Ticks by which copies count as less idle than the owner said. The owner may have seen a packet since, and the copy must not
-    /// expire before the next pass says so.
+    /// Ticks by which copies count as less idle than the owner said. The owner may have seen a packet since, and the copy
+    /// must not expire before the next pass says so.
     grace: u32,
     pass: Option<Pass>,
 }
@@ -166,7 +166,8 @@ impl Receiver {
         }
     }
 
-    /// Ends sessions that were not in the pass, in as many parts of the table as `budget` says. `ended` judges a pass whose end is done.
+    /// Ends sessions that were not in the pass, in as many parts of the table as `budget` says. `ended` judges a pass whose
+    /// end is done.
     pub fn advance(
         &mut self,
         budget: &mut u32,

@@ -36,8 +36,8 @@ impl State {
     }
 }
 
-/// A session between an inside and a remote endpoint, and the outside endpoint by which it is translated. All numbers are as in
-/// the session tables: for ICMP, the ports of the inside and the outside endpoint are the identifier, and that of the
+/// A session between an inside and a remote endpoint, and the outside endpoint by which it is translated. All numbers are as
+/// in the session tables: for ICMP, the ports of the inside and the outside endpoint are the identifier, and that of the
 /// remote endpoint is the type of the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
@@ -58,11 +58,12 @@ pub struct Record {
 }
 
 impl Record {
-    /// Longest idle time in a message, 24 days. A session that is idle for longer is sent with this time, so a copy of it
-    /// may stay for longer, until the owner ends it.
+    /// Longest idle time in a message, 24 days. A session that is idle for longer is sent with this time, so a copy of it may
+    /// stay for longer, until the owner ends it.
     pub const IDLE_MAX: u32 = (1 << 24) - 1;
 
-    /// Whether a session may be like this: its protocol has ports that can be mapped, and each address is one that an interface may have.
+    /// Whether a session may be like this: its protocol has ports that can be mapped, and each address is one that an
+    /// interface may have.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let addresses = [self.inside, self.remote, self.outside].map(|endpoint| IpAddr::V4(*endpoint.ip()));

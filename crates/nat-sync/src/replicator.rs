@@ -29,12 +29,12 @@ pub enum Input {
     },
     /// The gateways of the cluster.
     Members(Vec<GatewayId>),
-    /// Those of them that answer, by the protocol of the cluster. A gateway that becomes a member counts as one that answers until
-    /// a list says otherwise.
+    /// Those of them that answer, by the protocol of the cluster. A gateway that becomes a member counts as one that answers
+    /// until a list says otherwise.
     Reachable(Vec<GatewayId>),
     /// All NAT gateways of the cluster, by the VNI of their VPC, and which gateway owns the vIP of each.
     Owners(Vec<(Vni, Option<GatewayId>)>),
-    /// This gateway is to hand the vIP of a NAT gateway over to another one. `None`: no more.
+    /// This gateway is to hand the vIP of a NAT gateway over to another one. `None`: it is to keep it.
     Move {
         /// The NAT gateway.
         vni: Vni,
@@ -58,7 +58,8 @@ pub enum Output {
         /// Time by this node's clock.
         at_us: u64,
     },
-    /// Whether this gateway has all sessions of a NAT gateway, so that it can take its vIP over. Until it is said, it has not.
+    /// Whether this gateway has all sessions of a NAT gateway, so that it can take its vIP over. Until it is said, it has
+    /// not.
     Copy {
         /// The NAT gateway.
         vni: Vni,
@@ -72,8 +73,8 @@ pub enum Output {
         /// The next owner.
         to: GatewayId,
     },
-    /// This gateway has lost the vIP of a NAT gateway, and the new owner has all sessions of it now. Until then, this gateway should continue to translate
-    /// packets that reach it.
+    /// This gateway has lost the vIP of a NAT gateway, and the new owner has all sessions of it now. Until then, this gateway
+    /// should continue to translate packets that reach it.
     Returned {
         /// The NAT gateway.
         vni: Vni,
@@ -356,7 +357,7 @@ impl Replicator {
         }
     }
 
-    /// Notes which copies are no more complete.
+    /// Notes which copies are no longer complete.
     fn judge_copies(&mut self, now_us: u64) {
         let Params { lost_us, stale_us, .. } = self.params;
         for peer in self.peers.values_mut() {

@@ -5,11 +5,11 @@
 //!   IDLE --------------------------------> BEGINNING ------------------------------> STREAMING
 //!    ^                                                                                   |
 //!    +-----------------------------------------------------------------------------------+
-//!       the receiver has done what it was asked, or a part of it; knows the pass no more; is silent
+//!       the receiver has done what it was asked, or a part of it; no longer knows the pass; is silent
 //! ```
 //!
-//! The first session is read after the receiver has noted when the pass began. So a session that begins after it was not seen has activity at the receiver
-//! after that time, because its first packets went through the receiver.
+//! The first session is read after the receiver has noted when the pass began. So a session that begins after it was not seen
+//! has activity at the receiver after that time, because its first packets went through the receiver.
 
 use crate::message::{Ack, Data, Message, PassId, Progress, Role, WINDOW};
 use crate::params::{Backoff, Params, TICK_US};

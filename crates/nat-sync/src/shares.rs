@@ -1,5 +1,5 @@
-//! Which gateway of a cluster gives out which ports. Gateways that do not reach each other may own the same vIP for a while; they give out
-//! different ports.
+//! Which gateway of a cluster gives out which ports. Gateways that do not reach each other may own the same vIP for a while;
+//! they give out different ports.
 
 use sluice_types::GatewayId;
 use std::net::Ipv4Addr;
@@ -12,9 +12,9 @@ const fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The gateway that may give out ports of a block: the first of the cluster's `members` in the order of a hash (rendezvous hashing). `block` is
-/// the number of the block within its public address. If a member leaves, only its blocks get another gateway; if one
-/// is added, it gets blocks of all others. `None` if there are no members.
+/// The gateway that may give out ports of a block: the first of the cluster's `members` in the order of a hash (rendezvous
+/// hashing). `block` is the number of the block within its public address. If a member leaves, only its blocks get another
+/// gateway; if one is added, it gets blocks of all others. `None` if there are no members.
 #[must_use]
 pub fn block_share(members: &[GatewayId], public: Ipv4Addr, block: u16) -> Option<GatewayId> {
     let key = mix(u64::from(u32::from(public)) << 16 | u64::from(block));

@@ -30,10 +30,11 @@ pub enum Source {
 pub enum Installed {
     /// The table has the session, as it was sent or with newer activity.
     Done,
-    /// The table cannot have the session now: it is full, does not know the public address yet, or another session must leave first.
-    /// The sender sends it again soon.
+    /// The table cannot have the session now: it is full, does not know the public address yet, or another session must leave
+    /// first. The sender sends it again soon.
     Later,
-    /// The table will not have the session: its outside port belongs to another inside endpoint, which the sender does not know about.
+    /// The table will not have the session: its outside port belongs to another inside endpoint, which the sender does not
+    /// know about.
     Refused,
 }
 
@@ -52,21 +53,23 @@ pub trait SessionTable {
     /// The present time in ticks of 1/8 s, which wraps.
     fn now(&self) -> u32;
 
-    /// Calls `visit` for each session of a part of the table, at most [`PART_SESSIONS_MAX`], and returns the next part; `None` after the last one. Part 0 is
-    /// the first one. A session that exists from the first call to the last one is visited at least once.
+    /// Calls `visit` for each session of a part of the table, at most [`PART_SESSIONS_MAX`], and returns the next part;
+    /// `None` after the last one. Part 0 is the first one. A session that exists from the first call to the last one is
+    /// visited at least once.
     fn read(&self, part: u64, visit: &mut dyn FnMut(Record)) -> Option<u64>;
 
     /// Adds a session, or merges it with the one between the same endpoints that the table has.
     ///
-    /// What the owner says replaces what the table has, unless that has newer activity, which came after the begin of the pass. Of what
-    /// another gateway says, the newer activity wins, with its state and its outside endpoint. If the times differ by a second or less,
-    /// they count as equal, because clocks and expiries are not more exact; then the session stays, and its state gets the bits of both.
+    /// What the owner says replaces what the table has, unless that has newer activity, which came after the begin of the
+    /// pass. Of what another gateway says, the newer activity wins, with its state and its outside endpoint. If the times
+    /// differ by a second or less, they count as equal, because clocks and expiries are not more exact; then the session
+    /// stays, and its state gets the bits of both.
     ///
-    /// If the outside port belongs to another inside endpoint, that one's sessions end if the source is the owner, which has given the
-    /// port away; otherwise the session is refused.
+    /// If the outside port belongs to another inside endpoint, that one's sessions end if the source is the owner, which has
+    /// given the port away; otherwise the session is refused.
     fn install(&mut self, record: &Record, source: Source) -> Installed;
 
-    /// Ends sessions of a part of the table that a pass has shown not to exist: those without its mark, and without activity since it began. Returns
-    /// the next part, as [`read`](Self::read).
+    /// Ends sessions of a part of the table that a pass has shown not to exist: those without its mark, and without activity
+    /// since it began. Returns the next part, as [`read`](Self::read).
     fn end_unseen(&mut self, part: u64, unseen: &Unseen) -> Option<u64>;
 }

@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 #[cfg(test)]
 mod tests;
 
-/// Size of the longest datagram, with envelope. With the headers of IPv6 and UDP it fits an MTU of 1500 and leaves 52 bytes for
-/// a tunnel of the underlay.
+/// Size of the longest datagram, with envelope. With the headers of IPv6 and UDP it fits an MTU of 1500 and leaves 52 bytes
+/// for a tunnel of the underlay.
 pub const DATAGRAM_BYTES_MAX: usize = 1_400;
 
 /// Size of the longest message.
@@ -218,7 +218,8 @@ fn read_ack(body: &mut Reader, progress: u16) -> Result<Ack, DecodeError> {
 }
 
 impl Message {
-    /// Encodes the message. It has at most [`MESSAGE_BYTES_MAX`] bytes if a part of a pass has at most [`RECORDS_MAX`] sessions and no more NAT gateways than fit.
+    /// Encodes the message. It has at most [`MESSAGE_BYTES_MAX`] bytes if a part of a pass has at most [`RECORDS_MAX`]
+    /// sessions and no more NAT gateways than fit.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Vec::with_capacity(MESSAGE_BYTES_MAX);

@@ -1,9 +1,9 @@
-//! A seeded simulation of gateways that copy sessions: loss, duplicates, late messages, gateways that die, agents that restart, split
-//! networks, vIPs that move. A broken rule shows as a copy that differs from the owner's table, as a session that is lost, or
-//! as an outside port with two inside endpoints.
+//! A seeded simulation of gateways that copy sessions: loss, duplicates, late messages, gateways that die, agents that
+//! restart, split networks, vIPs that move. A broken rule shows as a copy that differs from the owner's table, as a session
+//! that is lost, or as an outside port with two inside endpoints.
 //!
-//! `SLUICE_NAT_SYNC_SEEDS` sets the number of seeds (300 by default); `SLUICE_NAT_SYNC_SEED` runs one seed only and
-//! prints its trace.
+//! `SLUICE_NAT_SYNC_SEEDS` sets the number of seeds (300 by default); `SLUICE_NAT_SYNC_SEED` runs one seed only and prints
+//! its trace.
 
 #[path = "../../../cluster/tests/simulation/rng.rs"]
 mod rng;

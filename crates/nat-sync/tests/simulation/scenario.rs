@@ -24,8 +24,8 @@ pub const CLASSES: [Class; 6] =
 
 /// Interval between passes.
 const INTERVAL_US: u64 = 20_000_000;
-/// The longest time from the last fault until all copies are equal: a split may last 20 s, an absence 10 s. Then the sender may wait
-/// for an interval after passes that were not completely successful, and one pass to return and one to copy follow.
+/// The longest time from the last fault until all copies are equal: a split may last 20 s, an absence 10 s. Then the sender
+/// may wait for an interval after passes that were not completely successful, and one pass to return and one to copy follow.
 const REPAIR_US: u64 = 20_000_000 + 2 * INTERVAL_US + 5_000_000;
 
 #[derive(Clone, Debug)]

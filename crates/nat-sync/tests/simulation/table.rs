@@ -99,8 +99,8 @@ impl Table {
         }
     }
 
-    /// Begins a session as a packet of a VM does: by the outside port that the inside endpoint has, or by a new one of the gateway's
-    /// share. Returns the session as a packet would carry it to other gateways.
+    /// Begins a session as a packet of a VM does: by the outside port that the inside endpoint has, or by a new one of the
+    /// gateway's share. Returns the session as a packet would carry it to other gateways.
     pub fn begin(&mut self, key: Key, own: GatewayId, members: &[GatewayId], ports: u16) -> Option<Record> {
         let mapped = self.ports.iter().find(|((protocol, _), (vni, inside, _))| {
             *protocol == key.protocol && (*vni, *inside) == (key.vni, key.inside)
