@@ -36,7 +36,7 @@ pub struct Data {
     pub last: bool,
     /// Time since the records were read, in ticks of 1/8 s: it adds to their idle times. More than 0 in a repetition.
     pub age: u16,
-    /// Sessions.
+    /// Sessions, each as it was when it was read.
     pub records: Vec<Record>,
     /// NAT gateways of which the pass has all sessions, each once in a pass, by the VNI of their VPC.
     pub units: Vec<(Vni, Role)>,
