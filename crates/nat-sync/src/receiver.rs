@@ -268,3 +268,75 @@ impl Pass {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::State;
+
+    /// Notes what it is asked to do.
+    struct Notes {
+        answer: Installed,
+        installed: Vec<(Vni, u32)>,
+        ended: Vec<Vni>,
+    }
+
+    impl SessionTable for Notes {
+        fn now(&self) -> u32 {
+            0
+        }
+
+        fn read(&self, _: u64, _: &mut dyn FnMut(Record)) -> Option<u64> {
+            None
+        }
+
+        fn install(&mut self, record: &Record, _: Source) -> Installed {
+            self.installed.push((record.vni, record.idle));
+            self.answer
+        }
+
+        fn end_unseen(&mut self, _: u64, unseen: &Unseen) -> Option<u64> {
+            self.ended.extend([1, 2].map(vni).into_iter().filter(|vni| (unseen.units)(*vni)));
+            None
+        }
+    }
+
+    fn vni(number: u32) -> Vni {
+        Vni::new(number).unwrap()
+    }
+
+    /// A pass with a session of each of two NAT gateways, of which the receiver trusts the sender with the first one.
+    fn receive(answer: Installed) -> Notes {
+        let mut table = Notes { answer, installed: Vec::new(), ended: Vec::new() };
+        let mut receiver = Receiver::new(320);
+        let pass = PassId { boot: 1, number: 1 };
+        let mark = || Mark { number: std::num::NonZeroU16::MIN, since: 0 };
+        receiver.begin(0, pass, mark, || BTreeSet::from([vni(1)]));
+        let session = |number| Record {
+            vni: vni(number),
+            protocol: 17,
+            inside: "10.0.0.1:5000".parse().unwrap(),
+            remote: "198.51.100.1:53".parse().unwrap(),
+            outside: "203.0.113.1:2000".parse().unwrap(),
+            state: State::default(),
+            idle: 400,
+        };
+        let (records, units) =
+            ([1, 2].map(session).to_vec(), [1, 2].map(|unit| (vni(unit), Role::Owner)).to_vec());
+        let data = Data { pass, seq: 0, last: true, age: 5, records, units };
+        receiver.receive(0, data, &mut table, &mut Counters::default());
+        receiver.advance(&mut 9, &mut table, |_| Progress::Done { copied: true, returned: true });
+        table
+    }
+
+    #[test]
+    fn copies_of_what_the_sender_owns_count_as_less_idle() {
+        assert_eq!(receive(Installed::Done).installed, [(vni(1), 85), (vni(2), 405)]);
+    }
+
+    #[test]
+    fn a_pass_ends_only_what_the_sender_owns_and_could_install_completely() {
+        assert_eq!(receive(Installed::Done).ended, [vni(1)]);
+        assert_eq!(receive(Installed::Later).ended, []);
+    }
+}
