@@ -62,6 +62,7 @@ tests() { run_tests cargo test --workspace --no-fail-fast "$@"; }
 # The long tests, each with more repetitions than the other scopes have.
 soak() {
 	stage "cluster simulation, 100,000 seeds" tests_with SLUICE_CLUSTER_SEEDS=100000 --test simulation
+	stage "copies of sessions, 20,000 seeds" tests_with SLUICE_NAT_SYNC_SEEDS=20000 --test simulation
 	stage "writer killed 2,400 times" tests_with SLUICE_KILLS=2400 --test kill
 	stage "property tests, 20 times the cases" tests_with PROPTEST_CASES=5000 --tests
 	stage "three readers, 10 million operations" tests_with SLUICE_OPERATIONS=10000000 --test three_readers

@@ -3,8 +3,8 @@
 //!
 //! Each protocol that uses the envelope is a [`Protocol`] with its own magic number and its own derived keys.
 //! A packet of one protocol is therefore never accepted by another one, although they share the cluster keys.
-//! RSP (`crates/rsp`) and the cluster protocol (`crates/cluster`) are the two users. `api/rsp.md` defines the
-//! packet format and explains nonces, key rotation and replay protection.
+//! RSP (`crates/rsp`), the cluster protocol (`crates/cluster`) and the replication of sessions (`crates/nat-sync`) use it.
+//! `api/rsp.md` defines the packet format and explains nonces, key rotation and replay protection.
 //!
 //! The crate opens no sockets and reads no clock: time is an argument of each call. [`Sealer`] makes packets
 //! from bodies; [`Opener`] returns the body of a packet, or the [`Refusal`] that says what is wrong with it.

@@ -63,6 +63,11 @@ fn decoders_of_rsp_agree_with_its_encoders() {
 }
 
 #[test]
-fn decoders_of_requests_refuse_what_is_wrong() {
+fn decoders_of_copied_sessions_agree_with_their_encoders() {
     replay(&TARGETS[3]);
+}
+
+#[test]
+fn decoders_of_requests_refuse_what_is_wrong() {
+    replay(&TARGETS[4]);
 }
