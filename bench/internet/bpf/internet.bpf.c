@@ -18,15 +18,15 @@
 
 struct generator {
 	__u64 packet[PACKET_BYTES / 8];
-	__u64 next;	/* the next session, if they are in order */
-	__u32 vm;	/* addresses of the first VM and of the first remote, host order */
+	__u64 next; /* the next session, if they are in order */
+	__u32 vm;   /* addresses of the first VM and of the first remote, host order */
 	__u32 remote;
-	__u32 vms;	/* how many there are, and of inner source ports from FIRST_PORT on */
+	__u32 vms; /* how many there are, and of inner source ports from FIRST_PORT on */
 	__u32 ports;
 	__u32 remotes;
 	__u32 in_order;
-	__u32 ip_sum;	/* of the inner IPv4 header without checksum and addresses */
-	__u32 udp_sum;	/* of pseudo header, UDP header and payload without addresses, source port and checksum */
+	__u32 ip_sum; /* of the inner IPv4 header without checksum and addresses */
+	__u32 udp_sum; /* of pseudo header, UDP header and payload without addresses, source port and checksum */
 };
 
 struct {

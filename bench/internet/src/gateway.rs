@@ -158,7 +158,7 @@ impl Edge {
     /// Errors of the tables.
     pub fn forget(&mut self) -> Result<(), Failure> {
         let Some(nat) = &mut self.nat else { return Ok(()) };
-        nat.end(Vni::new(VNI)?, None)?;
+        nat.end(|_| true)?;
         let mut rounds = 0;
         while rounds < ROUNDS_TO_FREE {
             rounds += u32::from(nat.sweep(SWEEP_BUCKETS, ticks_now(), &mut |_| {})?.round_completed);
