@@ -8,8 +8,8 @@
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
- * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_OWNER: as for internet_in() (internet_in.h). Uses the maps `cells`, `vni_traffic`, `icmp_budget`,
- * `sum_chunks` and those of count.h.
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_OWNER: as for internet_in() (internet_in.h). Uses the
+ * maps `cells`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
