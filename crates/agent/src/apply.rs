@@ -248,6 +248,7 @@ impl<R: Role> Applier<R> {
         self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
         self.retries.forget(&update);
         self.remove_public_prefixes(&given_to_others);
+        self.take_prefixes_of_nat(&update);
         self.upsert(&mut update);
         self.remove(&update, false);
         self.remove_idle_networks();
@@ -324,6 +325,14 @@ impl<R: Role> Applier<R> {
     /// Tries again what could not be written, if it is time. Returns `Some` if less is missing afterwards. Must be
     /// called about once a second.
     pub fn retry(&mut self, now: Instant) -> Option<Applied> {
+        let applied = self.write_again(now);
+        if self.snapshot.is_none() && !self.in_step {
+            self.role.settle(&self.tables);
+        }
+        applied
+    }
+
+    fn write_again(&mut self, now: Instant) -> Option<Applied> {
         let missing = self.retries.len() + usize::from(self.is_uncommitted);
         if missing == 0 || self.snapshot.is_some() || !self.retries.is_due(now) {
             return None;

@@ -119,20 +119,20 @@ pub trait Role: Send + 'static {
         context.reject(format_args!("public prefix {}", public.outside));
     }
 
-    /// The number by which packets know a public address of a NAT gateway ([`sluice_tables::nat::Nat::assign`]). It stays the same
-    /// until [`Role::remove_unused`] finds the address in no NAT gateway of the tables. A gateway without NAT tables, which
-    /// translates nothing itself, gives numbers without a meaning.
+    /// The numbers by which packets know the public addresses of a NAT gateway ([`sluice_tables::nat::Nat::assign`]). They stay
+    /// the same until [`Role::settle`] or [`Role::remove_unused`] finds the address in no NAT gateway of the tables. A gateway
+    /// without NAT tables, which translates nothing itself, gives numbers without a meaning.
     ///
     /// # Errors
-    /// [`sluice_tables::Error::NoNatNumber`]: the entry is tried again later. [`sluice_tables::Error::Invalid`]: nodes of this role
-    /// have no NAT gateways.
-    fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
-        Err(sluice_tables::Error::Invalid(format!("{address}: a node of this role has no NAT gateways")))
+    /// [`sluice_tables::Error::NoNatNumber`]: there are too few for all, so none was given; the entry is tried again later.
+    /// [`sluice_tables::Error::Invalid`]: nodes of this role have no NAT gateways.
+    fn nat_numbers(&mut self, _addresses: &[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error> {
+        Err(sluice_tables::Error::Invalid("a node of this role has no NAT gateways".to_owned()))
     }
 
     /// Adds or changes the NAT gateway of a VPC. Its removal is the same for all roles.
     fn upsert_nat_gateway(&mut self, context: &mut UpdateContext<'_>, nat: &NatGateway) {
-        context.upsert_nat_gateway(nat, |address| self.nat_number(address));
+        context.upsert_nat_gateway(nat, |addresses| self.nat_numbers(addresses));
     }
 
     /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
@@ -185,6 +185,10 @@ pub trait Role: Send + 'static {
     fn remove_unused(&mut self, _context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
         Vec::new()
     }
+
+    /// Called about once a second between steps, also if the tables have not changed: tries again what [`Role::remove_unused`]
+    /// could not do, and releases what entries that were tried again do not need.
+    fn settle(&mut self, _tables: &NodeTables) {}
 
     /// A snapshot of another database is complete: forgets what refers to the old database, where the same
     /// VNI is another tenant's. Entries that the snapshot did not mention are removed next.
@@ -278,17 +282,16 @@ impl UpdateContext<'_> {
         self.check(result, format_args!("public prefix {outside}")) == Some(true)
     }
 
-    /// Writes a NAT gateway, for whose addresses `number` gives numbers as [`Role::nat_number`] does. Returns whether the tables
-    /// changed.
+    /// Writes a NAT gateway, for whose addresses `numbers` gives numbers as [`Role::nat_numbers`] does. Returns whether the
+    /// tables changed.
     pub fn upsert_nat_gateway(
         &mut self,
         nat: &NatGateway,
-        number: impl FnMut(Ipv4Addr) -> Result<u16, sluice_tables::Error>,
+        numbers: impl FnOnce(&[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error>,
     ) -> bool {
         let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote } = *nat;
         let entry = format_args!("NAT gateway of VNI {vni}");
-        let numbers: Result<Vec<u16>, _> = addresses.iter().copied().map(number).collect();
-        let numbers = match numbers {
+        let numbers = match numbers(addresses) {
             Err(sluice_tables::Error::Invalid(reason)) => {
                 self.failures.add_lost(|| format!("{entry}: {reason}"));
                 return false;

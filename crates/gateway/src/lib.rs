@@ -90,7 +90,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let load = SharedLoad::default();
     let public = PublicAddresses::default();
     let role_nat = RoleNat::new(nat.clone());
-    let mut role = GatewayRole::new(&opened.tables, load.clone(), public.clone(), role_nat);
+    let mut role = GatewayRole::new(&mut opened.tables, load.clone(), public.clone(), role_nat);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
     let plan = role.plan();
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant, SystemTime};
 use sluice_agent::{Error, adoption_error, error_chain};
 use sluice_datapath::Datapath;
 use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatUsage, default_timeouts};
-use sluice_tables::sessions::{Family, SessionReader, ticks_now};
+use sluice_tables::sessions::{SessionReader, ticks_now};
 use sluice_tables::{Membarrier, layout};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -37,8 +37,8 @@ const TURN: Duration = Duration::from_millis(100);
 const WORK: Duration = Duration::from_millis(10);
 /// Shortest time from the beginning of a round to that of the next.
 const ROUND: Duration = Duration::from_secs(1);
-/// Steps in which a round looks at the sessions.
-const SESSION_STEPS: u32 = 10;
+/// Buckets of sessions of one step. The writer of the node's tables waits for a step, so it takes about a millisecond.
+const STEP_BUCKETS: u32 = 1024;
 
 /// What the log of blocks can be chosen by.
 const LOG_TARGET: &str = "sluice::nat_log";
@@ -77,12 +77,12 @@ impl SharedNat {
         Ok(Self::new(nat.map_err(|error| adoption_error(error, pin_dir))?))
     }
 
-    fn new(nat: Nat) -> Self {
+    pub(crate) fn new(nat: Nat) -> Self {
         let (reader, addresses_total) = (nat.sessions().reader().clone(), nat.usage().addresses_total);
         Self { nat: Arc::new(Mutex::new(nat)), reader, addresses_total }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Nat> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Nat> {
         self.nat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,13 +155,9 @@ impl Keeper {
     fn take_turn(&mut self) -> Duration {
         let began = Instant::now();
         while began.elapsed() < WORK {
-            let mut events = Vec::new();
-            let swept = {
-                let mut nat = self.nat.lock();
-                let buckets = nat.sessions().buckets(Family::Ipv4).div_ceil(SESSION_STEPS);
-                nat.sweep(buckets, ticks_now(), &mut |event| events.push(event))
-            };
-            events.iter().for_each(|event| self.log(event));
+            // The sweep notes that an event was logged when `log` has returned. A line that is written later could be lost.
+            let log = &mut |event| log(&self.status, &event);
+            let swept = self.nat.lock().sweep(STEP_BUCKETS, ticks_now(), log);
             match swept {
                 Ok(swept) => {
                     lock(&self.status).astray += swept.astray;
@@ -192,28 +188,28 @@ impl Keeper {
         status.round_time = round_time;
         wait
     }
+}
 
-    /// Logs which VM has, or had, which ports at what time (RFC 7422). The time of a claim is before that of the line.
-    fn log(&self, event: &NatEvent) {
-        let (NatEvent::Claimed(block) | NatEvent::Returned(block, _)) = event;
-        let NatBlock { vni, inside, outside, ports, claimed_at, .. } = block;
-        let ports = format_args!("{}-{}", ports.start(), ports.end());
-        let since = time_of(*claimed_at);
-        match event {
-            NatEvent::Claimed(_) => {
-                tracing::info!(
-                    target: LOG_TARGET, at = since, %vni, %inside, %outside, %ports,
-                    "ports of a public address were given to a VM"
-                );
-                lock(&self.status).claimed += 1;
-            }
-            NatEvent::Returned(_, at) => {
-                tracing::info!(
-                    target: LOG_TARGET, at = time_of(*at), since, %vni, %inside, %outside, %ports,
-                    "ports of a public address were returned by a VM"
-                );
-                lock(&self.status).returned += 1;
-            }
+/// Logs which VM has, or had, which ports at what time (RFC 7422). The time of a claim is before that of the line.
+fn log(status: &Mutex<Status>, event: &NatEvent) {
+    let (NatEvent::Claimed(block) | NatEvent::Returned(block, _)) = event;
+    let NatBlock { vni, inside, outside, ports, claimed_at, .. } = block;
+    let ports = format_args!("{}-{}", ports.start(), ports.end());
+    let since = time_of(*claimed_at);
+    match event {
+        NatEvent::Claimed(_) => {
+            tracing::info!(
+                target: LOG_TARGET, at = since, %vni, %inside, %outside, %ports,
+                "ports of a public address were given to a VM"
+            );
+            lock(status).claimed += 1;
+        }
+        NatEvent::Returned(_, at) => {
+            tracing::info!(
+                target: LOG_TARGET, at = time_of(*at), since, %vni, %inside, %outside, %ports,
+                "ports of a public address were returned by a VM"
+            );
+            lock(status).returned += 1;
         }
     }
 }

@@ -52,8 +52,10 @@ pub struct GatewayRole {
 
 impl GatewayRole {
     /// Until [`GatewayRole::set_owned`] is called, this gateway answers for the vIPs that the tables mark as
-    /// owned. What an earlier agent has not ended in the NAT tables ends now.
-    pub fn new(tables: &NodeTables, load: SharedLoad, public: PublicAddresses, mut nat: RoleNat) -> Self {
+    /// owned. What an earlier agent has not ended in the NAT tables ends now, and NAT gateways get the numbers that their
+    /// addresses have now: the earlier agent may have had other NAT tables, or none.
+    pub fn new(tables: &mut NodeTables, load: SharedLoad, public: PublicAddresses, mut nat: RoleNat) -> Self {
+        nat.renumber(tables);
         nat.settle(tables);
         let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
         Self { owned, plan: watch::Sender::default(), load, public, own_addresses: Vec::new(), nat }
@@ -79,8 +81,9 @@ impl GatewayRole {
                 ),
             }
         }
-        self.nat.settle(tables);
+        // What has to end may take long, and packets to the vIPs' addresses wait for the announcement.
         self.announce_addresses(tables, &gained);
+        self.nat.settle(tables);
     }
 
     /// Sets the addresses of this gateway's interfaces, and removes public prefixes and NAT gateways that contain one: packets
@@ -109,6 +112,7 @@ impl GatewayRole {
                 tracing::error!(%vni, error = error_chain(&error), "cannot remove the NAT gateway");
             }
         }
+        self.nat.settle(tables);
     }
 
     /// The address of this gateway itself that is also one of a NAT gateway.
@@ -187,8 +191,16 @@ impl Role for GatewayRole {
         context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes });
     }
 
-    fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
-        self.nat.number(address)
+    fn nat_numbers(&mut self, addresses: &[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error> {
+        self.nat.numbers(addresses)
+    }
+
+    fn settle(&mut self, tables: &NodeTables) {
+        self.nat.settle(tables);
+    }
+
+    fn database_changed(&mut self) {
+        self.nat.database_changed();
     }
 
     fn remove_unused(&mut self, context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
@@ -218,7 +230,7 @@ impl Role for GatewayRole {
             context.tables.public_vip(IpNet::from(IpAddr::V4(*address))) == Some(nat.vip)
         };
         let new: Vec<IpAddr> = nat.addresses.iter().filter(|it| !had(it)).copied().map(IpAddr::V4).collect();
-        let is_new = context.upsert_nat_gateway(nat, |address| self.nat_number(address));
+        let is_new = context.upsert_nat_gateway(nat, |addresses| self.nat_numbers(addresses));
         if is_new && self.owned.contains(&nat.vip) {
             self.public.announce(new);
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use sluice_southbound::{PublicPrefix, Update};
+use sluice_tables::NatGateway;
 use sluice_types::{IpNet, Vni};
 
 use super::retries::{Entry, Key};
@@ -21,7 +22,11 @@ impl<R: Role> Applier<R> {
         self.upsert_public_prefixes(&update.public_prefixes);
         for nat in update.nat_gateways.drain(..) {
             match self.fails(false, |role, context| role.upsert_nat_gateway(context, &nat)) {
-                true => self.try_again(Entry::NatGateway(nat)),
+                true => {
+                    let (vni, addresses) = (nat.vni, nat.addresses.clone());
+                    self.try_again(Entry::NatGateway(nat));
+                    self.keep_nat_addresses(vni, &addresses);
+                }
                 // As below.
                 false => self.retries.remove(Key::NatGateway(nat.vni)),
             }
@@ -63,15 +68,41 @@ impl<R: Role> Applier<R> {
             return;
         }
         let known: Vec<_> = self.tables.nat_gateways().collect();
-        for mut nat in known {
-            let before = nat.addresses.len();
-            nat.addresses.retain(|it| given.get(&it.address).is_none_or(|holder| *holder == Some(nat.vni)));
-            if nat.addresses.is_empty() {
-                self.remove_nat_gateways(&[nat.vni]);
-            } else if nat.addresses.len() != before {
-                let result = self.tables.upsert_nat_gateway(&nat);
-                self.failures
-                    .check(result, format_args!("fewer addresses of the NAT gateway of VNI {}", nat.vni));
+        for nat in known {
+            let vni = nat.vni;
+            self.reduce_nat_gateway(nat, |it| given.get(&it).is_none_or(|holder| *holder == Some(vni)));
+        }
+    }
+
+    /// The NAT gateway of a VPC could not be written: it gives up the addresses that it has no longer. The new ones may wait for the
+    /// numbers of these, which become free then.
+    fn keep_nat_addresses(&mut self, vni: Vni, addresses: &[Ipv4Addr]) {
+        if let Some(known) = self.tables.nat_gateway(vni) {
+            self.reduce_nat_gateway(known, |it| addresses.contains(&it));
+        }
+    }
+
+    fn reduce_nat_gateway(&mut self, mut nat: NatGateway, stays: impl Fn(Ipv4Addr) -> bool) {
+        let before = nat.addresses.len();
+        nat.addresses.retain(|it| stays(it.address));
+        if nat.addresses.is_empty() {
+            self.remove_nat_gateways(&[nat.vni]);
+        } else if nat.addresses.len() != before {
+            let result = self.tables.upsert_nat_gateway(&nat);
+            self.failures
+                .check(result, format_args!("fewer addresses of the NAT gateway of VNI {}", nat.vni));
+        }
+    }
+
+    /// Takes the addresses from public prefixes that an update gives to NAT gateways. The removal of these prefixes may come with a
+    /// later message of the step, or is the end of a snapshot. Not for a repeated attempt: what waited may be out of date.
+    pub(super) fn take_prefixes_of_nat(&mut self, update: &Update) {
+        let named = update.nat_gateways.iter().flat_map(|nat| &nat.addresses);
+        for outside in named.map(|address| IpNet::from(IpAddr::V4(*address))) {
+            // It may wait as well, and would take the address back.
+            self.retries.remove(Key::PublicPrefix(outside));
+            if self.tables.public_prefix(outside).is_some() {
+                self.remove_public_prefixes(&[outside]);
             }
         }
     }

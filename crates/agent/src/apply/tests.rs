@@ -58,8 +58,8 @@ impl Role for TestRole {
         context.upsert_public_prefix(public);
     }
 
-    fn nat_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
-        Ok(address.octets()[3].into())
+    fn nat_numbers(&mut self, addresses: &[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error> {
+        Ok(addresses.iter().map(|address| address.octets()[3].into()).collect())
     }
 
     fn upsert_port(&mut self, _: &mut UpdateContext<'_>, port: Port) {

@@ -1,10 +1,11 @@
 //! What the NAT gateways of the node's tables, and the vIPs that this gateway owns, mean for the NAT tables: which addresses have
 //! numbers, and whose sessions are here.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::Ipv4Addr;
 
 use sluice_agent::{NatAddresses, error_chain};
+use sluice_tables::nat::Nat;
 use sluice_tables::{NatGateway, NodeTables};
 use sluice_types::Vni;
 
@@ -24,6 +25,13 @@ impl Wanted {
         };
         Self(tables.nat_gateways().flat_map(of_gateway).collect())
     }
+
+    /// Whether an address that VPCs had here is another VPC's then, or translated elsewhere. What those have that are in no NAT gateway
+    /// ends with their release.
+    fn loses_to(&self, next: &Self) -> bool {
+        let is_here = self.0.iter().filter(|(_, (_, is_here))| *is_here);
+        is_here.into_iter().any(|(address, of)| next.0.get(address).is_some_and(|next| next != of))
+    }
 }
 
 /// The part of source NAT in the gateway's role.
@@ -35,6 +43,10 @@ pub struct RoleNat {
     unused: BTreeMap<Ipv4Addr, u16>,
     /// What the NAT tables agree with.
     settled: Option<Wanted>,
+    /// Addresses whose numbers were asked for since then. Those whose NAT gateway is not written later are released.
+    asked: HashSet<Ipv4Addr>,
+    /// The database is another one: all that VPCs have here must end.
+    ends_all: bool,
 }
 
 impl RoleNat {
@@ -50,16 +62,24 @@ impl RoleNat {
         Some(NatAddresses { used, total: nat.addresses_total.into() })
     }
 
-    /// See [`sluice_agent::Role::nat_number`].
+    /// See [`sluice_agent::Role::nat_numbers`].
     ///
     /// # Errors
-    /// As [`sluice_tables::nat::Nat::assign`].
-    pub fn number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
-        // An address whose NAT gateway is not written later is released.
-        self.settled = None;
-        if let Some(nat) = &self.nat {
-            return nat.lock().assign(address);
+    /// As [`Nat::assign`]. Nothing has changed if there are too few numbers.
+    pub fn numbers(&mut self, addresses: &[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error> {
+        for address in addresses {
+            if !self.asked.insert(*address) {
+                // In between, another VPC may have had it, of which `settled` does not know.
+                self.settled = None;
+            }
         }
+        match &self.nat {
+            Some(nat) => assign_all(&mut nat.lock(), nat.addresses_total, addresses),
+            None => addresses.iter().map(|address| self.unused_number(*address)).collect(),
+        }
+    }
+
+    fn unused_number(&mut self, address: Ipv4Addr) -> Result<u16, sluice_tables::Error> {
         let is_free = |number: &u16| !self.unused.values().any(|used| used == number);
         let number = self.unused.get(&address).copied().or_else(|| (0..=u16::MAX).find(is_free));
         let number = number.ok_or_else(|| {
@@ -69,27 +89,76 @@ impl RoleNat {
         Ok(number)
     }
 
+    /// An agent begins: writes the NAT gateways of the tables again whose addresses have other numbers now. One that cannot be
+    /// written is removed, and the controller is asked for a snapshot.
+    pub fn renumber(&mut self, tables: &mut NodeTables) {
+        let known: Vec<_> = tables.nat_gateways().collect();
+        if self.nat.is_none() {
+            let numbers = known.iter().flat_map(|nat| &nat.addresses).map(|it| (it.address, it.number));
+            self.unused = numbers.collect();
+        }
+        for mut nat in known {
+            let vni = nat.vni;
+            let addresses: Vec<_> = nat.addresses.iter().map(|it| it.address).collect();
+            let written = self.numbers(&addresses).and_then(|numbers| {
+                nat.addresses.iter_mut().zip(numbers).for_each(|(it, number)| it.number = number);
+                tables.upsert_nat_gateway(&nat)
+            });
+            let Err(error) = written else { continue };
+            tracing::error!(%vni, error = error_chain(&error), "cannot take over the NAT gateway: removing it");
+            // Before the removal: an agent that is killed in between must not leave tables that lack it.
+            tables.set_applied_revision(0);
+            if let Err(error) = tables.remove_nat_gateway(vni) {
+                tracing::error!(%vni, error = error_chain(&error), "cannot remove the NAT gateway");
+            }
+        }
+    }
+
+    /// The entries of another database replace those of the tables, and the same VNI is another tenant's: the next
+    /// [`RoleNat::settle`] ends all that VPCs have.
+    pub fn database_changed(&mut self) {
+        self.ends_all = true;
+    }
+
     /// Makes the NAT tables agree with the node's tables, if these have changed: ends what VPCs have whose NAT gateway is not here,
     /// and releases addresses. What fails is logged and tried again by the next call.
     pub fn settle(&mut self, tables: &NodeTables) {
         let wanted = Wanted::of(tables);
-        if self.settled.as_ref() == Some(&wanted) {
+        if self.settled.as_ref() == Some(&wanted) && self.asked.is_empty() && !self.ends_all {
             return;
         }
         self.unused.retain(|address, _| wanted.0.contains_key(address));
-        let done = self.nat.as_ref().map_or(Ok(()), |nat| settle(nat, &wanted));
+        let ends = self.ends_all || self.settled.as_ref().is_none_or(|before| before.loses_to(&wanted));
+        let done = self.nat.as_ref().map_or(Ok(()), |nat| {
+            let mut nat = nat.lock();
+            release(&mut nat, &wanted)?;
+            if ends { end(&mut nat, &wanted, self.ends_all) } else { Ok(()) }
+        });
         if let Err(error) = &done {
             tracing::error!(
                 error = error_chain(error),
                 "cannot end sessions of NAT gateways that are not here any more; retrying later"
             );
         }
+        self.asked.clear();
+        self.ends_all &= done.is_err();
         self.settled = done.is_ok().then_some(wanted);
     }
 }
 
-fn settle(nat: &SharedNat, wanted: &Wanted) -> Result<(), sluice_tables::Error> {
-    let mut nat = nat.lock();
+/// Gives all these addresses their numbers, or none if there are too few.
+fn assign_all(nat: &mut Nat, total: u32, addresses: &[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error> {
+    let known: HashMap<_, _> = nat.addresses().map(|known| (known.address, known.is_released)).collect();
+    let free = (total as usize).saturating_sub(known.len());
+    if let Some(&address) = addresses.iter().filter(|address| !known.contains_key(address)).nth(free) {
+        let released = known.values().filter(|is_released| **is_released).count() as u32;
+        return Err(sluice_tables::Error::NoNatNumber { address, total, released });
+    }
+    addresses.iter().map(|address| nat.assign(*address)).collect()
+}
+
+/// Releases the addresses that no NAT gateway has.
+fn release(nat: &mut Nat, wanted: &Wanted) -> Result<(), sluice_tables::Error> {
     let released: Vec<_> = nat
         .addresses()
         .filter(|known| !known.is_released && !wanted.0.contains_key(&known.address))
@@ -99,7 +168,12 @@ fn settle(nat: &SharedNat, wanted: &Wanted) -> Result<(), sluice_tables::Error> 
         nat.release(address)?;
         tracing::info!(%address, "the public address is in no NAT gateway any more");
     }
-    let blocks = nat.end(|block| wanted.0.get(&block.outside) != Some(&(block.vni, true)))?;
+    Ok(())
+}
+
+/// Ends what VPCs have whose NAT gateway is not here; with `all`, what all have.
+fn end(nat: &mut Nat, wanted: &Wanted, all: bool) -> Result<(), sluice_tables::Error> {
+    let blocks = nat.end(|block| all || wanted.0.get(&block.outside) != Some(&(block.vni, true)))?;
     if blocks > 0 {
         tracing::info!(blocks, "ended sessions of NAT gateways that are not here any more");
     }

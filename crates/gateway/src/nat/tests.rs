@@ -85,7 +85,7 @@ fn set_owned(tables: &mut NodeTables, last: u8, owned: bool) {
 
 /// Writes a NAT gateway of one address, as the agent does.
 fn put(tables: &mut NodeTables, role: &mut RoleNat, of: Vni, at: u8, address: Ipv4Addr) -> u16 {
-    let number = role.number(address).unwrap();
+    let number = role.numbers(&[address]).unwrap()[0];
     let nat = NatGateway {
         vni: of,
         addresses: vec![NatAddress { address, number }],
@@ -115,6 +115,11 @@ fn sessions_end_where_their_nat_gateway_is_not_any_more() {
     begin(53);
     role.settle(&tables);
     assert_eq!((of(1), of(2)), (1, 1));
+    // The same VNIs are of other VPCs.
+    role.database_changed();
+    role.settle(&tables);
+    assert_eq!((of(1), of(2)), (0, 0));
+    begin(53);
     // Another gateway owns the vIP.
     set_owned(&mut tables, 1, false);
     role.settle(&tables);
@@ -154,10 +159,10 @@ fn a_gateway_without_nat_tables_gives_each_address_a_number() {
     let (mut role, mut tables) = (RoleNat::default(), tables());
     let one = put(&mut tables, &mut role, vni(1), 1, public(1));
     let two = put(&mut tables, &mut role, vni(2), 1, public(2));
-    assert!(one != two && role.number(public(1)) == Ok(one));
+    assert!(one != two && role.numbers(&[public(1)]) == Ok(vec![one]));
     tables.remove_nat_gateway(vni(1)).unwrap();
     role.settle(&tables);
-    assert_eq!(role.number(public(3)), Ok(one));
+    assert_eq!(role.numbers(&[public(3)]), Ok(vec![one]));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Updates that only gateways get, over anonymous memory.
 
+mod nat;
+
 use std::time::Instant;
 
 use sluice_agent::rsp::KeyStore;
@@ -33,7 +35,8 @@ impl Gateway {
     fn with_nat(tables: NodeTables, nat: RoleNat) -> Self {
         let state_dir = tempfile::tempdir().unwrap();
         let (keys, _) = KeyStore::load(state_dir.path(), GatewayRole::KEY_KIND);
-        let role = GatewayRole::new(&tables, SharedLoad::default(), PublicAddresses::default(), nat);
+        let mut tables = tables;
+        let role = GatewayRole::new(&mut tables, SharedLoad::default(), PublicAddresses::default(), nat);
         Self { applier: Applier::new(tables, role, keys), _state_dir: state_dir }
     }
 

@@ -85,17 +85,16 @@ fn addresses_change_between_nat_gateways_and_public_prefixes() {
     assert_eq!(apply(&mut applier, update), without_failures(12));
     assert_eq!(found(&applier), [nat(2, &[1])]);
     assert_eq!(applier.tables.public_prefixes().count(), 2);
-    // And gives it back.
-    let update = Update {
-        nat_gateways: vec![nat(2, &[1, 2])],
-        removed_public_prefixes: vec![public(2).outside],
-        ..delta(13)
-    };
+    // And gives it back. Its removal is in the next message.
+    let update = Update { nat_gateways: vec![nat(2, &[1, 2])], ..delta(0) };
+    assert_eq!(apply(&mut applier, update), None);
+    let update = Update { removed_public_prefixes: vec![public(2).outside], ..delta(13) };
     assert_eq!(apply(&mut applier, update), without_failures(13));
-    // A snapshot gives it to another, without the first one.
-    let snapshot = Update { revision: 14, nat_gateways: vec![nat(1, &[2])], ..cloud() };
+    // A snapshot gives it to another, without the first one, and has the address of the other prefix as well.
+    let snapshot = Update { revision: 14, nat_gateways: vec![nat(1, &[2, 3])], ..cloud() };
     assert_eq!(apply(&mut applier, snapshot), without_failures(14));
-    assert_eq!(found(&applier), [nat(1, &[2])]);
+    assert_eq!(found(&applier), [nat(1, &[2, 3])]);
+    assert_eq!(applier.tables.public_prefixes().count(), 0);
 }
 
 /// Catches a NAT gateway that is forgotten because its VRF or vIP comes later, and one that is not reported by name.
