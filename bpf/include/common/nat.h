@@ -53,10 +53,10 @@
  */
 struct nat_packet {
 	struct nat_pool pool; /* of the VPC */
-	__u32 vni;	      /* nat_in(): answer */
-	__u32 inside;	      /* nat_in(): answer */
-	__u32 outside;	      /* answer */
-	__u32 address;	      /* number of the public address in the tables; nat_out(): answer */
+	__u32 vni;
+	__u32 inside;  /* nat_in(): answer */
+	__u32 outside; /* answer */
+	__u32 address; /* number of the public address in the tables; nat_out(): answer */
 	__u32 remote;
 	__u16 inside_port;  /* nat_in(): answer */
 	__u16 outside_port; /* nat_out(): answer */
@@ -493,6 +493,12 @@ NAT_FUNCTION int nat_claim_block(struct nat_packet *packet)
 	return NAT_AGAIN;
 }
 
+/* The group that has what concerns a whole public address. */
+static __always_inline struct nat_group *nat_first_group(const struct nat_packet *packet)
+{
+	return nat_group_at(packet->address << nat_group_shift(packet->shift));
+}
+
 /* Sets the outside endpoint of a port's number. */
 static __always_inline void nat_set_outside(struct nat_packet *packet, __u32 number)
 {
@@ -500,30 +506,59 @@ static __always_inline void nat_set_outside(struct nat_packet *packet, __u32 num
 
 	packet->outside_port = number % NAT_PORTS;
 	packet->address = number / NAT_PORTS / NAT_CLASSES;
-	group = nat_group_at(packet->address << nat_group_shift(packet->shift));
+	group = nat_first_group(packet);
 	if (group)
 		packet->outside = READ_ONCE(group->outside);
 }
 
-/* Whether the inside address has as many sessions, as far as is known. */
-static __always_inline int nat_has_sessions(const struct nat_config *nat, const struct nat_packet *packet,
-					    __u32 limit)
+/* Number of sessions at all addresses of the pool. */
+static __always_inline __u32 nat_vpc_sessions(const struct nat_packet *packet)
 {
-	return packet->sessions >= limit &&
-	       (__s32)(packet->now - READ_ONCE(nat->round_at)) <= NAT_ROUND_AGE_MAX;
+	__u32 sessions = 0;
+
+	NAT_ROLLED
+	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX && i < packet->pool.addresses; i++) {
+		__u32 first = packet->pool.address[i] << nat_group_shift(packet->shift);
+		struct nat_group *group = nat_group_at(first);
+
+		if (group)
+			sessions += READ_ONCE(group->begun) - READ_ONCE(group->ended);
+	}
+	return sessions;
+}
+
+/*
+ * Whether another session may begin, as far as is known: NAT_TRANSLATED, or which limit does not permit it. Remote endpoints
+ * (`of_remote` 1) leave half of each limit to VMs.
+ */
+NAT_FUNCTION int nat_check_limits(struct nat_packet *packet, __u32 of_remote)
+{
+	struct nat_config *nat = nat_config_at();
+	__u32 of_vpc;
+
+	if (!packet || !nat || (__s32)(packet->now - READ_ONCE(nat->round_at)) > NAT_ROUND_AGE_MAX)
+		return NAT_TRANSLATED;
+	of_remote &= 1;
+	if (packet->sessions >= packet->pool.sessions_limit >> of_remote)
+		return NAT_SESSIONS;
+	of_vpc = READ_ONCE(nat->vpc_sessions);
+	if (of_vpc && nat_vpc_sessions(packet) >= of_vpc >> of_remote)
+		return NAT_VPC_SESSIONS;
+	return NAT_TRANSLATED;
 }
 
 /* Finds the mapping of the inside endpoint, or makes one. NAT_AGAIN: another packet was faster, or a block was claimed. */
 NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
 {
-	struct nat_config *nat = nat_config_at();
 	__u32 number;
+	int limit;
 
-	if (!packet || !nat)
+	if (!packet)
 		return NAT_EXHAUSTED;
 	nat_look(packet);
-	if (nat_has_sessions(nat, packet, packet->pool.sessions_limit))
-		return NAT_SESSIONS;
+	limit = nat_check_limits(packet, 0);
+	if (limit != NAT_TRANSLATED)
+		return limit;
 	number = nat_search(packet, NAT_NONE);
 	if (number == NAT_NONE) {
 		number = nat_claim_port(packet);
@@ -566,7 +601,7 @@ static __always_inline struct nat_group *nat_block_of(const struct nat_packet *p
 	return nat_group_at((packet->address << nat_group_shift(packet->shift)) + block / NAT_GROUP_BLOCKS);
 }
 
-/* Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free. */
+/* Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free, or has one of another VPC. */
 NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 {
 	struct nat_ports *cell;
@@ -588,7 +623,8 @@ NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 	stamp = word >> NAT_STAMP_SHIFT;
 	if (!stamp || stamp >= NAT_TENTATIVE)
 		return 0;
-	packet->vni = READ_ONCE(block->vni);
+	if (READ_ONCE(block->vni) != packet->vni)
+		return 0;
 	packet->inside = READ_ONCE(block->inside[1]);
 	packet->inside_port = word;
 	packet->outside = READ_ONCE(group->outside);
@@ -649,7 +685,7 @@ NAT_FUNCTION int nat_touch(struct nat_packet *packet)
 NAT_FUNCTION int nat_begin(struct nat_packet *packet, __u32 of_remote)
 {
 	const struct session_data *data;
-	struct nat_group *group;
+	struct nat_group *group, *first;
 	enum session_answer answer;
 	__u32 slot;
 
@@ -658,8 +694,11 @@ NAT_FUNCTION int nat_begin(struct nat_packet *packet, __u32 of_remote)
 	answer = create_session4(&packet->query, packet->outside, nat_action(packet) | of_remote, packet->now,
 				 &packet->hit);
 	group = nat_block_of(packet, &slot);
-	if (packet->hit.published && group)
+	first = nat_first_group(packet);
+	if (packet->hit.published && group && first) {
 		ADD(&group->block[slot].begun, 1);
+		ADD(&first->begun, 1);
+	}
 	if (answer == SESSION_CREATED)
 		return NAT_BEGUN;
 	if (answer != SESSION_HIT)
@@ -723,9 +762,9 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 		return NAT_MISS;
 	nat_place(sessions, nat, packet);
 	nat_look(packet);
-	/* Remote endpoints leave half of the sessions to the VM. */
-	if (nat_has_sessions(nat, packet, packet->pool.sessions_limit / 2))
-		return NAT_SESSIONS;
+	answer = nat_check_limits(packet, 1);
+	if (answer != NAT_TRANSLATED)
+		return answer;
 	if (!nat_stamp(nat_port_base(packet, packet->address) + packet->outside_port, packet->inside_port))
 		return NAT_BUSY;
 	answer = nat_begin(packet, NAT_OF_REMOTE);

@@ -696,7 +696,8 @@ static __always_inline enum session_answer session_refresh(struct session_config
  *
  * SESSION_HIT: the packet belongs to the session. SESSION_GONE: the session has died, or the packet is the
  * SYN of a new connection on the ports of a closed one; that ends the old session, so that the new connection
- * is checked as any other. SESSION_BUSY: counted, but not refreshed.
+ * is checked as any other. With SESSION_RST_IN_DOUBT, only FIN from both endpoints closes one for this: RST and SYN of one
+ * endpoint may both be forged. SESSION_BUSY: counted, but not refreshed.
  */
 static __always_inline enum session_answer session_touch(int family, struct session_config *config,
 							 const struct session_query *query,
@@ -714,7 +715,8 @@ static __always_inline enum session_answer session_touch(int family, struct sess
 	data = session_data_of(family, bucket, hit->slot);
 	state = READ_ONCE(data->state);
 	if (protocol == SESSION_TCP && (flags & (SESSION_TCP_SYN | SESSION_TCP_ACK)) == SESSION_TCP_SYN &&
-	    (state & SESSION_RST || (state & both) == both))
+	    ((state & both) == both ||
+	     (state & SESSION_RST && !(READ_ONCE(config->flags) & SESSION_RST_IN_DOUBT))))
 		return session_end(family, config, hit) == SESSION_BUSY ? SESSION_BUSY : SESSION_GONE;
 	next = session_state_after(config, state, protocol, flags, direction);
 	if (next & ~state)

@@ -33,6 +33,8 @@ static __always_inline enum drop_reason nat_drop_reason(enum nat_answer answer, 
 		return missing;
 	case NAT_SESSIONS:
 		return DROP_nat_session_limit;
+	case NAT_VPC_SESSIONS:
+		return DROP_nat_vpc_session_limit;
 	case NAT_BLOCKS:
 		return DROP_nat_port_limit;
 	case NAT_EXHAUSTED:
@@ -145,8 +147,8 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 	nat->remote = memory->flow.source;
 	nat->remote_port = memory->flow.source_port;
 	reason = nat_drop_reason(nat_in(nat), DROP_no_nat_session);
-	/* The number may be that of another address, or the port that of another VPC, for a moment after a change. */
-	if (!reason && (nat->vni != public->vni || nat->outside != packet->frame.destination[1]))
+	/* The number may be that of another address, for a moment after a change. */
+	if (!reason && nat->outside != packet->frame.destination[1])
 		reason = DROP_no_nat_session;
 	packet->new_destination[1] = nat->inside;
 	packet->new_destination_port = nat->inside_port;

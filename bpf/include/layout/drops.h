@@ -70,7 +70,8 @@
 	DROP(58, nat_protocol, "packet that a NAT gateway cannot translate: neither TCP nor UDP, nor a query, answer or error of ICMP") \
 	DROP(59, nat_session_limit, "instance has all the sessions of its NAT gateway that one instance may have") \
 	DROP(60, nat_port_limit, "instance uses all ports of its NAT gateway that one instance may have") \
-	DROP(61, nat_exhausted, "public address of the NAT gateway has no free ports for the instance")
+	DROP(61, nat_exhausted, "public address of the NAT gateway has no free ports for the instance") \
+	DROP(62, nat_vpc_session_limit, "VPC has all the sessions of NAT gateways that one VPC may have on this gateway")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

@@ -43,8 +43,8 @@
  *    that of its old owner has ended before it has another one.
  *  - claimed -> free, by the agent, if the word is the same after a grace period: the packet that claimed it was killed.
  *  - withheld: blocks that packets must not use: those with ports below 1024, and all blocks of a number that has no address.
- *    free -> withheld and closed -> withheld, by the agent, when it takes a public address out of use; withheld -> free, by the
- *    agent, when it assigns one.
+ *    free -> withheld and closed -> withheld, by the agent, when it takes a public address out of use, and claimed -> withheld, if
+ *    the word is claimed a grace period later, so that its packet was killed; withheld -> free, by the agent, when it assigns one.
  *
  * Port word
  *
@@ -154,7 +154,10 @@ struct nat_group {
 	__u64 word[NAT_GROUP_BLOCKS];
 	__u32 outside; /* the public address; 0: the number has none, and all blocks are withheld */
 	__u32 flags;   /* NAT_DRAINING; in the first group of an address */
-	__u32 reserved[14];
+	/* As those of a block, of all sessions of the address; in its first group. */
+	__u32 begun;
+	__u32 ended;
+	__u32 reserved[12];
 	struct nat_block block[NAT_GROUP_BLOCKS];
 };
 
@@ -173,11 +176,12 @@ enum nat_answer {
 	NAT_MISS,	/* from the Internet: no VM has a session for it */
 	NAT_PROTOCOL,	/* the protocol has no ports that can be mapped, or the tables are not laid out */
 	NAT_NO_SESSION, /* from a VM: of no session, and it cannot begin one (TCP without SYN, ICMP other than a query) */
-	NAT_SESSIONS,  /* the inside address has as many sessions as it may have */
-	NAT_BLOCKS,    /* the inside address uses all ports that it may have */
-	NAT_EXHAUSTED, /* the pool has no block for the inside address */
-	NAT_FULL,      /* the session table is full there */
-	NAT_BUSY,      /* other packets won too many swaps */
+	NAT_SESSIONS,	  /* the inside address has as many sessions as it may have */
+	NAT_VPC_SESSIONS, /* the VPC has as many as it may have */
+	NAT_BLOCKS,	  /* the inside address uses all ports that it may have */
+	NAT_EXHAUSTED,	  /* the pool has no block for the inside address */
+	NAT_FULL,	  /* the session table is full there */
+	NAT_BUSY,	  /* other packets won too many swaps */
 };
 
 /*
@@ -199,7 +203,13 @@ struct nat_config {
 	__u32 round;	 /* 1 to NAT_ROUND_MAX */
 	__u32 round_at;	 /* ticks: when a round was completed last, or the tables were laid out */
 	__u64 port_seed; /* secret: which cells and words a port prefers */
-	__u64 reserved[3];
+	/*
+	 * Sessions that a VPC may have, at all addresses of its pool: no tenant can fill the table of all. As many more as there
+	 * are processors may begin at the same moment. 0: not limited.
+	 */
+	__u32 vpc_sessions;
+	__u32 reserved32;
+	__u64 reserved[2];
 };
 
 #endif

@@ -183,7 +183,7 @@ struct session_timeouts {
 
 /*
  * session_config.flags: a TCP session is open again when a segment without RST follows an RST, which may have been forged or
- * not accepted (RFC 7857 section 2.2). A SYN still begins a new connection.
+ * not accepted (RFC 7857 section 2.2). Such a segment may be the SYN of a new connection, which has the same session then.
  */
 #define SESSION_RST_IN_DOUBT 0x1u
 

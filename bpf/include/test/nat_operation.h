@@ -47,7 +47,7 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 	int is_out = test->op == NAT_OP_OUT;
 
 	packet->pool = test->pool;
-	packet->vni = is_out ? test->vni : 0;
+	packet->vni = test->vni;
 	packet->inside = is_out ? test->inside : 0;
 	packet->inside_port = is_out ? test->inside_port : 0;
 	packet->outside = 0;
@@ -63,7 +63,6 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 	packet->hit.published = 0;
 	test->answer = is_out ? nat_out(packet) : nat_in(packet);
 	test->published = packet->hit.published;
-	test->vni = packet->vni;
 	test->inside = packet->inside;
 	test->inside_port = packet->inside_port;
 	test->outside = packet->outside;

@@ -74,7 +74,9 @@ impl SharedNat {
     pub fn open(datapath: &Datapath, args: &NatArgs, pin_dir: &Path) -> Result<Self, Error> {
         let grace = Membarrier::new().map_err(sluice_tables::Error::from)?;
         let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
-        Ok(Self::new(nat.map_err(|error| adoption_error(error, pin_dir))?))
+        let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
+        nat.limit_vpcs(args.vpc_sessions());
+        Ok(Self::new(nat))
     }
 
     pub(crate) fn new(nat: Nat) -> Self {

@@ -25,6 +25,7 @@ use memory::Tables;
 use sluice_types::Vni;
 use std::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use sweep::{Phase, Progress};
 
@@ -250,6 +251,7 @@ impl Nat {
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
         config.store32(offset_of!(nat_config, round_at), now);
+        config.store32(offset_of!(nat_config, vpc_sessions), 0);
         config.store64(offset_of!(nat_config, port_seed), seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         config.store32(offset_of!(nat_config, groups), tables.groups());
@@ -331,6 +333,12 @@ impl Nat {
         self.sessions.set_timeouts(timeouts)
     }
 
+    /// Sets how many sessions each VPC may have, at all its public addresses; remote endpoints may begin half as many. It applies to
+    /// sessions that begin later. New tables have no such limit.
+    pub fn limit_vpcs(&mut self, sessions: NonZeroU32) {
+        self.config.store32(offset_of!(nat_config, vpc_sessions), sessions.get());
+    }
+
     /// Ends the session of a flow between an inside and a remote endpoint, as [`Sessions::remove`]. Its port is free after the
     /// next complete round of the sweep, if no other session uses it.
     pub fn remove(&mut self, flow: &Flow, now: u32) -> bool {
@@ -339,10 +347,11 @@ impl Nat {
 
     /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
     /// those of a VM or of a VPC that is removed, so that the next one with its address or VNI inherits nothing. Packets that come
-    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number.
+    /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number. The
+    /// sessions are looked at only if there is such a block.
     ///
     /// # Errors
-    /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round, or by another call.
+    /// [`Error::Grace`]: the blocks may have ended already. Their sessions do in the next complete round.
     pub fn end(&mut self, ends: impl Fn(&NatBlock) -> bool) -> Result<u64, Error> {
         // The blocks that packets are claiming are complete then.
         self.sessions.wait_for_packets()?;
@@ -352,6 +361,9 @@ impl Nat {
                 self.tables.close(id);
                 blocks += 1;
             }
+        }
+        if blocks == 0 {
+            return Ok(0);
         }
         let waited = self.sessions.wait_for_packets();
         self.end_sessions(waited).map(|()| blocks)
@@ -371,10 +383,14 @@ impl Nat {
             .review(Family::Ipv4, buckets, |session| if ends(session) { Fate::Ends } else { Fate::Stays });
         if waited.is_err() || reviewed.refreshed > 0 {
             // The present round may have looked at the sessions that are left, and must not free their ports.
-            self.sessions.restart_sweep();
-            self.progress.phase = Phase::Begin;
+            self.restart_round();
         }
         waited
+    }
+
+    fn restart_round(&mut self) {
+        self.sessions.restart_sweep();
+        self.progress.phase = Phase::Begin;
     }
 
     /// The session tables.

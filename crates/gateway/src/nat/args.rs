@@ -1,5 +1,7 @@
 //! Command line options of source NAT. This file changes when such an option is added.
 
+use std::num::NonZeroU32;
+
 use clap::Args;
 use sluice_datapath::nat_sizes;
 use sluice_tables::layout::SESSION_SLOTS;
@@ -18,6 +20,11 @@ pub struct NatArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(256..=1 << 26))]
     pub nat_sessions: u32,
 
+    /// Connections that the NAT gateway of one VPC may have on this gateway, of which the Internet can begin half with any_remote.
+    /// Default: a quarter of --nat-sessions, so that one tenant cannot use up those of all
+    #[arg(long, value_name = "NUMBER")]
+    pub nat_sessions_per_vpc: Option<NonZeroU32>,
+
     /// Ports of a block: each instance uses whole blocks, and has at most the number of them that its NAT gateway says. A power
     /// of 2 from 64 to 4096; the same on all gateways of a cluster. It stays as it is until --flush
     #[arg(long, value_name = "NUMBER", default_value_t = 512, value_parser = block_ports)]
@@ -34,6 +41,11 @@ impl NatArgs {
     /// For how much the NAT tables have room, besides sessions.
     pub fn size(&self) -> NatSize {
         NatSize { addresses: self.nat_addresses, block_ports: self.nat_block_ports }
+    }
+
+    /// Sessions that one VPC may have.
+    pub fn vpc_sessions(&self) -> NonZeroU32 {
+        self.nat_sessions_per_vpc.or(NonZeroU32::new(self.nat_sessions / 4)).unwrap_or(NonZeroU32::MIN)
     }
 
     /// Numbers of entries of the maps of source NAT. Buckets are used up to two thirds of their slots.

@@ -164,8 +164,8 @@ fn release(nat: &mut Nat, wanted: &Wanted) -> Result<(), sluice_tables::Error> {
         .filter(|known| !known.is_released && !wanted.0.contains_key(&known.address))
         .map(|known| known.address)
         .collect();
+    nat.release(&released)?;
     for address in released {
-        nat.release(address)?;
         tracing::info!(%address, "the public address is in no NAT gateway any more");
     }
     Ok(())

@@ -66,29 +66,39 @@ impl Nat {
         Error::NoNatNumber { address, total: self.tables.addresses(), released }
     }
 
-    /// Takes a public address out of use, which is in the pool of no VPC any more: ends its sessions and blocks. Its number is free
-    /// after the next complete round of the sweep. Returns false if it has none, or was released before.
+    /// Takes public addresses out of use, which are in the pool of no VPC any more: ends their sessions and blocks. Their numbers are
+    /// free after the next complete round of the sweep. Returns how many were released: those that have no number, or were released
+    /// before, are not. The sessions are looked at only if one of the addresses has blocks, and once for all.
     ///
     /// # Errors
-    /// [`Error::Grace`]: the address is released, and its sessions end in the next complete round.
-    pub fn release(&mut self, address: Ipv4Addr) -> Result<bool, Error> {
-        let has = self.addresses().find(|numbered| numbered.address == address && !numbered.is_released);
-        let Some(NumberedAddress { number, .. }) = has else { return Ok(false) };
-        let number = u32::from(number);
-        self.tables.set_draining(number, true);
-        let waited = self.drain().and_then(|()| self.sessions.wait_for_packets());
-        self.end_sessions(waited).map(|()| true)
+    /// [`Error::Grace`]: the addresses are released, and their sessions end in the next complete round.
+    pub fn release(&mut self, addresses: &[Ipv4Addr]) -> Result<usize, Error> {
+        let is_meant = |known: &NumberedAddress| !known.is_released && addresses.contains(&known.address);
+        let numbers: Vec<u16> = self.addresses().filter(is_meant).map(|known| known.number).collect();
+        if numbers.is_empty() {
+            return Ok(0);
+        }
+        for &number in &numbers {
+            self.tables.set_draining(number.into(), true);
+        }
+        let closed = self.drain();
+        if closed != Ok(0) {
+            let waited = closed.and_then(|_| self.sessions.wait_for_packets());
+            self.end_sessions(waited)?;
+        }
+        Ok(numbers.len())
     }
 
-    /// Takes the blocks of addresses that were released from packets and from their owners.
-    pub(super) fn drain(&self) -> Result<(), Error> {
+    /// Takes the blocks of addresses that were released from packets and from their owners. Returns how many had one.
+    pub(super) fn drain(&self) -> Result<u64, Error> {
         let tables = &self.tables;
         let released = (0..tables.addresses()).filter(|&number| tables.is_draining(number));
         let blocks: Vec<_> =
             released.flat_map(|number| tables.groups_of(number)).flat_map(Tables::blocks_of).collect();
         if blocks.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
+        let mut closed = 0;
         for &id in &blocks {
             let word = tables.word(id);
             if word.is_free() {
@@ -103,9 +113,9 @@ impl Nat {
                 // The packet was killed.
                 tables.swap_word(id, word, word.returned().withheld());
             }
-            tables.close(id);
+            closed += u64::from(tables.close(id));
         }
-        Ok(())
+        Ok(closed)
     }
 
     /// At the end of a round: frees the numbers of addresses that were released and have no block any more.

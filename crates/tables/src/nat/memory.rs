@@ -222,6 +222,17 @@ impl Tables {
         self.groups.store32(at, if drains { layout::NAT_DRAINING } else { 0 });
     }
 
+    /// Sessions that have begun at a public address, by number.
+    pub(super) fn begun_at(&self, address: u32) -> u32 {
+        let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, begun));
+        self.groups.load32(at)
+    }
+
+    pub(super) fn set_ended_at(&self, address: u32, ended: u32) {
+        let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, ended));
+        self.groups.store32(at, ended);
+    }
+
     fn word_at(id: BlockId) -> usize {
         id.group as usize * size_of::<nat_group>() + offset_of!(nat_group, word) + id.slot as usize * 8
     }
@@ -242,12 +253,13 @@ impl Tables {
         self.groups.compare_and_swap64(Self::word_at(id), from.0, to.0).is_ok()
     }
 
-    /// Takes a block from its owner. Only a packet that opens a closing block changes the word meanwhile, and only once.
-    pub(super) fn close(&self, id: BlockId) {
+    /// Takes a block from its owner. Returns false if it has none. Only a packet that opens a closing block changes the word
+    /// meanwhile, and only once.
+    pub(super) fn close(&self, id: BlockId) -> bool {
         loop {
             let word = self.word(id);
             if !word.has_owner() || self.swap_word(id, word, word.closed()) {
-                return;
+                return word.has_owner();
             }
         }
     }

@@ -63,6 +63,14 @@ struct Seen {
     live: u32,
 }
 
+/// The sessions of a public address in the present round.
+#[derive(Clone, Copy, Debug, Default)]
+struct SeenAt {
+    /// That have begun before the round.
+    begun: u32,
+    live: u32,
+}
+
 /// The position of the sweep, and what it has seen.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
@@ -70,6 +78,8 @@ pub(super) struct Progress {
     /// Of this agent's present round.
     round: u32,
     seen: Vec<Seen>,
+    /// By number.
+    addresses: Vec<SeenAt>,
     /// Blocks that were closing, closed, or claimed, and their words.
     leaving: Vec<(BlockId, BlockWord)>,
     /// Blocks and ports in use: in the last complete round, and in the present one.
@@ -155,6 +165,8 @@ impl Nat {
         (self.progress.round, self.progress.counting) = (round, (0, 0));
         self.progress.seen.clear();
         self.progress.leaving.clear();
+        let see = |address| SeenAt { begun: self.tables.begun_at(address), live: 0 };
+        self.progress.addresses = (0..self.tables.addresses()).map(see).collect();
         Ok(self.note_blocks(0))
     }
 
@@ -168,17 +180,22 @@ impl Nat {
     }
 
     fn look_at_sessions(&mut self, buckets: u32, now: u32) -> Result<NatSwept, Error> {
-        let (tables, round, seen) = (&self.tables, self.progress.round, &mut self.progress.seen);
+        let Progress { round, seen, addresses, .. } = &mut self.progress;
+        let (tables, round) = (&self.tables, *round);
         let mut decide = |session: &Session| match stamp(tables, session, round) {
             Some(id) => {
                 seen[id.number()].live += 1;
+                addresses[tables.address_of(id.group) as usize].live += 1;
                 Fate::Stays
             }
             None => Fate::Ends,
         };
         let (swept, reviewed) = self.sessions.visit(buckets, now, Some(&mut decide));
         // What follows may fail, and these buckets are not visited twice in a round.
-        if swept.round_completed {
+        if reviewed.refreshed > 0 {
+            // A session that has not ended may be the last one of a block that is closed, which must not be free before.
+            self.restart_round();
+        } else if swept.round_completed {
             self.progress.phase = Phase::Wait;
         }
         let freed = self.sessions.free_dying()?;
@@ -267,6 +284,9 @@ impl Nat {
 
     fn complete_round(&mut self, now: u32) -> bool {
         self.free_numbers();
+        for (address, seen) in (0..).zip(&self.progress.addresses) {
+            self.tables.set_ended_at(address, seen.begun.wrapping_sub(seen.live));
+        }
         self.progress.used = self.progress.counting;
         self.progress.phase = Phase::Begin;
         self.config.store32(offset_of!(nat_config, round_at), now);

@@ -86,7 +86,8 @@ impl TestNat {
     /// The answer of a remote endpoint.
     fn back(&self, out: &nat_test, flags: u8, now: u32) -> nat_test {
         let remote = SocketAddrV4::new(out.remote.into(), out.remote_port);
-        let mut packet = testing::incoming(out.address, out.protocol, testing::outside_of(out), remote);
+        let mut packet =
+            testing::incoming(out.vni, out.address, out.protocol, testing::outside_of(out), remote);
         (packet.tcp_flags, packet.now, packet.pool) = (flags, now, out.pool);
         self.run(packet)
     }
@@ -143,7 +144,7 @@ fn answers_return_to_the_inside_endpoint() {
         let again = tables.out(protocol, vm(7), remote, NOW);
         assert_eq!((again.answer, again.outside_port), (testing::NAT_TRANSLATED, out.outside_port));
         let back = tables.back(&out, tcp::SYN | tcp::ACK, NOW);
-        assert_eq!((back.answer, back.vni, testing::inside_of(&back)), (testing::NAT_TRANSLATED, VNI, vm(7)));
+        assert_eq!((back.answer, testing::inside_of(&back)), (testing::NAT_TRANSLATED, vm(7)));
     }
     assert_eq!(nat.translations().count(), 3);
     assert!(
@@ -182,6 +183,46 @@ fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
 }
 
 #[test]
+fn a_vpc_has_no_more_sessions_than_permitted() {
+    let (mut tables, mut nat) = TestNat::new(size(4, 1024), limits());
+    nat.limit_vpcs(NonZeroU32::new(40).unwrap());
+    // The VPC has three of the addresses, and the other one has the fourth.
+    tables.pool.addresses = 3;
+    let other = testing::pool_of(&[3]);
+    let other = nat_pool { addresses: 1, address: other.address, ..limits() };
+    let of_vm = |last, now| tables.out(UDP, end([10, 0, 0, last], 9), server(53), now);
+    let begun: Vec<_> = (0..40).map(|last| of_vm(last, NOW)).collect();
+    assert!(begun.iter().all(|out| out.answer == testing::NAT_BEGUN));
+    let addresses: std::collections::HashSet<_> = begun.iter().map(|out| out.address).collect();
+    assert_eq!(addresses.len(), 3);
+    assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
+    assert_eq!(of_vm(3, NOW).answer, testing::NAT_TRANSLATED);
+    // The other VPC has its own, of which remote endpoints leave half.
+    let begin = |last| {
+        let packet = testing::outgoing(VNI + 1, UDP, end([10, 0, 0, last], 9), server(53));
+        tables.run(nat_test { now: NOW, pool: other, ..packet })
+    };
+    let out = begin(0);
+    let pool = nat_pool { flags: testing::ANY_REMOTE, ..other };
+    let asked = |port| tables.back(&nat_test { remote_port: port, pool, ..out }, 0, NOW).answer;
+    assert_eq!((1..20).map(asked).collect::<Vec<_>>(), [testing::NAT_BEGUN; 19]);
+    assert_eq!((asked(20), begin(1).answer), (testing::NAT_VPC_SESSIONS, testing::NAT_BEGUN));
+    // Sessions that have ended do not count after a round, and those that have begun in a round count twice until the next one.
+    (0..2).for_each(|_| drop(round(&mut nat, NOW)));
+    assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
+    assert!(nat.remove(&Flow { source: end([10, 0, 0, 3], 9).into(), ..flow(9, 53) }, NOW));
+    assert_eq!(of_vm(40, NOW).answer, testing::NAT_VPC_SESSIONS);
+    round(&mut nat, NOW);
+    assert_eq!(
+        (of_vm(40, NOW).answer, of_vm(41, NOW).answer),
+        (testing::NAT_BEGUN, testing::NAT_VPC_SESSIONS)
+    );
+    // The next agent finds the limit.
+    let _nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+    assert_eq!(of_vm(41, NOW).answer, testing::NAT_VPC_SESSIONS);
+}
+
+#[test]
 fn while_no_agent_counts_sessions_their_number_is_not_limited() {
     let (tables, mut nat) = TestNat::new(size(1, 64), nat_pool { sessions_limit: 1, ..limits() });
     let age = layout::NAT_ROUND_AGE_MAX;
@@ -217,7 +258,7 @@ fn peeking_changes_nothing() {
     let out = tables.out(UDP, vm(7), server(53), NOW);
     let before = nat.translations().next();
     assert_eq!(tables.run(nat_test { now: NOW + 80, ..peek }).outside_port, out.outside_port);
-    let mut back = testing::incoming(0, UDP, testing::outside_of(&out), server(53));
+    let mut back = testing::incoming(VNI, 0, UDP, testing::outside_of(&out), server(53));
     (back.flags, back.now) = (testing::PEEK, NOW + 80);
     assert_eq!(tables.run(back).answer, testing::NAT_TRANSLATED);
     assert_eq!(nat.translations().next(), before);
@@ -293,14 +334,17 @@ fn reset_shortens_a_tcp_session_until_another_segment_follows() {
     assert_eq!((tables.back(&out, tcp::RST, NOW).answer, left()), (testing::NAT_TRANSLATED, 240));
     assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 7440));
     assert_eq!((send(tcp::RST), left()), (testing::NAT_TRANSLATED, 240));
-    // A new connection on the same ports.
-    assert_eq!((send(tcp::SYN), left()), (testing::NAT_BEGUN, 240));
+    // Neither RST and SYN of a forger nor those of a new connection on the same ports end the session.
+    assert_eq!((send(tcp::SYN), left()), (testing::NAT_TRANSLATED, 7440));
+    tables.back(&out, tcp::RST, NOW);
+    assert_eq!((tables.back(&out, tcp::SYN, NOW).answer, left()), (testing::NAT_TRANSLATED, 7440));
     // A closed connection is not open again.
     for flags in [tcp::ACK, tcp::FIN | tcp::ACK] {
         tables.back(&out, flags, NOW);
         send(flags);
     }
     assert_eq!((send(tcp::ACK), left()), (testing::NAT_TRANSLATED, 240));
+    assert_eq!((send(tcp::SYN), left()), (testing::NAT_BEGUN, 240));
 }
 
 #[test]
@@ -465,6 +509,44 @@ fn sessions_whose_port_is_not_theirs_end() {
     assert_eq!(tables.back(&out, 0, NOW).answer, testing::NAT_MISS);
     assert_eq!(round(&mut nat, NOW).0.astray, 1);
     assert_eq!(nat.translations().count(), 0);
+}
+
+thread_local! {
+    /// The session table and the tag word of a session that a packet refreshes before each access of this thread.
+    static REFRESHED: std::cell::Cell<Option<(Region, usize)>> = const { std::cell::Cell::new(None) };
+}
+
+fn refresh() {
+    // What this accesses is not refreshed.
+    if let Some((table, at)) = REFRESHED.take() {
+        table.store64(at, table.load64(at) + (8 << layout::SESSION_EXPIRES_SHIFT));
+        REFRESHED.set(Some((table, at)));
+    }
+}
+
+#[test]
+fn a_round_begins_again_if_a_session_that_must_end_was_refreshed() {
+    let (tables, mut nat) = TestNat::new(size(1, 64), limits());
+    let out = tables.out(UDP, vm(7), server(53), NOW);
+    // As an agent does that was killed before it ended the session.
+    let id = nat.tables.block_of(0, out.outside_port).unwrap();
+    assert!(nat.tables.close(id));
+    while nat.progress.phase != Phase::Sessions {
+        nat.sweep(64, NOW, &mut drop).unwrap();
+    }
+    let table = tables.regions.sessions.ipv4.clone();
+    let words = (0..table.bytes() / SessionRegions::BUCKET4_BYTES)
+        .flat_map(|bucket| (0..7).map(move |slot| bucket * SessionRegions::BUCKET4_BYTES + 8 + slot * 8));
+    let at = words.into_iter().find(|&at| table.load64(at) != 0).unwrap();
+    REFRESHED.set(Some((table, at)));
+    crate::interleave::set_hook(Some(refresh));
+    let buckets = nat.sessions().buckets(Family::Ipv4);
+    let swept = nat.sweep(buckets, NOW, &mut drop).unwrap();
+    crate::interleave::set_hook(None);
+    assert_eq!((swept.astray, nat.progress.phase, nat.translations().count()), (0, Phase::Begin, 1));
+    assert_eq!((round(&mut nat, NOW).0.astray, nat.translations().count()), (1, 0));
+    round(&mut nat, NOW);
+    assert!(tables.is_empty());
 }
 
 #[test]

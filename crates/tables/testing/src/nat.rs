@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 pub use super::bound::{
     NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_SESSION, NAT_PROTOCOL,
-    NAT_SESSIONS, NAT_TRANSLATED, nat_pool, nat_test,
+    NAT_SESSIONS, NAT_TRANSLATED, NAT_VPC_SESSIONS, nat_pool, nat_test,
 };
 
 /// `flags` of a pool: packets from any remote endpoint to a mapped port begin a session.
@@ -48,11 +48,18 @@ pub fn outgoing(vni: u32, protocol: u8, inside: SocketAddrV4, remote: SocketAddr
     }
 }
 
-/// A packet from the Internet to a port of the public address with this number. It has no pool yet.
+/// A packet from the Internet to a port of the public address with this number, which a VPC has. It has no pool yet.
 #[must_use]
-pub fn incoming(address: u32, protocol: u8, outside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
+pub fn incoming(
+    vni: u32,
+    address: u32,
+    protocol: u8,
+    outside: SocketAddrV4,
+    remote: SocketAddrV4,
+) -> nat_test {
     nat_test {
         op: NAT_OP_IN,
+        vni,
         address,
         outside: (*outside.ip()).into(),
         outside_port: outside.port(),

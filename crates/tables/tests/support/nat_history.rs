@@ -9,6 +9,7 @@ use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU32;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -52,6 +53,8 @@ pub struct World {
     pub size: NatSize,
     /// What the pools of all VPCs have but the numbers.
     pub limits: nat_pool,
+    /// Sessions of a VPC.
+    pub vpc_sessions: NonZeroU32,
     pub seed: u64,
     pub now: u32,
 }
@@ -60,8 +63,10 @@ pub fn worlds() -> impl Strategy<Value = World> {
     let now = prop::sample::select(vec![0, 5, 0x7fff_fff0, 0xffff_ff00, 0xffff_fffe]);
     let size = (2..=NUMBERS_MAX, prop::sample::select(vec![64, 512, 4096]));
     let limits = (3..60_u32, 1..4_u8, any::<bool>());
-    (size, limits, any::<u64>(), now).prop_map(
-        |(size, (sessions_limit, blocks_limit, any_remote), seed, now)| World {
+    // Some are not reached.
+    let vpc_sessions = prop_oneof![6..80_u32, Just(u32::MAX)];
+    (size, limits, vpc_sessions, any::<u64>(), now).prop_map(
+        |(size, (sessions_limit, blocks_limit, any_remote), vpc_sessions, seed, now)| World {
             size: NatSize { addresses: size.0, block_ports: size.1 },
             limits: nat_pool {
                 sessions_limit,
@@ -69,6 +74,7 @@ pub fn worlds() -> impl Strategy<Value = World> {
                 flags: if any_remote { testing::ANY_REMOTE } else { 0 },
                 ..Default::default()
             },
+            vpc_sessions: NonZeroU32::new(vpc_sessions).unwrap(),
             seed,
             now,
         },
@@ -76,7 +82,8 @@ pub fn worlds() -> impl Strategy<Value = World> {
 }
 
 pub fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let flags = || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::RST]);
+    let flags =
+        || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
     // Some VMs use few ports, and some many.
     let port = prop_oneof![0..4_u16, 0..300_u16, any::<u16>()];
     let peek = || prop::bool::weighted(0.1);
@@ -118,7 +125,8 @@ type Key = (Inside, SocketAddrV4);
 struct ModelSession {
     outside: SocketAddrV4,
     expires_at: u32,
-    is_reset: bool,
+    /// Whether a FIN came from the remote endpoint, and from the VM.
+    fins: [bool; 2],
     is_of_remote: bool,
     /// When its mapping was made: the number of changes of the VPC's pool.
     version: u32,
@@ -194,6 +202,14 @@ impl Model<'_> {
         [live, live + more]
     }
 
+    /// The same of a VPC, at all addresses of its pool.
+    fn count_of_vpc(&self, vni: u32) -> [u32; 2] {
+        let pool = &self.pools[vpc_of(vni)].addresses;
+        let live = self.sessions.values().filter(|session| pool.contains(session.outside.ip())).count();
+        let more = self.turnover[0].iter().filter(|((.., outside), _)| pool.contains(outside));
+        [live as u32, live as u32 + more.map(|(_, number)| number).sum::<u32>()]
+    }
+
     /// The pool as packets have it.
     fn pool_of(&self, vni: u32) -> nat_pool {
         let numbers: Vec<u16> =
@@ -208,17 +224,17 @@ impl Model<'_> {
     }
 
     /// Applies a packet to a session that exists. Returns false if it ends the session.
-    fn touch(&mut self, key: &Key, flags: u8) -> bool {
+    fn touch(&mut self, key: &Key, flags: u8, is_of_vm: bool) -> bool {
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
         let session = self.sessions.get_mut(key).unwrap();
         let is_tcp = key.0.protocol == TCP;
-        if is_tcp && session.is_reset && flags & (tcp::SYN | tcp::ACK) == tcp::SYN {
+        if is_tcp && session.fins == [true; 2] && flags & (tcp::SYN | tcp::ACK) == tcp::SYN {
             let outside = session.outside;
             self.sessions.remove(key);
             self.turn_over(&key.0, outside);
             return false;
         }
-        session.is_reset = is_tcp && flags & tcp::RST != 0;
+        session.fins[usize::from(is_of_vm)] |= is_tcp && flags & tcp::FIN != 0;
         if expires_at.wrapping_sub(session.expires_at).cast_signed().unsigned_abs() >= 8 {
             session.expires_at = expires_at;
         }
@@ -227,24 +243,26 @@ impl Model<'_> {
 
     /// A session begins, by a packet with a limit of sessions. `holder_version` is that of the mapping, if a remote endpoint
     /// begins it.
-    fn begin(
-        &mut self,
-        key: Key,
-        outside: SocketAddrV4,
-        holder_version: Option<u32>,
-        (flags, limit): (u8, u32),
-    ) {
+    fn begin(&mut self, key: Key, outside: SocketAddrV4, holder_version: Option<u32>, limit: u32) {
         let version = holder_version.unwrap_or(self.pools[vpc_of(key.0.vni)].changes);
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
-        let is_reset = key.0.protocol == TCP && flags & tcp::RST != 0;
         self.check_mapping(&key, outside, version);
         let [live, _] = self.count(&key.0, *outside.ip());
         let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
         assert!(live < limit || !is_limited, "{live} sessions of {key:?} are not limited");
+        let [of_vpc, _] = self.count_of_vpc(key.0.vni);
+        let limit = self.world.vpc_sessions.get() / if holder_version.is_some() { 2 } else { 1 };
+        assert!(of_vpc < limit || !is_limited, "{of_vpc} sessions of the VPC of {key:?} are not limited");
         self.turn_over(&key.0, outside);
         self.sessions.insert(
             key,
-            ModelSession { outside, expires_at, is_reset, is_of_remote: holder_version.is_some(), version },
+            ModelSession {
+                outside,
+                expires_at,
+                fins: [false; 2],
+                is_of_remote: holder_version.is_some(),
+                version,
+            },
         );
         self.holders.insert((key.0.protocol, outside), (key.0, version));
     }
@@ -253,6 +271,12 @@ impl Model<'_> {
     fn check_limit(&self, inside: &Inside, outside: Ipv4Addr, limit: u32, asked: &nat_test) {
         let [_, most] = self.count(inside, outside);
         assert!(most >= limit, "at most {most} sessions count: {asked:?}");
+    }
+
+    /// The same because of that of its VPC.
+    fn check_limit_of_vpc(&self, inside: &Inside, limit: u32, asked: &nat_test) {
+        let [_, most] = self.count_of_vpc(inside.vni);
+        assert!(most >= limit, "at most {most} sessions of the VPC count: {asked:?}");
     }
 
     /// Checks the outside endpoint of a session that begins against all other sessions.
@@ -280,7 +304,7 @@ impl Model<'_> {
     fn check_out(&mut self, nat: &Nat, key: Key, asked: &nat_test) {
         let (outside, peeks) = (testing::outside_of(asked), asked.flags & testing::PEEK != 0);
         if let Some(&session) = self.sessions.get(&key)
-            && (peeks || self.touch(&key, asked.tcp_flags))
+            && (peeks || self.touch(&key, asked.tcp_flags, true))
         {
             assert_eq!((asked.answer, outside), (testing::NAT_TRANSLATED, session.outside), "{asked:?}");
             return;
@@ -291,7 +315,7 @@ impl Model<'_> {
         }
         let (limits, pool) = (self.world.limits, &self.pools[vpc_of(key.0.vni)]);
         if asked.answer == testing::NAT_BEGUN {
-            self.begin(key, outside, None, (asked.tcp_flags, limits.sessions_limit));
+            self.begin(key, outside, None, limits.sessions_limit);
             return;
         }
         if pool.addresses.is_empty() {
@@ -309,6 +333,9 @@ impl Model<'_> {
             .any(|((inside, _), session)| *inside == key.0 && *session.outside.ip() == address);
         match asked.answer {
             testing::NAT_SESSIONS => self.check_limit(&key.0, address, limits.sessions_limit, asked),
+            testing::NAT_VPC_SESSIONS => {
+                self.check_limit_of_vpc(&key.0, self.world.vpc_sessions.get(), asked);
+            }
             testing::NAT_BLOCKS => {
                 assert!(own >= limits.blocks_limit.into() && !is_mapped, "{asked:?}");
             }
@@ -329,7 +356,7 @@ impl Model<'_> {
             inside.protocol == protocol && *with == remote && session.outside == outside
         });
         if let Some((&key, _)) = found
-            && (peeks || self.touch(&key, asked.tcp_flags))
+            && (peeks || self.touch(&key, asked.tcp_flags, false))
         {
             assert_eq!((asked.answer, answered), (testing::NAT_TRANSLATED, key.0), "{asked:?}");
             return;
@@ -352,12 +379,16 @@ impl Model<'_> {
                 assert!(begins, "{asked:?}");
                 self.check_limit(&answered, *outside.ip(), limit, asked);
             }
+            testing::NAT_VPC_SESSIONS => {
+                assert!(begins, "{asked:?}");
+                self.check_limit_of_vpc(&answered, self.world.vpc_sessions.get() / 2, asked);
+            }
             testing::NAT_BEGUN => {
                 // Also if all sessions of the mapping have ended, and its port was not freed yet.
                 let holder = self.holders.get(&(protocol, outside)).copied();
                 assert_eq!((begins, holder.map(|held| held.0)), (true, Some(answered)), "{asked:?}");
                 let version = holder.map(|held| held.1);
-                self.begin((answered, remote), outside, version, (asked.tcp_flags, limit));
+                self.begin((answered, remote), outside, version, limit);
             }
             other => panic!("answer {other}: {asked:?}"),
         }
@@ -499,7 +530,8 @@ impl Model<'_> {
         let mut outside = self.sessions[&key].outside;
         outside.set_port(port.unwrap_or(outside.port()));
         let with = number.map_or(key.1, |number| remote(number, protocol));
-        let mut asked = testing::incoming(self.numbers[outside.ip()].0.into(), protocol, outside, with);
+        let mut asked =
+            testing::incoming(key.0.vni, self.numbers[outside.ip()].0.into(), protocol, outside, with);
         (asked.now, asked.bytes, asked.pool) = (self.now, 100, self.pool_of(key.0.vni));
         asked.tcp_flags = if protocol == TCP { flags } else { 0 };
         asked.flags = if peek { testing::PEEK } else { 0 };
@@ -545,8 +577,8 @@ impl Model<'_> {
         let Some(at) = pool.addresses.iter().position(|has| *has == address) else { return false };
         pool.addresses.remove(at);
         pool.changes += 1;
-        assert_eq!(nat.release(address), Ok(true));
-        assert_eq!(nat.release(address), Ok(false));
+        assert_eq!(nat.release(&[address]), Ok(1));
+        assert_eq!(nat.release(&[address]), Ok(0));
         self.numbers.get_mut(&address).unwrap().1 = true;
         self.end_sessions(|_, session| *session.outside.ip() == address);
         self.holders.retain(|(_, outside), _| *outside.ip() != address);
@@ -589,6 +621,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         other_s: 2,
     };
     let mut nat = Nat::create(regions, world.size, world.seed, &timeouts, world.now, Immediate).unwrap();
+    nat.limit_vpcs(world.vpc_sessions);
     let mut model = Model {
         world,
         now: world.now,

@@ -25,7 +25,7 @@ fn a_number_is_free_after_the_sessions_of_its_address() {
     assert_eq!(nat.assign(public(2)), full(0));
     let [gone, stays] = [0, 1].map(|number| ask(&tables, VNI, vm(7 + number), &[number]));
     assert_eq!((gone.answer, stays.answer), (testing::NAT_BEGUN, testing::NAT_BEGUN));
-    assert_eq!((nat.release(public(0)), nat.release(public(0))), (Ok(true), Ok(false)));
+    assert_eq!((nat.release(&[public(0)]), nat.release(&[public(0)])), (Ok(1), Ok(0)));
     // Its session has ended, and packets that still have it in their pool get nothing.
     assert_eq!(tables.back(&gone, 0, NOW).answer, testing::NAT_MISS);
     assert_eq!(ask(&tables, VNI, vm(7), &[0]).answer, testing::NAT_EXHAUSTED);
@@ -50,7 +50,7 @@ fn a_number_is_free_after_the_sessions_of_its_address() {
 fn an_address_that_another_vpc_gets_keeps_its_number_and_no_session() {
     let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
     let before = ask(&tables, VNI, vm(7), &[0]);
-    assert_eq!((nat.release(public(0)), nat.assign(public(0))), (Ok(true), Ok(0)));
+    assert_eq!((nat.release(&[public(0)]), nat.assign(public(0))), (Ok(1), Ok(0)));
     assert_eq!(known(&nat), [(0, public(0), false)]);
     assert_eq!(tables.back(&before, 0, NOW).answer, testing::NAT_MISS);
     assert_eq!(ask(&tables, VNI + 1, vm(7), &[0]).answer, testing::NAT_BEGUN);
@@ -79,4 +79,54 @@ fn a_pool_that_changes_moves_only_those_who_must() {
         let has = four.iter().filter(|chosen| **chosen == address).count();
         assert!((97..=203).contains(&has), "{has} of {VMS} have the address {address}");
     }
+}
+
+/// For a moment, packets from the Internet come with the VPC that gets an address, and the one that had it has its blocks.
+#[test]
+fn packets_to_the_address_of_another_vpc_change_none_of_its_sessions() {
+    let (tables, nat) = TestNat::new(size(1, 1024), limits());
+    let out = ask(&tables, VNI, vm(7), &[0]);
+    let before: Vec<_> = nat.translations().collect();
+    let pool = nat_pool { flags: testing::ANY_REMOTE, ..tables.pool };
+    for remote_port in [out.remote_port, 99] {
+        let other = nat_test { vni: VNI + 1, remote_port, pool, ..out };
+        assert_eq!(tables.back(&other, 0, NOW + 80).answer, testing::NAT_MISS);
+    }
+    assert_eq!(nat.translations().collect::<Vec<_>>(), before);
+}
+
+/// Counts how often the agent waits for packets.
+#[derive(Clone, Default)]
+struct Waits(std::sync::Arc<std::sync::atomic::AtomicU32>);
+
+impl Grace for Waits {
+    fn wait(&self) -> Result<(), crate::grace::GraceError> {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn several_addresses_are_released_at_once_and_without_blocks_no_session_is_looked_at() {
+    let waits = Waits::default();
+    let (tables, mut nat) = TestNat::with_grace(size(4, 1024), limits(), 300, waits.clone());
+    let mut counted = 0;
+    let mut waited = || {
+        let before = std::mem::replace(&mut counted, waits.0.load(std::sync::atomic::Ordering::Relaxed));
+        counted - before
+    };
+    let begun = [0, 1, 2].map(|number| ask(&tables, VNI, vm(7 + number), &[number]));
+    waited();
+    // An address without blocks, and one without a number.
+    assert_eq!(nat.release(&[public(3), public(9)]), Ok(1));
+    assert_eq!((nat.release(&[public(3)]), waited()), (Ok(0), 1));
+    assert_eq!((nat.release(&[public(0), public(1)]), waited()), (Ok(2), 2));
+    assert_eq!(nat.translations().map(|shown| *shown.outside.ip()).collect::<Vec<_>>(), [public(2)]);
+    assert_eq!(tables.back(&begun[2], 0, NOW).answer, testing::NAT_TRANSLATED);
+    assert_eq!((nat.end(|block| block.outside == public(0)), waited()), (Ok(0), 1));
+    assert_eq!((nat.end(|block| block.outside == public(2)), waited()), (Ok(1), 2));
+    assert_eq!(nat.translations().count(), 0);
+    round(&mut nat, NOW);
+    assert_eq!(nat.addresses().count(), 1);
+    assert!(tables.is_empty());
 }

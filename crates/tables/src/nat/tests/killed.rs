@@ -1,4 +1,5 @@
-//! Packets and the agent are killed before each of their accesses to memory in turn. What they leave is found by later rounds.
+//! Packets and the agent are killed before each of their accesses to memory in turn, in a round before every seventh. What they
+//! leave is found by later rounds.
 
 use super::*;
 use crate::interleave::die_after;
@@ -101,10 +102,35 @@ fn an_agent_that_is_killed_leaves_nothing() {
     assert!(deaths > 200, "{deaths} accesses");
 }
 
+#[test]
+fn an_agent_that_is_killed_while_it_ends_blocks_leaves_nothing() {
+    let mut deaths = 0;
+    for accesses in 0.. {
+        let (tables, mut nat) = TestNat::with_grace(size(1, 1024), limits(), 8, Immediate);
+        let others = others(&tables);
+        let ended = tables.out(UDP, vm(7), server(53), NOW);
+        let is_complete =
+            die_after(accesses, || nat.end(|block| block.inside == *vm(7).ip()).unwrap()).is_some();
+        drop(nat);
+        let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+        // The next agent ends what is left of the blocks, and its round what is left of the sessions.
+        nat.end(|block| block.inside == *vm(7).ip()).unwrap();
+        assert_eq!(tables.back(&ended, 0, NOW).answer, testing::NAT_MISS);
+        round(&mut nat, NOW);
+        assert_eq!(nat.translations().count(), others.len());
+        check_that_nothing_is_left(&tables, &mut nat, &others);
+        if is_complete {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths > 100, "{deaths} accesses");
+}
+
 /// After an agent or a packet was killed while the address of number 0 was taken out of use: its number is free after two rounds,
 /// and that of the other address is not.
 fn check_that_the_number_is_free(tables: &TestNat, nat: &mut Nat, others: &[nat_test]) {
-    nat.release(public(0)).unwrap();
+    nat.release(&[public(0)]).unwrap();
     (0..2).for_each(|_| drop(round(nat, NOW)));
     let known: Vec<_> = nat.addresses().map(|known| (known.number, known.address)).collect();
     assert_eq!(known, [(1, public(1))]);
@@ -137,7 +163,7 @@ fn an_agent_that_is_killed_while_it_releases_an_address_leaves_nothing() {
         let (tables, mut nat, others) = with_two_addresses();
         assert_eq!(tables.out(UDP, vm(7), server(53), NOW).answer, testing::NAT_BEGUN);
         let ends = |nat: &mut Nat| {
-            nat.release(public(0)).unwrap();
+            nat.release(&[public(0)]).unwrap();
             nat.free_numbers();
             // The next address begins to get its number, or the same one gets it back.
             nat.assign(public(if accesses % 2 == 0 { 2 } else { 0 })).ok();
@@ -159,7 +185,7 @@ fn an_agent_that_is_killed_while_a_number_becomes_free_leaves_nothing() {
     let mut deaths = 0;
     for accesses in 0.. {
         let (tables, mut nat, others) = with_two_addresses();
-        nat.release(public(0)).unwrap();
+        nat.release(&[public(0)]).unwrap();
         let mut changes = || {
             nat.free_numbers();
             nat.assign(public(3)).unwrap();
@@ -168,7 +194,7 @@ fn an_agent_that_is_killed_while_a_number_becomes_free_leaves_nothing() {
         drop(nat);
         let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
         // The next agent is told which addresses are in use.
-        nat.release(public(3)).unwrap();
+        nat.release(&[public(3)]).unwrap();
         check_that_the_number_is_free(&tables, &mut nat, &others);
         if is_complete {
             break;

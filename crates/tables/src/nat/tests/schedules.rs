@@ -100,6 +100,8 @@ struct Counts {
     /// Packets that got the port of a session that had ended, and another one.
     kept: AtomicU64,
     fresh: AtomicU64,
+    /// Packets of remote endpoints that began a session.
+    asked: AtomicU64,
 }
 
 impl Counts {
@@ -274,7 +276,7 @@ fn slow_packet(counts: &Counts) {
     });
     let (to_main, from_sweep) = mpsc::channel();
     let sweep = move |_: &Shared| {
-        // Up to the step that looks at ports.
+        // Until all sessions were looked at. No port is freed yet.
         for _ in 0..3 {
             nat.sweep(4, NOW, &mut drop).unwrap();
         }
@@ -364,7 +366,7 @@ fn packets_of_two_rounds(counts: &Counts) {
     let (to_main, from_sweep) = mpsc::channel();
     let sweep = move |_: &Shared| {
         pause(300);
-        // Up to the step that looks at ports.
+        // Until all sessions were looked at. No port is freed yet.
         for _ in 0..3 {
             assert_eq!(nat.sweep(4, NOW, &mut drop).unwrap().astray, 0);
             nat.remove(&ending, NOW);
@@ -506,14 +508,36 @@ impl Pools {
     }
 }
 
+/// A packet from the Internet to the outside endpoint of this packet, with the VPC that has the address when it comes. Any remote
+/// endpoint may begin a session. Counts whether this one does.
+fn asks(task: usize, out: nat_test, pools: &Arc<Pools>, begun: &Arc<AtomicU64>) -> Task<Shared> {
+    let (pools, begun) = (Arc::clone(pools), Arc::clone(begun));
+    Box::new(move |shared: &Shared| {
+        let remote = SocketAddrV4::new(out.remote.into(), 99);
+        let mut asked = testing::incoming(VNI, 0, shared.protocol, testing::outside_of(&out), remote);
+        (asked.now, asked.tcp_flags) = (NOW, if shared.protocol == TCP { tcp::SYN } else { 0 });
+        shared.programs.run(task, || {
+            asked.vni = pools.owner();
+            asked.pool = nat_pool { flags: testing::ANY_REMOTE, ..pools.of(asked.vni) };
+            if asked.vni != 0 {
+                shared.tables.tables.run(&mut asked);
+            }
+        });
+        begun.fetch_add(u64::from(asked.vni != 0 && asked.answer == testing::NAT_BEGUN), Ordering::Relaxed);
+    })
+}
+
 /// Packets of a VPC that loses its address, while the agent releases it, and gives its number to another address, or the same
-/// one, of another VPC. A packet of this one follows.
+/// one, of another VPC. A packet of this one follows. In every third schedule, one of the first VPC's packets is from the Internet.
 fn packets_of_two_pools(counts: &Counts) {
     let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
     let (shared, mut nat) = Shared::new([1024, 4096][schedule as usize % 2], schedule / 4);
     let keeps_address = (schedule / 2).is_multiple_of(2);
     let (shared, pools) = (Arc::new(shared), Arc::new(Pools::default()));
     pools.give(VNI);
+    let asked =
+        schedule.is_multiple_of(3).then(|| shared.tables.out(shared.protocol, vm(9), server(53), NOW));
+    let begun = Arc::new(AtomicU64::new(0));
     let random = schedule.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let send = |task: usize, vni: u32, comes_at: u64, pause_at: u64| -> Task<Shared> {
         let pools = Arc::clone(&pools);
@@ -541,7 +565,7 @@ fn packets_of_two_pools(counts: &Counts) {
     let agent = move |_: &Shared| {
         pause((random >> 50) % 200);
         of_agent.give(0);
-        assert_eq!(nat.release(public(0)), Ok(true));
+        assert_eq!(nat.release(&[public(0)]), Ok(1));
         while !keeps_address && nat.addresses().count() > 0 {
             nat.sweep(4, NOW, &mut drop).unwrap();
         }
@@ -551,12 +575,23 @@ fn packets_of_two_pools(counts: &Counts) {
     };
     let tasks = vec![
         send(0, VNI, (random >> 20) % 300, (random >> 40) % 200),
-        send(1, VNI, (random >> 30) % 300, (random >> 44) % 200),
+        asked.map_or_else(
+            || send(1, VNI, (random >> 30) % 300, (random >> 44) % 200),
+            |out| {
+                let ask = asks(1, out, &pools, &begun);
+                Box::new(move |shared: &Shared| {
+                    pause((random >> 30) % 300);
+                    pause_packet_at((random >> 44) % 120, 1000);
+                    ask(shared);
+                })
+            },
+        ),
         send(2, VNI + 1, 0, (random >> 36) % 200),
         Box::new(agent) as Task<Shared>,
     ];
     explore(&shared, tasks);
     let mut nat = from_agent.recv().unwrap();
+    Counts::add(&counts.asked, begun.load(Ordering::Relaxed));
     let answers = shared.answers.lock().unwrap().clone();
     let is_heir = |out: &&nat_test| out.vni != VNI;
     for out in answers.iter().filter(|out| !is_heir(out)) {
@@ -582,4 +617,63 @@ fn an_address_that_is_released_has_no_session_of_its_old_vpc() {
     let counts = run_schedules(packets_of_two_pools);
     let (kept, fresh) = (counts.kept.load(Ordering::Relaxed), counts.fresh.load(Ordering::Relaxed));
     assert!(kept > 100 && fresh > 10, "{kept} packets began a session, {fresh} were refused");
+    let (all, asked) = ((RANDOM + BY_PRIORITY) as u64 / 3, counts.asked.load(Ordering::Relaxed));
+    assert!(asked > 10 && asked < all - 10, "{asked} of {all} remote endpoints began a session");
+}
+
+/// Packets of a VM, and one of a remote endpoint to it, while the agent ends what it has.
+fn packets_of_an_ending_vm(counts: &Counts) {
+    let schedule = counts.schedules.fetch_add(1, Ordering::Relaxed);
+    let (shared, mut nat) = Shared::new(1024, schedule);
+    let before = shared.before();
+    let (shared, pools, begun) = (Arc::new(shared), Arc::new(Pools::default()), Arc::default());
+    pools.give(VNI);
+    let random = schedule.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let comes = |shift: u64, packet: Task<Shared>| -> Task<Shared> {
+        Box::new(move |shared: &Shared| {
+            pause((random >> shift) % 200);
+            pause_packet_at((random >> (shift + 8)) % 120, 800);
+            packet(shared);
+        })
+    };
+    let send = |task: usize| -> Task<Shared> {
+        Box::new(move |shared: &Shared| {
+            let mut out = nat_test::default();
+            let remote = server(54 + task as u16);
+            shared.programs.run(task, || out = shared.tables.out(shared.protocol, vm(7), remote, NOW));
+            assert!([testing::NAT_BEGUN, testing::NAT_BUSY].contains(&out.answer), "{out:?}");
+        })
+    };
+    let (to_main, from_agent) = mpsc::channel();
+    let agent = move |_: &Shared| {
+        pause((random >> 50) % 200);
+        assert!(nat.end(|_| true).unwrap() > 0);
+        to_main.send(nat).unwrap();
+    };
+    let tasks = vec![
+        comes(20, send(0)),
+        comes(28, send(1)),
+        comes(36, asks(2, before, &pools, &begun)),
+        Box::new(agent) as Task<Shared>,
+    ];
+    explore(&shared, tasks);
+    let mut nat = from_agent.recv().unwrap();
+    Counts::add(&counts.asked, begun.load(Ordering::Relaxed));
+    // What is left has begun afterwards, in another block.
+    for shown in nat.translations() {
+        let id = nat.tables.block_of(0, shown.outside.port()).unwrap();
+        assert!(nat.tables.word(id).has_owner(), "a session has no block: {shown:?}");
+        Counts::add(&counts.fresh, 1);
+    }
+    assert_eq!(round(&mut nat, NOW).0.astray + round(&mut nat, NOW).0.astray, 0);
+    check_end(&shared, &mut nat);
+}
+
+#[test]
+fn a_block_that_is_ended_leaves_no_session() {
+    let counts = run_schedules(packets_of_an_ending_vm);
+    let packets = 2 * (RANDOM + BY_PRIORITY) as u64;
+    let (fresh, asked) = (counts.fresh.load(Ordering::Relaxed), counts.asked.load(Ordering::Relaxed));
+    assert!(fresh > 100 && fresh < packets - 100, "{fresh} of {packets} sessions began afterwards");
+    assert!(asked > 10, "{asked} remote endpoints began a session");
 }
