@@ -375,8 +375,8 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	default:
 		fail("an unknown verdict");
 	}
-	check_flows(is_to_internet() || is_passed_on(packet) ? 0 : traffic_count.packets - sent, kernel.posted - posted,
-		    lost + refused - missed, setup->patches > 0);
+	check_flows(is_to_internet() || is_passed_on(packet) ? 0 : traffic_count.packets - sent,
+		    kernel.posted - posted, lost + refused - missed, setup->patches > 0);
 	read_outcome(&both, verdict);
 	write_outcome(&before);
 	receive(packet, length, linear);

@@ -24,7 +24,8 @@
 /* Corrections of the headers, without which most changed packets are dropped early. */
 #define REPAIR_LENGTHS 0x01  /* length of IP */
 #define REPAIR_CHECKSUM 0x02 /* checksum of the IPv4 header */
-#define REPAIR_PORT 0x04     /* the destination port, or the source port that an error quotes, is that of a session of NAT */
+#define REPAIR_PORT \
+	0x04 /* the destination port, or the source port that an error quotes, is that of a session of NAT */
 
 /* The first bytes of an input. */
 struct setup {

@@ -113,8 +113,8 @@ static void prepare_nat(void)
 
 		uint32_t behind = *(const uint32_t *)public->inside;
 
-		if (public->kind != NEXT_HOP_PUBLIC || !(public->flags & PUBLIC_NAT) || behind >= cells_used ||
-		    ((struct nat_gateway *)&pristine[behind])->kind != NEXT_HOP_NAT)
+		if (public->kind != NEXT_HOP_PUBLIC || !(public->flags & PUBLIC_NAT) ||
+		    behind >= cells_used || ((struct nat_gateway *)&pristine[behind])->kind != NEXT_HOP_NAT)
 			continue;
 		outside = bpf_ntohl(*(const uint32_t *)public->outside);
 		gateway = (void *)&pristine[behind];

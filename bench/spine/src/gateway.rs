@@ -81,7 +81,6 @@ impl Gateway {
                 mtu: 1500,
                 mac: MacAddr::new(interfaces.dut_mac),
                 internet: false,
-                nat: Vec::new(),
             }],
         })?;
         tables.upsert_vip(&Vip {

@@ -100,10 +100,11 @@ static __always_inline __u32 turn_into_error(struct xdp_md *ctx, const struct pa
 }
 
 /*
- * Drops the packet for `reason` and sends the ICMP error that error_type asks for, if one is allowed.
- * An error beyond the rate limit is counted as another drop.
+ * Counts the packet as dropped for `reason`, and turns it into the ICMP error that error_type asks for, if one is allowed. Returns
+ * the length of the error's frame, in front of which is room for outer headers; 0: there is no error. An error beyond the rate
+ * limit is counted as another drop.
  */
-__attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
+__attribute__((noinline)) __u32 drop_into_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct icmp_error error = {};
@@ -111,16 +112,28 @@ __attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet 
 	__u32 bytes;
 
 	if (!packet)
-		return XDP_DROP;
+		return 0;
 	count_drop(packet->vni, reason);
 	vrf = vrf_at(packet->vrf, packet->vni);
 	if (!vrf || !node || !icmp_error_allowed(&packet->frame))
-		return XDP_DROP;
-	if (!icmp_within_budget(&icmp_budget, packet->counters))
-		return drop(packet->vni, DROP_icmp_rate);
+		return 0;
+	if (!icmp_within_budget(&icmp_budget, packet->counters)) {
+		count_drop(packet->vni, DROP_icmp_rate);
+		return 0;
+	}
 	describe_router(vrf, node, &error);
 	bytes = turn_into_error(ctx, packet, tunnel_bytes(packet), &error);
-	return bytes ? send_back(ctx, packet, bytes) : drop(packet->vni, DROP_headroom);
+	if (!bytes)
+		count_drop(packet->vni, DROP_headroom);
+	return bytes;
+}
+
+/* Drops the packet for `reason`, and sends the error of drop_into_error() back. */
+__attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
+{
+	__u32 bytes = drop_into_error(ctx, packet, reason);
+
+	return packet && bytes ? send_back(ctx, packet, bytes) : XDP_DROP;
 }
 
 /* The instance to which a prefix with the address is delegated. */

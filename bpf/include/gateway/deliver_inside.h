@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, Internet edge: sends a packet to a public address to the host of the instance behind it, or with PACKET_TO_OWNER to
- * the owner of the vIP in next_hop. That one gets the frame as it is but for a new source, and translates the destination.
+ * the owner of the vIP in next_hop. That one gets the frame as it is but for a new source and a smaller MSS, and translates the
+ * destination.
  *
- * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, `at` bytes into which the frame
- * begins: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
+ * Contract: expects a packet for which find_inside() (public.h) returned DROP_none, or with PACKET_TO_OWNER one
+ * of pass_on() (internet_in.h), which fills in next_hop, final_vni, mtu and new_destination itself. The frame begins `at` bytes into
+ * the packet: 0 for a packet from the Internet, the length of the outer headers for one of a VM. Fields as for
  * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
- * translated and encapsulated, and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
- * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then unchanged. Where
- * there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`, `vni_traffic` and
- * `sum_chunks`.
+ * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program
+ * returns. Otherwise the reason to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
+ * unchanged. Where there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`,
+ * `vni_traffic` and `sum_chunks`.
  */
 #ifndef SLUICE_DELIVER_INSIDE_H
 #define SLUICE_DELIVER_INSIDE_H
@@ -43,8 +45,7 @@ __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, st
 		return reason;
 	if (path.mtu < packet->longest)
 		packet->longest = path.mtu;
-	if (!(packet->nat & PACKET_TO_OWNER) || packet->nat & PACKET_NAT_SOURCE || packet->source_public)
-		reason = translate(ctx, packet, at);
+	reason = translate(ctx, packet, at);
 	if (reason)
 		return reason;
 	cursor = cursor_at(ctx, at);
@@ -56,7 +57,8 @@ __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, st
 	reason = encapsulate(ctx, &outer, path.ipv6, at);
 	if (reason)
 		return reason;
-	count_traffic(packet->counters, packet->frame_bytes);
+	if (!(packet->nat & PACKET_TO_OWNER))
+		count_traffic(packet->counters, packet->frame_bytes);
 	packet->verdict = send_by(ctx, path.port->ifindex);
 	return DROP_none;
 }

@@ -3,7 +3,7 @@
  * Gateway: sends a tenant's frame to the host that route() (cgw.h) found, or to the owner of a vIP (PACKET_TO_OWNER).
  *
  * Contract: expects a packet that route() accepted, and now_ns. DROP_none: the packet was rewritten in
- * place and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
+ * place and counted in `vni_traffic` unless `nat` is set, and `verdict` is what the program returns. Otherwise the reason
  * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
  * unchanged, except after DROP_headroom. Uses the maps `cells`, `vni_traffic` and `sum_chunks`.
  */
@@ -213,7 +213,9 @@ __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, s
 		reason = rewrite_outer(ctx, packet, &outer, path.ipv6, carry);
 	if (reason)
 		return reason;
-	count_traffic(packet->counters, packet->frame_bytes);
+	/* With one of these flags, the owner counts the packet, or it is an error of this gateway. */
+	if (!packet->nat)
+		count_traffic(packet->counters, packet->frame_bytes);
 	packet->verdict = send_by(ctx, path.port->ifindex);
 	return DROP_none;
 }

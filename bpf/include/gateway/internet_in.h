@@ -8,13 +8,14 @@
  * Contract: internet_in() returns the program's verdict: XDP_TX for packets that were
  * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. FOR_VPC: the packet is for an instance, and
  * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before; FOR_OWNER: another
- * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. There take_over() returns the same. Drops are counted for the VNI once the
- * public address is known. Uses the maps `cells`, `packets`, `vni_traffic`, `internet_icmp_budget`,
- * `sum_chunks` and those of count.h.
+ * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. take_over() returns the same, except
+ * FOR_OWNER. Drops are counted for the VNI once the public address is known. Uses the maps `cells`, `packets`, `vni_traffic`,
+ * `icmp_budget`, `internet_icmp_budget`, `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_IN_H
 #define SLUICE_INTERNET_IN_H
 
+#include "gateway/answer_sender.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/deliver_inside.h"
 #include "gateway/sender.h"
@@ -195,7 +196,9 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	packet->new_source[1] = packet->frame.source[1];
 	packet->source_public = 0;
 	packet->final_vni = packet->vni;
-	packet->traffic_class = outer_ecn(&packet->frame);
+	/* A tunnel from another gateway may have met congestion (RFC 6040): its mark goes on to the host. */
+	if (!(packet->nat & PACKET_FROM_GATEWAY))
+		packet->traffic_class = outer_ecn(&packet->frame);
 	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
 	packet->longest = port->mtu;
 	return DROP_none;
@@ -230,12 +233,18 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 	const struct public_prefix *public;
 	enum drop_reason reason;
 	const struct vrf *vrf;
+	__u32 vrf_cell;
 
 	if (!packet)
 		return drop(0, DROP_stale_index);
 	public = public_prefix_at(packet->destination_public);
-	vrf = vrf_at(packet->vrf, packet->vni);
-	if (!public || !vrf)
+	if (!public)
+		return drop(packet->vni, DROP_stale_index);
+	vrf_cell = find_index(public->vni, 0);
+	if (vrf_cell == INDEX_BUSY)
+		return drop(packet->vni, DROP_table_busy);
+	vrf = vrf_at(vrf_cell, public->vni);
+	if (!vrf)
 		return drop(packet->vni, DROP_stale_index);
 	packet->next_hop = READ_ONCE(public->vip);
 	if (!next_hop_at(packet->next_hop, NEXT_HOP_VIP))
@@ -245,12 +254,15 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 	packet->mtu = READ_ONCE(vrf->mtu);
 	packet->new_destination[0] = packet->frame.destination[0];
 	packet->new_destination[1] = packet->frame.destination[1];
-	reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom : deliver_inside(ctx, packet, at);
+	/* The owner does not know where the sender is. */
+	reason = check_ttl(packet);
+	if (!reason)
+		reason = resize(ctx, at + packet->frame_bytes) ? DROP_headroom
+							       : deliver_inside(ctx, packet, at);
 	if (!reason)
 		return packet->verdict;
-	if (!packet->error_type || packet->nat & PACKET_FROM_GATEWAY)
-		return drop(packet->vni, reason);
-	return at ? drop_with_error(ctx, packet, reason) : drop_with_public_error(ctx, packet, reason);
+	return at || !packet->error_type ? drop_to_sender(ctx, packet, reason)
+					 : drop_with_public_error(ctx, packet, reason);
 }
 
 /* Admits a packet to the public address in destination_public. `passed_on`: PACKET_FROM_GATEWAY, or 0. */

@@ -8,13 +8,14 @@
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
- * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_OWNER: as for internet_in() (internet_in.h). Uses the
- * maps `cells`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of count.h.
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_OWNER: as for internet_in() (internet_in.h). What is
+ * passed on is not counted: its owner counts it. Uses the maps `cells`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of
+ * count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
 
-#include "gateway/answer_tenant.h"
+#include "gateway/answer_sender.h"
 #include "gateway/deliver_inside.h"
 
 /*
@@ -184,7 +185,7 @@ static __always_inline enum drop_reason find_nat_gateway(struct xdp_md *ctx, str
 		return DROP_stale_index;
 	if (!internet_address_valid(0, packet->frame.destination))
 		return DROP_no_internet_route;
-	/* A packet that will not be sent begins no session. */
+	/* An expired packet begins no session. Whether there is a way out depends on the new source. */
 	reason = check_ttl(packet);
 	if (reason)
 		return reason;
@@ -237,6 +238,9 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 
 	if (!internet_address_valid(frame->flags, frame->destination))
 		return DROP_no_internet_route;
+	/* The new destination is that of the prefix which was found before. */
+	if (packet->nat & PACKET_NAT_DESTINATION)
+		return turn_back(ctx, packet);
 	packet->destination_public = find_public(frame->flags, frame->destination);
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
@@ -246,7 +250,7 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 		return leave(ctx, packet);
 	}
 	public = public_prefix_at(packet->destination_public);
-	if (!public || !(public->flags & PUBLIC_NAT) || packet->nat & PACKET_NAT_DESTINATION)
+	if (!public || !(public->flags & PUBLIC_NAT))
 		return turn_back(ctx, packet);
 	packet->longest = longest_back(ctx, packet);
 	packet->verdict = is_owned_vip(READ_ONCE(public->vip)) ? FOR_NAT_DESTINATION : FOR_OWNER;
@@ -272,10 +276,7 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 		reason = internet_out(ctx, packet);
 	if (!reason)
 		return packet->verdict;
-	/* The way back to the sender is known only if it has sent the packet here. */
-	return packet->error_type && !(packet->nat & PACKET_FROM_GATEWAY)
-		     ? drop_with_error(ctx, packet, reason)
-		     : drop(packet->vni, reason);
+	return drop_to_sender(ctx, packet, reason);
 }
 
 #endif

@@ -8,8 +8,8 @@
  * that the datagram had before this translation. The packet is not changed. Uses the map `nat_fragments`.
  *
  * A datagram is known by 40 bits of a hash under the secret of the sessions, with the address that it gets: so an entry of
- * which two processors have written one word each is of no datagram. Each VNI has one of 256 parts of the table: tenants
- * displace only what is in their own part.
+ * which two processors have written one word each is of no datagram. Each VNI has one of 256 parts of the table, by a hash:
+ * a tenant displaces only what is in its part, which a few other tenants may share. Of 20 VPCs, about two do.
  */
 #ifndef SLUICE_NAT_FRAGMENTS_H
 #define SLUICE_NAT_FRAGMENTS_H

@@ -61,7 +61,7 @@ struct packet {
 	__u8 nat;		    /* PACKET_* */
 };
 
-/* packet.nat; classify() (cgw.h) clears it */
+/* packet.nat; classify() (cgw.h) and take_over() (internet_in.h) clear it */
 #define PACKET_FROM_GATEWAY 0x1	   /* another gateway has passed the packet on */
 #define PACKET_TO_OWNER 0x2	   /* next_hop is a vIP, to the owner of which the packet is passed on */
 #define PACKET_NAT_SOURCE 0x4	   /* source NAT has translated the source, and the port of the source */
@@ -75,9 +75,9 @@ struct packet {
 #define FOR_INTERNET 0x200	  /* send_to_internet() */
 #define FOR_NAT_SOURCE 0x300	  /* nat_source(), and then send_to_internet() again */
 #define FOR_NAT_DESTINATION 0x400 /* nat_destination(), and then send_to_internet() again or enter_vpc() */
+#define FOR_VPC 0x500		  /* enter_vpc() */
 #define FOR_OWNER 0x600		  /* pass_on() */
 #define FOR_PASSED_ON 0x700	  /* take_over(), and then as for internet_in() */
-#define FOR_VPC 0x500		  /* enter_vpc() */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

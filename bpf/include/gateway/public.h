@@ -46,7 +46,10 @@ static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 fla
 				  : find_public_source4(vrf, address[1]);
 }
 
-/* Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with other bits. */
+/*
+ * Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with other bits, or is one of
+ * source NAT, which stands for no address of a VPC.
+ */
 static __always_inline int replace_prefix(const struct public_prefix *public, const __u8 *from,
 					  const __u8 *to, __u64 *address)
 {
@@ -58,7 +61,7 @@ static __always_inline int replace_prefix(const struct public_prefix *public, co
 	__u64 from_low = ipv6 ? load_half(from + 8) : bpf_ntohl(LOAD32(from));
 	__u64 to_low = ipv6 ? load_half(to + 8) : bpf_ntohl(LOAD32(to));
 
-	if ((address[0] ^ from_high) & high || (address[1] ^ from_low) & low)
+	if (public->flags & PUBLIC_NAT || (address[0] ^ from_high) & high || (address[1] ^ from_low) & low)
 		return 0;
 	address[0] = to_high | (address[0] & ~high);
 	address[1] = to_low | (address[1] & ~low);

@@ -50,19 +50,20 @@ pub fn nat_sizes(groups: u32, port_cells: u32, buckets: u32) -> [(&'static str, 
 /// Removes the pins of the maps of source NAT of a gateway that begins to translate, or ceases to: maps of one element hold
 /// nothing, and those of a gateway that does not translate are not wanted. Attached programs keep theirs until they are replaced.
 fn remove_unused_nat(object: &OpenObject, sizes: &[(&str, u32)], dir: &Path) -> Result<(), Error> {
-    let groups = NAT_MAPS[0];
-    let pin = dir.join(groups);
-    let has_nat = object.maps().any(|map| map.name() == groups);
+    // Ports, because one address can be a single group of blocks.
+    let ports = NAT_MAPS[1];
+    let pin = dir.join(ports);
+    let has_nat = object.maps().any(|map| map.name() == ports);
     if !has_nat || !pin.try_exists().map_err(Error::system(format!("look up {}", pin.display())))? {
         return Ok(());
     }
     let old = MapHandle::from_pinned_path(&pin).map_err(Error::bpf(format!("open {}", pin.display())))?;
-    let wanted = sizes.iter().find(|(name, _)| *name == groups).map_or(1, |(_, entries)| *entries);
+    let wanted = sizes.iter().find(|(name, _)| *name == ports).map_or(1, |(_, entries)| *entries);
     if (old.max_entries() == 1) == (wanted == 1) {
         return Ok(());
     }
-    // That of the groups last: if this process is killed before, the next one removes what is left.
-    for name in OTHER_NAT_MAPS.iter().chain(&SESSION_MAPS).chain(NAT_MAPS.iter().rev()) {
+    // That of the ports last: if this process is killed before, the next one removes what is left.
+    for name in OTHER_NAT_MAPS.iter().chain(&SESSION_MAPS).chain(&NAT_MAPS) {
         let pin = dir.join(name);
         match fs::remove_file(&pin) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

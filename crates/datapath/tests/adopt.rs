@@ -479,6 +479,20 @@ fn tables_of_source_nat_are_kept_and_replaced() {
     });
 }
 
+/// With one group of blocks, which the map without source NAT has as well.
+#[test]
+fn the_least_tables_of_source_nat_are_replaced() {
+    in_namespace(|| {
+        let pins = Pins::new("nat-least");
+        let settings = Settings { object: ObjectName::Gateway, cells: 4096, pin_dir: Some(pins.0.clone()) };
+        for sizes in [&[][..], &nat_sizes(1, 1 << 10, 128), &[], &nat_sizes(64, 1 << 10, 128)] {
+            let loaded = Datapath::load_sized(&settings, sizes).unwrap();
+            let expected = sizes.first().map_or(1, |(_, groups)| *groups);
+            assert_eq!(loaded.map("nat_groups").unwrap().max_entries(), expected);
+        }
+    });
+}
+
 /// Whether a program with this id is in the kernel: a process holds it, or it is attached.
 fn is_loaded(id: u32) -> bool {
     libbpf_rs::query::ProgInfoIter::default().any(|program| program.id == id)

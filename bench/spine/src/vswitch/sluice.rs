@@ -142,7 +142,6 @@ fn fill(datapath: &Datapath, rules: Rules) -> Result<NodeTables, Failure> {
             mtu: UPLINK_MTU,
             mac: HOST_MAC,
             internet: false,
-            nat: Vec::new(),
         }],
     })?;
     tables.upsert_vtep(GATEWAY.into(), Role::Gateway)?;
