@@ -201,7 +201,7 @@ async fn fragments_are_translated(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// The identifier of a VPC's NAT gateway.
+/// Changes a VPC's NAT gateway, and waits until all gateways have it.
 async fn change(lab: &Lab, vpc: &str, change: Value) -> Outcome {
     let nat = lab.api().find::<NatGateway>(vpc, &[]).await?.id;
     lab.api().update::<NatGateway>(nat, &change, None).await?;

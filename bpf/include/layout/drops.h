@@ -56,13 +56,13 @@
 	DROP(44, foreign_sender, "sender of the VXLAN packet is a host that may not send in the VPC") \
 	DROP(45, egress_denied, "security groups of the sending port permit no such packet") \
 	DROP(46, ingress_denied, "security groups of the receiving port permit no such packet") \
-	DROP(47, no_session, "packet of no known connection, and not the first one of a new connection") \
+	DROP(47, no_session, "packet of no connection that the port or the NAT gateway knows, and not the first one of a new connection") \
 	DROP(48, session_limit, "port has all the sessions that one port may have") \
-	DROP(49, sessions_full, "session table has no room for the packet's session") \
+	DROP(49, sessions_full, "session table of the host, or of the gateway's source NAT, has no room for the packet's session") \
 	DROP(50, unknown_fragment, "fragment whose first fragment was not permitted, or came later") \
 	DROP(51, rate_limit, "port sent more than its rate") \
 	DROP(52, receiver_unknown, "an egress rule that names a group may permit the packet, but the receiver's groups are not known yet") \
-	DROP(53, no_public_address, "packet to the Internet from an address that has no public address") \
+	DROP(53, no_public_address, "packet to the Internet from an address that has no public address and no NAT gateway") \
 	DROP(54, no_internet_route, "kernel has no route by an Internet port to the destination") \
 	DROP(55, martian_source, "packet to a public address with a source address that cannot be on the Internet") \
 	DROP(56, not_owner, "another gateway has the sessions of the NAT gateway, and the packet cannot be passed on to it") \

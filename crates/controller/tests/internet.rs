@@ -325,7 +325,9 @@ async fn refused_nat_gateways() {
         (json!({"addresses": ["203.0.113.1"]}), (422, "outside-pool", "203.0.113.1")),
         (json!({"addresses": ["2001:db8:9::1"]}), (422, "invalid", "2001:db8:9::1")),
         (json!({"addresses": []}), (422, "invalid", "addresses")),
-        (json!({"address_count": 17}), (422, "invalid", "addresses")),
+        (json!({"address_count": 17}), (422, "invalid", "address_count")),
+        // It would be the largest demand of a table.
+        (json!({"address_count": u64::MAX}), (422, "invalid", "address_count")),
         (json!({"addresses": ["198.51.100.8"], "address_count": 1}), (422, "invalid", "address_count")),
         (json!({"sessions": 0}), (422, "invalid", "sessions")),
         (json!({"blocks": 17}), (422, "invalid", "blocks")),
@@ -351,7 +353,7 @@ async fn refused_nat_gateways() {
     for (body, problem) in [
         (json!({"addresses": ["2001:db8:9::1"]}), (422, "invalid", "2001:db8:9::1")),
         (json!({"addresses": ["198.51.100.1", "198.51.100.7"]}), (409, "address-taken", "198.51.100.7")),
-        (json!({"address_count": 0}), (422, "invalid", "addresses")),
+        (json!({"address_count": 0}), (422, "invalid", "address_count")),
         (json!({"address_count": 1, "addresses": ["198.51.100.1"]}), (422, "invalid", "address_count")),
         (json!({"sessions": 1_000_001}), (422, "invalid", "sessions")),
         (json!({"blocks": 0}), (422, "invalid", "blocks")),

@@ -232,13 +232,25 @@ impl FullTables {
     /// The gateway has everything, and reports space for these numbers of entries, of entries if one is an IPv6 address,
     /// of routes and of VRFs. `used` is a different number for each report.
     async fn report(&self, used: u64, space: [u64; 4]) {
-        let all = [Table::Entries, Table::EntriesWithIpv6, Table::Routes, Table::Vrfs];
-        let fill = |(table, space)| TableFill { table: table as i32, used, capacity: used + space };
-        let tables = all.into_iter().zip(space).map(fill).collect();
+        let [entries, entries_with_ipv6, routes, vrfs] = space;
+        let spaces = [
+            (Table::Entries, entries),
+            (Table::EntriesWithIpv6, entries_with_ipv6),
+            (Table::Routes, routes),
+            (Table::Vrfs, vrfs),
+        ];
+        self.report_tables(used, &spaces).await;
+    }
+
+    /// The same for these tables.
+    async fn report_tables(&self, used: u64, spaces: &[(Table, u64)]) {
+        let fill =
+            |(table, space): &(Table, u64)| TableFill { table: *table as i32, used, capacity: used + space };
+        let tables = spaces.iter().map(fill).collect();
         let tables_revision = self.revision().await;
         let heartbeat = Heartbeat { tables, tables_revision, ..Heartbeat::default() };
         self.node.connection.reports.heartbeat(heartbeat).await.unwrap();
-        let reported = |body: &Value| body["items"][0]["tables"][3]["used"] == used;
+        let reported = |body: &Value| body["items"][0]["tables"][0]["used"] == used;
         self.cloud.wait_until("reported", "/v1/nodes", reported).await;
     }
 
@@ -332,7 +344,7 @@ async fn what_does_not_fit_is_refused_by_the_name_of_the_table() {
     let answer = full.create_instance("b", 0).await;
     let expected = format!(
         "{} cannot hold this: table `entries` of gw-2 has 100 entries in use and certainly holds 103; 2 more \
-         were admitted after its report, and 2 are needed",
+         were admitted after its report, so 1 are left, and 2 are needed",
         full.cluster
     );
     let detail = answer.body["detail"].as_str().unwrap();
@@ -371,6 +383,30 @@ async fn what_does_not_fit_is_refused_by_the_name_of_the_table() {
     let tables = &full.cloud.get("/v1/nodes").await.body["items"][0]["tables"];
     let first = json!({"table": "entries", "used": 102, "capacity": 107});
     assert_eq!((tables.as_array().unwrap().len(), &tables[0]), (4, &first));
+}
+
+/// Catches addresses of NAT gateways for which a gateway has no numbers: it would never have all entries of its cluster.
+#[tokio::test]
+async fn nat_gateways_need_numbers_for_their_addresses() {
+    let full = FullTables::new().await;
+    let pool = json!({"name": "p", "cluster": full.cluster, "prefixes": ["203.0.113.0/24"]});
+    let pool = full.cloud.make("/v1/public-pools", pool).await;
+    let nat = |vpc: usize, count: u64| {
+        let body = json!({"name": "n", "vpc": full.vpcs[vpc], "pool": pool, "address_count": count});
+        full.cloud.post("/v1/nat-gateways", body)
+    };
+    full.report_tables(13, &[(Table::Routes, 99), (Table::Vrfs, 99), (Table::NatAddresses, 3)]).await;
+    let first = nat(0, 2).await;
+    assert_eq!(first.status, StatusCode::CREATED, "{}", first.body);
+    full.refused("nat_addresses", nat(1, 2)).await;
+    assert_eq!(nat(1, 1).await.status, StatusCode::CREATED);
+    assert_eq!(nat(0, 2).await.status, StatusCode::OK, "it exists");
+    let path = format!("/v1/nat-gateways/{}", first.id());
+    let patch = |body: Value| full.cloud.send(full.cloud.request(Method::PATCH, &path).json(&body));
+    full.refused("nat_addresses", patch(json!({"address_count": 3}))).await;
+    // Addresses that are replaced give their numbers to the new ones.
+    let replaced = patch(json!({"addresses": ["203.0.113.8", "203.0.113.9"]})).await;
+    assert_eq!(replaced.status, StatusCode::OK, "{}", replaced.body);
 }
 
 #[tokio::test]

@@ -86,8 +86,9 @@ impl GatewayRole {
         self.nat.settle(tables);
     }
 
-    /// Sets the addresses of this gateway's interfaces, and removes public prefixes and NAT gateways that contain one: packets to the gateway
-    /// itself must not go to a tenant. The controller finds the difference and sends them again; they are then refused.
+    /// Sets the addresses of this gateway's interfaces, and removes public prefixes and NAT gateways that contain one: packets
+    /// to the gateway itself must not go to a tenant. The controller finds the difference and sends them again; they are then
+    /// refused.
     pub fn set_own_addresses(&mut self, tables: &mut NodeTables, own: Vec<IpAddr>) {
         if own == self.own_addresses {
             return;

@@ -179,8 +179,22 @@ fn nat_gateways_have_addresses_and_limits() {
     reports_each(damage);
 }
 
+fn route_key(prefix: &str) -> RouteKey {
+    RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() }
+}
+
+fn routes() -> Vec<Route> {
+    let scopes = [
+        ("10.0.0.0/24", Scope::Local),
+        ("2001:db8:1::/48", Scope::Peer(vni(6))),
+        ("0.0.0.0/0", Scope::Drop),
+        ("10.9.0.0/16", Scope::NextHop("2001:db8::2".parse().unwrap())),
+        ("0.0.0.0/1", Scope::Internet),
+    ];
+    scopes.map(|(prefix, scope)| Route { key: route_key(prefix), scope }).into()
+}
+
 fn full_update() -> Update {
-    let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
     let endpoint = Endpoint {
         vni: vni(5),
         ipv4: Some("10.0.0.2".parse().unwrap()),
@@ -215,13 +229,7 @@ fn full_update() -> Update {
         }],
         vrfs: vrfs(),
         endpoints: vec![endpoint, only4],
-        routes: vec![
-            Route { key: key("10.0.0.0/24"), scope: Scope::Local },
-            Route { key: key("2001:db8:1::/48"), scope: Scope::Peer(vni(6)) },
-            Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
-            Route { key: key("10.9.0.0/16"), scope: Scope::NextHop("2001:db8::2".parse().unwrap()) },
-            Route { key: key("0.0.0.0/1"), scope: Scope::Internet },
-        ],
+        routes: routes(),
         public_prefixes: public_prefixes(),
         removed_public_prefixes: vec!["198.51.100.7/32".parse().unwrap()],
         nat_gateways: vec![nat_gateway()],
@@ -248,7 +256,7 @@ fn full_update() -> Update {
         removed_groups: vec![2],
         removed_vnis: vec![vni(7)],
         removed_endpoints: vec![only4.key()],
-        removed_routes: vec![key("::/0")],
+        removed_routes: vec![route_key("::/0")],
         removed_ports: vec![InstanceId::new(8)],
         paths: vec![
             path,

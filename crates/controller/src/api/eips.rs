@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Entries of an attached EIP in the tables of a gateway: one to find it by its public addresses, and one by those inside.
-const ENTRIES: Demand = Demand { ipv6: 0, others: 0, routes: 2, vrfs: 0 };
+const ENTRIES: Demand = Demand { ipv6: 0, others: 0, routes: 2, vrfs: 0, nat_addresses: 0 };
 
 /// A public address, or an IPv6 prefix.
 #[derive(Serialize, ToSchema)]

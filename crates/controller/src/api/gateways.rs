@@ -6,6 +6,7 @@ use super::request::{Id, IfMatch, Json, NoBody, check_name, check_unicast};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::ownership::GatewayState;
+use crate::place::usage::MissingSpace;
 use crate::push;
 use crate::push::{Entries, Needs};
 use axum::extract::State;
@@ -194,9 +195,9 @@ async fn move_gateway(
     // A gateway that is moving has the entries already.
     if gateway.cluster != cluster && gateway.moving.is_none() {
         let missing = api.current_usage().await?.missing_table_space(id, cluster);
-        if let Some((needed, size)) = missing {
+        if let Some(MissingSpace { kind, needed, size }) = missing {
             let detail = format!(
-                "while it moves, `{}` needs {needed} entries, those of both clusters, but its tables hold only {size}",
+                "while it moves, `{}` needs {needed} {kind}, those of both clusters, but its tables hold only {size}",
                 gateway.name
             );
             return Err(Problem::new(StatusCode::CONFLICT, "tables-too-small", detail).offender("cluster"));

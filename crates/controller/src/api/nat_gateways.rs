@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, NatAddresses, NatGatewayUpdate, Page, Store, StoreError};
-use sluice_types::{NatFiltering, NatGatewayId, PublicPoolId, VpcId, given};
+use sluice_types::{NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, PublicPoolId, VpcId, given};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -132,26 +132,32 @@ pub(super) struct NatGatewayFilter {
     name: Option<String>,
 }
 
-/// The addresses that a request asks for.
+/// The addresses that a request asks for. Their number is checked here, because they are admitted before the store sees them.
 fn wanted(addresses: Option<Vec<IpAddr>>, count: Option<usize>) -> Result<Option<NatAddresses>, Problem> {
     match (addresses, count) {
         (Some(_), Some(_)) => {
             Err(Problem::invalid("address_count", "expected the addresses or their number, not both"))
         }
         (Some(addresses), None) => Ok(Some(NatAddresses::These(addresses))),
+        (None, Some(count)) if !(1..=NAT_ADDRESSES_MAX).contains(&count) => {
+            let detail = format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {count}");
+            Err(Problem::invalid("address_count", detail))
+        }
         (None, count) => Ok(count.map(NatAddresses::Number)),
     }
 }
 
-/// Admits the entries of further addresses in the tables of the VPC's cluster: one for each. `has_entries`: the NAT gateway
-/// exists and has them already.
+/// Admits further addresses on the VPC's cluster: an entry for each of the `new` ones, and a number for each by which there are
+/// `more` than before, because the number of an address that is replaced becomes free. `has_entries`: the NAT gateway exists and
+/// has them already.
 async fn admit(
     api: &Api,
     vpc: VpcId,
-    further: usize,
+    new: usize,
+    more: usize,
     has_entries: impl Future<Output = Result<bool, StoreError>>,
 ) -> Result<Admission, Problem> {
-    let demand = Demand { routes: further as u64, ..Demand::default() };
+    let demand = Demand { routes: new as u64, nat_addresses: more as u64, ..Demand::default() };
     api.admit(NewObjects::Further(vpc, demand), has_entries).await
 }
 
@@ -171,15 +177,16 @@ async fn update_nat_gateway(
     let of_store = |error| Problem::of_store(error, Some(&path));
     let store = &api.db.store;
     let before = store.nat_gateway(id).await.map_err(of_store)?;
-    let further = match &addresses {
-        None => 0,
-        Some(NatAddresses::Number(number)) => number.saturating_sub(before.addresses.len()),
+    let more = |number: usize| number.saturating_sub(before.addresses.len());
+    let (new, more) = match &addresses {
+        None => (0, 0),
+        Some(NatAddresses::Number(number)) => (more(*number), more(*number)),
         Some(NatAddresses::These(these)) => {
             let has = |address: &IpAddr| before.addresses.iter().any(|has| IpAddr::V4(*has) == *address);
-            these.iter().filter(|address| !has(address)).count()
+            (these.iter().filter(|address| !has(address)).count(), more(these.len()))
         }
     };
-    let admission = admit(&api, before.vpc, further, async { Ok(further == 0) }).await?;
+    let admission = admit(&api, before.vpc, new, more, async { Ok(new == 0) }).await?;
     let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering };
     let updated = store.update_nat_gateway(id, new, expected).await.map_err(of_store)?;
     if updated.revision > before.revision {
@@ -215,7 +222,7 @@ impl Creatable for NatGateway {
         };
         let of_vpc = sluice_store::NatGatewayFilter { vpc: Some(vpc), ..Default::default() };
         let exists = async { Ok(!api.db.store.nat_gateways(&of_vpc, super::FIRST).await?.is_empty()) };
-        let admission = admit(api, vpc, number, exists).await?;
+        let admission = admit(api, vpc, number, number, exists).await?;
         let new = sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering };
         let created = api.db.store.create_nat_gateway(new).await;
         let created = created.map_err(|error| Problem::of_store(error, None))?;

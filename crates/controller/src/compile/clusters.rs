@@ -1,6 +1,6 @@
 //! Entries of clusters: vIPs, the vIP plan, keys, and the VTEPs of gateways, from which hosts and the other gateways of a
-//! cluster accept packets. This file changes when a cluster gets another kind of entry, or when another order between gateways and hosts is
-//! needed.
+//! cluster accept packets. This file changes when a cluster gets another kind of entry, or when another order between
+//! gateways and hosts is needed.
 
 use super::shared::ClusterUpdates;
 use super::zones::ZoneInput;

@@ -199,6 +199,11 @@ impl Ledger {
         self.nat_addresses.insert(nat_gateway.vpc, nat_gateway.addresses.len() as u64);
     }
 
+    /// The number of addresses of a VPC's NAT gateway; 0 if it has none.
+    pub fn nat_addresses_of(&self, vpc: VpcId) -> u64 {
+        self.nat_addresses.get(&vpc).copied().unwrap_or(0)
+    }
+
     /// Entries of the public addresses of each VPC that has EIPs or a NAT gateway: two for each EIP, and one for each address
     /// of a NAT gateway. Such a VPC stays on its cluster.
     pub fn public_entries(&self) -> BTreeMap<VpcId, u64> {

@@ -57,6 +57,17 @@ impl GatewayUsage {
     }
 }
 
+/// Why a gateway cannot have the entries of two clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissingSpace {
+    /// Plural name of what does not fit, for people.
+    pub kind: &'static str,
+    /// Number that both clusters have.
+    pub needed: u64,
+    /// Number that the gateway holds.
+    pub size: u64,
+}
+
 /// A cluster with its demand and capacity.
 #[derive(Clone, Debug)]
 pub struct ClusterUsage {
@@ -74,6 +85,8 @@ pub struct ClusterUsage {
     pub demand_pps: u64,
     /// Table entries of its VPCs.
     pub entries: u64,
+    /// Addresses of its VPCs' NAT gateways.
+    pub nat_addresses: u64,
     /// Number of its VPCs.
     pub vpcs: usize,
 }
@@ -154,6 +167,7 @@ impl Usage {
                 let cluster = &mut usage.clusters[*position];
                 cluster.demand_pps += vpc.demand_pps;
                 cluster.entries += vpc.entries;
+                cluster.nat_addresses += ledger.nat_addresses_of(vpc.id);
                 cluster.vpcs += 1;
             }
         }
@@ -266,13 +280,20 @@ impl Usage {
     }
 
     /// A moving gateway has the entries of both clusters for a while. If its tables are too small for them,
-    /// returns the number of entries needed and the table size.
-    pub fn missing_table_space(&self, gateway: GatewayId, to: ClusterId) -> Option<(u64, u64)> {
+    /// returns what is needed and what they hold: entries, or numbers for addresses of NAT gateways.
+    pub fn missing_table_space(&self, gateway: GatewayId, to: ClusterId) -> Option<MissingSpace> {
         let from = self.clusters.iter().find(|it| it.gateways.iter().any(|it| it.id == gateway))?;
         let to = self.clusters.iter().find(|it| it.id == to)?;
-        let size = from.gateways.iter().find(|it| it.id == gateway)?.entries();
-        let needed = from.entries + to.entries;
-        (needed > size).then_some((needed, size))
+        let gateway = from.gateways.iter().find(|it| it.id == gateway)?;
+        let of_nat = gateway.load.and_then(|load| load.nat_addresses);
+        let kinds = [
+            ("entries", from.entries + to.entries, Some(gateway.entries())),
+            ("NAT addresses", from.nat_addresses + to.nat_addresses, of_nat),
+        ];
+        let missing = |(kind, needed, size): (_, u64, Option<u64>)| {
+            size.filter(|size| needed > *size).map(|size| MissingSpace { kind, needed, size })
+        };
+        kinds.into_iter().find_map(missing)
     }
 
     /// A cluster to which VPCs move needs table space for them beside the VPCs that it has and those that are
@@ -348,6 +369,7 @@ pub fn clusters(ledger: &Ledger, loads: &LoadSnapshot, settings: &PlacementSetti
             gateways,
             demand_pps: 0,
             entries: 0,
+            nat_addresses: 0,
             vpcs: 0,
         }
     };
@@ -359,8 +381,8 @@ pub mod tests {
     use super::super::ledger::tests::{ipv4, vpc};
     use super::super::load::capacity::Capacity;
     use super::*;
-    use sluice_store::{Gateway, Move, Peering, Topology};
-    use sluice_types::{PeeringId, Vni};
+    use sluice_store::{Change, Gateway, Move, NatGateway, Peering, Topology};
+    use sluice_types::{NatFiltering, NatGatewayId, PeeringId, PublicPoolId, Vni};
 
     pub fn gateway(id: u64, cluster: u64, draining: bool) -> Gateway {
         Gateway {
@@ -465,9 +487,34 @@ pub mod tests {
         assert_eq!((first.vpcs, first.demand_pps, first.entries), (1, 30, 6));
         // A moving gateway needs table space for the entries of both clusters.
         let entries: u64 = usage.clusters.iter().map(|cluster| cluster.entries).sum();
-        for (size, missing) in [(entries, None), (entries - 1, Some((entries, entries - 1)))] {
-            let usage = Usage::new(&ledger, &loads(&[(1, size)], &[]), PlacementSettings::default());
-            assert_eq!(usage.missing_table_space(GatewayId::new(1), ClusterId::new(2)), missing);
+        let missing = |loads: &LoadSnapshot, ledger: &Ledger| {
+            let usage = Usage::new(ledger, loads, PlacementSettings::default());
+            usage.missing_table_space(GatewayId::new(1), ClusterId::new(2))
+        };
+        assert_eq!(missing(&loads(&[(1, entries)], &[]), &ledger), None);
+        let expected = MissingSpace { kind: "entries", needed: entries, size: entries - 1 };
+        assert_eq!(missing(&loads(&[(1, entries - 1)], &[]), &ledger), Some(expected));
+        // And a number for each address of their NAT gateways, if it translates.
+        let nat_gateway = |id| NatGateway {
+            id: NatGatewayId::new(id),
+            name: String::new(),
+            vpc: VpcId::new(id),
+            cluster: ClusterId::new(id),
+            pool: PublicPoolId::new(id),
+            addresses: (1..=3).map(|last| [198, 51, 100, last].into()).collect(),
+            sessions: 1,
+            blocks: 1,
+            filtering: NatFiltering::default(),
+            revision: 10,
+        };
+        ledger.apply(10, &[1, 2].map(|id| Change::NatGatewayUpserted(nat_gateway(id))), 0);
+        let mut loads = loads(&[(1, entries + 6)], &[]);
+        assert_eq!(missing(&loads, &ledger), None);
+        for (size, expected) in
+            [(6, None), (5, Some(MissingSpace { kind: "NAT addresses", needed: 6, size: 5 }))]
+        {
+            loads.gateways.get_mut(&GatewayId::new(1)).unwrap().nat_addresses = Some(size);
+            assert_eq!(missing(&loads, &ledger), expected);
         }
     }
 

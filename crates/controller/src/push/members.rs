@@ -29,8 +29,8 @@ pub enum Needs {
     AllGateways,
     /// The gateways of this cluster, and all hosts that run agents. For clusters.
     Cluster(ClusterId),
-    /// The gateways of this gateway's cluster, and all hosts that run agents. For gateways, from which all these accept
-    /// packets.
+    /// The gateways of this gateway's clusters, of both while it moves, and all hosts that run agents. For gateways, from
+    /// which all these accept packets.
     Gateway(GatewayId),
 }
 
@@ -230,10 +230,18 @@ impl Members {
         self.gateways.get(&cluster).cloned().unwrap_or_default()
     }
 
-    /// The gateways of a gateway's cluster, with itself. There are none if it was deleted.
-    fn cluster_of(&self, gateway: GatewayId) -> &BTreeSet<GatewayId> {
-        const NONE: &BTreeSet<GatewayId> = &BTreeSet::new();
-        self.gateways.values().find(|all| all.contains(&gateway)).unwrap_or(NONE)
+    /// The clusters whose entries a gateway has: its own, and the other one of its move. There are none if it was deleted.
+    fn clusters_of(&self, gateway: GatewayId) -> impl Iterator<Item = ClusterId> {
+        let own = self.gateways.iter().find(|(_, all)| all.contains(&gateway)).map(|(cluster, _)| *cluster);
+        own.into_iter().chain(self.moving_gateways.get(&gateway).map(|moving| moving.at.other))
+    }
+
+    /// The gateways that accept packets from a gateway, with itself: all that have the entries of one of its clusters.
+    fn neighbors_of(&self, gateway: GatewayId) -> BTreeSet<GatewayId> {
+        let clusters: BTreeSet<ClusterId> = self.clusters_of(gateway).collect();
+        let members = clusters.iter().filter_map(|cluster| self.gateways.get(cluster)).flatten().copied();
+        let moving = self.moving_gateways.iter().filter(|(_, moving)| clusters.contains(&moving.at.other));
+        members.chain(moving.map(|(id, _)| *id)).collect()
     }
 
     /// The VNI of a VPC.
@@ -264,7 +272,7 @@ impl Members {
             }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
             (Needs::Cluster(cluster) | Needs::Gateways(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
-            (Needs::Gateway(gateway), NodeId::Gateway(id)) => self.cluster_of(gateway).contains(&id),
+            (Needs::Gateway(gateway), NodeId::Gateway(id)) => self.neighbors_of(gateway).contains(&id),
             (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
             (Needs::Gateways(_), NodeId::Host(_)) => false,
             (Needs::Nothing | Needs::Vpc(_) | Needs::HostsOf(_) | Needs::AllGateways, _) => false,
@@ -343,7 +351,7 @@ impl Members {
                 Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
                 Needs::Gateway(id) => {
-                    self.cluster_of(*id).iter().map(gateway).min().unwrap_or(0).min(all_hosts())
+                    self.neighbors_of(*id).iter().map(gateway).min().unwrap_or(0).min(all_hosts())
                 }
             };
             // An object of a later revision may need nodes that this membership does not have yet.
@@ -438,6 +446,50 @@ mod tests {
         expect("111111101");
         hub.close(NodeId::Gateway(GatewayId::new(2)), second.id);
         expect("111111101");
+    }
+
+    /// Catches a move that counts as programmed while a gateway of the other cluster refuses the gateway's packets.
+    #[test]
+    fn gateway_that_moves_needs_the_gateways_of_both_clusters() {
+        let (mut members, hub) = (members(), Hub::default());
+        let gateway = |id, cluster, other: Option<u64>| Gateway {
+            id: GatewayId::new(id),
+            name: String::new(),
+            cluster: ClusterId::new(cluster),
+            vtep4: None,
+            vtep6: None,
+            draining: false,
+            moving: other.map(|other| GatewayMove { id: 1, other: ClusterId::new(other), joined: false }),
+            revision: 2,
+        };
+        let upserted = |id, gateways| {
+            let cluster = Cluster { id: ClusterId::new(id), ..cluster() };
+            Change::ClusterUpserted { cluster, gateways }
+        };
+        let moving = vec![gateway(1, 1, Some(2)), gateway(2, 1, None)];
+        members.apply(
+            11,
+            &[upserted(1, moving), upserted(2, vec![gateway(3, 2, None), gateway(4, 2, Some(3))])],
+        );
+        members.apply(12, &[upserted(3, vec![gateway(5, 3, None)])]);
+        hub.open(NodeId::Host(HostId::new(1)), 12, String::new());
+        let id = |id| NodeId::Gateway(GatewayId::new(id));
+        let programmed = |of: u64| members.programmed(&hub, &[(Needs::Gateway(GatewayId::new(of)), 12)])[0];
+        let needed_by = |of: u64| -> Vec<u64> {
+            (1..=5).filter(|other| members.needs(Needs::Gateway(GatewayId::new(of)), id(*other))).collect()
+        };
+        let needed: Vec<_> = (1..=5).map(needed_by).collect();
+        assert_eq!(needed, [vec![1, 2, 3, 4], vec![1, 2], vec![1, 3, 4], vec![1, 3, 4, 5], vec![4, 5]]);
+        (1..=3).for_each(|number| drop(hub.open(id(number), 12, String::new())));
+        assert!(
+            programmed(2) && !programmed(1) && !programmed(3),
+            "the fourth gateway has not acknowledged it"
+        );
+        hub.open(id(4), 12, String::new());
+        assert!(
+            programmed(1) && programmed(3) && !programmed(4),
+            "the fifth has the entries of its other cluster"
+        );
     }
 
     /// Catches rules that count as programmed while a host with instances of the VPC does not have them.

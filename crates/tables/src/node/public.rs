@@ -194,7 +194,8 @@ impl NodeTables {
     ///
     /// # Errors
     /// [`Error::UnknownVni`]; [`Error::UnknownVip`]; [`Error::AddressTaken`] if another public prefix of the VPC has some of
-    /// the inside addresses; [`Error::PublicAddressTaken`] if a NAT gateway has the outside address; [`Error::Full`]; [`Error::Invalid`], also for a VRF with a group.
+    /// the inside addresses; [`Error::PublicAddressTaken`] if a NAT gateway has the outside address; [`Error::Full`];
+    /// [`Error::Invalid`], also for a VRF with a group.
     pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> Result<bool, Error> {
         let public = checked(public)?;
         let PublicPrefix { outside, vni, vip, .. } = public;
@@ -549,7 +550,8 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Makes the public prefixes and NAT gateways readable, and sources and addresses agree with them. What is missing then must be added again.
+    /// Makes the public prefixes and NAT gateways readable, and sources and addresses agree with them. What is missing then
+    /// must be added again.
     pub(super) fn repair_public_prefixes(&mut self) -> Result<(), Error> {
         let mut roots = Vec::new();
         if self.outside != 0 {

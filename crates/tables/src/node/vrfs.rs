@@ -122,8 +122,8 @@ impl NodeTables {
     /// Adds or changes a VRF; its routes stay. One that is new has the routes of the prefixes of its ports.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or one, public prefixes or a NAT gateway together
-    /// with a group.
+    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or one, public prefixes or a NAT
+    /// gateway together with a group.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
         let by_role = match (vrf.group, vrf.elephant_bytes) {
             (None, None) => 0,
@@ -207,8 +207,8 @@ impl NodeTables {
         index
     }
 
-    /// Removes a VRF with its routes, public prefixes, NAT gateway and direct paths. Its endpoints and ports stay in the tables; packets do not find
-    /// them until the VRF is added again.
+    /// Removes a VRF with its routes, public prefixes, NAT gateway and direct paths. Its endpoints and ports stay in the
+    /// tables; packets do not find them until the VRF is added again.
     ///
     /// # Errors
     /// [`Error::Grace`].

@@ -36,6 +36,8 @@ pub struct Demand {
     pub routes: u64,
     /// VRFs, without their routes.
     pub vrfs: u64,
+    /// Addresses of NAT gateways, each of which has a number on each gateway that translates.
+    pub nat_addresses: u64,
 }
 
 impl Demand {
@@ -51,6 +53,7 @@ impl AddAssign for Demand {
         self.others += more.others;
         self.routes += more.routes;
         self.vrfs += more.vrfs;
+        self.nat_addresses += more.nat_addresses;
     }
 }
 
@@ -98,6 +101,8 @@ fn of_moved_vpc(ledger: &Ledger, id: VpcId, vpc: &LedgerVpc) -> Demand {
         others: 1 + vpc.addresses.ipv4,
         routes: vpc.prefixes() + vpc.static_routes() + vpc.addresses.prefixes + peers,
         vrfs: 1,
+        // A VPC with a NAT gateway stays on its cluster.
+        nat_addresses: 0,
     }
 }
 
@@ -156,7 +161,7 @@ mod tests {
         let ledger = ledger();
         let (id, cluster) = (VpcId::new, ClusterId::new);
         let find = |new| demands(&ledger, new).unwrap();
-        let demand = |ipv6, others, routes, vrfs| Demand { ipv6, others, routes, vrfs };
+        let demand = |ipv6, others, routes, vrfs| Demand { ipv6, others, routes, vrfs, nat_addresses: 0 };
         assert_eq!(find(NewObjects::Vpc(cluster(9))), [(cluster(9), demand(0, 1, 0, 1))]);
         // Two prefixes in the VPC and in its two peers.
         let both = Prefixes { ipv4: true, ipv6: true };

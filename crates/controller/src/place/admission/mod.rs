@@ -26,7 +26,8 @@ const COMMITTED_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{cluster} cannot hold this: table `{table}` of {gateway} has {used} entries in use and certainly holds \
-     {capacity}; {admitted} more were admitted after its report, and {needed} are needed"
+     {capacity}; {admitted} more were admitted after its report, so {} are left, and {needed} are needed",
+    .capacity.saturating_sub(used.saturating_add(*.admitted))
 )]
 pub struct Full {
     /// The cluster.
@@ -261,6 +262,12 @@ fn check(
         && admitted.entries() + demand.entries() > fill.free()
     {
         return full(entries, fill, admitted.entries(), demand.entries());
+    }
+    // Gateways without an interface to the Internet do not report this table.
+    if let Some(fill) = table(Table::NatAddresses).filter(|_| demand.nat_addresses > 0)
+        && admitted.nat_addresses + demand.nat_addresses > fill.free()
+    {
+        return full(Table::NatAddresses, fill, admitted.nat_addresses, demand.nat_addresses);
     }
     let (Some(routes), Some(vrfs)) = (table(Table::Routes), table(Table::Vrfs)) else { return Ok(()) };
     if demand.routes == 0 && demand.vrfs == 0 {

@@ -57,7 +57,7 @@ fn what_was_admitted_counts_until_the_report_has_it() {
     assert_eq!(
         refused.to_string(),
         "cluster-1 cannot hold this: table `entries` of gw-1 has 100 entries in use and certainly holds 110; \
-         6 more were admitted after its report, and 5 are needed"
+         6 more were admitted after its report, so 4 are left, and 5 are needed"
     );
     // An object that is not created, and one whose creation is not complete.
     drop(admit(&admissions, entries(4, 0)).unwrap());
@@ -123,7 +123,8 @@ fn routes_and_vrfs_share_their_memory() {
 #[test]
 fn unknown_fill_never_refuses() {
     let admissions = started();
-    let all = Demand { ipv6: 1 << 40, others: 1 << 40, routes: 1 << 40, vrfs: 1 << 40 };
+    let all =
+        Demand { ipv6: 1 << 40, others: 1 << 40, routes: 1 << 40, vrfs: 1 << 40, nat_addresses: 1 << 40 };
     drop(admit(&admissions, all).unwrap());
     // A report that does not have what others created before this controller started.
     admissions.report(GATEWAYS[0], 1, &report(9, 0, 0, 0));
@@ -134,6 +135,28 @@ fn unknown_fill_never_refuses() {
     drop(admit(&admissions, all).unwrap());
     admissions.report(GATEWAYS[0], 1, &report(20, 0, 0, 0));
     admit(&admissions, all).unwrap_err();
+}
+
+/// Catches NAT gateways for whose addresses a gateway has no numbers: their entries could not be written.
+#[test]
+fn addresses_of_nat_gateways_need_numbers_where_they_are_translated() {
+    let admissions = started();
+    let demand = |nat_addresses| Demand { nat_addresses, ..Demand::default() };
+    admissions.report(GATEWAYS[0], 1, &report(20, 10, 10, 10));
+    drop(admit(&admissions, demand(1 << 40)).unwrap());
+    admissions.report(GATEWAYS[1], 1, &heartbeat(20, &[(Table::NatAddresses, 13, 16)]));
+    admit(&admissions, demand(2)).unwrap().commit(21);
+    let refused = admit(&admissions, demand(2)).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "cluster-1 cannot hold this: table `nat_addresses` of gw-2 has 13 entries in use and certainly holds 16; \
+         2 more were admitted after its report, so 1 are left, and 2 are needed"
+    );
+    drop(admit(&admissions, demand(1)).unwrap());
+    // Other objects need no numbers.
+    admissions.report(GATEWAYS[1], 1, &heartbeat(21, &[(Table::NatAddresses, 16, 16)]));
+    drop(admit(&admissions, entries(1, 0)).unwrap());
+    admit(&admissions, demand(1)).unwrap_err();
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub struct GatewayLoad {
     pub pps: f64,
     /// Entries that its exact match certainly holds, with those in use; `None` if it does not report it.
     pub entries: Option<u64>,
+    /// Numbers for addresses of NAT gateways; `None` if it does not report them, as it translates none.
+    pub nat_addresses: Option<u64>,
     /// Estimate of its capacity.
     pub capacity: Capacity,
     /// Its load of the last moment, from the cluster protocol.
@@ -160,8 +162,11 @@ impl Loads {
         load.busy = busy;
         load.memory = f64::from(heartbeat.memory_permille.min(1000)) / 1000.0;
         load.offload_all = heartbeat.offload_all;
-        let of_entries = heartbeat.tables.iter().find(|fill| fill.table == Table::Entries as i32);
-        load.entries = of_entries.map(|fill| fill.capacity);
+        let capacity = |table: Table| {
+            let fill = heartbeat.tables.iter().find(|fill| fill.table == table as i32);
+            fill.map(|fill| fill.capacity)
+        };
+        (load.entries, load.nat_addresses) = (capacity(Table::Entries), capacity(Table::NatAddresses));
         load.measured_ms = now_ms;
         if heartbeat.vnis_reported {
             let counts = heartbeat.vnis.iter().take(MAX_VNI_LOADS);
