@@ -37,7 +37,7 @@ pub(crate) struct TableFigures {
     revision: u64,
     /// VNIs with the indices of their packet counters.
     counters: Vec<(u32, u32)>,
-    /// [`Role::nat_addresses`].
+    /// What [`Role::nat_addresses`] says.
     nat_addresses: Option<NatAddresses>,
 }
 

@@ -53,7 +53,7 @@ struct Status {
     /// Events of blocks.
     claimed: u64,
     returned: u64,
-    /// [`sluice_tables::nat::NatSwept::astray`].
+    /// Sum of [`sluice_tables::nat::NatSwept::astray`].
     astray: u64,
 }
 
