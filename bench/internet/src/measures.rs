@@ -61,7 +61,7 @@ pub fn established(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Fa
     Ok(measures)
 }
 
-/// The same of these sessions.
+/// The same for these sessions.
 ///
 /// # Errors
 /// As [`established`].

@@ -7,7 +7,6 @@ use sluice_datapath::{Datapath, Traffic};
 use sluice_southbound::proto::{Heartbeat, Table, TableFill};
 use sluice_tables::{NodeTables, TableUsage};
 
-use crate::Role;
 use crate::vni_traffic::VniTrafficReport;
 
 /// How busy a node is.
@@ -37,18 +36,18 @@ pub(crate) struct TableFigures {
     revision: u64,
     /// VNIs with the indices of their packet counters.
     counters: Vec<(u32, u32)>,
-    /// [`Role::nat_addresses`].
+    /// `None` if the node translates none.
     nat_addresses: Option<NatAddresses>,
 }
 
 impl TableFigures {
-    pub(crate) fn read(tables: &NodeTables, role: &impl Role) -> Self {
+    pub(crate) fn read(tables: &NodeTables, nat_addresses: Option<NatAddresses>) -> Self {
         let counters = tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters));
         Self {
             usage: tables.usage(),
             revision: tables.applied_revision(),
             counters: counters.collect(),
-            nat_addresses: role.nat_addresses(),
+            nat_addresses,
         }
     }
 }

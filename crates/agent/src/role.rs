@@ -12,11 +12,10 @@ use sluice_southbound::{
 use sluice_tables::{NatAddress, NodeTables};
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
-use crate::NodeLoad;
 use crate::claims::Claims;
 use crate::failures::Failures;
-use crate::heartbeat::NatAddresses;
 use crate::rsp::KeyKind;
+use crate::{NatAddresses, NodeLoad};
 
 /// Numbers of sessions by instance, or why they cannot be found.
 pub type EndingSessionsJob = Box<dyn FnOnce() -> Result<BTreeMap<InstanceId, u64>, String> + Send>;

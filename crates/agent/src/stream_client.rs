@@ -359,7 +359,8 @@ impl<R: Role> StreamClient<R> {
             let report =
                 (unconfirmed.changes() != before).then(|| unconfirmed.report(&applier.tables, &applier.role));
             let changes = unconfirmed.changes();
-            (TableFigures::read(&applier.tables, &applier.role), applier.role.load(), report, changes)
+            let figures = TableFigures::read(&applier.tables, applier.role.nat_addresses());
+            (figures, applier.role.load(), report, changes)
         };
         let (tables, load, unconfirmed, changes) = self.writer.run(read).await?;
         *reported = changes;

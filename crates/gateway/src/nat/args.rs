@@ -20,7 +20,7 @@ pub struct NatArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(256..=1 << 26))]
     pub nat_sessions: u32,
 
-    /// Connections that the NAT gateway of one VPC may have on this gateway, of which the Internet can begin half with any_remote.
+    /// Connections that the NAT gateway of one VPC may have on this gateway, of which the Internet can begin half with endpoint-independent filtering.
     /// Default: a quarter of --nat-sessions, so that one tenant cannot use up those of all
     #[arg(long, value_name = "NUMBER")]
     pub nat_sessions_per_vpc: Option<NonZeroU32>,

@@ -202,7 +202,7 @@ impl Model<'_> {
         [live, live + more]
     }
 
-    /// The same of a VPC, at all addresses of its pool.
+    /// The same for a VPC, at all addresses of its pool.
     fn count_of_vpc(&self, vni: u32) -> [u32; 2] {
         let pool = &self.pools[vpc_of(vni)].addresses;
         let live = self.sessions.values().filter(|session| pool.contains(session.outside.ip())).count();

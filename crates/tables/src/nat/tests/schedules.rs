@@ -527,6 +527,14 @@ fn asks(task: usize, out: nat_test, pools: &Arc<Pools>, begun: &Arc<AtomicU64>) 
     })
 }
 
+/// A packet of the VPC that loses its address has a session by this address, or is refused.
+fn count_loser(counts: &Counts, out: &nat_test) {
+    let is_begun = out.answer == testing::NAT_BEGUN;
+    assert!(is_begun || [testing::NAT_EXHAUSTED, testing::NAT_BUSY].contains(&out.answer), "{out:?}");
+    assert!(!is_begun || *testing::outside_of(out).ip() == public(0), "{out:?}");
+    Counts::add(if is_begun { &counts.kept } else { &counts.fresh }, 1);
+}
+
 /// Packets of a VPC that loses its address, while the agent releases it, and gives its number to another address, or the same
 /// one, of another VPC. A packet of this one follows. In every third schedule, one of the first VPC's packets is from the Internet.
 fn packets_of_two_pools(counts: &Counts) {
@@ -594,12 +602,7 @@ fn packets_of_two_pools(counts: &Counts) {
     Counts::add(&counts.asked, begun.load(Ordering::Relaxed));
     let answers = shared.answers.lock().unwrap().clone();
     let is_heir = |out: &&nat_test| out.vni != VNI;
-    for out in answers.iter().filter(|out| !is_heir(out)) {
-        let is_begun = out.answer == testing::NAT_BEGUN;
-        assert!(is_begun || [testing::NAT_EXHAUSTED, testing::NAT_BUSY].contains(&out.answer), "{out:?}");
-        assert!(!is_begun || *testing::outside_of(out).ip() == public(0), "{out:?}");
-        Counts::add(if is_begun { &counts.kept } else { &counts.fresh }, 1);
-    }
+    answers.iter().filter(|out| !is_heir(out)).for_each(|out| count_loser(counts, out));
     let heir = answers.iter().find(is_heir).unwrap();
     assert_eq!(heir.answer, testing::NAT_BEGUN);
     assert_eq!(*testing::outside_of(heir).ip(), public(u32::from(!keeps_address)));
