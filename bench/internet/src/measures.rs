@@ -129,11 +129,12 @@ pub fn public(effort: Effort, flows: Sessions) -> Result<Vec<Measure>, Failure> 
 /// # Errors
 /// Errors of the datapath, the tools or the kernel.
 pub fn memory(sessions: Sessions) -> Result<Vec<Measure>, Failure> {
+    // They can be changed in the first network namespace only.
+    let _limits = Limits::raise(sessions.count() + SPARE)?;
     let inside = move || -> Result<(f64, f64), Failure> {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
         let rig = Rig::new()?;
         let ours = gateway::fill(&rig, sessions)?;
-        let _limits = Limits::raise(sessions.count() + SPARE)?;
         kernel::set_up(sessions.vms)?;
         rig.aim(sessions, Order::From(0), sluice_bench_spine::peers::ROUTER.parse()?)?;
         let before = kernel::slab_bytes()?;
