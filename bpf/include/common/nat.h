@@ -168,8 +168,8 @@ NAT_FUNCTION int nat_choose_address(struct nat_packet *packet)
 }
 
 /*
- * Derives the candidate groups of the inside address, which are of packet->address, and the candidate cells of its port. A group
- * that has only ports below NAT_PORT_MIN is none.
+ * Derives the candidate groups of the inside address, which are of packet->address, and the candidate cells of its port. Groups
+ * that have only ports below NAT_PORT_MIN are skipped.
  */
 static __always_inline void nat_place(const struct session_config *sessions, const struct nat_config *nat,
 				      struct nat_packet *packet)

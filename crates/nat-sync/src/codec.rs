@@ -49,8 +49,8 @@ pub struct MessageCodec {
 }
 
 impl MessageCodec {
-    /// Makes the codec of gateway `own`, which starts at `now_ms` (milliseconds since 1970). `boot` is drawn for this run
-    /// only.
+    /// Makes the codec of gateway `own`, which starts at `now_ms` (milliseconds since 1970). `boot` is drawn
+    /// for this run only.
     #[must_use]
     pub fn new(own: GatewayId, boot: BootId, now_ms: u64) -> Self {
         let limits = Limits { senders_max: SENDERS_MAX, ..Limits::default() };

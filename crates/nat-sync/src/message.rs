@@ -47,8 +47,8 @@ pub struct Data {
 pub enum Progress {
     /// It receives the pass.
     Receiving,
-    /// It has the whole pass, and has ended what was not in it. If one of the two is false, the sender begins another pass
-    /// soon.
+    /// It has the whole pass, and has ended what was not in it. If one of the two is false, the sender begins
+    /// another pass soon.
     Done {
         /// It has all sessions of what the sender owns, and no others.
         copied: bool,

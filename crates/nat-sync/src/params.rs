@@ -3,8 +3,8 @@
 /// Microseconds of a tick of the session tables.
 pub(crate) const TICK_US: u64 = 125_000;
 
-/// Times are in microseconds of the clock of the node that uses them. `docs/decisions/nat-replication.md` explains the
-/// values.
+/// Times are in microseconds of the clock of the node that uses them. `docs/decisions/nat-replication.md` explains
+/// the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {
     /// Interval between the beginnings of two passes to a gateway. Copies live for two intervals longer than the owner's

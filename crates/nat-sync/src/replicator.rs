@@ -58,8 +58,8 @@ pub enum Output {
         /// Time by this node's clock.
         at_us: u64,
     },
-    /// Whether this gateway has all sessions of a NAT gateway, so that it can take its vIP over. Until it is said, it has
-    /// not.
+    /// Whether this gateway has all sessions of a NAT gateway, so that it can take its vIP over. Until this output says
+    /// so, it does not have them.
     Copy {
         /// The NAT gateway.
         vni: Vni,

@@ -283,8 +283,8 @@ impl Nat {
     /// numbers ([`Nat::addresses`]).
     ///
     /// # Errors
-    /// [`Error::NotTables`], [`Error::LayoutVersion`] or [`Error::Invalid`] if the memory does not hold tables of this layout and
-    /// size.
+    /// [`Error::NotTables`], [`Error::LayoutVersion`] or [`Error::Invalid`] if the memory does not hold tables of
+    /// this layout and size.
     pub fn adopt(
         regions: &NatRegions,
         size: NatSize,

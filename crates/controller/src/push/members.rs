@@ -230,7 +230,7 @@ impl Members {
         self.gateways.get(&cluster).cloned().unwrap_or_default()
     }
 
-    /// The clusters whose entries a gateway has: its own, and the other one of its move. There are none if it was deleted.
+    /// The clusters whose entries a gateway has: its own, and the other one of its move. A deleted gateway has none.
     fn clusters_of(&self, gateway: GatewayId) -> impl Iterator<Item = ClusterId> {
         let own = self.gateways.iter().find(|(_, all)| all.contains(&gateway)).map(|(cluster, _)| *cluster);
         own.into_iter().chain(self.moving_gateways.get(&gateway).map(|moving| moving.at.other))

@@ -485,8 +485,8 @@ impl World {
         self.schedule(away_us, Event::Return { node, wiped });
     }
 
-    /// The owner of a NAT gateway dies: each gateway that says that its copy is complete has the sessions on which endpoints
-    /// rely.
+    /// The owner of a NAT gateway dies: each gateway that says that its copy is complete has the sessions on which
+    /// endpoints rely.
     fn check_heirs(&mut self, dead: usize, unit: usize) {
         // What a former owner returns is copied to the others by the next passes.
         if self.now_us < self.disputed_us[unit] + DISPUTE_US {

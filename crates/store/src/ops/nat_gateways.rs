@@ -70,7 +70,7 @@ fn check_number(number: usize) -> Result<()> {
 /// The requested addresses in ascending order.
 ///
 /// # Errors
-/// There are none or too many, one is given twice, or one is an IPv6 address.
+/// If the list is empty or too long, has an address twice, or has an IPv6 address.
 fn ascending(wanted: &[IpAddr]) -> Result<Vec<Ipv4Addr>> {
     check_number(wanted.len())?;
     let mut addresses = Vec::with_capacity(wanted.len());
