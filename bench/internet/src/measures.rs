@@ -6,7 +6,7 @@ use crate::rig::{Order, Rig, Sessions};
 use crate::side::{self, Turn};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_report::{Better, Measure};
-use sluice_bench_spine::contender::Contender;
+use sluice_bench_spine::contender::{Contender, FORWARDS};
 use sluice_bench_spine::forward::{self, Effort};
 use sluice_bench_spine::gateway::Routes;
 
@@ -133,6 +133,8 @@ pub fn memory(sessions: Sessions) -> Result<Vec<Measure>, Failure> {
     let _limits = Limits::raise(sessions.count() + SPARE)?;
     let inside = move || -> Result<(f64, f64), Failure> {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+        // As a contender: where the generator changes its core, queues drop most packets.
+        sluice_bench_report::stay_on(FORWARDS)?;
         let rig = Rig::new()?;
         let ours = gateway::fill(&rig, sessions)?;
         kernel::set_up(sessions.vms)?;
