@@ -115,6 +115,12 @@ struct session_key6 {
 #define SESSION_RST \
 	0x40u /* TCP: RST from either endpoint; SESSION_RST_IN_DOUBT: and no other segment since */
 /*
+ * On a host, set by the agent: the policy of the port permits the session no longer. Its packets are dropped and refresh
+ * nothing. It stays for SESSION_REVOKED_TICKS, so that an answer that is under way begins no session in the other direction.
+ */
+#define SESSION_REVOKED 0x80u
+#define SESSION_REVOKED_TICKS 16
+/*
  * Bits 16..31: on a host, the identity of the remote by which the session was permitted. A packet of the originator with
  * another identity replaces it, if the policy permits that as well.
  */

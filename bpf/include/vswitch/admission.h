@@ -12,7 +12,7 @@
  *   later fragment    passes if its first fragment has
  *   ICMP error        passes if the session of the packet that it quotes exists
  *   of a session      passes, and refreshes the session. If its sender began the session and has another identity than
- *                     then, the policy must permit it
+ *                     then, the policy must permit it. Is dropped if the session was revoked (SESSION_REVOKED)
  *   otherwise         TCP: must be a SYN (RFC 9293), ICMP: not an answer. If the policy permits it, it begins a session
  */
 #ifndef SLUICE_ADMISSION_H
@@ -167,7 +167,8 @@ __attribute__((noinline)) __u32 admit_error(struct __sk_buff *skb, struct frame 
 		return DROP_no_session;
 	query_flow(config, &memory->query, scope, quoted->protocol, ipv6, quoted->source, quoted->destination,
 		   quoted->ports);
-	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
+	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT ||
+	    memory->hit.state & SESSION_REVOKED)
 		return DROP_no_session;
 	return ADMIT_PASS;
 }
@@ -216,6 +217,9 @@ static __always_inline __u32 pass_by_session(struct session_config *config, stru
 {
 	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
 		return ADMIT_JUDGE;
+	if (memory->hit.state & SESSION_REVOKED)
+		return memory->query.identity == IDENTITY_NOT_COMPARED ? DROP_egress_denied
+								       : DROP_ingress_denied;
 	if (has_other_identity(memory, ipv6))
 		return ADMIT_AGAIN;
 	return touch_session(config, memory, ipv6);

@@ -62,7 +62,9 @@ impl Ending {
         for (generation, without) in &self.policies {
             let left = Left::compile(without)?;
             let of_policy = self.sessions.iter().filter(|session| session.policy_generation() == *generation);
-            let live = of_policy.filter(|session| session.expires_at.wrapping_sub(now).cast_signed() > 0);
+            let live = of_policy.filter(|session| {
+                session.expires_at.wrapping_sub(now).cast_signed() > 0 && !session.is_revoked()
+            });
             for session in live.filter(|session| left.ends(session)) {
                 if let Some(instance) = self.ports.get(&session.flow.scope) {
                     *found.entry(*instance).or_default() += 1;

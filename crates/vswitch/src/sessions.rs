@@ -253,6 +253,7 @@ impl Keeper {
                 is_complete &= is_certain && reviewed.refreshed == 0;
             }
         }
+        self.sessions.end_revoked(ticks_now())?;
         is_complete &= unknown.is_empty();
         self.receivers.ask(&unknown);
         let time = begun.elapsed();

@@ -20,8 +20,11 @@ pub enum Fate {
     Changes([u32; 2]),
     /// As `Changes`, and its remote has this identity, which was not known when the VM began the session.
     Identified([u32; 2], u16),
-    /// It ends.
+    /// It ends, so that the next packet of either end may begin another one.
     Ends,
+    /// It is revoked, with this data of its creator: its packets are dropped for two seconds, and then it ends
+    /// ([`Sessions::end_revoked`]). So an answer that is under way begins no session.
+    Revoked([u32; 2]),
 }
 
 /// Result of a step of a review.
@@ -31,9 +34,9 @@ pub struct Reviewed {
     pub sessions: u64,
     /// Sessions that go on with other data.
     pub changed: u64,
-    /// Sessions that were ended.
+    /// Sessions that were ended or revoked.
     pub ended: u64,
-    /// Sessions that packets refreshed at each of 64 attempts to end them. They must be reviewed again.
+    /// Sessions that packets changed while they were to end. They must be reviewed again.
     pub refreshed: u64,
 }
 
@@ -69,6 +72,12 @@ impl Session {
     #[must_use]
     pub fn identity(&self) -> u16 {
         (self.state >> layout::SESSION_IDENTITY_SHIFT) as u16
+    }
+
+    /// On a host: whether the policy permits it no longer, so that its packets are dropped until it ends.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.state & layout::SESSION_REVOKED != 0
     }
 
     /// On a host: the packet that began the session, as policies judge it.
@@ -132,6 +141,10 @@ impl Sessions {
                     continue;
                 };
                 reviewed.sessions += 1;
+                if session.is_revoked() {
+                    // The agent may have been killed before it was to end.
+                    self.progress.revoked.push((family, bucket, slot, word));
+                }
                 match decide(&session) {
                     Fate::Stays => {}
                     Fate::Changes(action) => {
@@ -143,6 +156,15 @@ impl Sessions {
                         reviewed.changed +=
                             u64::from(table.replace_action(bucket, slot, session.action, action));
                     }
+                    // Otherwise a packet with another identity was permitted in between.
+                    Fate::Revoked(action) if table.replace_action(bucket, slot, session.action, action) => {
+                        if !session.is_revoked() {
+                            table.revoke(bucket, slot);
+                            reviewed.ended += 1;
+                            self.progress.revoked.push((family, bucket, slot, word));
+                        }
+                    }
+                    Fate::Revoked(_) => reviewed.refreshed += 1,
                     Fate::Ends => match self.end(family, bucket, slot, word) {
                         Some(ended) => reviewed.ended += u64::from(ended),
                         None => reviewed.refreshed += 1,
@@ -151,6 +173,31 @@ impl Sessions {
             }
         }
         reviewed
+    }
+
+    /// Lets the sessions that reviews have revoked end in two seconds from `now`. Before, it waits until no packet is in flight
+    /// that has found them as they were, and may refresh them.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]. The next call does it then.
+    pub fn end_revoked(&mut self, now: u32) -> Result<(), Error> {
+        if self.progress.revoked.is_empty() {
+            return Ok(());
+        }
+        self.wait_for_packets()?;
+        let last = now.wrapping_add(layout::SESSION_REVOKED_TICKS);
+        for (family, bucket, slot, revoked) in std::mem::take(&mut self.progress.revoked) {
+            let table = &self.reader.tables[family.index()];
+            let mut word = table.word(bucket, slot);
+            // No packet refreshes it any more, but the sweep may end it.
+            while word.is_same_life(revoked) && !word.has_expired(last) {
+                match table.compare_and_swap(bucket, slot, word, word.expiring(last)) {
+                    Ok(()) => break,
+                    Err(seen) => word = seen,
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Ends the session in a slot. False: it has ended before. `None`: packets refreshed it at each attempt.

@@ -40,6 +40,8 @@ pub(super) struct Progress {
     live: [Vec<u32>; 2],
     /// Slots that were seen dying, or claimed: family, bucket, slot and tag word.
     dying: Vec<(usize, u32, u32, TagWord)>,
+    /// Sessions that were revoked: family, bucket, slot and tag word.
+    pub(super) revoked: Vec<(Family, u32, u32, TagWord)>,
     /// Scopes that have little room left, and how soon their sessions end; `None`: all have enough.
     scarce: Option<(BTreeSet<u32>, WhenScarce)>,
 }
@@ -53,6 +55,7 @@ impl Progress {
             block_live: 0,
             live: [blocks(&tables[0]), blocks(&tables[1])],
             dying: Vec::new(),
+            revoked: Vec::new(),
             scarce: None,
         }
     }

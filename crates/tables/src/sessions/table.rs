@@ -50,6 +50,11 @@ impl TagWord {
         Self(self.0 | u64::from(layout::SESSION_DYING))
     }
 
+    /// The tag word of the slot with this expiry.
+    pub(super) fn expiring(self, at: u32) -> Self {
+        Self(u64::from(self.incarnation()) | u64::from(at) << layout::SESSION_EXPIRES_SHIFT)
+    }
+
     /// The tag word of the slot after it was emptied.
     pub(super) fn emptied(self) -> Self {
         let generation = self.generation().wrapping_add(1) & layout::SESSION_GENERATION_MASK as u16;
@@ -186,8 +191,19 @@ impl Table {
         self.region.compare_and_swap64(at, word(from), word(to)).is_ok()
     }
 
-    /// Sets the identity of the remote of a session that the VM began: packets set other bits of the word meanwhile.
+    /// Sets the identity of the remote of a session that the VM began.
     pub(super) fn set_identity(&self, bucket: u32, slot: u32, identity: u16) {
+        let shift = layout::SESSION_IDENTITY_SHIFT;
+        self.change_state(bucket, slot, |state| state & 0xffff | u32::from(identity) << shift);
+    }
+
+    /// Marks the session in a slot as revoked.
+    pub(super) fn revoke(&self, bucket: u32, slot: u32) {
+        self.change_state(bucket, slot, |state| state | layout::SESSION_REVOKED);
+    }
+
+    /// Changes bits of a session's state of which packets set others meanwhile.
+    fn change_state(&self, bucket: u32, slot: u32, change: impl Fn(u32) -> u32) {
         const {
             let (created_at, state) =
                 (offset_of!(layout::session_data, created_at), offset_of!(layout::session_data, state));
@@ -195,11 +211,10 @@ impl Table {
         }
         let data = self.record_at(bucket, slot) + self.family.key_words() * 8;
         let at = data + offset_of!(layout::session_data, created_at);
-        let shift = 32 + layout::SESSION_IDENTITY_SHIFT;
-        let with_identity = |word: u64| word & !(0xffff << shift) | u64::from(identity) << shift;
+        let changed = |word: u64| word & 0xffff_ffff | u64::from(change((word >> 32) as u32)) << 32;
         let mut seen = self.region.load64(at);
         // A session has a few bits, each of which a packet sets once.
-        while let Err(other) = self.region.compare_and_swap64(at, seen, with_identity(seen)) {
+        while let Err(other) = self.region.compare_and_swap64(at, seen, changed(seen)) {
             seen = other;
         }
     }

@@ -9,6 +9,11 @@ use sluice_types::Vni;
 
 use crate::scopes::ScopeMap;
 
+/// What becomes of a session that the policy of this generation does not permit. It keeps its rule.
+fn revoked(session: &Session, generation: u32) -> Fate {
+    Fate::Revoked(session.permitted_by(generation, session.rule()))
+}
+
 /// By what the sessions of a port are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Basis {
@@ -60,7 +65,7 @@ impl<'a> Judge<'a> {
         let known = self.known.get(&number).copied();
         let basis = known.unwrap_or_else(|| self.find(number));
         let mut fate = self.judge(session, basis);
-        if fate == Fate::Ends && known.is_some() {
+        if matches!(fate, Fate::Ends | Fate::Revoked(_)) && known.is_some() {
             // The session may have begun after that was found, under another policy.
             let basis = self.find(number);
             fate = self.judge(session, basis);
@@ -76,11 +81,13 @@ impl<'a> Judge<'a> {
             Basis::Policy { cell, generation, vni } => {
                 let packet = session.first_packet();
                 match self.reader.evaluate(cell, &packet) {
+                    // The next packet begins another one.
+                    Verdict::Permitted(_) if session.is_revoked() => Fate::Ends,
                     Verdict::Permitted(rule) => Fate::Changes(session.permitted_by(generation, rule)),
                     Verdict::Denied if packet.direction == Direction::Egress => {
                         self.judge_by_receiver(session, (cell, generation), vni)
                     }
-                    Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
+                    Verdict::Denied | Verdict::Unrestricted => revoked(session, generation),
                 }
             }
         }
@@ -91,18 +98,19 @@ impl<'a> Judge<'a> {
     fn judge_by_receiver(&mut self, session: &Session, (cell, generation): (u32, u32), vni: u32) -> Fate {
         let mut packet = session.first_packet();
         let Some(vni) = Vni::new(vni).ok().filter(|_| self.reader.names_receivers(cell)) else {
-            return Fate::Ends;
+            return revoked(session, generation);
         };
         let receiver = Destination { vni, address: packet.remote };
         let Some(identity) = (self.identity_of)(receiver) else {
             let waits = (self.may_wait)(receiver);
             self.unknown.extend(waits.then_some(receiver));
-            return if waits { Fate::Stays } else { Fate::Ends };
+            return if waits { Fate::Stays } else { revoked(session, generation) };
         };
         packet.identity = identity;
         match self.reader.evaluate(cell, &packet) {
+            Verdict::Permitted(_) if session.is_revoked() => Fate::Ends,
             Verdict::Permitted(rule) => Fate::Identified(session.permitted_by(generation, rule), identity),
-            Verdict::Denied | Verdict::Unrestricted => Fate::Ends,
+            Verdict::Denied | Verdict::Unrestricted => revoked(session, generation),
         }
     }
 

@@ -55,7 +55,8 @@ pub struct SessionView {
     pub remote_address: IpAddr,
     /// Its port, as that of the instance.
     pub remote_port: u16,
-    /// The phase of the session: `new`, `established` or `closing`.
+    /// The phase of the session: `new`, `established` or `closing`; `revoked`: the policy permits it no longer, and its packets
+    /// are dropped until it ends.
     pub state: &'static str,
     /// Seconds since it began.
     pub age_s: u32,
@@ -185,7 +186,7 @@ fn view(session: &Session, port: &ListedPort, rules: &HashMap<u32, RuleIds>, now
         local_port: local.port(),
         remote_address: remote.ip(),
         remote_port: remote.port(),
-        state: session.phase().name(),
+        state: if session.is_revoked() { "revoked" } else { session.phase().name() },
         age_s: seconds(now.wrapping_sub(session.created_at)),
         expires_in_s: seconds(session.expires_at.wrapping_sub(now)),
         packets_out: session.packets[out],

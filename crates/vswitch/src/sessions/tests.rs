@@ -165,8 +165,15 @@ proptest! {
                     let bits = !layout::SESSION_RULE_MASK;
                     prop_assert_eq!(rule & bits, of_another_policy.action[1] & bits, "how it began");
                 }
-                fate => prop_assert!(fate == Fate::Ends && permitting.is_empty(), "{:?} {:?}", packet, fate),
+                fate => {
+                    let revoked = Fate::Revoked([generation, of_another_policy.action[1]]);
+                    prop_assert!(fate == revoked && permitting.is_empty(), "{:?} {:?}", packet, fate);
+                }
             }
+            let mut revoked = of_another_policy;
+            revoked.state |= layout::SESSION_REVOKED;
+            let is_permitted = judge.decide(&revoked) == Fate::Ends;
+            prop_assert_eq!(is_permitted, !permitting.is_empty(), "a revoked session ends when it is permitted again");
             prop_assert_eq!(judge.decide(&session(&packet, generation)), Fate::Stays, "judged before");
         }
     }
@@ -221,7 +228,7 @@ fn sessions_of_retired_numbers_and_of_ports_without_a_filter_end() {
     assert_eq!(
         [7, 8, 9, 70_000].map(|scope| fate(&closed, scope)),
         [
-            Fate::Ends,
+            Fate::Revoked([closed.policy_generation(1).unwrap(), session(&packet, 1000).action[1]]),
             Fate::Stays, // a number that the map does not have yet
             Fate::Ends,
             Fate::Stays,
@@ -282,25 +289,27 @@ fn sessions_to_unknown_receivers_are_judged_when_these_are_known() {
         let fate = judge.decide(&session(&packet, 1000));
         (fate, Vec::from_iter(judge.into_unknown()))
     };
+    let revoked = |packet: &PolicyPacket| Fate::Revoked([generation, session(packet, 1000).action[1]]);
     let receiver =
         sluice_rsp::Destination { vni: Vni::new(1).unwrap(), address: "10.0.0.9".parse().unwrap() };
     assert_eq!(judge(question(), None, true), (Fate::Stays, vec![receiver]));
-    assert_eq!(judge(question(), None, false), (Fate::Ends, vec![]));
+    assert_eq!(judge(question(), None, false), (revoked(&question()), vec![]));
     let permitted = Fate::Identified([generation, 1 | layout::SESSION_EGRESS], 2);
     assert_eq!(judge(question(), Some(2), true), (permitted, vec![]));
     for identity in [0, 1, 3] {
-        assert_eq!(judge(question(), Some(identity), true), (Fate::Ends, vec![]), "{identity}");
+        assert_eq!(judge(question(), Some(identity), true), (revoked(&question()), vec![]), "{identity}");
     }
     // The receiver has joined another group since the session began.
     let other = PolicyPacket { identity: 1, ..question() };
     assert_eq!(judge(other, Some(2), true), (permitted, vec![]));
-    assert_eq!(judge(other, Some(3), true), (Fate::Ends, vec![]));
+    assert_eq!(judge(other, Some(3), true), (revoked(&other), vec![]));
     let incoming = PolicyPacket { direction: Direction::Ingress, ..question() };
-    assert_eq!(judge(incoming, Some(2), true), (Fate::Ends, vec![]), "the identity is the sender's");
+    assert_eq!(judge(incoming, Some(2), true), (revoked(&incoming), vec![]), "the identity is the sender's");
     let none = self::tables(Some(&Policy { id: 5, rules: vec![rule(1, 53, 7)], ..Policy::default() }));
     let reader = none.reader();
     let mut judge = Judge::new(&reader, &map, &|_| Some(2), &|_| true);
-    assert_eq!(judge.decide(&session(&question(), 1000)), Fate::Ends, "the group has no members");
+    let fate = judge.decide(&session(&question(), 1000));
+    assert!(matches!(fate, Fate::Revoked(_)), "the group has no members: {fate:?}");
 }
 
 /// Catches sessions that wait without end, and questions that are lost.
@@ -353,7 +362,7 @@ fn a_session_of_a_newer_policy_is_judged_by_that() {
     let mut tables = tables(Some(&Policy { id: 5, ..Policy::default() }));
     let (reader, map) = (tables.reader(), map());
     let mut judge = Judge::new(&reader, &map, &|_| None, &|_| false);
-    assert_eq!(judge.decide(&session(&packet, 1000)), Fate::Ends);
+    assert!(matches!(judge.decide(&session(&packet, 1000)), Fate::Revoked(_)));
     let remote = Remote::Prefix("0.0.0.0/0".parse().unwrap());
     let rule = Rule { id: 1, direction: Direction::Egress, service: Service::Any, remote };
     tables.upsert_policy(&Policy { id: 5, rules: vec![rule], ..Policy::default() }).unwrap();

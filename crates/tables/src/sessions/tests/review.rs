@@ -112,3 +112,47 @@ fn a_session_that_is_refreshed_meanwhile_ends_as_well() {
     assert_eq!(reviewed.ended, 1);
     assert_eq!(sessions.reader().lookup(&flow, NOW), None);
 }
+
+/// Catches a revoked session that lives on because a packet that had found it before refreshed it, or because the agent was
+/// killed.
+#[test]
+fn a_revoked_session_ends_two_seconds_later() {
+    let regions = SessionRegions::anonymous(2, 2).unwrap();
+    let mut first = sessions(&regions, Immediate);
+    let tables = host(&regions);
+    let refresh = |flow: &Flow, now: u32| {
+        let ends = [flow.destination, flow.source];
+        let mut packet = testing::operation(testing::SESSION_OP_TOUCH, flow.scope, flow.protocol, ends);
+        packet.now = now;
+        tables.run(&mut packet);
+        assert_eq!(packet.touched, testing::SESSION_HIT);
+    };
+    for family in [Family::Ipv4, Family::Ipv6] {
+        let (revoked, other) = (flow(family, 1), flow(family, 2));
+        begin(&tables, &revoked, 1);
+        begin(&tables, &other, 2);
+        let decide = |session: &Session| match session.rule() {
+            1 => Fate::Revoked(session.permitted_by(9, 1)),
+            _ => Fate::Stays,
+        };
+        let reviewed = first.review(family, 0..2, decide);
+        assert_eq!(reviewed, Reviewed { sessions: 2, ended: 1, ..Reviewed::default() });
+        // It is found, so that packets know about it.
+        refresh(&revoked, NOW + 100);
+        let session = first.reader().lookup(&revoked, NOW).unwrap().0;
+        assert!(session.is_revoked() && session.policy_generation() == 9 && session.expires_at > NOW + 100);
+        // Another agent does what the first one was killed before.
+        let mut second = Sessions::adopt(&regions, NOW, Immediate).unwrap();
+        let reviewed = second.review(family, 0..2, |_| Fate::Stays);
+        assert_eq!(reviewed.ended, 0, "it is revoked once");
+        second.end_revoked(NOW + 100).unwrap();
+        let live = |now: u32| second.reader().lookup(&revoked, now).is_some();
+        let last = NOW + 100 + layout::SESSION_REVOKED_TICKS;
+        assert_eq!([last - 1, last].map(live), [true, false]);
+        // It does not live longer by later reviews.
+        second.review(family, 0..2, |_| Fate::Stays);
+        second.end_revoked(NOW + 110).unwrap();
+        assert!(second.reader().lookup(&revoked, last).is_none());
+        assert!(second.reader().lookup(&other, last).is_some_and(|(session, _)| !session.is_revoked()));
+    }
+}
