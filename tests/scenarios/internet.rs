@@ -9,9 +9,9 @@ use crate::support::{
     Failure, Outcome, PROBE, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute,
     number, ping, slow_hellos, who,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use sluice_client::{Eip, Remote};
-use sluice_lab::internet::{CLIENT, EXCHANGE, ISP, LARGE_FILE, WEB, page, web_address};
+use sluice_lab::internet::{CLIENT, ISP, LARGE_FILE, WEB, page, web_address};
 use sluice_lab::{Lab, Options};
 use sluice_types::Protocol;
 use std::net::{IpAddr, SocketAddr};
@@ -302,7 +302,7 @@ const TAKEN_OVER: Duration = Duration::from_secs(5);
 async fn owner_dies(lab: &Lab) -> Outcome {
     let public = eip(lab, PUBLIC[0], false)?;
     answers(lab, CLIENT, public, &[]).await?;
-    let victim = owner(lab, public).await?;
+    let victim = lab.owner_of_public(public).await?;
     for shaper in ["qdisc add dev ix0 root handle 1: htb default 1", SHAPE] {
         execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
     }
@@ -318,9 +318,9 @@ async fn owner_dies(lab: &Lab) -> Outcome {
     let die = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         lab.kill(&lab.state().topology.gateways[victim].name).await?;
-        set_links(lab, victim, "down").await?;
+        lab.connect_gateway(victim, false).await?;
         eventually(TAKEN_OVER, async || {
-            let now = owner(lab, public).await?;
+            let now = lab.owner_of_public(public).await?;
             ensure!(now != victim, "{public} is still at the gateway that died");
             Ok(())
         })
@@ -334,29 +334,7 @@ async fn owner_dies(lab: &Lab) -> Outcome {
     };
     tokio::try_join!(downloads, die)?;
     execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
-    set_links(lab, victim, "up").await?;
+    lab.connect_gateway(victim, true).await?;
     lab.restart(&lab.state().topology.gateways[victim].name).map(drop)?;
     answers(lab, CLIENT, public, &[]).await
-}
-
-/// Number of the gateway whose port the MAC address of a public address leads to.
-pub async fn owner(lab: &Lab, public: IpAddr) -> Result<usize, Failure> {
-    let list = async |place, argv: &[&str]| {
-        let output = lab.exec(place, argv).await?;
-        Ok::<Vec<Value>, Failure>(serde_json::from_slice(&output.stdout)?)
-    };
-    let neighbors = list(ISP, &["ip", "-j", "neigh", "show", &public.to_string()]).await?;
-    let mac = &neighbors.first().ok_or_else(|| Failure::new(format!("{ISP} has no {public}")))?["lladdr"];
-    let learned = list(EXCHANGE, &["bridge", "-j", "fdb", "show", "br", "br0"]).await?;
-    let port = learned.iter().find(|entry| &entry["mac"] == mac).and_then(|entry| entry["ifname"].as_str());
-    let number = port.and_then(|port| port.strip_prefix("gw")).and_then(|number| number.parse().ok());
-    number.ok_or_else(|| Failure::new(format!("no gateway has {mac} of {public}: {learned:?}")))
-}
-
-/// Sets the ports of switches to which a gateway is connected.
-async fn set_links(lab: &Lab, gateway: usize, state: &str) -> Outcome {
-    for (switch, port) in [("tor-1", "p"), (EXCHANGE, "gw")] {
-        execute(lab, switch, &["ip", "link", "set", &format!("{port}{gateway}"), state]).await?;
-    }
-    Ok(())
 }

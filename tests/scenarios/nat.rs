@@ -5,7 +5,7 @@
 //! another translates new ones.
 
 use crate::Ground;
-use crate::internet::{copy, curl, download, output_of, owner, traced};
+use crate::internet::{copy, curl, download, output_of, traced};
 use crate::streams::Streams;
 use crate::support::{
     Failure, Outcome, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute, iperf,
@@ -141,7 +141,7 @@ fn passes_on(lab: &Lab, number: usize, to: SocketAddr) -> Result<Child, Failure>
 
 /// Name of the gateway that answers for a public address.
 async fn owner_of(lab: &Lab, public: &str) -> Result<String, Failure> {
-    let number = owner(lab, public.parse()?).await?;
+    let number = lab.owner_of_public(public.parse()?).await?;
     Ok(lab.state().topology.gateways[number].name.clone())
 }
 

@@ -6,7 +6,7 @@
 //! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
 //! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
 //! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `internet` and `places` have what is behind
-//! the gateways, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
+//! the gateways, `failover` lets gateways die, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -14,6 +14,7 @@ mod configure;
 mod down;
 mod error;
 mod exec;
+mod failover;
 mod foreign;
 mod guest;
 pub mod internet;

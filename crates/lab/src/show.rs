@@ -87,10 +87,11 @@ impl Lab {
     }
 
     /// Pings within a VPC across hosts, between peered VPCs, and between
-    /// tenants, which must fail; fetches pages of the Internet. True if all results are as expected.
+    /// tenants, which must fail; fetches pages of the Internet, pings a VM from there, and lets a gateway die during a
+    /// download. True if all results are as expected.
     ///
     /// # Errors
-    /// Errors of running `ping` and of reading metrics.
+    /// Errors of running commands and of reading metrics.
     pub async fn demonstrate(&self) -> Result<bool> {
         let vms = &self.state.vms;
         let pairs = || vms.iter().flat_map(|a| vms.iter().map(move |b| (a, b)));
@@ -119,7 +120,9 @@ impl Lab {
         if let Some((a, b)) = pairs().find(|(a, b)| strangers(a.1, b.1)) {
             well &= self.show_pings("Between tenants (must be refused)", a, b, false).await?;
         }
-        Ok(well & self.show_pages().await?)
+        well &= self.show_pages().await?;
+        well &= self.show_elastic().await?;
+        Ok(well & self.show_failover().await?)
     }
 
     /// Fetches the page of the web server on the Internet, from every VM with a public address.
@@ -133,6 +136,24 @@ impl Lab {
             let (text, from) = (String::from_utf8_lossy(text), eip.address);
             print_text(&format!("To the Internet: {} ({from}) gets {url}: {}\n", eip.vm, text.trim()))?;
             well &= output.status.success();
+        }
+        Ok(well)
+    }
+
+    /// Pings a public address of each family from a machine on the Internet.
+    async fn show_elastic(&self) -> Result<bool> {
+        let mut well = true;
+        let eips = || self.state.topology.internet.iter().flat_map(|internet| &internet.eips);
+        for eip in
+            [false, true].into_iter().filter_map(|ipv6| eips().find(|eip| eip.address.is_ipv6() == ipv6))
+        {
+            let address = eip.address.to_string();
+            let argv = ["ping", "-n", "-c", "3", "-i", "0.2", "-W", "1", &address];
+            let output = self.exec(internet::CLIENT, &argv).await?;
+            let answered = output.status.success();
+            let text = if answered { "answers" } else { "does not answer" };
+            print_text(&format!("From the Internet: {} {text} {} at {address}\n", eip.vm, internet::CLIENT))?;
+            well &= answered;
         }
         Ok(well)
     }
