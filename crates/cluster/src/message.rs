@@ -379,7 +379,7 @@ mod tests {
         }
         // The cluster is 3 in one byte, and then in two.
         assert!(Message::decode(&[VERSION, 3, 0, 1, 2, 3]).is_ok());
-        assert!(matches!(Message::decode(&[2, 0x83, 0, 0, 1, 2, 3]), Err(DecodeError::Malformed(_))));
+        assert!(matches!(Message::decode(&[VERSION, 0x83, 0, 0, 1, 2, 3]), Err(DecodeError::Malformed(_))));
         let member = Member { id: GatewayId::new(1), draining: false };
         let alone = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member], hello_interval_ms: 0 };
         let decoded = |config: Config| Message::decode(&message(Body::Config(config)).encode());

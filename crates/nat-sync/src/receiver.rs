@@ -76,7 +76,7 @@ impl Ended<'_> {
     }
 }
 
-/// Numbers of sessions that came.
+/// Numbers of sessions that came, and of passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// They are in the table.
@@ -85,6 +85,10 @@ pub struct Counters {
     pub later: u64,
     /// Their outside port belonged to another inside endpoint.
     pub refused: u64,
+    /// Passes to another gateway that are over.
+    pub passes_sent: u64,
+    /// Passes of other gateways that are over.
+    pub passes_received: u64,
 }
 
 impl Receiver {
