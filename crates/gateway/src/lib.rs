@@ -6,6 +6,7 @@
 mod args;
 mod identities;
 mod load_monitor;
+mod mailbox;
 mod nat;
 mod needed_neighbors;
 mod offload;

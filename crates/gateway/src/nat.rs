@@ -2,17 +2,19 @@
 //! again. This file changes with when something ends.
 //!
 //! ```text
-//!     the NAT gateways of the tables have changed, or the vIPs that this gateway owns
-//!        --> what VPCs have whose NAT gateway is at another gateway now is ended: that one gives out the same ports
+//!     the NAT gateways of the tables have changed
+//!        --> what VPCs have at addresses that other VPCs have now is ended
 //!        --> addresses that no NAT gateway has are released
 //! ```
 //!
-//! Both compare the NAT tables with the node's tables, so a successor of an agent that was killed in between does the same.
+//! The sessions of NAT gateways whose vIPs other gateways own are here as well (`sync.rs`); rounds look after all of them. Both
+//! steps above compare the NAT tables with the node's tables, so a successor of an agent that was killed in between does the same.
 
 mod args;
 pub mod list;
 mod metrics;
 mod numbers;
+pub mod sync;
 #[cfg(test)]
 mod tests;
 

@@ -16,6 +16,7 @@ use sluice_types::IpNet;
 use tokio::sync::watch;
 
 use crate::nat::RoleNat;
+use crate::nat::sync::NatUnits;
 use crate::public_announcer::PublicAddresses;
 
 /// Period over which the bytes of a flow are counted.
@@ -132,6 +133,11 @@ impl GatewayRole {
             let of_vips = tables.nat_gateways().filter(|nat| vips.contains(&nat.vip));
             self.public.announce(of_vips.flat_map(|nat| nat.addresses).map(|it| IpAddr::V4(it.address)));
         }
+    }
+
+    /// The NAT gateways of the tables.
+    pub fn nat_units(&self) -> watch::Receiver<Option<NatUnits>> {
+        self.nat.units()
     }
 
     /// The newest plan of this gateway's cluster that was received since the agent started; each stream

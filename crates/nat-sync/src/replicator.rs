@@ -388,8 +388,7 @@ impl Replicator {
                 peer.receiver.stop();
             }
         }
-        let is_over = |since_us: u64| now_us >= since_us + lost_us;
-        let is_left_out = self.peers.values().any(|peer| peer.cut_off_us.is_some_and(is_over));
+        let is_left_out = self.is_left_out(now_us);
         for unit in self.units.values_mut().filter(|unit| unit.owner != Some(self.own)) {
             let lost = unit.owner.and_then(|owner| self.peers.get(&owner)).is_some_and(|peer| peer.lost);
             let stale = unit.complete_us.is_some_and(|complete_us| now_us > complete_us + stale_us);
@@ -399,8 +398,15 @@ impl Replicator {
         }
     }
 
+    /// Whether first packets of sessions have left this node out for so long that no copy counts as complete.
+    fn is_left_out(&self, now_us: u64) -> bool {
+        let is_over = |since_us: u64| now_us >= since_us + self.params.lost_us;
+        self.peers.values().any(|peer| peer.cut_off_us.is_some_and(is_over))
+    }
+
     /// Ends what was not in passes that are here.
     fn end_passes(&mut self, now_us: u64, table: &mut dyn SessionTable, out: &mut Vec<Output>) {
+        let is_left_out = self.is_left_out(now_us);
         let (own, units) = (self.own, &mut self.units);
         let mut parts = END_PARTS;
         // Sessions that another gateway returned are yet to be copied to the others.
@@ -413,7 +419,7 @@ impl Replicator {
                     let unit = units.get_mut(vni);
                     match (role, unit) {
                         (Role::Owner, Some(unit)) if ended.is_copied(*vni) && !lost => {
-                            unit.complete_us = Some(now_us);
+                            unit.complete_us = Some(now_us).filter(|_| !is_left_out);
                         }
                         (Role::Owner, _) => copied = false,
                         (Role::Former, unit) => {

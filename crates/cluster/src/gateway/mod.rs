@@ -340,6 +340,13 @@ impl Gateway {
         self
     }
 
+    /// Sets whether the gateway has copies of all sessions at the start, as [`Input::Copies`] does later.
+    #[must_use]
+    pub fn with_copies(mut self, complete: bool) -> Self {
+        self.tables.set_copies(complete);
+        self
+    }
+
     /// Handles an input at `now_us` of this node's clock. The clock must advance while the process is not
     /// scheduled (`CLOCK_BOOTTIME`, not CPU time).
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {
