@@ -99,7 +99,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
     let keeper = nat.map(NatKeeper::start).transpose()?;
-    let sync: Option<NatSync> = None;
+    let sync: Option<Arc<NatSync>> = None;
 
     let node = started.node.clone();
     let ports = SharedPorts::new(ports);
@@ -133,6 +133,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         let writer = writer.clone();
         async move { writer.run(move |applier| owned_vmacs(&applier.tables, &addresses)).await }
     };
+    let copies = sync.clone();
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
@@ -140,7 +141,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
-            ended = follow_cluster((own, vteps), &ownership, sync.as_ref(), &node.writer, nat_inputs) => {
+            ended = follow_cluster((own, vteps), &ownership, copies.as_deref(), &node.writer, nat_inputs) => {
                 ended.and(Err(Error::WriterGone))
             }
             never = resolve_controller(&ownership, &controller) => match never {},

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_agent::rsp::Keys;
 use sluice_agent::TableWriter;
+use sluice_agent::rsp::Keys;
 use sluice_agent::underlay::Vteps;
 use sluice_agent::{Error, error_chain};
 use sluice_types::GatewayId;
@@ -117,7 +117,11 @@ async fn set_place(writer: &TableWriter<GatewayRole>, place: Option<RingPlace>) 
     };
     let written = writer.run(set).await?;
     if let Err(error) = &written {
-        tracing::warn!(?place, error = error_chain(error), "cannot pass new sessions on to the next gateway yet");
+        tracing::warn!(
+            ?place,
+            error = error_chain(error),
+            "cannot pass new sessions on to the next gateway yet"
+        );
     }
     Ok(written.is_ok())
 }

@@ -82,9 +82,7 @@ impl GatewayRole {
                 ),
             }
         }
-        // What has to end may take long, and packets to the vIPs' addresses wait for the announcement.
         self.announce_addresses(tables, &gained);
-        self.nat.settle(tables);
     }
 
     /// Sets the addresses of this gateway's interfaces, and removes public prefixes and NAT gateways that contain one: packets

@@ -204,7 +204,7 @@ impl Replicator {
                 cut_off_us: None,
                 lost: false,
                 contact_us: now_us,
-                want: Backoff::after(now_us, 0),
+                want: Backoff::now(now_us, self.params.retry_us),
                 is_spoken_to: false,
             });
         }
@@ -223,7 +223,7 @@ impl Replicator {
                     (peer.silent_us, peer.lost, peer.contact_us) = (None, false, now_us);
                     // What both did meanwhile is repaired soon.
                     peer.sender.stop(now_us);
-                    peer.want = Backoff::after(now_us, 0);
+                    peer.want = Backoff::now(now_us, self.params.retry_us);
                 }
                 continue;
             }
@@ -266,7 +266,7 @@ impl Replicator {
             if former {
                 peer.sender.begin_soon(now_us);
             }
-            peer.want = Backoff::after(now_us, 0);
+            peer.want = Backoff::now(now_us, self.params.retry_us);
             // While the new owner was away, it may have begun sessions that this node's copy does not have.
             let contact_us = peer.contact_us + self.params.lost_us;
             if let Some(unit) = self.units.get_mut(&vni)

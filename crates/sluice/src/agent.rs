@@ -272,7 +272,9 @@ impl NatCommand {
             Self::Sessions { vni, inside, outside, remote, protocol, limit, socket } => {
                 (vni, inside, outside, remote, protocol, limit, socket)
             }
-            Self::Copies(GatewaySocket { socket, output }) => return copies(&Socket { socket, output }).await,
+            Self::Copies(GatewaySocket { socket, output }) => {
+                return copies(&Socket { socket, output }).await;
+            }
         };
         let GatewaySocket { socket, output } = socket;
         let end = |end: Option<Endpoints>| end.map(|end| end.to_string());
@@ -299,7 +301,9 @@ async fn copies(socket: &Socket) -> Result<(), Failure> {
     let answer = socket.request("list copies of sessions", "/nat/copies", None).await?;
     output::list(socket.output, &COPY_COLUMNS, list_field(&answer, "copies"))?;
     if answer.get("has_heir") == Some(&Value::Bool(false)) {
-        eprintln!("no other gateway has copies of all sessions: those of this one's NAT gateways end if it dies");
+        eprintln!(
+            "no other gateway has copies of all sessions: those of this one's NAT gateways end if it dies"
+        );
     }
     Ok(())
 }

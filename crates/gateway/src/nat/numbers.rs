@@ -18,8 +18,7 @@ struct Wanted(BTreeMap<Ipv4Addr, Vni>);
 
 impl Wanted {
     fn of(tables: &NodeTables) -> Self {
-        let of_gateway =
-            |nat: NatGateway| nat.addresses.into_iter().map(move |it| (it.address, nat.vni));
+        let of_gateway = |nat: NatGateway| nat.addresses.into_iter().map(move |it| (it.address, nat.vni));
         Self(tables.nat_gateways().flat_map(of_gateway).collect())
     }
 

@@ -19,7 +19,6 @@ use sluice_tables::AgentHeartbeat;
 use tokio::sync::{Notify, watch};
 
 use super::Command;
-use crate::mailbox::Inbox;
 use super::announce::VipAnnouncer;
 use super::local_member::{Action, Event, LocalMember, Now, OwnedVips};
 use super::saved_state::SavedState;
@@ -27,6 +26,7 @@ use super::sockets::Sockets;
 use super::status::SharedOwnershipStatus;
 use super::view::ClusterView;
 use super::witness::Witness;
+use crate::mailbox::Inbox;
 
 /// Datagrams received from a socket before the other sockets get their turn.
 const BURST: usize = 64;

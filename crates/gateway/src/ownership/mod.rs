@@ -36,11 +36,11 @@ use tokio::sync::{Notify, watch};
 
 pub use announce::{Layer2Announcer, VipAnnouncer};
 pub use io_thread::SetOwned;
+pub(crate) use io_thread::now;
 pub use local_member::OwnedVips;
+pub(crate) use local_member::{Now, Receiver};
 pub use plan::{GatewayPlan, PlannedMember, PlannedVip};
 pub use saved_state::has_saved_state;
-pub(crate) use io_thread::now;
-pub(crate) use local_member::{Now, Receiver};
 pub(crate) use sockets::{SocketUse, Sockets};
 pub use status::{OwnershipCounts, OwnershipStatus, SharedOwnershipStatus};
 pub use view::ClusterView;

@@ -16,7 +16,7 @@ pub struct ClusterView {
     /// The owner of each vIP. While a vIP moves, the next owner.
     pub owners: BTreeMap<IpAddr, GatewayId>,
     /// Digest of the claims that the owners are from.
-    pub(super) digest: u64,
+    pub digest: u64,
     /// Which members packets reach.
     pub contacts: Contacts,
 }
@@ -26,7 +26,8 @@ impl ClusterView {
     #[must_use]
     pub fn members(&self) -> Vec<GatewayId> {
         let plan = self.plan.as_ref();
-        let mut members: Vec<_> = plan.map(|plan| plan.members.iter().map(|it| it.gateway).collect()).unwrap_or_default();
+        let mut members: Vec<_> =
+            plan.map(|plan| plan.members.iter().map(|it| it.gateway).collect()).unwrap_or_default();
         members.sort_unstable();
         members.dedup();
         members

@@ -78,9 +78,11 @@ impl SyncPeer {
         let mut send = Vec::new();
         let inputs = match event {
             Event::Timer => vec![Input::Timer],
-            Event::Datagram { local, packet } => {
-                self.receive(now, local, packet).map(|(from, message)| Input::Received { from, message }).into_iter().collect()
-            }
+            Event::Datagram { local, packet } => self
+                .receive(now, local, packet)
+                .map(|(from, message)| Input::Received { from, message })
+                .into_iter()
+                .collect(),
             Event::Keys(keys) => {
                 self.keys = keys;
                 Vec::new()
@@ -120,7 +122,13 @@ impl SyncPeer {
     #[must_use]
     pub fn status(&self) -> SyncStatus {
         let vip = |vni| self.units.iter().flatten().find(|unit| unit.0 == vni).map(|unit| unit.1);
-        let copy = |(vni, owner, complete)| Copy { vni, vip: vip(vni), owner, is_own: owner == Some(self.own), complete };
+        let copy = |(vni, owner, complete)| Copy {
+            vni,
+            vip: vip(vni),
+            owner,
+            is_own: owner == Some(self.own),
+            complete,
+        };
         SyncStatus {
             copies: self.replicator.copies().map(copy).collect(),
             has_heir: self.view.contacts.has_heir,
@@ -152,7 +160,9 @@ impl SyncPeer {
         match output {
             Output::SetTimer { at_us } => self.due_us = at_us,
             Output::Send { to, message } => self.seal(now, to, &message, send),
-            Output::Copy { vni, complete } => tracing::debug!(%vni, complete, "copy of the sessions of a NAT gateway"),
+            Output::Copy { vni, complete } => {
+                tracing::debug!(%vni, complete, "copy of the sessions of a NAT gateway")
+            }
             Output::Returned { vni, to } => {
                 tracing::info!(%vni, %to, "the new owner of a NAT gateway has the sessions that were here");
             }

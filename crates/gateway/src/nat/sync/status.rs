@@ -97,9 +97,14 @@ impl MetricSource for SyncMetrics {
     fn register(&self, registry: &mut Registry) {
         let status = lock(&self.0).clone();
         let SyncStatus { copies, counts, sessions, .. } = &status;
-        let number = |is_counted: fn(&Copy) -> bool| copies.iter().filter(|copy| is_counted(copy)).count() as u64;
+        let number =
+            |is_counted: fn(&Copy) -> bool| copies.iter().filter(|copy| is_counted(copy)).count() as u64;
         for (name, help, value) in [
-            ("nat_gateways_owned", "NAT gateways that this gateway translates for", number(|copy| copy.is_own)),
+            (
+                "nat_gateways_owned",
+                "NAT gateways that this gateway translates for",
+                number(|copy| copy.is_own),
+            ),
             (
                 "nat_copies_complete",
                 "NAT gateways of other gateways of which this one has copies of all sessions",
@@ -132,13 +137,21 @@ impl MetricSource for SyncMetrics {
             ("nat_sync_unreachable", "Messages to gateways without a common family", counts.unreachable),
             ("nat_sync_sessions_sent", "Sessions sent, repetitions included", counts.sessions_sent),
             ("nat_sync_sessions_installed", "Sessions that came and are in the table", sessions.installed),
-            ("nat_sync_sessions_later", "Sessions that came when the table could not have them", sessions.later),
+            (
+                "nat_sync_sessions_later",
+                "Sessions that came when the table could not have them",
+                sessions.later,
+            ),
             (
                 "nat_sync_sessions_refused",
                 "Sessions that came and whose port belonged to another VM",
                 sessions.refused,
             ),
-            ("nat_sync_passes_sent", "Passes over all sessions that another gateway has received", sessions.passes_sent),
+            (
+                "nat_sync_passes_sent",
+                "Passes over all sessions that another gateway has received",
+                sessions.passes_sent,
+            ),
             ("nat_sync_passes_received", "Such passes of other gateways", sessions.passes_received),
         ] {
             registry.register(name, help, counter(value));

@@ -62,7 +62,8 @@ impl SyncThread {
             self.sockets.open();
         }
         let complete = self.peer.is_complete();
-        let has_changed = self.complete.send_if_modified(|known| std::mem::replace(known, complete) != complete);
+        let has_changed =
+            self.complete.send_if_modified(|known| std::mem::replace(known, complete) != complete);
         if has_changed || now_us >= self.status_us {
             self.status_us = now_us + STATUS_US;
             *lock(&self.status) = self.peer.status();
