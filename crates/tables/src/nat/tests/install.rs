@@ -19,7 +19,10 @@ fn session(nat: &Nat, now: u32) -> (u32, u32) {
         (TCP, false) => 240,
         _ => 300,
     };
-    (session.state & !layout::SESSION_ORIGINATOR, now.wrapping_add(8 * timeout).wrapping_sub(session.expires_at))
+    (
+        session.state & !layout::SESSION_ORIGINATOR,
+        now.wrapping_add(8 * timeout).wrapping_sub(session.expires_at),
+    )
 }
 
 #[test]
@@ -41,7 +44,8 @@ fn a_session_that_is_installed_is_that_of_its_endpoints() {
             assert_eq!((shown.outside, shown.is_of_remote), (testing::outside_of(&copied), of_remote));
             assert_eq!((shown.session.packets, shown.session.bytes), ([0, 0], [0, 0]));
             let confirmed = layout::SESSION_REPLIED | layout::SESSION_CONFIRMED;
-            let timeout = if protocol == ICMP { 8 * 60 } else { 8 * if protocol == TCP { 7440 } else { 300 } };
+            let timeout =
+                if protocol == ICMP { 8 * 60 } else { 8 * if protocol == TCP { 7440 } else { 300 } };
             assert_eq!(shown.session.state & !layout::SESSION_ORIGINATOR, confirmed);
             assert_eq!(shown.session.expires_at, NOW - 100 + timeout);
             // Packets of both directions find it, and a round keeps its port and counts it.
@@ -83,7 +87,8 @@ fn an_outside_port_keeps_its_inside_endpoint() {
 
 #[test]
 fn limits_are_those_of_the_owner() {
-    let (tables, nat) = TestNat::new(size(1, 64), nat_pool { blocks_limit: 1, sessions_limit: 1, ..limits() });
+    let (tables, nat) =
+        TestNat::new(size(1, 64), nat_pool { blocks_limit: 1, sessions_limit: 1, ..limits() });
     for number in 0..40 {
         assert_eq!(tables.run(copy(vm(number), PORT + 64 * number)).answer, testing::NAT_BEGUN);
     }
@@ -163,10 +168,12 @@ fn a_session_with_another_outside_endpoint_ends_if_it_is_older() {
     let (tables, mut nat) = TestNat::new(size(1, 64), limits());
     let outside = |nat: &Nat| nat.translations().map(|shown| shown.outside.port()).collect::<Vec<_>>();
     assert_eq!(merge(&tables, 0, 0, 100, NOW, 0), testing::NAT_BEGUN);
-    let elsewhere = |flags, idle, since| {
-        tables.run(nat_test { flags, idle, since, ..copy(vm(7), PORT + 1) }).answer
-    };
-    assert_eq!((elsewhere(0, 109, 0), elsewhere(0, 100, 0)), (testing::NAT_ELSEWHERE, testing::NAT_ELSEWHERE));
+    let elsewhere =
+        |flags, idle, since| tables.run(nat_test { flags, idle, since, ..copy(vm(7), PORT + 1) }).answer;
+    assert_eq!(
+        (elsewhere(0, 109, 0), elsewhere(0, 100, 0)),
+        (testing::NAT_ELSEWHERE, testing::NAT_ELSEWHERE)
+    );
     assert_eq!(elsewhere(testing::OF_OWNER, 109, NOW - 100), testing::NAT_ELSEWHERE);
     assert_eq!(outside(&nat), [PORT]);
     // It stays if the port of the newer one belongs to another inside endpoint.
