@@ -120,6 +120,15 @@
 #define NAT_ADDRESS_MASK 0xfffu
 #define NAT_OF_REMOTE 0x80000000u
 
+/*
+ * The state of a session that another node describes is that of session_layout.h, but this in the place of SESSION_ORIGINATOR: the
+ * remote endpoint sent the first packet.
+ */
+#define NAT_COPY_OF_REMOTE 0x1u
+#define NAT_COPY_STATE 0x77u /* all bits */
+/* Ticks. Times of activity that differ by no more count as equal: expiries are not more exact, and clocks of nodes differ. */
+#define NAT_COPY_SLACK 8
+
 #define NAT_POOL_ADDRESSES_MAX 16
 
 /* nat_pool.flags */
@@ -182,6 +191,9 @@ enum nat_answer {
 	NAT_EXHAUSTED,	  /* the pool has no block for the inside address */
 	NAT_FULL,	  /* the session table is full there */
 	NAT_BUSY,	  /* other packets won too many swaps */
+	/* Only of nat_install(). */
+	NAT_TAKEN,     /* the outside port, or its block, belongs to another inside endpoint, or to none */
+	NAT_ELSEWHERE, /* the session here has another outside endpoint, and is not older */
 };
 
 /*

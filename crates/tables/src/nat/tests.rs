@@ -1,6 +1,7 @@
 //! What packets get, refusals, rounds, and the memory that sessions need.
 
 mod addresses;
+mod install;
 mod killed;
 mod schedules;
 
