@@ -34,7 +34,7 @@
 #include "gateway/answer_sender.h"
 #include "gateway/nat_stage.h"
 
-/* SYN and its repetitions over a minute: after that, whoever did not answer does not answer. */
+/* A SYN of Linux and its repetitions, over two minutes, are 7. */
 #define NAT_RING_PACKETS 8
 
 #define NAT_RING_POSITION_MASK (NAT_RING_POSITIONS - 1)
@@ -152,10 +152,10 @@ static __always_inline enum drop_reason find_place_in_ring(struct packet *packet
 }
 
 /* The state of the session after this packet (struct nat_packet), which is one of the instance. */
-static __always_inline __u8 nat_copy_state(const struct packet *packet, const struct nat_flow *flow)
+static __always_inline __u32 nat_copy_state(const struct packet *packet, const struct nat_flow *flow)
 {
 	int of_remote = packet->ring_path & NAT_RING_OF_REMOTE;
-	__u8 state = of_remote ? NAT_STATE_FROM_REMOTE | SESSION_REPLIED : 0;
+	__u32 state = of_remote ? NAT_COPY_OF_REMOTE | SESSION_REPLIED : 0;
 
 	if (flow->tcp_flags & SESSION_TCP_FIN)
 		state |= of_remote ? SESSION_FIN << SESSION_REPLY : SESSION_FIN;
@@ -194,10 +194,10 @@ static __always_inline enum drop_reason describe_copy(const struct packet *packe
 	return DROP_none;
 }
 
-/* Counts why a session was not installed. */
+/* Counts why the session was not installed. */
 static __always_inline void count_copy(enum nat_answer answer)
 {
-	if (answer == NAT_TAKEN)
+	if (answer == NAT_TAKEN || answer == NAT_ELSEWHERE)
 		count_in_ring(NAT_RING_TAKEN);
 	else if (answer == NAT_FULL)
 		count_in_ring(NAT_RING_FULL);
@@ -205,12 +205,11 @@ static __always_inline void count_copy(enum nat_answer answer)
 		count_in_ring(NAT_RING_BUSY);
 }
 
-/* At another gateway than the owner: installs the session of a packet of the ring. */
-__attribute__((noinline)) int take_nat_copy(struct xdp_md *ctx, struct packet *packet, __u32 at)
+/* Finds out where a packet with a record goes, and which session it is of. 0, or the program's verdict. */
+__attribute__((noinline)) int read_nat_record(struct xdp_md *ctx, struct packet *packet, __u32 at)
 {
 	struct nat_memory *memory = nat_memory();
 	enum drop_reason reason;
-	enum nat_answer answer;
 
 	if (!packet || !memory)
 		return drop(0, DROP_stale_index);
@@ -219,9 +218,17 @@ __attribute__((noinline)) int take_nat_copy(struct xdp_md *ctx, struct packet *p
 		reason = read_nat_flow(ctx, packet, at);
 	if (!reason)
 		reason = describe_copy(packet, memory);
-	if (reason)
-		return drop(packet->vni, reason);
-	answer = nat_install(&memory->packet);
+	return reason ? drop(packet->vni, reason) : 0;
+}
+
+/* Decides about a packet whose session was installed with this answer, as take_nat_copy(). */
+__attribute__((noinline)) int use_nat_copy(struct packet *packet, __u32 answer)
+{
+	struct nat_memory *memory = nat_memory();
+	enum drop_reason reason;
+
+	if (!packet || !memory)
+		return drop(0, DROP_stale_index);
 	count_copy(answer);
 	/* The others are to have the session, even if this gateway cannot. */
 	if (packet->nat & PACKET_IN_RING)
@@ -234,6 +241,17 @@ __attribute__((noinline)) int take_nat_copy(struct xdp_md *ctx, struct packet *p
 	packet->nat |= PACKET_NAT_SOURCE;
 	count_in_ring(NAT_RING_LEFT);
 	return 0;
+}
+
+/* At another gateway than the owner: installs the session of a packet with a record. Not a function: nat_install() needs the stack. */
+static __always_inline int take_nat_copy(struct xdp_md *ctx, struct packet *packet, __u32 at)
+{
+	struct nat_memory *memory = nat_memory();
+	int verdict = read_nat_record(ctx, packet, at);
+
+	if (verdict || !memory)
+		return verdict;
+	return use_nat_copy(packet, nat_install(&memory->packet));
 }
 
 /* Sends the packet to the next gateway of the ring, unchanged in a tunnel of its VPC. */

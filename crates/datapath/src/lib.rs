@@ -33,7 +33,7 @@ use sluice_tables::sessions::{Region, SessionRegions};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
-pub use counters::{DropCount, Traffic, VniCounters};
+pub use counters::{DropCount, NatRingCounts, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
@@ -256,6 +256,14 @@ impl Datapath {
     /// If the programs detect no flows, or the counter cannot be read.
     pub fn events_refused(&self) -> Result<u64, Error> {
         counters::events(&self.map("events_refused")?)
+    }
+
+    /// What the gateway did with packets of the ring in which sessions of source NAT begin.
+    ///
+    /// # Errors
+    /// If the programs are not those of a gateway, or the counters cannot be read.
+    pub fn nat_ring(&self) -> Result<NatRingCounts, Error> {
+        counters::nat_ring(&self.map("nat_ring_counts")?)
     }
 
     /// Attaches a program to an interface's XDP hook: in the driver if it supports XDP, otherwise in
