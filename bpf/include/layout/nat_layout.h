@@ -166,7 +166,12 @@ struct nat_group {
 	/* As those of a block, of all sessions of the address; in its first group. */
 	__u32 begun;
 	__u32 ended;
-	__u32 reserved[12];
+	/*
+	 * The blocks, as bits, whose ports another gateway of the cluster gives out. Packets claim no such block, and no port in it;
+	 * nat_install() does.
+	 */
+	__u32 others;
+	__u32 reserved[11];
 	struct nat_block block[NAT_GROUP_BLOCKS];
 };
 

@@ -223,7 +223,11 @@ pub struct Nat {
     tables: Tables,
     sessions: Sessions,
     progress: Progress,
+    shares: Option<Shares>,
 }
+
+/// Whether packets give out the ports of a block, by the public address and the number of the block in it.
+type Shares = Box<dyn Fn(Ipv4Addr, u16) -> bool + Send>;
 
 impl Nat {
     /// Lays out empty tables without public addresses, at a time in ticks. No packet may use them meanwhile. `seed` is a secret:
@@ -256,7 +260,7 @@ impl Nat {
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         config.store32(offset_of!(nat_config, groups), tables.groups());
         config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
-        Ok(Self { config, tables, sessions, progress: Progress::default() })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
@@ -316,7 +320,7 @@ impl Nat {
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
-        Ok(Self { config, tables, sessions, progress: Progress::default() })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
     }
 
     /// Number of agents that these tables have had, including this one.
