@@ -354,7 +354,7 @@ pub async fn owner(lab: &Lab, public: IpAddr) -> Result<usize, Failure> {
 }
 
 /// Sets the ports of switches to which a gateway is connected.
-async fn set_links(lab: &Lab, gateway: usize, state: &str) -> Outcome {
+pub async fn set_links(lab: &Lab, gateway: usize, state: &str) -> Outcome {
     for (switch, port) in [("tor-1", "p"), (EXCHANGE, "gw")] {
         execute(lab, switch, &["ip", "link", "set", &format!("{port}{gateway}"), state]).await?;
     }

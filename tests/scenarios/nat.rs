@@ -140,7 +140,7 @@ fn passes_on(lab: &Lab, number: usize, to: SocketAddr) -> Result<Child, Failure>
 }
 
 /// Name of the gateway that answers for a public address.
-async fn owner_of(lab: &Lab, public: &str) -> Result<String, Failure> {
+pub async fn owner_of(lab: &Lab, public: &str) -> Result<String, Failure> {
     let number = owner(lab, public.parse()?).await?;
     Ok(lab.state().topology.gateways[number].name.clone())
 }
@@ -151,7 +151,12 @@ async fn sessions(lab: &Lab, vm: &str, public: &str, options: &[&str]) -> Result
     sessions_at(lab, vm, &gateway, options).await
 }
 
-async fn sessions_at(lab: &Lab, vm: &str, gateway: &str, options: &[&str]) -> Result<Vec<Value>, Failure> {
+pub async fn sessions_at(
+    lab: &Lab,
+    vm: &str,
+    gateway: &str,
+    options: &[&str],
+) -> Result<Vec<Value>, Failure> {
     let socket = lab.paths().socket(gateway).display().to_string();
     let vm = lab.vm(vm)?;
     let (vni, inside) = (vm.vni.to_string(), address(vm, false)?.to_string());

@@ -98,7 +98,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
-    let keeper = nat.map(NatKeeper::start).transpose()?;
+    let keeper = nat.clone().map(NatKeeper::start).transpose()?;
     let sync: Option<Arc<NatSync>> = None;
 
     let node = started.node.clone();
@@ -121,7 +121,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
-    let nat_inputs = NatInputs { keys: node.keys.clone(), units };
+    let nat_inputs = NatInputs { nat: nat.zip(sync.clone()), keys: node.keys.clone(), units };
     let stream = StreamInputs {
         plan,
         keys: node.keys.clone(),
@@ -133,7 +133,6 @@ pub async fn run(args: Args) -> Result<(), Error> {
         let writer = writer.clone();
         async move { writer.run(move |applier| owned_vmacs(&applier.tables, &addresses)).await }
     };
-    let copies = sync.clone();
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
@@ -141,7 +140,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
-            ended = follow_cluster((own, vteps), &ownership, copies.as_deref(), &node.writer, nat_inputs) => {
+            ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => {
                 ended.and(Err(Error::WriterGone))
             }
             never = resolve_controller(&ownership, &controller) => match never {},

@@ -1,5 +1,5 @@
-//! What the cluster, the copies of sessions and the ring of their first packets tell each other. This file changes when one of them
-//! gets another such input.
+//! What the cluster, the copies of sessions, the shares of ports and the ring of first packets tell each other. This file changes
+//! when one of them gets another such input.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,10 +9,12 @@ use sluice_agent::TableWriter;
 use sluice_agent::rsp::Keys;
 use sluice_agent::underlay::Vteps;
 use sluice_agent::{Error, error_chain};
+use sluice_nat_sync::block_share;
 use sluice_types::GatewayId;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::nat::SharedNat;
 use crate::nat::sync::{NatSync, NatUnits};
 use crate::ownership::{ClusterView, Ownership};
 use crate::role::GatewayRole;
@@ -21,8 +23,10 @@ use crate::role::GatewayRole;
 /// cluster gets the gateway.
 const RING_RETRY: Duration = Duration::from_secs(1);
 
-/// What changes from outside the cluster protocol.
+/// What source NAT of this gateway consists of, and what changes from outside the cluster protocol.
 pub struct NatInputs {
+    /// The NAT tables and their copies; `None` on a gateway that translates nothing.
+    pub nat: Option<(SharedNat, Arc<NatSync>)>,
     /// The cluster's keys.
     pub keys: watch::Receiver<Arc<Keys>>,
     /// The NAT gateways of the tables.
@@ -32,25 +36,25 @@ pub struct NatInputs {
 /// A place in the ring of the first packets of sessions: the own position, and the next gateway's with its VTEP.
 type RingPlace = (u8, Option<(u8, IpAddr)>);
 
-/// Passes on what changes, until one of the senders is dropped. `sync` is `None` on a gateway that translates nothing.
+/// Passes on what changes, until one of the senders is dropped.
 ///
 /// # Errors
 /// [`Error::WriterGone`].
 pub async fn follow_cluster(
     (own, vteps): (GatewayId, Vteps),
     ownership: &Ownership,
-    sync: Option<&NatSync>,
     writer: &TableWriter<GatewayRole>,
     inputs: NatInputs,
 ) -> Result<(), Error> {
-    let NatInputs { mut keys, mut units } = inputs;
+    let NatInputs { nat, mut keys, mut units } = inputs;
+    let sync = nat.as_ref().map(|(_, sync)| &**sync);
     let mut view = ownership.view();
     let (_never, unchanged) = watch::channel(false);
     let mut complete = sync.map_or(unchanged, NatSync::complete);
     keys.mark_changed();
     units.mark_changed();
     view.mark_changed();
-    let mut is_placed = true;
+    let (mut is_placed, mut members) = (true, Vec::new());
     loop {
         let is_over = tokio::select! {
             changed = keys.changed() => {
@@ -75,6 +79,12 @@ pub async fn follow_cluster(
             changed = view.changed() => {
                 let view = view.borrow_and_update().clone();
                 is_placed = set_place(writer, ring_place(own, vteps, &view)).await?;
+                if let Some((nat, _)) = &nat
+                    && view.members() != members
+                {
+                    members = view.members();
+                    share_ports(nat, own, members.clone()).await?;
+                }
                 sync.into_iter().for_each(|sync| sync.set_view(view.clone()));
                 changed.is_err()
             }
@@ -88,6 +98,16 @@ pub async fn follow_cluster(
             return Ok(());
         }
     }
+}
+
+/// Makes this gateway give out the ports of its share of all blocks. One that is no member shares with nobody.
+async fn share_ports(nat: &SharedNat, own: GatewayId, members: Vec<GatewayId>) -> Result<(), Error> {
+    let nat = nat.clone();
+    let is_own =
+        move |address, block| !members.contains(&own) || block_share(&members, address, block) == Some(own);
+    // With many addresses and members, it takes some time.
+    let set = tokio::task::spawn_blocking(move || nat.lock().set_shares(is_own)).await;
+    set.map_err(|error| Error::io("share out ports")(error.into()))
 }
 
 /// The place of gateway `own` in the ring; `None` if it is no member of the cluster. The next gateway is the first one after it
