@@ -349,6 +349,24 @@ impl Nat {
         self.sessions.remove(flow, now)
     }
 
+    /// Ends the sessions in these buckets of the session table for which `ends` is true, by the number of the slot
+    /// ([`Sessions::review_slots`]) and the session. Their ports are free as after [`Nat::remove`].
+    pub fn end_each(
+        &mut self,
+        buckets: std::ops::Range<u32>,
+        mut ends: impl FnMut(usize, &Translation) -> bool,
+    ) {
+        self.sessions.review_slots(Family::Ipv4, buckets, |slot, session| {
+            if ends(slot, &Translation::from(*session)) { Fate::Ends } else { Fate::Stays }
+        });
+    }
+
+    /// Ports of a block.
+    #[must_use]
+    pub fn block_ports(&self) -> u32 {
+        1 << self.tables.block_shift()
+    }
+
     /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
     /// those of a VM or of a VPC that is removed, so that the next one with its address or VNI inherits nothing. Packets that come
     /// meanwhile may claim other blocks. The blocks are free after the next complete round of the sweep. Returns their number. The
