@@ -43,7 +43,8 @@ use sluice_tables::AgentHeartbeat;
 use sluice_types::GatewayId;
 
 use crate::load_monitor::LoadMonitor;
-use crate::nat::sync::NatSync;
+use crate::nat::copies::Copies;
+use crate::nat::sync::{NatSync, SyncConfig};
 use crate::nat::{NatKeeper, RoleNat, SharedNat};
 use crate::nat_inputs::{NatInputs, follow_cluster};
 use crate::offload_metrics::OffloadStats;
@@ -99,11 +100,11 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
     let keeper = nat.clone().map(NatKeeper::start).transpose()?;
-    let sync: Option<Arc<NatSync>> = None;
 
     let node = started.node.clone();
     let ports = SharedPorts::new(ports);
     let own = own_id(&started)?;
+    let nat = nat.map(|nat| start_sync(&args, nat, &node, own, vteps)).transpose()?;
     let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
@@ -112,7 +113,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         node.add_metrics(Arc::new(keeper.metrics()));
         routes = routes.merge(keeper.routes());
     }
-    if let Some(sync) = &sync {
+    if let Some((_, sync)) = &nat {
         node.add_metrics(Arc::new(sync.metrics()));
         routes = routes.merge(sync.routes());
     }
@@ -121,7 +122,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
-    let nat_inputs = NatInputs { nat: nat.zip(sync.clone()), keys: node.keys.clone(), units };
+    let nat_inputs = NatInputs { nat: nat.clone(), keys: node.keys.clone(), units };
     let stream = StreamInputs {
         plan,
         keys: node.keys.clone(),
@@ -148,7 +149,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     };
     let ended = started.serve(common, routes, work).await;
     // Until here they look after source NAT. If this function is canceled, they end as well.
-    drop((keeper, sync));
+    drop((keeper, nat));
     ended
 }
 
@@ -176,6 +177,19 @@ fn start_offload(
     let transport = node.open_rsp(common, vteps)?;
     let responder = RspResponder::new(transport, elephants, node.reader.clone(), node.keys.clone(), stats);
     Ok((responder, monitor))
+}
+
+/// Starts the thread that copies sessions to the other gateways.
+fn start_sync(
+    args: &Args,
+    nat: SharedNat,
+    node: &sluice_agent::Node<GatewayRole>,
+    own: GatewayId,
+    vteps: Vteps,
+) -> Result<(SharedNat, Arc<NatSync>), Error> {
+    let table = Box::new(Copies::new(nat.clone(), node.datapath.nat_copier()?));
+    let sync = NatSync::start(SyncConfig { own, vteps, port: args.nat_sync_port, table })?;
+    Ok((nat, Arc::new(sync)))
 }
 
 /// The id of this gateway.
