@@ -27,8 +27,8 @@
 #define NAT_AGAIN 16
 
 /* nat_packet.flags */
-#define NAT_PEEK 0x1u  /* nothing changes: no session begins or is refreshed */
-#define NAT_QUERY 0x2u /* the packet is an ICMP query */
+#define NAT_PEEK 0x1u	  /* nothing changes: no session begins or is refreshed */
+#define NAT_QUERY 0x2u	  /* the packet is an ICMP query */
 #define NAT_OF_OWNER 0x4u /* nat_install(): the owner of the NAT gateway's vIP says so */
 
 /*

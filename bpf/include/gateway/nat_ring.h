@@ -80,7 +80,8 @@ static __always_inline __u32 nat_ring_distance(__u32 position, __u32 owner)
 /* The packet goes to the next gateway of this place. `path` is that of the record, without the receiver's position. */
 static __always_inline void stay_in_ring(struct packet *packet, __u64 place, __u32 path)
 {
-	packet->ring_path = path | (place >> NAT_RING_NEXT_SHIFT & NAT_RING_POSITION_MASK) << NAT_RING_AT_SHIFT;
+	packet->ring_path = path | (place >> NAT_RING_NEXT_SHIFT & NAT_RING_POSITION_MASK)
+					   << NAT_RING_AT_SHIFT;
 	packet->next_hop = place & CELL_INDEX_MASK;
 	packet->nat |= PACKET_IN_RING;
 }
