@@ -29,6 +29,7 @@
 #include "gateway/internet_in.h"
 #include "gateway/internet_out.h"
 #include "gateway/answer_underlay.h"
+#include "gateway/nat_copy.h"
 #include "gateway/nat_ring.h"
 #include "gateway/nat_stage.h"
 #include "gateway/parse_underlay.h"

@@ -21,8 +21,9 @@
 
 #include "common/nat.h"
 
-/* No answer: the session must end, because the newer one has another outside endpoint. */
+/* No answers: the session must end, because the newer one has another outside endpoint; its port is stamped, and it can be added. */
 #define NAT_MOVES 17
+#define NAT_ADDS 18
 
 /* What is known about the session here and there. */
 enum nat_judged {
@@ -181,15 +182,12 @@ NAT_FUNCTION int nat_take_port(struct nat_packet *packet)
 	return nat_stamp(number, packet->inside_port) ? NAT_TRANSLATED : NAT_AGAIN;
 }
 
-/* Adds the session. Its port is stamped. */
-NAT_FUNCTION int nat_add_copy(struct nat_packet *packet)
+/* Adds the session. Its port is stamped. Not a function of the verifier, because create_session4() needs the stack. */
+static __always_inline int nat_add_copy(const struct session_config *config, struct nat_packet *packet)
 {
-	const struct session_config *config = session_config_at();
 	struct session_data *data;
 	enum session_answer answer;
 
-	if (!packet || !config)
-		return NAT_FULL;
 	answer = nat_create(packet, packet->state & NAT_COPY_OF_REMOTE ? NAT_OF_REMOTE : 0);
 	/* Another packet was faster. */
 	if (answer == SESSION_HIT)
@@ -213,7 +211,7 @@ static __always_inline int nat_is_too_old(const struct session_config *config,
 	return packet->idle >= session_timeout(config, packet->protocol, packet->state);
 }
 
-/* One attempt. The answer, or NAT_AGAIN. */
+/* One attempt. The answer, or NAT_AGAIN or NAT_ADDS. */
 NAT_FUNCTION int nat_try_to_install(struct nat_packet *packet)
 {
 	struct session_config *config = session_config_at();
@@ -236,7 +234,7 @@ NAT_FUNCTION int nat_try_to_install(struct nat_packet *packet)
 	if (answer != NAT_TRANSLATED)
 		return answer;
 	if (!found)
-		return nat_add_copy(packet);
+		return NAT_ADDS;
 	/* The session that has another outside endpoint ends, unless a packet has refreshed it since it was judged. */
 	bucket = session_bucket(4, packet->hit.bucket);
 	word = packet->hit.word;
@@ -261,6 +259,8 @@ NAT_FUNCTION int nat_install(struct nat_packet *packet)
 	for (int i = 0; i < NAT_ATTEMPTS; i++) {
 		int answer = nat_try_to_install(packet);
 
+		if (answer == NAT_ADDS)
+			answer = nat_add_copy(sessions, packet);
 		if (answer != NAT_AGAIN)
 			return answer;
 	}

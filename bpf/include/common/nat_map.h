@@ -45,7 +45,7 @@ static __always_inline __u32 nat_count(__u32 blocks)
 NAT_FUNCTION int nat_look_at_group(struct nat_packet *packet, __u32 which)
 {
 	struct nat_group *group;
-	__u32 owned = 0;
+	__u32 owned = 0, share;
 	__u64 blocks;
 
 	if (!packet)
@@ -66,11 +66,14 @@ NAT_FUNCTION int nat_look_at_group(struct nat_packet *packet, __u32 which)
 		packet->sessions += READ_ONCE(block->begun) - READ_ONCE(block->ended);
 	}
 	packet->owned[which] = owned;
+	/* Of the other blocks, it has what is mapped. */
+	share = ~READ_ONCE(group->others) & 0xffff;
+	owned &= share;
 	packet->open[which] = blocks >> NAT_IS_OPEN & owned;
 	packet->closing[which] = owned & ~packet->open[which];
-	packet->free[which] = blocks >> NAT_IS_FREE & 0xffff;
+	packet->free[which] = blocks >> NAT_IS_FREE & share;
 	packet->blocks += nat_count(owned);
-	packet->claiming |= blocks >> NAT_IS_CLAIMED & 0xffff;
+	packet->claiming |= blocks >> NAT_IS_CLAIMED & share;
 	return 0;
 }
 

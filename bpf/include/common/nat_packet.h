@@ -27,9 +27,9 @@
 #define NAT_AGAIN 16
 
 /* nat_packet.flags */
-#define NAT_PEEK 0x1u	  /* nothing changes: no session begins or is refreshed */
-#define NAT_QUERY 0x2u	  /* the packet is an ICMP query */
-#define NAT_OF_OWNER 0x4u /* nat_install(): the owner of the NAT gateway's vIP says so */
+#define NAT_PEEK 0x1u  /* nothing changes: no session begins or is refreshed */
+#define NAT_QUERY 0x2u /* the packet is an ICMP query */
+/* 0x4: NAT_OF_OWNER (nat_layout.h), only for nat_install() */
 
 /*
  * A packet, and what is found. Addresses and ports are in host order. It is in memory that the includer provides, because the
@@ -66,7 +66,7 @@ struct nat_packet {
 	__u32 open[2];	  /* those in which it may claim ports */
 	__u32 closing[2]; /* those in which it may after it has opened them again */
 	__u32 free[2];	  /* those that it may claim */
-	__u32 blocks;	  /* of the inside address */
+	__u32 blocks;	  /* of the inside address, in this gateway's share */
 	__u32 sessions;	  /* of the inside address */
 	__u32 claiming;	  /* not 0: another packet claims a block for it */
 	__u32 cell[2];	  /* in each block, the cells that may have the inside port */
@@ -132,7 +132,8 @@ static __always_inline __u64 nat_hash(const struct session_config *sessions, con
 
 /*
  * Chooses the public address of the inside address: that of the pool with the highest weight, which is a hash of both. So an
- * address that is added or removed moves only the inside addresses that have it. 0: the pool is empty.
+ * address that is added or removed moves only the inside addresses that have it, and gateways with other numbers and the same secret
+ * choose the same one. 0: the pool is empty.
  */
 NAT_FUNCTION int nat_choose_address(struct nat_packet *packet)
 {
@@ -143,11 +144,12 @@ NAT_FUNCTION int nat_choose_address(struct nat_packet *packet)
 		return 0;
 	hash = nat_hash(sessions, packet);
 	NAT_ROLLED
-	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX; i++) {
+	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX && i < packet->pool.addresses; i++) {
 		__u32 address = packet->pool.address[i];
-		__u64 weight = exact_mix(hash, address);
+		struct nat_group *group = nat_group_at(address << nat_group_shift(packet->shift));
+		__u64 weight = group ? exact_mix(hash, READ_ONCE(group->outside)) : 0;
 
-		if (i < packet->pool.addresses && weight >= highest) {
+		if (weight >= highest) {
 			highest = weight;
 			packet->address = address;
 		}

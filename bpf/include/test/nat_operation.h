@@ -36,6 +36,8 @@ struct nat_test {
 	__u32 state;
 	__u32 idle;
 	__u32 since;
+	__u32 bucket; /* answer: where the session is, unless there is none */
+	__u32 slot;
 	struct nat_pool pool;
 };
 
@@ -77,6 +79,8 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 	test->outside = packet->outside;
 	test->address = packet->address;
 	test->outside_port = packet->outside_port;
+	test->bucket = packet->hit.bucket;
+	test->slot = packet->hit.slot;
 }
 
 #endif

@@ -7,7 +7,8 @@
 //!
 //! `object` has the compiled programs, `maps` pins and maps their maps, `attach` attaches programs by the
 //! system calls of `sys`. `counters` reads and resets counters. `ring` reads BPF ring buffers, `events` their
-//! records. `remote_identities` reads and writes the map of that name. `kernel` checks the kernel at the start.
+//! records. `remote_identities` reads and writes the map of that name. `kernel` checks the kernel at the start. `nat_copier` runs the program
+//! that installs sessions of source NAT.
 
 mod attach;
 mod counters;
@@ -15,6 +16,7 @@ mod error;
 mod events;
 pub mod kernel;
 mod maps;
+mod nat_copier;
 mod object;
 mod remote_identities;
 mod ring;
@@ -39,6 +41,7 @@ pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
 };
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, nat_sizes, pinned_tables};
+pub use nat_copier::NatCopier;
 pub use object::ObjectName;
 pub use remote_identities::{RemoteIdentities, RemoteIdentity};
 use ring::Ring;
@@ -172,6 +175,14 @@ impl Datapath {
             ports: region(ports)?,
             sessions: self.sessions()?,
         })
+    }
+
+    /// The program of a gateway that installs sessions of source NAT.
+    ///
+    /// # Errors
+    /// If the programs have no such program.
+    pub fn nat_copier(&self) -> Result<NatCopier, Error> {
+        NatCopier::new(self.program("nat_copy")?.as_fd())
     }
 
     /// Maps the shares that ports have of the session tables into memory.

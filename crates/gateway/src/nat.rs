@@ -10,6 +10,7 @@
 //! Both compare the NAT tables with the node's tables, so a successor of an agent that was killed in between does the same.
 
 mod args;
+pub mod copies;
 pub mod list;
 mod metrics;
 mod numbers;

@@ -223,7 +223,11 @@ pub struct Nat {
     tables: Tables,
     sessions: Sessions,
     progress: Progress,
+    shares: Option<Shares>,
 }
+
+/// Whether packets give out the ports of a block, by the public address and the number of the block in it.
+type Shares = Box<dyn Fn(Ipv4Addr, u16) -> bool + Send>;
 
 impl Nat {
     /// Lays out empty tables without public addresses, at a time in ticks. No packet may use them meanwhile. `seed` is a secret:
@@ -256,7 +260,7 @@ impl Nat {
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         config.store32(offset_of!(nat_config, groups), tables.groups());
         config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
-        Ok(Self { config, tables, sessions, progress: Progress::default() })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
@@ -316,7 +320,7 @@ impl Nat {
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
-        Ok(Self { config, tables, sessions, progress: Progress::default() })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
     }
 
     /// Number of agents that these tables have had, including this one.
@@ -343,6 +347,24 @@ impl Nat {
     /// next complete round of the sweep, if no other session uses it.
     pub fn remove(&mut self, flow: &Flow, now: u32) -> bool {
         self.sessions.remove(flow, now)
+    }
+
+    /// Ends the sessions in these buckets of the session table for which `ends` is true, by the number of the slot
+    /// ([`Sessions::review_slots`]) and the session. Their ports are free as after [`Nat::remove`].
+    pub fn end_each(
+        &mut self,
+        buckets: std::ops::Range<u32>,
+        mut ends: impl FnMut(usize, &Translation) -> bool,
+    ) {
+        self.sessions.review_slots(Family::Ipv4, buckets, |slot, session| {
+            if ends(slot, &Translation::from(*session)) { Fate::Ends } else { Fate::Stays }
+        });
+    }
+
+    /// Ports of a block.
+    #[must_use]
+    pub fn block_ports(&self) -> u32 {
+        1 << self.tables.block_shift()
     }
 
     /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:

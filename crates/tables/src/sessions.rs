@@ -57,6 +57,11 @@ use table::{SLOTS, Table};
 /// Attempts to remove a session that packets refresh at the same time.
 const REMOVE_ATTEMPTS: u32 = 64;
 
+/// The number of a slot in its family's table.
+fn slot_number(bucket: u32, slot: u32) -> usize {
+    bucket as usize * SLOTS as usize + slot as usize
+}
+
 /// The memory of the session tables; in an agent, the maps of `bpf/include/common/session_maps.h`.
 #[derive(Clone, Debug)]
 pub struct SessionRegions {

@@ -2,7 +2,8 @@
 
 use super::key::{Candidates, Family, Flow, Hashing, Key};
 use super::table::{SLOTS, Table};
-use super::{Direction, Session, SessionRegions};
+use super::{Direction, Session, SessionRegions, slot_number};
+use std::ops::Range;
 
 /// Searches before a lookup finds nothing: the slot may change while it is read, and the session may move to a
 /// slot that the search has passed.
@@ -45,6 +46,22 @@ impl SessionReader {
             let session = table.session(bucket, slot, word)?;
             Some((session, session.direction(flow)))
         })
+    }
+
+    /// Calls `visit` for each live session in these buckets, with the number of its slot ([`super::Sessions::review_slots`]). Sessions
+    /// that begin or end meanwhile may be included or not.
+    pub fn visit(&self, family: Family, buckets: Range<u32>, mut visit: impl FnMut(usize, &Session)) {
+        let table = &self.tables[family.index()];
+        for bucket in buckets.start..buckets.end.min(table.buckets) {
+            for slot in 0..SLOTS {
+                let word = table.word(bucket, slot);
+                if word.is_live()
+                    && let Some(session) = table.session(bucket, slot, word)
+                {
+                    visit(slot_number(bucket, slot), &session);
+                }
+            }
+        }
     }
 
     /// All live sessions, including those that have expired and are not yet swept. Sessions that begin or end

@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ptr::NonNull;
 
 pub use super::bound::{
-    NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_ELSEWHERE, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_SESSION,
-    NAT_PROTOCOL, NAT_SESSIONS, NAT_TAKEN, NAT_TRANSLATED, NAT_VPC_SESSIONS, nat_pool, nat_test,
+    NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_ELSEWHERE, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_ADDRESS,
+    NAT_NO_SESSION, NAT_PROTOCOL, NAT_SESSIONS, NAT_TAKEN, NAT_TRANSLATED, NAT_VPC_SESSIONS, nat_pool,
+    nat_test,
 };
 
 /// `flags` of a pool: packets from any remote endpoint to a mapped port begin a session.
@@ -25,7 +26,7 @@ pub const COPY_OF_REMOTE: u32 = bound::NAT_COPY_OF_REMOTE;
 /// Size of a packet for `bpf/nat_test.bpf.c`.
 pub const PACKET_BYTES: usize = size_of::<nat_test>();
 
-const _: () = assert!(PACKET_BYTES == 104, "struct nat_test has padding, or has changed: adapt this number");
+const _: () = assert!(PACKET_BYTES == 112, "struct nat_test has padding, or has changed: adapt this number");
 
 /// The pool of a VPC that has these numbers, at most 16, without other settings.
 ///
