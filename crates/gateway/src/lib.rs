@@ -110,7 +110,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let status = ownership.status();
     let mut routes = Router::new().route("/cluster", get(async move || Json(status.get())));
     if let Some(keeper) = &keeper {
-        node.add_metrics(Arc::new(keeper.metrics()));
+        node.add_metrics(Arc::new(keeper.metrics(&node.datapath)));
         routes = routes.merge(keeper.routes());
     }
     if let Some((_, sync)) = &nat {

@@ -135,8 +135,8 @@ impl NatKeeper {
     }
 
     /// The metrics of source NAT.
-    pub fn metrics(&self) -> metrics::NatMetrics {
-        metrics::NatMetrics(self.status.clone())
+    pub fn metrics(&self, datapath: &Arc<Datapath>) -> metrics::NatMetrics {
+        metrics::NatMetrics { status: self.status.clone(), datapath: datapath.clone() }
     }
 }
 
