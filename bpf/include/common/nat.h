@@ -143,8 +143,8 @@ static __always_inline __u64 nat_hash(const struct session_config *sessions, con
 }
 
 /*
- * Chooses the public address of the inside address: that of the pool with the highest weight, which is a hash of both. So an
- * address that is added or removed moves only the inside addresses that have it. 0: the pool is empty.
+ * Chooses the public address with the highest weight, a hash of it and of the inside address. So a change of the pool moves only
+ * the inside addresses that have or get the address, and all gateways with the same secrets choose the same. 0: the pool is empty.
  */
 NAT_FUNCTION int nat_choose_address(struct nat_packet *packet)
 {
@@ -155,11 +155,12 @@ NAT_FUNCTION int nat_choose_address(struct nat_packet *packet)
 		return 0;
 	hash = nat_hash(sessions, packet);
 	NAT_ROLLED
-	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX; i++) {
+	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX && i < packet->pool.addresses; i++) {
 		__u32 address = packet->pool.address[i];
-		__u64 weight = exact_mix(hash, address);
+		struct nat_group *group = nat_group_at(address << nat_group_shift(packet->shift));
+		__u64 weight = exact_mix(hash, group ? READ_ONCE(group->outside) : 0);
 
-		if (i < packet->pool.addresses && weight >= highest) {
+		if (weight >= highest) {
 			highest = weight;
 			packet->address = address;
 		}

@@ -6,10 +6,11 @@ use std::net::Ipv4Addr;
 
 use sluice_agent::{NatAddresses, error_chain};
 use sluice_tables::nat::Nat;
+use sluice_tables::sessions::ticks_now;
 use sluice_tables::{NatGateway, NodeTables};
-use sluice_types::Vni;
+use sluice_types::{NatSeed, Vni};
 
-use super::SharedNat;
+use super::{SharedNat, log};
 
 /// What the node's tables say: the public addresses of all NAT gateways, the VPCs that have them, and whether these are translated
 /// here, because this gateway owns the vIP.
@@ -47,6 +48,8 @@ pub struct RoleNat {
     asked: HashSet<Ipv4Addr>,
     /// The database is another one: all that VPCs have here must end.
     ends_all: bool,
+    /// The secret that the NAT tables do not have yet.
+    seed: Option<NatSeed>,
 }
 
 impl RoleNat {
@@ -120,9 +123,35 @@ impl RoleNat {
         self.ends_all = true;
     }
 
+    /// The controller tells the secret that all gateways of the cloud have, so that each finds the sessions of another one. Sessions
+    /// that were made by another secret end. If that fails, the next [`RoleNat::settle`] tries it again.
+    pub fn set_seed(&mut self, seed: NatSeed) {
+        self.seed = Some(seed);
+        self.apply_seed();
+    }
+
+    fn apply_seed(&mut self) {
+        let (Some(nat), Some(seed)) = (&self.nat, self.seed) else { return };
+        match nat.lock().set_seed(seed.get(), ticks_now(), &mut |event| log(&nat.status, &event)) {
+            Ok(is_new) => {
+                self.seed = None;
+                if is_new {
+                    tracing::info!(
+                        "the controller's secret of source NAT is in use; sessions that there were have ended"
+                    );
+                }
+            }
+            Err(error) => tracing::error!(
+                error = error_chain(&error),
+                "cannot change the secret of source NAT; retrying later"
+            ),
+        }
+    }
+
     /// Makes the NAT tables agree with the node's tables, if these have changed: ends what VPCs have whose NAT gateway is not here,
     /// and releases addresses. What fails is logged and tried again by the next call.
     pub fn settle(&mut self, tables: &NodeTables) {
+        self.apply_seed();
         let wanted = Wanted::of(tables);
         if self.settled.as_ref() == Some(&wanted) && self.asked.is_empty() && !self.ends_all {
             return;

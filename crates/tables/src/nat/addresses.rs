@@ -46,7 +46,13 @@ impl Nat {
         }
         let has = self.numbers().find(|numbered| numbered.address == address);
         let free = || self.numbers().find(|numbered| numbered.address.is_unspecified());
-        let number = u32::from(has.or_else(free).ok_or_else(|| self.no_number(address))?.number);
+        let number = has.or_else(free).ok_or_else(|| self.no_number(address))?.number;
+        self.give(number.into(), address);
+        Ok(number)
+    }
+
+    /// Gives a public address this number, which is free or its own. Then packets may claim its blocks.
+    pub(super) fn give(&self, number: u32, address: Ipv4Addr) {
         let tables = &self.tables;
         tables.set_draining(number, false);
         for group in tables.groups_of(number).rev() {
@@ -58,7 +64,6 @@ impl Nat {
                 tables.swap_word(id, word, word.free());
             }
         }
-        Ok(number as u16)
     }
 
     fn no_number(&self, address: Ipv4Addr) -> Error {
