@@ -46,7 +46,7 @@ const STEP_BUCKETS: u32 = 1024;
 /// What the log of blocks can be chosen by.
 const LOG_TARGET: &str = "sluice::nat_log";
 
-/// What the thread has counted.
+/// What was counted in the NAT tables since the agent began.
 #[derive(Clone, Debug, Default)]
 struct Status {
     usage: NatUsage,
@@ -64,6 +64,7 @@ struct Status {
 #[derive(Clone, Debug)]
 pub struct SharedNat {
     nat: Arc<Mutex<Nat>>,
+    status: Arc<Mutex<Status>>,
     reader: SessionReader,
     /// Numbers that there are for public addresses.
     addresses_total: u32,
@@ -83,8 +84,9 @@ impl SharedNat {
     }
 
     pub(crate) fn new(nat: Nat) -> Self {
-        let (reader, addresses_total) = (nat.sessions().reader().clone(), nat.usage().addresses_total);
-        Self { nat: Arc::new(Mutex::new(nat)), reader, addresses_total }
+        let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
+        let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
+        Self { nat: Arc::new(Mutex::new(nat)), status, reader, addresses_total: usage.addresses_total }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Nat> {
@@ -112,10 +114,9 @@ impl NatKeeper {
     /// # Errors
     /// If the system refuses to start a thread.
     pub fn start(nat: SharedNat) -> Result<Self, Error> {
-        let reader = nat.reader();
+        let (reader, status) = (nat.reader(), nat.status.clone());
         let (stop, stopped) = mpsc::channel();
-        let status = Arc::new(Mutex::new(Status { usage: nat.lock().usage(), ..Status::default() }));
-        let mut keeper = Keeper { nat, status: status.clone(), round_began: Instant::now() };
+        let mut keeper = Keeper { nat, round_began: Instant::now() };
         let run = move || {
             let mut wait = Duration::ZERO;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -154,7 +155,6 @@ impl Drop for NatKeeper {
 /// The work of the thread.
 struct Keeper {
     nat: SharedNat,
-    status: Arc<Mutex<Status>>,
     round_began: Instant,
 }
 
@@ -168,11 +168,11 @@ impl Keeper {
         let began = Instant::now();
         while began.elapsed() < WORK {
             // The sweep notes that an event was logged when `log` has returned. A line that is written later could be lost.
-            let log = &mut |event| log(&self.status, &event);
+            let log = &mut |event| log(&self.nat.status, &event);
             let swept = self.nat.lock().sweep(STEP_BUCKETS, ticks_now(), log);
             match swept {
                 Ok(swept) => {
-                    lock(&self.status).astray += swept.astray;
+                    lock(&self.nat.status).astray += swept.astray;
                     if swept.round_completed {
                         return self.end_round();
                     }
@@ -194,7 +194,7 @@ impl Keeper {
         let wait = ROUND.saturating_sub(round_time).max(TURN);
         self.round_began = Instant::now() + wait;
         let usage = self.nat.lock().usage();
-        let mut status = lock(&self.status);
+        let mut status = lock(&self.nat.status);
         status.usage = usage;
         status.rounds += 1;
         status.round_time = round_time;

@@ -177,6 +177,9 @@ impl Role for GatewayRole {
     /// A stream that continues from this gateway's tables begins with the newest plan, and sends older plans
     /// with the steps that follow: these are ignored.
     fn set_cluster_plan(&mut self, _: &mut UpdateContext<'_>, plan: ClusterPlan) {
+        if let Some(seed) = plan.nat_seed {
+            self.nat.set_seed(seed);
+        }
         self.plan.send_if_modified(|known| {
             let is_old = known
                 .as_ref()

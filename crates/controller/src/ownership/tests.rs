@@ -36,6 +36,7 @@ fn update_of(cluster: u64, draining: bool, revision: u64) -> Update {
     let planned = |slot: u8| PlannedVip { slot, address: vip(slot), mac: MacAddr::local(slot.into()) };
     let plan = ClusterPlan {
         hello_interval_ms: 4,
+        nat_seed: None,
         cluster: ClusterId::new(cluster),
         revision,
         vips: vec![planned(0), planned(1)],

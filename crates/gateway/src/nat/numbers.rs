@@ -5,12 +5,13 @@ use std::net::Ipv4Addr;
 
 use sluice_agent::{NatAddresses, error_chain};
 use sluice_tables::nat::Nat;
+use sluice_tables::sessions::ticks_now;
 use sluice_tables::{NatGateway, NodeTables};
-use sluice_types::Vni;
+use sluice_types::{NatSeed, Vni};
 use tokio::sync::watch;
 
-use super::SharedNat;
 use super::sync::NatUnits;
+use super::{SharedNat, log};
 
 /// What the node's tables say: the public addresses of all NAT gateways, and the VPCs that have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct RoleNat {
     ends_all: bool,
     /// The NAT gateways of the tables, for those who copy their sessions; `None` before the first [`RoleNat::settle`].
     units: watch::Sender<Option<NatUnits>>,
+    /// The secret that the NAT tables do not have yet.
+    seed: Option<NatSeed>,
 }
 
 impl RoleNat {
@@ -122,10 +125,36 @@ impl RoleNat {
         self.ends_all = true;
     }
 
+    /// The controller tells the secret that all gateways of the cloud have, so that each finds the sessions of another one. Sessions
+    /// that were made by another secret end. If that fails, the next [`RoleNat::settle`] tries it again.
+    pub fn set_seed(&mut self, seed: NatSeed) {
+        self.seed = Some(seed);
+        self.apply_seed();
+    }
+
+    fn apply_seed(&mut self) {
+        let (Some(nat), Some(seed)) = (&self.nat, self.seed) else { return };
+        match nat.lock().set_seed(seed.get(), ticks_now(), &mut |event| log(&nat.status, &event)) {
+            Ok(is_new) => {
+                self.seed = None;
+                if is_new {
+                    tracing::info!(
+                        "the controller's secret of source NAT is in use; sessions that there were have ended"
+                    );
+                }
+            }
+            Err(error) => tracing::error!(
+                error = error_chain(&error),
+                "cannot change the secret of source NAT; retrying later"
+            ),
+        }
+    }
+
     /// Makes the NAT tables agree with the node's tables, if these have changed: ends what VPCs have at addresses of others, and
     /// releases addresses. What fails is logged and tried again by the next call. Another owner of a vIP changes nothing: what
     /// VPCs have here are copies of its sessions then, or it gets them from here.
     pub fn settle(&mut self, tables: &NodeTables) {
+        self.apply_seed();
         let mut units: NatUnits = tables.nat_gateways().map(|nat| (nat.vni, nat.vip)).collect();
         units.sort_unstable();
         self.units.send_if_modified(|known| {

@@ -47,7 +47,13 @@ impl Nat {
         let has = self.numbers().find(|numbered| numbered.address == address);
         let free = || self.numbers().find(|numbered| numbered.address.is_unspecified());
         let is_new = has.is_none();
-        let number = u32::from(has.or_else(free).ok_or_else(|| self.no_number(address))?.number);
+        let number = has.or_else(free).ok_or_else(|| self.no_number(address))?.number;
+        self.give(number.into(), address, is_new);
+        Ok(number)
+    }
+
+    /// Gives a public address this number, which is free (`is_new`) or its own. Then packets may claim its blocks.
+    pub(super) fn give(&self, number: u32, address: Ipv4Addr, is_new: bool) {
         let tables = &self.tables;
         match &self.shares {
             Some(shares) => tables.set_shares(number, |block| shares(address, block)),
@@ -65,7 +71,6 @@ impl Nat {
                 tables.swap_word(id, word, word.free());
             }
         }
-        Ok(number as u16)
     }
 
     /// Sets whose ports packets give out, of all public addresses, also of those that get a number later: those of the blocks for

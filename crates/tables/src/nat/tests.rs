@@ -4,6 +4,7 @@ mod addresses;
 mod install;
 mod killed;
 mod schedules;
+mod seed;
 
 use super::*;
 use crate::grace::Immediate;

@@ -3,6 +3,7 @@
 use super::key::{Candidates, Family, Flow, Hashing, Key};
 use super::table::{SLOTS, Table};
 use super::{Direction, Session, SessionRegions, slot_number};
+use crate::region::Region;
 use std::ops::Range;
 
 /// Searches before a lookup finds nothing: the slot may change while it is read, and the session may move to a
@@ -13,24 +14,25 @@ const ATTEMPTS: u32 = 4;
 /// that is reused while it is read, so that parts of two sessions are never combined.
 #[derive(Clone, Debug)]
 pub struct SessionReader {
-    hashing: Hashing,
+    /// The configuration, which has the secrets of the hash function.
+    config: Region,
     /// Indexed by [`Family::index`].
     pub(super) tables: [Table; 2],
 }
 
 impl SessionReader {
-    pub(super) fn new(regions: &SessionRegions, hashing: Hashing, [buckets4, buckets6]: [u32; 2]) -> Self {
+    pub(super) fn new(regions: &SessionRegions, [buckets4, buckets6]: [u32; 2]) -> Self {
         let tables = [
             Table::new(Family::Ipv4, buckets4, regions.ipv4.clone()),
             Table::new(Family::Ipv6, buckets6, regions.ipv6.clone()),
         ];
-        Self { hashing, tables }
+        Self { config: regions.config.clone(), tables }
     }
 
     /// The table of a key, and the buckets in which it can be.
     pub(super) fn candidates(&self, key: &Key) -> (&Table, Candidates) {
         let table = &self.tables[key.family.index()];
-        (table, self.hashing.candidates(key, table.buckets))
+        (table, Hashing::load(&self.config).candidates(key, table.buckets))
     }
 
     /// The session of a flow of either direction, unless it has expired. A session that ends during the call

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sluice_southbound::NatGateway;
 use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
 use sluice_tables::{Grace, GraceError};
+use sluice_types::NatSeed;
 
 use super::*;
 use crate::nat::SharedNat;
@@ -147,6 +148,29 @@ fn what_is_lost_ends_and_nothing_else() {
     let other = Update { database_id: DATABASE + 1, ..cloud(&[nat(1, &[1]), nat(2, &[2])]) };
     assert_eq!(gateway.apply(other), without_failures(10));
     assert!(waits.were(), "all of the old database ends");
+}
+
+/// Catches a gateway that keeps the secret that it drew itself, and one that gives up when the first attempt has failed.
+#[test]
+fn the_secret_of_the_plan_is_that_of_the_nat_tables() {
+    let waits = Waits::default();
+    let nat_tables = shared(1, &waits);
+    let has = |seed: u64| !nat_tables.lock().set_seed(seed, 0, &mut |_| ()).unwrap();
+    let mut gateway =
+        Gateway::with_nat(Gateway::new().applier.tables, RoleNat::new(Some(nat_tables.clone())));
+    gateway.apply(Update { cluster: Some(plan(1, 10)), ..cloud(&[nat(1, &[1])]) });
+    assert!(has(1), "an earlier controller does not know the secret");
+    // The controller is a newer one, and has not changed the plan.
+    waits.fail(true);
+    gateway.apply(Update {
+        cluster: Some(ClusterPlan { nat_seed: NatSeed::new(5), ..plan(1, 10) }),
+        ..delta(0)
+    });
+    waits.fail(false);
+    gateway.applier.retry(Instant::now());
+    assert!(has(5));
+    assert_eq!(found(&gateway.applier.tables), [(1, vec![1])]);
+    assert_eq!(nat_tables.lock().addresses().map(|it| it.address).collect::<Vec<_>>(), [address(1)]);
 }
 
 /// Catches packets that use numbers of an earlier agent, whose NAT tables are others than those of this one.
