@@ -6,7 +6,7 @@
  *
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)
  *                                                                          -> count (flow_accounting.h)
- *                                                                       -> to the Internet (internet_out.h, nat_stage.h)
+ *                                                                       -> to the Internet (internet_out.h, nat_stage.h, nat_ring.h)
  *
  * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. What comes from the Internet is
  * described in internet_in.h.
@@ -29,6 +29,8 @@
 #include "gateway/internet_in.h"
 #include "gateway/internet_out.h"
 #include "gateway/answer_underlay.h"
+#include "gateway/nat_copy.h"
+#include "gateway/nat_ring.h"
 #include "gateway/nat_stage.h"
 #include "gateway/parse_underlay.h"
 #include "gateway/sender.h"
@@ -63,6 +65,9 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 	reason = check_sender(packet);
 	if (reason)
 		return drop(reason == DROP_unknown_vtep ? 0 : packet->vni, reason);
+	/* Hosts have no records of the ring. */
+	if (packet->ring && !(packet->nat & PACKET_FROM_GATEWAY))
+		return drop(0, DROP_vxlan_flags);
 	reason = parse_frame(ctx, tunnel_bytes(packet), packet->frame_bytes, &packet->frame);
 	if (reason)
 		return drop(packet->vni, reason);
@@ -86,6 +91,19 @@ __attribute__((noinline)) int forward_generally(struct xdp_md *ctx)
 	return packet->verdict;
 }
 
+/* Finds the new source of a packet: by its session, which may be new, or by the record with which another gateway sent it. */
+static __always_inline int find_new_source(struct xdp_md *ctx, struct packet *packet)
+{
+	int verdict;
+
+	if (packet->ring)
+		return take_nat_copy(ctx, packet, tunnel_bytes(packet));
+	verdict = nat_source(ctx, packet, tunnel_bytes(packet));
+	if (!verdict)
+		enter_nat_ring(packet);
+	return verdict;
+}
+
 /* Each translation of source NAT is followed by another attempt to send the packet. */
 static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet)
 {
@@ -95,7 +113,7 @@ static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet
 		return drop(0, DROP_stale_index);
 	verdict = send_to_internet(ctx, packet);
 	if (verdict == FOR_NAT_SOURCE) {
-		verdict = nat_source(ctx, packet, tunnel_bytes(packet));
+		verdict = find_new_source(ctx, packet);
 		if (!verdict)
 			verdict = send_to_internet(ctx, packet);
 	}
@@ -104,6 +122,8 @@ static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet
 		if (!verdict)
 			verdict = send_to_internet(ctx, packet);
 	}
+	if (verdict == FOR_RING)
+		return pass_around(ctx, packet);
 	return verdict == FOR_OWNER ? pass_on(ctx, packet, tunnel_bytes(packet)) : verdict;
 }
 

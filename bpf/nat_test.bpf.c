@@ -4,6 +4,7 @@
  * answered in place.
  */
 #include "common/nat_maps.h"
+#include "common/nat_install.h"
 #include "test/nat_operation.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -11,7 +11,8 @@
  * checksums, tenants' packets sent although no known node sent them or
  * their VNI does not exist, packets to the Internet without a public source
  * or with another checksum than they came with, and identities that leave their VNI, or go to or
- * come from a host without a vSwitch. Each packet is then processed once more by the
+ * come from a host without a vSwitch, records of the ring that are accepted from hosts or sent to them, and packets that the ring
+ * has changed. Each packet is then processed once more by the
  * general path alone, which must do the same in all that can be seen.
  */
 #include "xdp.h"
@@ -177,8 +178,12 @@ static void check_tenant(const uint8_t *packet)
 	const uint8_t *vxlan = vxlan_of(packet);
 	uint32_t vni = vxlan[4] << 16 | vxlan[5] << 8 | vxlan[6];
 
-	if (!node_with(packet, 26, 22))
+	const struct next_hop *node = node_with(packet, 26, 22);
+
+	if (!node)
 		fail("a packet of an unknown node was accepted");
+	if (vxlan[7] && node->flags & NEXT_HOP_HOST)
+		fail("a host's record of the ring was accepted");
 	if (!find_index(vni, 0))
 		fail("a packet of an unknown VNI was accepted");
 }
@@ -195,6 +200,30 @@ static int is_passed_on(const uint8_t *packet)
 	const uint8_t *vxlan = vxlan_of(packet);
 
 	return !(vxlan[4] | vxlan[5] | vxlan[6]);
+}
+
+/* Whether the program sends the packet to the next gateway of the ring. */
+static int is_in_ring(void)
+{
+	return is_to_internet() && program_memory.nat & PACKET_IN_RING;
+}
+
+/* Checks a packet that is sent with a record: its frame is that which was received, without bytes behind the IP packet. */
+static void check_record(const uint8_t *packet, const uint8_t *out)
+{
+	const uint8_t *received = vxlan_of(packet), *sent = vxlan_of(out);
+	const struct next_hop *next = node_with(out, 30, 38);
+
+	check_tenant(packet);
+	if (!next || next->flags & NEXT_HOP_HOST)
+		fail("a record for a node that is not a gateway");
+	if (sent[0] != 0x88 || sent[1] || !(sent[2] | sent[3]) || memcmp(sent + 4, received + 4, 3) ||
+	    !sent[7])
+		fail("VXLAN header of a record");
+	if (received[7] && (received[7] != sent[7] || memcmp(received + 2, sent + 2, 2)))
+		fail("a record has changed on its way");
+	if (memcmp(sent + VXLAN_BYTES, received + VXLAN_BYTES, program_memory.frame.ip_bytes + ETH_HLEN))
+		fail("a frame has changed on its way");
 }
 
 /* Checks a tenant's packet that leaves by the Internet port, or is turned back: `after` is its frame. */
@@ -220,7 +249,7 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	if (length < 42 || length > sizeof(out))
 		fail("length of a packet that is sent");
 	bpf_xdp_load_bytes(&xdp.ctx, 0, out, length);
-	if (is_to_internet() && is_forwarded) {
+	if (is_to_internet() && is_forwarded && !is_in_ring()) {
 		int is_out = xdp.redirected == ((struct underlay_port *)&pristine[CELL_NODE + 1])[2].ifindex;
 
 		if (!patched)
@@ -248,7 +277,9 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	/*
 	 * Only tenants' packets are UDP: what the gateway itself sends on the underlay is ARP, ND and ICMP.
 	 */
-	if (is_udp && !patched) {
+	if (is_udp && !patched && is_forwarded && is_in_ring()) {
+		check_record(packet, out);
+	} else if (is_udp && !patched) {
 		check_tenant(packet);
 		check_identity_sent(packet, out, is_forwarded && !is_to_internet() && !is_passed_on(packet));
 	}

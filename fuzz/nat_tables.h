@@ -32,6 +32,7 @@ static struct nat_saved {
 	size_t bytes;
 } nat_saved[1024];
 static uint32_t nat_saved_count;
+static uint64_t nat_ring_count[NAT_RING_COUNTS];
 
 /* Memory of the program. Its content is not defined when a packet arrives. */
 static struct nat_memory nat_program_memory;
@@ -65,6 +66,8 @@ static void *find_nat(const void *map, uint32_t index)
 		return index < NAT_BUCKETS ? &nat_small.buckets[index] : NULL;
 	if (map == &nat_ports)
 		return index < NAT_CELLS ? nat_save(&nat_cells[index], sizeof(*nat_cells)) : NULL;
+	if (map == &nat_ring_counts)
+		return index < NAT_RING_COUNTS ? &nat_ring_count[index] : NULL;
 	if (map == &nat_fragments)
 		return index < NAT_FRAGMENTS ? nat_save(&nat_entries[index], sizeof(*nat_entries)) : NULL;
 	return NULL;

@@ -38,6 +38,7 @@ mod load_awareness;
 mod lossless_takeover;
 mod moved_instance;
 mod nat;
+mod nat_failover;
 mod not_a_router;
 mod overload;
 mod path_mtu;
@@ -157,6 +158,7 @@ fn all() -> Vec<Scenario> {
         addresses: OwnLab,
         internet: OwnLab,
         nat: OwnLab,
+        nat_failover: OwnLab,
         connections: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,

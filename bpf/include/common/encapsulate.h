@@ -33,7 +33,8 @@ struct outer {
 	__u32 hash;	 /* of the flow: the underlay uses it to spread flows over paths */
 	__u32 udp_bytes; /* UDP header included */
 	__u8 traffic_class;
-	__u16 identity; /* of the tenant's sender; 0: none */
+	__u8 reserved;	/* the last byte of the VXLAN header: of a record (nat_ring.h), otherwise 0 */
+	__u16 identity; /* of the tenant's sender, or the outside port of a record; 0: none */
 };
 
 static __always_inline void write_vxlan(struct cursor *cursor, const struct outer *outer)
@@ -47,7 +48,7 @@ static __always_inline void write_vxlan(struct cursor *cursor, const struct oute
 	udp->bytes = bpf_htons(outer->udp_bytes);
 	udp->checksum = 0;
 	vxlan->flags = bpf_htonl(vxlan_flags(outer->identity));
-	vxlan->vni = bpf_htonl(outer->vni << 8);
+	vxlan->vni = bpf_htonl(outer->vni << 8 | outer->reserved);
 }
 
 static __always_inline void write_outer_ethernet(struct cursor *cursor, const struct outer *outer,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: sends a tenant's frame to the host that route() (cgw.h) found, or to the owner of a vIP (PACKET_TO_OWNER).
+ * Gateway: sends a tenant's frame to the host that route() (cgw.h) found, to the owner of a vIP (PACKET_TO_OWNER), or to the
+ * next gateway of the ring with a record (PACKET_IN_RING).
  *
  * Contract: expects a packet that route() accepted, and now_ns. DROP_none: the packet was rewritten in
  * place and counted in `vni_traffic` unless `nat` is set, and `verdict` is what the program returns. Otherwise the reason
@@ -204,9 +205,17 @@ __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, s
 	if (reason)
 		return reason;
 	describe_outer(packet, node, &path, &outer);
-	/* An identity means something in its own VPC only, and a host without a vSwitch does not know the flag. */
-	if (packet->final_vni == packet->vni && !(READ_ONCE(path.hop->flags) & NEXT_HOP_FOREIGN))
+	if (packet->nat & PACKET_IN_RING) {
+		outer.identity = packet->new_source_port;
+		outer.reserved = packet->ring;
+		outer.hash = packet->ring_path << VXLAN_SOURCE_SHIFT;
+	} else if (packet->final_vni == packet->vni && !(READ_ONCE(path.hop->flags) & NEXT_HOP_FOREIGN)) {
+		/*
+		 * An identity means something in its own VPC only, and a host without a vSwitch does not know the
+		 * flag.
+		 */
 		outer.identity = packet->frame.identity;
+	}
 	carry = path.ipv6 && packet->udp_checksum;
 	reason = rewrite_tunnel(ctx, packet, &outer, carry);
 	if (!reason)

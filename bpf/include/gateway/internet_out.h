@@ -8,7 +8,8 @@
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
- * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_OWNER: as for internet_in() (internet_in.h). What is
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could leave here, but its session is new, and
+ * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). What is
  * passed on is not counted: its owner counts it. Uses the maps `cells`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of
  * count.h.
  */
@@ -101,7 +102,7 @@ static __always_inline __u32 longest_back(struct xdp_md *ctx, const struct packe
 	return port ? path_mtu(packet, port, packet->ipv6) : 0;
 }
 
-/* Sends the packet by the Internet port, without its tunnel. */
+/* Sends the packet by the Internet port, without its tunnel. FOR_RING in `verdict`: it goes to another gateway before. */
 static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
 {
 	enum drop_reason reason = check_ttl(packet);
@@ -116,6 +117,10 @@ static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet 
 		return DROP_stale_index;
 	if (packet->frame_bytes - ETH_HLEN > packet->longest)
 		return too_big(packet, packet->longest);
+	if (packet->nat & PACKET_IN_RING) {
+		packet->verdict = FOR_RING;
+		return DROP_none;
+	}
 	if (back < packet->longest)
 		packet->longest = back;
 	reason = translate(ctx, packet, tunnel_bytes(packet));
@@ -190,6 +195,9 @@ static __always_inline enum drop_reason find_nat_gateway(struct xdp_md *ctx, str
 	if (reason)
 		return reason;
 	packet->verdict = FOR_NAT_SOURCE;
+	/* A packet of the ring has a session. */
+	if (packet->ring)
+		return DROP_none;
 	return is_owned_vip(READ_ONCE(gateway->vip)) ? DROP_none
 						     : pass_to_owner(ctx, packet, READ_ONCE(gateway->vip));
 }

@@ -59,6 +59,8 @@ struct packet {
 	__u8 endpoint_ipv6;	    /* `endpoint` is IPv6 */
 	__u8 to_internet;	    /* the route has scope Internet */
 	__u8 nat;		    /* PACKET_* */
+	__u16 ring_path;	    /* UDP source port of a record (nat_ring.h), without VXLAN_SOURCE_MIN */
+	__u8 ring; /* VXLAN reserved byte of a record; 0: the packet was received with none */
 };
 
 /* packet.nat; classify() (cgw.h) and take_over() (internet_in.h) clear it */
@@ -66,6 +68,7 @@ struct packet {
 #define PACKET_TO_OWNER 0x2	   /* next_hop is a vIP, to the owner of which the packet is passed on */
 #define PACKET_NAT_SOURCE 0x4	   /* source NAT has translated the source, and the port of the source */
 #define PACKET_NAT_DESTINATION 0x8 /* the same for the destination */
+#define PACKET_IN_RING 0x10	   /* the packet goes to the gateway in next_hop, with a record */
 
 /*
  * Results of stages that are no verdicts: the program has to call the stage that is named next. The stages do not call each
@@ -78,6 +81,7 @@ struct packet {
 #define FOR_VPC 0x500		  /* enter_vpc() */
 #define FOR_OWNER 0x600		  /* pass_on() */
 #define FOR_PASSED_ON 0x700	  /* take_over(), and then as for internet_in() */
+#define FOR_RING 0x800		  /* pass_around() */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

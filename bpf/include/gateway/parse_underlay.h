@@ -5,7 +5,7 @@
  *
  * Contract: DROP_none with is_tunnel set for a VXLAN packet to this node, with
  * outer_source, outer_source_mac, vni (0: what a gateway passes on to the owner of a NAT gateway's vIP), frame_bytes, udp_checksum, ipv6, traffic_class and the frame's identity filled
- * in.
+ * in. `ring` is not 0 for a packet with a record (nat_ring.h); ring_path and new_source_port are then its other parts.
  * DROP_none without is_tunnel for any other packet, which answer_underlay.h handles. Otherwise the reason to
  * drop. The packet is not changed. Reads only the map `cells`.
  */
@@ -33,8 +33,12 @@ static __always_inline enum drop_reason parse_vxlan(const struct udp_header *udp
 
 	if (length != bytes || length < TUNNEL_BYTES)
 		return DROP_outer_truncated;
-	if (!vxlan_flags_valid(flags) || vni & 0xff)
+	/* Only a record of the ring has a reserved byte that is not 0. */
+	packet->ring = vni;
+	if (!vxlan_flags_valid(flags) || (packet->ring && (!(flags & VXLAN_GROUP) || !(vni >> 8))))
 		return DROP_vxlan_flags;
+	packet->ring_path = bpf_ntohs(udp->source) - VXLAN_SOURCE_MIN;
+	packet->new_source_port = flags & VXLAN_GROUP_ID;
 	packet->frame.identity = flags & VXLAN_GROUP_ID;
 	packet->udp_checksum = udp->checksum;
 	packet->frame_bytes = length - TUNNEL_BYTES;

@@ -608,6 +608,16 @@ struct underlay_port {
 
 #define NODE_HAS_IPV4 0x1
 #define NODE_HAS_IPV6 0x2
+
+/*
+ * The place of a gateway in the ring of its cluster (nat_ring.h): its position in bits 32..37, that of the next gateway that is
+ * alive in bits 40..45, and in bits 0..27 the cell of that gateway's VTEP; 0: the node is alone in the ring.
+ */
+#define NAT_RING_MEMBER 0x100000000000000ull
+#define NAT_RING_OWN_SHIFT 32
+#define NAT_RING_NEXT_SHIFT 40
+#define NAT_RING_POSITIONS 64 /* of the gateways of a cluster */
+
 struct node_config {
 	__u32 flags;
 	__u32 vtep4; /* network order: outer source address */
@@ -620,8 +630,11 @@ struct node_config {
 	 * is sent to depends on it (tunnel.h), so that no tenant can choose flows that all load one gateway.
 	 */
 	__u64 flow_secret[2];
-	__u32 policy_generation; /* only for the writer: the generation of the newest policy */
-	__u32 reserved;
+	/*
+	 * vSwitch, only for the writer: the generation of the newest policy. Gateway: NAT_RING_*, published by its own store;
+	 * 0: the node is in no ring.
+	 */
+	__u64 by_role;
 	struct underlay_port port[UNDERLAY_PORTS_MAX]; /* ifindex 0: unused */
 };
 

@@ -120,6 +120,15 @@
 #define NAT_ADDRESS_MASK 0xfffu
 #define NAT_OF_REMOTE 0x80000000u
 
+/*
+ * The state of a session that another node describes is that of session_layout.h, but this in the place of SESSION_ORIGINATOR: the
+ * remote endpoint sent the first packet.
+ */
+#define NAT_COPY_OF_REMOTE 0x1u
+#define NAT_COPY_STATE 0x77u /* all bits */
+/* Ticks. Times of activity that differ by no more count as equal: expiries are not more exact, and clocks of nodes differ. */
+#define NAT_COPY_SLACK 8
+
 #define NAT_POOL_ADDRESSES_MAX 16
 
 /* nat_pool.flags */
@@ -157,7 +166,12 @@ struct nat_group {
 	/* As those of a block, of all sessions of the address; in its first group. */
 	__u32 begun;
 	__u32 ended;
-	__u32 reserved[12];
+	/*
+	 * The blocks, as bits, whose ports another gateway of the cluster gives out. Packets claim no such block, and no port in it;
+	 * nat_install() does.
+	 */
+	__u32 others;
+	__u32 reserved[11];
 	struct nat_block block[NAT_GROUP_BLOCKS];
 };
 
@@ -182,7 +196,39 @@ enum nat_answer {
 	NAT_EXHAUSTED,	  /* the pool has no block for the inside address */
 	NAT_FULL,	  /* the session table is full there */
 	NAT_BUSY,	  /* other packets won too many swaps */
+	/* Only of nat_install(). */
+	NAT_TAKEN,     /* the outside port, or its block, belongs to another inside endpoint, or to none */
+	NAT_ELSEWHERE, /* the session here has another outside endpoint, and is not older */
+	/* Only of the program nat_copy. */
+	NAT_NO_ADDRESS, /* the NAT gateway of the VPC does not have the public address, or that has no number yet */
 };
+
+/*
+ * A session that another gateway describes, in host order, as the agent gives it to the program nat_copy of gateways. That answers in
+ * place.
+ */
+struct nat_copy {
+	__u32 vni;
+	__u32 inside;
+	__u32 remote;
+	__u32 outside;
+	__u16 inside_port;
+	__u16 remote_port;
+	__u16 outside_port;
+	__u8 protocol;
+	__u8 state; /* NAT_COPY_STATE */
+	/* As in struct nat_packet. */
+	__u32 idle;
+	__u32 since;
+	__u32 flags;
+	__u32 answer; /* enum nat_answer */
+	__u32 bucket; /* answer: where the session is, unless there is none */
+	__u32 slot;
+};
+#define NAT_COPIES_MAX 32 /* of a run of the program */
+
+/* struct nat_copy.flags: the owner of the NAT gateway's vIP says so. */
+#define NAT_OF_OWNER 0x4u
 
 /*
  * Ticks. Until a round is completed, sessions that have ended count. So if the last one was completed before, no agent works, and

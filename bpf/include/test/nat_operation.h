@@ -2,7 +2,7 @@
 /*
  * One packet of source NAT as a structure, for tests, which run the same C code as an eBPF program and natively.
  *
- * Contract: an includer that calls nat_test_run() includes nat.h before this, the last time if it includes this twice.
+ * Contract: an includer that calls nat_test_run() includes nat_install.h before this, the last time if it includes this twice.
  */
 #ifndef SLUICE_NAT_OPERATION_H
 #define SLUICE_NAT_OPERATION_H
@@ -12,9 +12,10 @@
 enum nat_op {
 	NAT_OP_OUT = 1,
 	NAT_OP_IN,
+	NAT_OP_INSTALL,
 };
 
-/* Fields as in struct nat_packet; those of the other direction's question are the answer. */
+/* Fields as in struct nat_packet; those of the other direction's question are the answer. NAT_OP_INSTALL asks by those of both. */
 struct nat_test {
 	__u32 op;
 	__u32 vni;
@@ -32,27 +33,31 @@ struct nat_test {
 	__u32 flags;
 	__u32 answer;	 /* enum nat_answer */
 	__u32 published; /* whether a record was published, which the sweep will free */
-	__u32 reserved;
+	__u32 state;
+	__u32 idle;
+	__u32 since;
+	__u32 bucket; /* answer: where the session is, unless there is none */
+	__u32 slot;
 	struct nat_pool pool;
 };
 
 #endif
 
-#if defined(SLUICE_NAT_H) && !defined(SLUICE_NAT_TEST_RUN)
+#if defined(SLUICE_NAT_INSTALL_H) && !defined(SLUICE_NAT_TEST_RUN)
 #define SLUICE_NAT_TEST_RUN
 
 /* Runs a packet in memory that the includer provides. */
 static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_test *test)
 {
-	int is_out = test->op == NAT_OP_OUT;
+	int is_out = test->op != NAT_OP_IN, is_in = test->op != NAT_OP_OUT;
 
 	packet->pool = test->pool;
 	packet->vni = test->vni;
 	packet->inside = is_out ? test->inside : 0;
 	packet->inside_port = is_out ? test->inside_port : 0;
 	packet->outside = 0;
-	packet->address = is_out ? 0 : test->address;
-	packet->outside_port = is_out ? 0 : test->outside_port;
+	packet->address = is_in ? test->address : 0;
+	packet->outside_port = is_in ? test->outside_port : 0;
 	packet->remote = test->remote;
 	packet->remote_port = test->remote_port;
 	packet->protocol = test->protocol;
@@ -60,14 +65,22 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 	packet->bytes = test->bytes;
 	packet->now = test->now;
 	packet->flags = test->flags;
+	packet->state = test->state;
+	packet->idle = test->idle;
+	packet->since = test->since;
 	packet->hit.published = 0;
-	test->answer = is_out ? nat_out(packet) : nat_in(packet);
+	if (is_out && is_in)
+		test->answer = nat_install(packet);
+	else
+		test->answer = is_out ? nat_out(packet) : nat_in(packet);
 	test->published = packet->hit.published;
 	test->inside = packet->inside;
 	test->inside_port = packet->inside_port;
 	test->outside = packet->outside;
 	test->address = packet->address;
 	test->outside_port = packet->outside_port;
+	test->bucket = packet->hit.bucket;
+	test->slot = packet->hit.slot;
 }
 
 #endif

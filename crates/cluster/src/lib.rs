@@ -44,7 +44,7 @@ mod vip;
 
 pub use codec::{CLUSTER_PORT, MessageCodec, Refused};
 pub use controller::{Controller, ControllerInput, ControllerOutput, OwnershipPlan};
-pub use gateway::{AnnounceReason, Gateway, Incident, Input, Output};
+pub use gateway::{AnnounceReason, Contacts, Gateway, Incident, Input, Output};
 pub use message::{
     Body, Config, DecodeError, Health, Load, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse,
     Report, VERSION,

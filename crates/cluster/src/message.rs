@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, GatewayId, HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN};
 
 /// First byte of every message.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// Size of the longest message. It fits the smallest MTU of IPv6 together with an envelope.
 pub const MESSAGE_BYTES_MAX: usize = 1_100;
@@ -115,7 +115,7 @@ pub struct Report {
     pub reachable: Vec<GatewayId>,
     /// Its own judgment of whether other nodes may rely on it.
     pub health: Health,
-    /// State of its forwarding tables.
+    /// State of its forwarding tables, and of its copies of sessions.
     pub tables: TableReport,
 }
 
@@ -266,7 +266,7 @@ mod tests {
             holds: VipSet::first(128),
             reachable: ids.clone(),
             health: Health::Isolated,
-            tables: TableReport { revision: u64::MAX, behind: true },
+            tables: TableReport { revision: u64::MAX, behind: true, copies: true },
         };
         let pulse = Pulse { echo: u64::MAX, config: u64::MAX, digest: u64::MAX, reachable: ids.clone() };
         let members = ids.iter().map(|&id| Member { id, draining: true }).collect();
@@ -307,7 +307,11 @@ mod tests {
             holds: VipSet::first(2),
             reachable: vec![GatewayId::new(1), GatewayId::new(2)],
             health,
-            tables: TableReport { revision: 300, behind: health == Health::Starting },
+            tables: TableReport {
+                revision: 300,
+                behind: health == Health::Starting,
+                copies: health == Health::Ready,
+            },
         };
         let pulse = Pulse { echo: 4, config: 5, digest: 7, reachable: vec![GatewayId::new(1)] };
         let members = vec![Member { id: GatewayId::new(1), draining: true }];
@@ -318,23 +322,23 @@ mod tests {
             (
                 gateway,
                 Body::Hello(report(Health::Ready)),
-                &[2, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 0, 0xac, 2, 0],
+                &[3, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 0, 0xac, 2, 0, 1],
             ),
             (
                 gateway,
                 Body::Hello(report(Health::Starting)),
-                &[2, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 1, 0xac, 2, 1],
+                &[3, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 1, 0xac, 2, 1, 0],
             ),
             (
                 gateway,
                 Body::Heartbeat(report(Health::Isolated)),
-                &[2, 3, 8, 1, 2, 1, 5, 7, 3, 2, 1, 2, 2, 0xac, 2, 0],
+                &[3, 3, 8, 1, 2, 1, 5, 7, 3, 2, 1, 2, 2, 0xac, 2, 0, 0],
             ),
-            (Node::Controller, Body::Pulse(pulse), &[2, 3, 0, 1, 2, 2, 4, 5, 7, 1, 1]),
-            (Node::Controller, Body::Probe, &[2, 3, 0, 1, 2, 3]),
-            (gateway, Body::Claims(vec![(VipId::new(2).unwrap(), claim)]), &[2, 3, 8, 1, 2, 4, 1, 2, 9, 8]),
-            (Node::Controller, Body::Config(config), &[2, 3, 0, 1, 2, 5, 5, 3, 40, 1, 1, 1]),
-            (gateway, Body::Load(load), &[2, 3, 8, 1, 2, 6, 0x84, 0x07, 1, 7]),
+            (Node::Controller, Body::Pulse(pulse), &[3, 3, 0, 1, 2, 2, 4, 5, 7, 1, 1]),
+            (Node::Controller, Body::Probe, &[3, 3, 0, 1, 2, 3]),
+            (gateway, Body::Claims(vec![(VipId::new(2).unwrap(), claim)]), &[3, 3, 8, 1, 2, 4, 1, 2, 9, 8]),
+            (Node::Controller, Body::Config(config), &[3, 3, 0, 1, 2, 5, 5, 3, 40, 1, 1, 1]),
+            (gateway, Body::Load(load), &[3, 3, 8, 1, 2, 6, 0x84, 0x07, 1, 7]),
         ];
         for (from, body, bytes) in cases {
             let message = Message { cluster: ClusterId::new(3), from, incarnation: 1, seq: 2, body };
@@ -350,7 +354,7 @@ mod tests {
             holds: VipSet::first(4),
             reachable: (1..8).map(GatewayId::new).collect(),
             health: Health::Ready,
-            tables: TableReport { revision: 1 << 20, behind: false },
+            tables: TableReport { revision: 1 << 20, behind: false, copies: true },
         };
         let hello = Message {
             cluster: ClusterId::new(3),
@@ -374,8 +378,8 @@ mod tests {
             assert!(Message::decode(&good[..cut]).is_err(), "cut at {cut}");
         }
         // The cluster is 3 in one byte, and then in two.
-        assert!(Message::decode(&[2, 3, 0, 1, 2, 3]).is_ok());
-        assert!(matches!(Message::decode(&[2, 0x83, 0, 0, 1, 2, 3]), Err(DecodeError::Malformed(_))));
+        assert!(Message::decode(&[VERSION, 3, 0, 1, 2, 3]).is_ok());
+        assert!(matches!(Message::decode(&[VERSION, 0x83, 0, 0, 1, 2, 3]), Err(DecodeError::Malformed(_))));
         let member = Member { id: GatewayId::new(1), draining: false };
         let alone = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member], hello_interval_ms: 0 };
         let decoded = |config: Config| Message::decode(&message(Body::Config(config)).encode());

@@ -119,7 +119,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn candidate(id: u64, load: usize) -> Candidate {
-        let tables = TableReport { revision: 3, behind: false };
+        let tables = TableReport { revision: 3, behind: false, copies: true };
         Candidate { id: GatewayId::new(id), tables, load }
     }
 

@@ -37,6 +37,8 @@ pub struct TableReport {
     pub revision: u64,
     /// The gateway is behind other gateways.
     pub behind: bool,
+    /// The gateway has copies of all sessions of NAT gateways that others own, so no session ends if it takes their vIPs over.
+    pub copies: bool,
 }
 
 impl TableReport {
@@ -50,11 +52,17 @@ impl TableReport {
         }
     }
 
+    /// Returns by how much a gateway with these tables is preferred as the next owner of a vIP. Copies count among gateways
+    /// whose tables are equally good: without entries no packet is forwarded, without copies only those of sessions are dropped.
+    pub(crate) const fn fitness(self) -> (Readiness, bool) {
+        (self.readiness(), self.copies)
+    }
+
     /// Returns a key by which gateways with better tables come first. Current tables are equal whatever their revisions
     /// are: these differ for moments, because changes do not reach all gateways at the same time.
-    pub(crate) fn order(self) -> (Reverse<Readiness>, Reverse<u64>) {
-        let readiness = self.readiness();
-        (Reverse(readiness), Reverse(if readiness == Readiness::Current { 0 } else { self.revision }))
+    pub(crate) fn order(self) -> (Reverse<(Readiness, bool)>, Reverse<u64>) {
+        let is_current = self.readiness() == Readiness::Current;
+        (Reverse(self.fitness()), Reverse(if is_current { 0 } else { self.revision }))
     }
 }
 
@@ -70,6 +78,11 @@ impl OwnTables {
     /// The tables contain this revision completely; 0 if they contain none.
     pub fn set_revision(&mut self, revision: u64) {
         self.report.revision = revision;
+    }
+
+    /// This gateway has copies of all sessions, or not.
+    pub fn set_copies(&mut self, complete: bool) {
+        self.report.copies = complete;
     }
 
     pub fn report(&self) -> TableReport {
@@ -138,10 +151,14 @@ mod tests {
 
     #[test]
     fn better_tables_come_first() {
-        let report = |revision, behind| TableReport { revision, behind }.order();
+        let with = |revision, behind, copies| TableReport { revision, behind, copies }.order();
+        let report = |revision, behind| with(revision, behind, false);
         assert!(report(3, false) < report(9, true));
         assert!(report(9, true) < report(8, true));
         assert!(report(1, true) < report(0, false));
         assert_eq!(report(3, false), report(4, false));
+        // Copies count among equals only.
+        assert!(with(3, false, true) < with(4, false, false));
+        assert!(with(3, false, false) < with(3, true, true));
     }
 }

@@ -28,6 +28,24 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+/// Packets of the ring of gateways (`nat_ring.h`), by what this gateway did with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NatRingCounts {
+    /// As the owner of their NAT gateway's vIP, it has sent them into the ring.
+    pub entered: u64,
+    /// It has sent them on to the next gateway.
+    pub passed: u64,
+    /// As the last gateway, it has taken them for the Internet.
+    pub left: u64,
+    /// It does not have their session: the outside port belongs to another inside endpoint, or the session has another one. It
+    /// has sent them on, or dropped them if it was the last gateway; so also for the next two.
+    pub taken: u64,
+    /// It does not have their session: its session table is full.
+    pub full: u64,
+    /// It does not have their session: other packets were changing the same memory for too long.
+    pub busy: u64,
+}
+
 fn read_u64(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight bytes")))
 }
@@ -92,6 +110,19 @@ pub(crate) fn unknown_ports(map: &MapHandle) -> Result<BTreeMap<u32, u64>, Error
 /// Reads a number of events that were not posted: all of those that one map counts.
 pub(crate) fn events(map: &MapHandle) -> Result<u64, Error> {
     Ok(sum(&read_per_cpu(map, &0_u32.to_ne_bytes())?, 0))
+}
+
+/// Reads what happened to packets of the ring of gateways.
+pub(crate) fn nat_ring(map: &MapHandle) -> Result<NatRingCounts, Error> {
+    let count = |what: layout::nat_ring_count| Ok(sum(&read_per_cpu(map, &what.to_ne_bytes())?, 0));
+    Ok(NatRingCounts {
+        entered: count(layout::nat_ring_count_NAT_RING_ENTERED)?,
+        passed: count(layout::nat_ring_count_NAT_RING_PASSED)?,
+        left: count(layout::nat_ring_count_NAT_RING_LEFT)?,
+        taken: count(layout::nat_ring_count_NAT_RING_TAKEN)?,
+        full: count(layout::nat_ring_count_NAT_RING_FULL)?,
+        busy: count(layout::nat_ring_count_NAT_RING_BUSY)?,
+    })
 }
 
 /// Reads the traffic of one counter index.

@@ -7,7 +7,8 @@
 //!
 //! `object` has the compiled programs, `maps` pins and maps their maps, `attach` attaches programs by the
 //! system calls of `sys`. `counters` reads and resets counters. `ring` reads BPF ring buffers, `events` their
-//! records. `remote_identities` reads and writes the map of that name. `kernel` checks the kernel at the start.
+//! records. `remote_identities` reads and writes the map of that name. `kernel` checks the kernel at the start. `nat_copier` runs the program
+//! that installs sessions of source NAT.
 
 mod attach;
 mod counters;
@@ -15,6 +16,7 @@ mod error;
 mod events;
 pub mod kernel;
 mod maps;
+mod nat_copier;
 mod object;
 mod remote_identities;
 mod ring;
@@ -33,12 +35,13 @@ use sluice_tables::sessions::{Region, SessionRegions};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
-pub use counters::{DropCount, Traffic, VniCounters};
+pub use counters::{DropCount, NatRingCounts, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
 };
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, nat_sizes, pinned_tables};
+pub use nat_copier::NatCopier;
 pub use object::ObjectName;
 pub use remote_identities::{RemoteIdentities, RemoteIdentity};
 use ring::Ring;
@@ -174,6 +177,14 @@ impl Datapath {
         })
     }
 
+    /// The program of a gateway that installs sessions of source NAT.
+    ///
+    /// # Errors
+    /// If the programs have no such program.
+    pub fn nat_copier(&self) -> Result<NatCopier, Error> {
+        NatCopier::new(self.program("nat_copy")?.as_fd())
+    }
+
     /// Maps the shares that ports have of the session tables into memory.
     ///
     /// # Errors
@@ -256,6 +267,14 @@ impl Datapath {
     /// If the programs detect no flows, or the counter cannot be read.
     pub fn events_refused(&self) -> Result<u64, Error> {
         counters::events(&self.map("events_refused")?)
+    }
+
+    /// What the gateway did with packets of the ring in which sessions of source NAT begin.
+    ///
+    /// # Errors
+    /// If the programs are not those of a gateway, or the counters cannot be read.
+    pub fn nat_ring(&self) -> Result<NatRingCounts, Error> {
+        counters::nat_ring(&self.map("nat_ring_counts")?)
     }
 
     /// Attaches a program to an interface's XDP hook: in the driver if it supports XDP, otherwise in

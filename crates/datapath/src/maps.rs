@@ -23,8 +23,8 @@ pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
 /// Memory of the programs for each CPU: packets that wait to be counted, which packets are counted, and the packet
 /// that is being processed. It is not pinned, so each version may change its layout.
-const PROGRAM_MEMORY_MAPS: [&str; 5] =
-    ["flow_queues", "flow_samplers", "packets", "admissions", "nat_packets"];
+const PROGRAM_MEMORY_MAPS: [&str; 6] =
+    ["flow_queues", "flow_samplers", "packets", "admissions", "nat_packets", "nat_copying"];
 
 /// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];

@@ -1,4 +1,4 @@
-//! The system calls on BPF links that libbpf-rs does not offer.
+//! The system calls on BPF links and programs that libbpf-rs does not offer.
 
 use std::ffi::CString;
 use std::io;
@@ -77,6 +77,24 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     Ok(LinkInfo { ifindex, program_id: info.prog_id })
+}
+
+/// Runs a program once with `data` as its packet, which it may change.
+pub(crate) fn test_run(program: BorrowedFd<'_>, data: &mut [u8]) -> io::Result<()> {
+    let length = u32::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        data_in: data.as_ptr().cast(),
+        data_out: data.as_mut_ptr().cast(),
+        data_size_in: length,
+        data_size_out: length,
+        repeat: 1,
+        ..Default::default()
+    };
+    options.sz = mem::size_of_val(&options) as libbpf_sys::size_t;
+    // SAFETY: the program's descriptor is open while borrowed. The kernel has copied all of `data` before it writes to it, at most
+    // `length` bytes. All outlive the call.
+    checked(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) })?;
+    if options.data_size_out == length { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 /// Pins a link or a program.

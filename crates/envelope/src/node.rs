@@ -58,6 +58,13 @@ impl BootId {
         Self(bytes)
     }
 
+    /// Its first 64 bits, for messages that name a run of their sender with fewer.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
     pub(crate) const fn bytes(&self) -> &[u8; 16] {
         &self.0
     }

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use clap::Args as ClapArgs;
 use sluice_agent::CommonArgs;
 use sluice_cluster::CLUSTER_PORT;
+use sluice_nat_sync::NAT_SYNC_PORT;
 
 use crate::nat::NatArgs;
 
@@ -34,6 +35,10 @@ pub struct Args {
     /// UDP port by which the gateways of a cluster watch each other; must be the same on all of them
     #[arg(long, value_name = "PORT", default_value_t = CLUSTER_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub cluster_port: u16,
+
+    /// UDP port by which the gateways of a cluster copy sessions of NAT gateways; must be the same on all of them
+    #[arg(long, value_name = "PORT", default_value_t = NAT_SYNC_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub nat_sync_port: u16,
 
     /// Options of source NAT.
     #[command(flatten)]

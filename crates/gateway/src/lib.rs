@@ -6,7 +6,9 @@
 mod args;
 mod identities;
 mod load_monitor;
+mod mailbox;
 mod nat;
+mod nat_inputs;
 mod needed_neighbors;
 mod offload;
 mod offload_metrics;
@@ -38,9 +40,13 @@ use sluice_agent::{CommonArgs, Opened, Started, flush, open};
 use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_southbound::Node;
 use sluice_tables::AgentHeartbeat;
+use sluice_types::GatewayId;
 
 use crate::load_monitor::LoadMonitor;
+use crate::nat::copies::Copies;
+use crate::nat::sync::{NatSync, SyncConfig};
 use crate::nat::{NatKeeper, RoleNat, SharedNat};
+use crate::nat_inputs::{NatInputs, follow_cluster};
 use crate::offload_metrics::OffloadStats;
 use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
@@ -62,7 +68,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     if common.flush {
         return flush(common, ROLE, &netlink).await;
     }
-    common.check_ports(&[args.cluster_port])?;
+    common.check_ports(&[args.cluster_port, args.nat_sync_port])?;
     let mut links = links(&netlink, &[&args.interfaces[..], &args.internet].concat()).await?;
     let internet = links.split_off(args.interfaces.len());
     let given = Vteps { v4: args.vtep4, v6: args.vtep6 };
@@ -88,28 +94,35 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let role_nat = RoleNat::new(nat.clone());
     let mut role = GatewayRole::new(&mut opened.tables, load.clone(), public.clone(), role_nat);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
-    let plan = role.plan();
+    let (plan, units) = (role.plan(), role.nat_units());
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
-    let keeper = nat.map(NatKeeper::start).transpose()?;
+    let keeper = nat.clone().map(NatKeeper::start).transpose()?;
 
     let node = started.node.clone();
     let ports = SharedPorts::new(ports);
-    let ownership = Arc::new(start_ownership(&args, &started, vteps, &ports, owned, heartbeat)?);
+    let own = own_id(&started)?;
+    let nat = nat.map(|nat| start_sync(&args, nat, &node, own, vteps)).transpose()?;
+    let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
     let mut routes = Router::new().route("/cluster", get(async move || Json(status.get())));
     if let Some(keeper) = &keeper {
-        node.add_metrics(Arc::new(keeper.metrics()));
+        node.add_metrics(Arc::new(keeper.metrics(&node.datapath)));
         routes = routes.merge(keeper.routes());
+    }
+    if let Some((_, sync)) = &nat {
+        node.add_metrics(Arc::new(sync.metrics()));
+        routes = routes.merge(sync.routes());
     }
     let monitored = ports.clone();
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
+    let nat_inputs = NatInputs { nat: nat.clone(), keys: node.keys.clone(), units };
     let stream = StreamInputs {
         plan,
         keys: node.keys.clone(),
@@ -128,12 +141,15 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
+            ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => {
+                ended.and(Err(Error::WriterGone))
+            }
             never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
     let ended = started.serve(common, routes, work).await;
-    // Until here it looks after source NAT. If this function is canceled, it ends as well.
-    drop(keeper);
+    // Until here they look after source NAT. If this function is canceled, they end as well.
+    drop((keeper, nat));
     ended
 }
 
@@ -163,19 +179,39 @@ fn start_offload(
     Ok((responder, monitor))
 }
 
+/// Starts the thread that copies sessions to the other gateways.
+fn start_sync(
+    args: &Args,
+    nat: SharedNat,
+    node: &sluice_agent::Node<GatewayRole>,
+    own: GatewayId,
+    vteps: Vteps,
+) -> Result<(SharedNat, Arc<NatSync>), Error> {
+    let table = Box::new(Copies::new(nat.clone(), node.datapath.nat_copier()?));
+    let sync = NatSync::start(SyncConfig { own, vteps, port: args.nat_sync_port, table })?;
+    Ok((nat, Arc::new(sync)))
+}
+
+/// The id of this gateway.
+fn own_id(started: &Started<GatewayRole>) -> Result<GatewayId, Error> {
+    match started.identity().node()? {
+        Node::Gateway(own) => Ok(own),
+        _ => {
+            let name = &started.node.name;
+            Err(Error::Config(format!("this node is enrolled as {name}, which is not a gateway")))
+        }
+    }
+}
+
 /// Starts the thread that takes part in the cluster.
 fn start_ownership(
     args: &Args,
-    started: &Started<GatewayRole>,
+    (started, own): (&Started<GatewayRole>, GatewayId),
     vteps: Vteps,
     ports: &SharedPorts,
     owned: OwnedVips,
     heartbeat: AgentHeartbeat,
 ) -> Result<Ownership, Error> {
-    let Node::Gateway(own) = started.identity().node()? else {
-        let name = &started.node.name;
-        return Err(Error::Config(format!("this node is enrolled as {name}, which is not a gateway")));
-    };
     let writer = started.node.writer.clone();
     let set_owned = move |owned: &OwnedVips| {
         let owned: HashSet<_> = owned.keys().copied().collect();

@@ -2,17 +2,20 @@
 //! again. This file changes with when something ends.
 //!
 //! ```text
-//!     the NAT gateways of the tables have changed, or the vIPs that this gateway owns
-//!        --> what VPCs have whose NAT gateway is at another gateway now is ended: that one gives out the same ports
+//!     the NAT gateways of the tables have changed
+//!        --> what VPCs have at addresses that other VPCs have now is ended
 //!        --> addresses that no NAT gateway has are released
 //! ```
 //!
-//! Both compare the NAT tables with the node's tables, so a successor of an agent that was killed in between does the same.
+//! The sessions of NAT gateways whose vIPs other gateways own are here as well (`sync.rs`); rounds look after all of them. Both
+//! steps above compare the NAT tables with the node's tables, so a successor of an agent that was killed in between does the same.
 
 mod args;
+pub mod copies;
 pub mod list;
 mod metrics;
 mod numbers;
+pub mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -43,7 +46,7 @@ const STEP_BUCKETS: u32 = 1024;
 /// What the log of blocks can be chosen by.
 const LOG_TARGET: &str = "sluice::nat_log";
 
-/// What the thread has counted.
+/// What was counted in the NAT tables since the agent began.
 #[derive(Clone, Debug, Default)]
 struct Status {
     usage: NatUsage,
@@ -61,6 +64,7 @@ struct Status {
 #[derive(Clone, Debug)]
 pub struct SharedNat {
     nat: Arc<Mutex<Nat>>,
+    status: Arc<Mutex<Status>>,
     reader: SessionReader,
     /// Numbers that there are for public addresses.
     addresses_total: u32,
@@ -80,8 +84,9 @@ impl SharedNat {
     }
 
     pub(crate) fn new(nat: Nat) -> Self {
-        let (reader, addresses_total) = (nat.sessions().reader().clone(), nat.usage().addresses_total);
-        Self { nat: Arc::new(Mutex::new(nat)), reader, addresses_total }
+        let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
+        let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
+        Self { nat: Arc::new(Mutex::new(nat)), status, reader, addresses_total: usage.addresses_total }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Nat> {
@@ -109,10 +114,9 @@ impl NatKeeper {
     /// # Errors
     /// If the system refuses to start a thread.
     pub fn start(nat: SharedNat) -> Result<Self, Error> {
-        let reader = nat.reader();
+        let (reader, status) = (nat.reader(), nat.status.clone());
         let (stop, stopped) = mpsc::channel();
-        let status = Arc::new(Mutex::new(Status { usage: nat.lock().usage(), ..Status::default() }));
-        let mut keeper = Keeper { nat, status: status.clone(), round_began: Instant::now() };
+        let mut keeper = Keeper { nat, round_began: Instant::now() };
         let run = move || {
             let mut wait = Duration::ZERO;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -132,8 +136,8 @@ impl NatKeeper {
     }
 
     /// The metrics of source NAT.
-    pub fn metrics(&self) -> metrics::NatMetrics {
-        metrics::NatMetrics(self.status.clone())
+    pub fn metrics(&self, datapath: &Arc<Datapath>) -> metrics::NatMetrics {
+        metrics::NatMetrics { status: self.status.clone(), datapath: datapath.clone() }
     }
 }
 
@@ -151,7 +155,6 @@ impl Drop for NatKeeper {
 /// The work of the thread.
 struct Keeper {
     nat: SharedNat,
-    status: Arc<Mutex<Status>>,
     round_began: Instant,
 }
 
@@ -165,11 +168,11 @@ impl Keeper {
         let began = Instant::now();
         while began.elapsed() < WORK {
             // The sweep notes that an event was logged when `log` has returned. A line that is written later could be lost.
-            let log = &mut |event| log(&self.status, &event);
+            let log = &mut |event| log(&self.nat.status, &event);
             let swept = self.nat.lock().sweep(STEP_BUCKETS, ticks_now(), log);
             match swept {
                 Ok(swept) => {
-                    lock(&self.status).astray += swept.astray;
+                    lock(&self.nat.status).astray += swept.astray;
                     if swept.round_completed {
                         return self.end_round();
                     }
@@ -191,7 +194,7 @@ impl Keeper {
         let wait = ROUND.saturating_sub(round_time).max(TURN);
         self.round_began = Instant::now() + wait;
         let usage = self.nat.lock().usage();
-        let mut status = lock(&self.status);
+        let mut status = lock(&self.nat.status);
         status.usage = usage;
         status.rounds += 1;
         status.round_time = round_time;

@@ -16,6 +16,7 @@ use sluice_types::IpNet;
 use tokio::sync::watch;
 
 use crate::nat::RoleNat;
+use crate::nat::sync::NatUnits;
 use crate::public_announcer::PublicAddresses;
 
 /// Period over which the bytes of a flow are counted.
@@ -81,9 +82,7 @@ impl GatewayRole {
                 ),
             }
         }
-        // What has to end may take long, and packets to the vIPs' addresses wait for the announcement.
         self.announce_addresses(tables, &gained);
-        self.nat.settle(tables);
     }
 
     /// Sets the addresses of this gateway's interfaces, and removes public prefixes and NAT gateways that contain one: packets
@@ -134,6 +133,11 @@ impl GatewayRole {
         }
     }
 
+    /// The NAT gateways of the tables.
+    pub fn nat_units(&self) -> watch::Receiver<Option<NatUnits>> {
+        self.nat.units()
+    }
+
     /// The newest plan of this gateway's cluster that was received since the agent started; each stream
     /// begins with it. The ownership thread saves it for an agent that starts while no controller answers.
     pub fn plan(&self) -> watch::Receiver<Option<ClusterPlan>> {
@@ -173,6 +177,9 @@ impl Role for GatewayRole {
     /// A stream that continues from this gateway's tables begins with the newest plan, and sends older plans
     /// with the steps that follow: these are ignored.
     fn set_cluster_plan(&mut self, _: &mut UpdateContext<'_>, plan: ClusterPlan) {
+        if let Some(seed) = plan.nat_seed {
+            self.nat.set_seed(seed);
+        }
         self.plan.send_if_modified(|known| {
             let is_old = known
                 .as_ref()

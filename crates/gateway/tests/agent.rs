@@ -64,6 +64,7 @@ fn plan() -> ClusterPlan {
         members: vec![Member { gateway, vtep4, vtep6: None, draining: false }],
         preferred_owners: vec![PreferredOwner { slot: 0, gateway }],
         hello_interval_ms: 4,
+        nat_seed: None,
     }
 }
 

@@ -65,6 +65,11 @@ impl Backoff {
         Self { at_us: now_us + wait_us, wait_us }
     }
 
+    /// Is due at once, and after `wait_us` for the second time.
+    pub fn now(now_us: u64, wait_us: u64) -> Self {
+        Self { at_us: now_us, wait_us: wait_us / 2 }
+    }
+
     /// Whether it is due. Then the next time is later by twice the time, or by `max_us`.
     pub fn is_due(&mut self, now_us: u64, max_us: u64) -> bool {
         if now_us < self.at_us {

@@ -76,7 +76,7 @@ impl Ended<'_> {
     }
 }
 
-/// Numbers of sessions that came.
+/// Numbers of sessions that came, and of passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// They are in the table.
@@ -85,6 +85,10 @@ pub struct Counters {
     pub later: u64,
     /// Their outside port belonged to another inside endpoint.
     pub refused: u64,
+    /// Passes to another gateway that are over.
+    pub passes_sent: u64,
+    /// Passes of other gateways that are over.
+    pub passes_received: u64,
 }
 
 impl Receiver {
@@ -218,10 +222,7 @@ impl Pass {
         if self.seen >> bit & 1 != 0 || self.stage != Stage::Receiving || !is_possible {
             return;
         }
-        for record in &data.records {
-            let idle = record.idle.saturating_add(u32::from(data.age));
-            self.install(&Record { idle, ..*record }, grace, table, counters);
-        }
+        self.install(&data, grace, table, counters);
         for (vni, role) in data.units {
             if self.units.len() < UNITS_MAX {
                 self.units.insert(vni, role);
@@ -241,28 +242,27 @@ impl Pass {
         }
     }
 
-    fn install(
-        &mut self,
-        record: &Record,
-        grace: u32,
-        table: &mut dyn SessionTable,
-        counters: &mut Counters,
-    ) {
-        let (source, grace) = if self.trusted.contains(&record.vni) {
-            (Source::Owner(self.mark), grace)
-        } else {
-            (Source::Other, 0)
+    fn install(&mut self, data: &Data, grace: u32, table: &mut dyn SessionTable, counters: &mut Counters) {
+        let sourced = |record: &Record| {
+            let is_of_owner = self.trusted.contains(&record.vni);
+            let (source, grace) =
+                if is_of_owner { (Source::Owner(self.mark), grace) } else { (Source::Other, 0) };
+            let idle = record.idle.saturating_add(u32::from(data.age)).saturating_sub(grace);
+            (Record { idle, ..*record }, source)
         };
-        self.has_others |= source == Source::Other;
-        match table.install(&Record { idle: record.idle.saturating_sub(grace), ..*record }, source) {
-            Installed::Done => counters.installed += 1,
-            Installed::Refused => counters.refused += 1,
-            Installed::Later => {
-                counters.later += 1;
-                if self.late.len() < UNITS_MAX {
-                    self.late.insert(record.vni);
-                } else {
-                    self.too_many = true;
+        let records: Vec<_> = data.records.iter().map(sourced).collect();
+        self.has_others |= records.iter().any(|(_, source)| *source == Source::Other);
+        for ((record, _), installed) in records.iter().zip(table.install_all(&records)) {
+            match installed {
+                Installed::Done => counters.installed += 1,
+                Installed::Refused => counters.refused += 1,
+                Installed::Later => {
+                    counters.later += 1;
+                    if self.late.len() < UNITS_MAX {
+                        self.late.insert(record.vni);
+                    } else {
+                        self.too_many = true;
+                    }
                 }
             }
         }

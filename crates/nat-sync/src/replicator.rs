@@ -29,9 +29,15 @@ pub enum Input {
     },
     /// The gateways of the cluster.
     Members(Vec<GatewayId>),
-    /// Those of them that answer, by the protocol of the cluster. A gateway that becomes a member counts as one that answers
+    /// Which of them answer, by the protocol of the cluster. A gateway that becomes a member counts as one that answers
     /// until a list says otherwise.
-    Reachable(Vec<GatewayId>),
+    Reachable {
+        /// Those that this gateway reaches and that reach it.
+        mutual: Vec<GatewayId>,
+        /// Others that are alive: another gateway reaches them. The first packets of sessions that they pass on, of whichever
+        /// owner, leave this gateway out.
+        cut_off: Vec<GatewayId>,
+    },
     /// All NAT gateways of the cluster, by the VNI of their VPC, and which gateway owns the vIP of each.
     Owners(Vec<(Vni, Option<GatewayId>)>),
     /// This gateway is to hand the vIP of a NAT gateway over to another one. `None`: it is to keep it.
@@ -107,6 +113,8 @@ struct Peer {
     receiver: Receiver,
     /// Since when it does not answer.
     silent_us: Option<u64>,
+    /// Since when it does not answer although it is alive.
+    cut_off_us: Option<u64>,
     /// It did not answer for so long that copies of what it owns are incomplete.
     lost: bool,
     /// When it answered again, or became a member.
@@ -155,9 +163,9 @@ impl Replicator {
         self.counters
     }
 
-    /// The NAT gateways, and whether this node has all sessions of each.
-    pub fn copies(&self) -> impl Iterator<Item = (Vni, bool)> + '_ {
-        self.units.iter().map(|(vni, unit)| (*vni, unit.told))
+    /// The NAT gateways, which gateway owns each, and whether this node has all sessions of it.
+    pub fn copies(&self) -> impl Iterator<Item = (Vni, Option<GatewayId>, bool)> + '_ {
+        self.units.iter().map(|(vni, unit)| (*vni, unit.owner, unit.told))
     }
 
     /// Handles one input, and does what is due. `now_us` is the clock of this node, which never goes back.
@@ -169,7 +177,7 @@ impl Replicator {
             Input::Timer => {}
             Input::Received { from, message } => self.received(now_us, from, message, table, &mut out),
             Input::Members(members) => self.set_members(now_us, &members),
-            Input::Reachable(reachable) => self.set_reachable(now_us, &reachable),
+            Input::Reachable { mutual, cut_off } => self.set_reachable(now_us, &mutual, &cut_off),
             Input::Owners(owners) => self.set_owners(now_us, owners),
             Input::Move { vni, to } => self.set_move(now_us, vni, to),
         }
@@ -193,26 +201,39 @@ impl Replicator {
                 sender: Sender::new(self.boot, now_us, &self.params),
                 receiver: Receiver::new(self.params.grace_ticks()),
                 silent_us: None,
+                cut_off_us: None,
                 lost: false,
                 contact_us: now_us,
-                want: Backoff::after(now_us, 0),
+                want: Backoff::now(now_us, self.params.retry_us),
                 is_spoken_to: false,
             });
         }
         self.note_spoken_to();
     }
 
-    fn set_reachable(&mut self, now_us: u64, reachable: &[GatewayId]) {
+    fn set_reachable(&mut self, now_us: u64, mutual: &[GatewayId], cut_off: &[GatewayId]) {
+        // Owners whose sessions may have begun without this node: those that were silent and are not dead, or all if others were.
+        let (mut missed, mut missed_all) = (BTreeSet::new(), false);
         for (id, peer) in &mut self.peers {
-            match (reachable.contains(id), peer.silent_us) {
-                (false, None) => peer.silent_us = Some(now_us),
-                (true, Some(_)) => {
+            if mutual.contains(id) {
+                let was_cut_off = peer.cut_off_us.take().is_some();
+                missed_all |= was_cut_off;
+                if peer.silent_us.is_some() {
+                    missed.insert(*id);
                     (peer.silent_us, peer.lost, peer.contact_us) = (None, false, now_us);
                     // What both did meanwhile is repaired soon.
                     peer.sender.stop(now_us);
-                    peer.want = Backoff::after(now_us, 0);
+                    peer.want = Backoff::now(now_us, self.params.retry_us);
                 }
-                _ => {}
+                continue;
+            }
+            peer.silent_us.get_or_insert(now_us);
+            // When a gateway dies, others find out a moment later. That is not an interruption between two that live.
+            peer.cut_off_us = cut_off.contains(id).then(|| peer.cut_off_us.unwrap_or(now_us));
+        }
+        for unit in self.units.values_mut().filter(|unit| unit.owner != Some(self.own)) {
+            if missed_all || unit.owner.is_some_and(|owner| missed.contains(&owner)) {
+                unit.complete_us = None;
             }
         }
     }
@@ -245,7 +266,7 @@ impl Replicator {
             if former {
                 peer.sender.begin_soon(now_us);
             }
-            peer.want = Backoff::after(now_us, 0);
+            peer.want = Backoff::now(now_us, self.params.retry_us);
             // While the new owner was away, it may have begun sessions that this node's copy does not have.
             let contact_us = peer.contact_us + self.params.lost_us;
             if let Some(unit) = self.units.get_mut(&vni)
@@ -326,6 +347,7 @@ impl Replicator {
 
     /// A pass to a gateway is over.
     fn finished(&mut self, now_us: u64, to: GatewayId, finished: &Finished, out: &mut Vec<Output>) {
+        self.counters.passes_sent += 1;
         let mut more = false;
         for (&vni, unit) in &mut self.units {
             let role = finished.units.get(&vni);
@@ -366,17 +388,25 @@ impl Replicator {
                 peer.receiver.stop();
             }
         }
+        let is_left_out = self.is_left_out(now_us);
         for unit in self.units.values_mut().filter(|unit| unit.owner != Some(self.own)) {
             let lost = unit.owner.and_then(|owner| self.peers.get(&owner)).is_some_and(|peer| peer.lost);
             let stale = unit.complete_us.is_some_and(|complete_us| now_us > complete_us + stale_us);
-            if lost || stale {
+            if lost || stale || is_left_out {
                 unit.complete_us = None;
             }
         }
     }
 
+    /// Whether first packets of sessions have left this node out for so long that no copy counts as complete.
+    fn is_left_out(&self, now_us: u64) -> bool {
+        let is_over = |since_us: u64| now_us >= since_us + self.params.lost_us;
+        self.peers.values().any(|peer| peer.cut_off_us.is_some_and(is_over))
+    }
+
     /// Ends what was not in passes that are here.
     fn end_passes(&mut self, now_us: u64, table: &mut dyn SessionTable, out: &mut Vec<Output>) {
+        let is_left_out = self.is_left_out(now_us);
         let (own, units) = (self.own, &mut self.units);
         let mut parts = END_PARTS;
         // Sessions that another gateway returned are yet to be copied to the others.
@@ -389,7 +419,7 @@ impl Replicator {
                     let unit = units.get_mut(vni);
                     match (role, unit) {
                         (Role::Owner, Some(unit)) if ended.is_copied(*vni) && !lost => {
-                            unit.complete_us = Some(now_us);
+                            unit.complete_us = Some(now_us).filter(|_| !is_left_out);
                         }
                         (Role::Owner, _) => copied = false,
                         (Role::Former, unit) => {
@@ -402,6 +432,7 @@ impl Replicator {
                 Progress::Done { copied, returned }
             };
             if let Some(ack) = peer.receiver.advance(&mut parts, table, judge) {
+                self.counters.passes_received += 1;
                 out.push(Output::Send { to: *id, message: Message::Ack(ack) });
             }
         }
@@ -471,8 +502,11 @@ impl Replicator {
             if peer.receiver.is_ending() {
                 at_us = at_us.min(now_us + self.params.tick_us);
             }
-            if let Some(silent_us) = peer.silent_us.filter(|_| !peer.lost) {
-                at_us = at_us.min(silent_us + self.params.lost_us);
+            let is_later = |at_us: &u64| *at_us > now_us;
+            for since_us in [peer.silent_us, peer.cut_off_us].into_iter().flatten() {
+                at_us = Some(since_us + self.params.lost_us)
+                    .filter(is_later)
+                    .map_or(at_us, |lost_us| lost_us.min(at_us));
             }
             at_us = at_us.min(peer.want.at_us.max(now_us + self.params.tick_us));
         }

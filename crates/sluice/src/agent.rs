@@ -147,6 +147,8 @@ pub enum NatCommand {
         #[command(flatten)]
         socket: GatewaySocket,
     },
+    /// List the NAT gateways of the cluster, which gateway translates for each, and whether this one has all its connections
+    Copies(GatewaySocket),
 }
 
 const PATH_COLUMNS: [&str; 8] =
@@ -187,6 +189,8 @@ const NAT_COLUMNS: [&str; 14] = [
     "packets_out",
     "packets_in",
 ];
+
+const COPY_COLUMNS: [&str; 5] = ["vni", "vip", "owner", "is_own", "complete"];
 
 const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];
 
@@ -264,7 +268,14 @@ impl PortCommand {
 
 impl NatCommand {
     pub async fn run(self) -> Result<(), Failure> {
-        let Self::Sessions { vni, inside, outside, remote, protocol, limit, socket } = self;
+        let (vni, inside, outside, remote, protocol, limit, socket) = match self {
+            Self::Sessions { vni, inside, outside, remote, protocol, limit, socket } => {
+                (vni, inside, outside, remote, protocol, limit, socket)
+            }
+            Self::Copies(GatewaySocket { socket, output }) => {
+                return copies(&Socket { socket, output }).await;
+            }
+        };
         let GatewaySocket { socket, output } = socket;
         let end = |end: Option<Endpoints>| end.map(|end| end.to_string());
         let fields = [
@@ -283,6 +294,18 @@ impl NatCommand {
         }
         Ok(())
     }
+}
+
+/// Lists what a gateway has of the NAT gateways of its cluster.
+async fn copies(socket: &Socket) -> Result<(), Failure> {
+    let answer = socket.request("list copies of sessions", "/nat/copies", None).await?;
+    output::list(socket.output, &COPY_COLUMNS, list_field(&answer, "copies"))?;
+    if answer.get("has_heir") == Some(&Value::Bool(false)) {
+        eprintln!(
+            "no other gateway has copies of all sessions: those of this one's NAT gateways end if it dies"
+        );
+    }
+    Ok(())
 }
 
 impl PathCommand {

@@ -1,7 +1,7 @@
 //! What the nodes of a gateway cluster have besides their tables: keys that authenticate them to each other,
 //! and the plan of the cluster's vIPs.
 
-use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
+use sluice_types::{ClusterId, GatewayId, MacAddr, NatSeed, Secret};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Number of slots for vIPs of a cluster. Slots are 0 to 127.
@@ -79,6 +79,9 @@ pub struct ClusterPlan {
     /// [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) to
     /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX).
     pub hello_interval_ms: u16,
+    /// The secret of source NAT, which is the same for all clusters and never changes. `None`: an earlier controller, which does not
+    /// have it.
+    pub nat_seed: Option<NatSeed>,
 }
 
 impl ClusterPlan {

@@ -5,7 +5,7 @@ use crate::entries::{
     Vtep, VtepRole,
 };
 use sluice_types::{
-    AddressFamily, ClusterId, Direction, GatewayId, PortRange, Protocol, Remote, RuleMatch, Secret,
+    AddressFamily, ClusterId, Direction, GatewayId, NatSeed, PortRange, Protocol, Remote, RuleMatch, Secret,
     SecurityGroupId, SecurityRuleId,
 };
 
@@ -36,6 +36,7 @@ fn plan() -> ClusterPlan {
             PreferredOwner { slot: 127, gateway: two },
         ],
         hello_interval_ms: 250,
+        nat_seed: NatSeed::new(u64::MAX - 5),
     }
 }
 

@@ -6,8 +6,8 @@ use crate::{
     RouteTarget, SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings,
-    RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, NatSeed,
+    PortSettings, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -154,6 +154,8 @@ pub struct Topology {
     pub nat_gateways: Vec<NatGateway>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
+    /// Chosen at random when the database is created, and never changed.
+    pub nat_seed: Option<NatSeed>,
 }
 
 /// Part of a snapshot. The topology is the first part, pages of instances follow.

@@ -3,10 +3,10 @@
 use crate::backend::Query;
 use crate::value::{args, list};
 use crate::{ClusterVip, Result, StoreError};
-use sluice_types::GatewayId;
+use sluice_types::{GatewayId, NatSeed};
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 12] = [
+const MIGRATIONS: [&str; 13] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
@@ -19,6 +19,7 @@ const MIGRATIONS: [&str; 12] = [
     include_str!("../migrations/0010.sql"),
     include_str!("../migrations/0011.sql"),
     include_str!("../migrations/0012.sql"),
+    include_str!("../migrations/0013.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.
@@ -74,6 +75,10 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
         if have < 2 {
             migrate_vips(tx).await?;
         }
+        if have < 13 {
+            // A new database has no row yet.
+            tx.run("UPDATE meta SET nat_seed = $1", args![random_id()?]).await?;
+        }
         tx.run("DELETE FROM schema_version", vec![]).await?;
         tx.run("INSERT INTO schema_version (version) VALUES ($1)", args![newest]).await?;
     }
@@ -108,6 +113,12 @@ pub(crate) fn random_id() -> Result<u64> {
     Ok((getrandom::u64().map_err(unavailable)? >> 1).max(1))
 }
 
+/// The secret of source NAT. It is read alone: an error about a row shows the row.
+pub(crate) async fn nat_seed(q: &mut dyn Query) -> Result<Option<NatSeed>> {
+    let row = q.row("SELECT nat_seed FROM meta", vec![]).await?;
+    Ok(row.map(|row| row.number(0)).transpose()?.and_then(NatSeed::new))
+}
+
 /// The identity of the database, which is chosen when the database is created.
 async fn database_id(tx: &mut dyn Query, first_vni: u32) -> Result<u64> {
     if let Some(row) = tx.row("SELECT database_id FROM meta", vec![]).await? {
@@ -115,8 +126,9 @@ async fn database_id(tx: &mut dyn Query, first_vni: u32) -> Result<u64> {
     }
     let id = random_id()?;
     tx.run(
-        "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, $1, 0, 1, $2, 0)",
-        args![id, first_vni],
+        "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted, nat_seed) \
+         VALUES (1, $1, 0, 1, $2, 0, $3)",
+        args![id, first_vni, random_id()?],
     )
     .await?;
     Ok(id)

@@ -223,14 +223,18 @@ pub struct Nat {
     tables: Tables,
     sessions: Sessions,
     progress: Progress,
+    shares: Option<Shares>,
 }
 
+/// Whether packets give out the ports of a block, by the public address and the number of the block in it.
+type Shares = Box<dyn Fn(Ipv4Addr, u16) -> bool + Send>;
+
 impl Nat {
-    /// Lays out empty tables without public addresses, at a time in ticks. No packet may use them meanwhile. `seed` is a secret:
-    /// a sender that knows it can predict ports, and fill chosen parts of the tables.
+    /// Lays out empty tables without public addresses, at a time in ticks. Packets that use tables in this memory meanwhile are
+    /// not translated. `seed` is a secret: a sender that knows it can predict ports, and fill chosen parts of the tables.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the size or the timeouts are not valid, or the memory is too small.
+    /// [`Error::Invalid`] if the size or the timeouts are not valid, or the memory is too small; [`Error::Grace`].
     pub fn create(
         regions: &NatRegions,
         size: NatSize,
@@ -241,9 +245,9 @@ impl Nat {
     ) -> Result<Self, Error> {
         let tables = regions.tables(size)?;
         let config = regions.config.clone();
-        config.store64(offset_of!(nat_config, magic), 0);
-        // While there are no groups, nothing is translated.
-        config.store32(offset_of!(nat_config, groups), 0);
+        close(&config);
+        // An agent that was killed may have closed the tables just before.
+        grace.wait()?;
         let sessions = Sessions::create(&regions.sessions, seed, timeouts, grace)?;
         sessions.doubt_resets();
         tables.clear();
@@ -252,11 +256,10 @@ impl Nat {
         config.store32(offset_of!(nat_config, round), 1);
         config.store32(offset_of!(nat_config, round_at), now);
         config.store32(offset_of!(nat_config, vpc_sessions), 0);
-        config.store64(offset_of!(nat_config, port_seed), seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
+        config.store64(offset_of!(nat_config, port_seed), port_seed(seed));
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
-        config.store32(offset_of!(nat_config, groups), tables.groups());
-        config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
-        Ok(Self { config, tables, sessions, progress: Progress::default() })
+        open(&config, &tables);
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
@@ -316,7 +319,40 @@ impl Nat {
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
-        Ok(Self { config, tables, sessions, progress: Progress::default() })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
+    }
+
+    /// Makes `seed` the secret of the tables ([`Nat::create`]). If they have another one, all sessions and blocks end, and
+    /// packets that come meanwhile are not translated. Public addresses keep their numbers, except those that were released: these
+    /// are free. Claims and returns of blocks are told to `log`. Returns whether the secret has changed.
+    ///
+    /// If the agent is killed in the middle, its successor lays out new tables ([`Nat::open`]), and the returns that were not
+    /// logged before are never logged.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]. Nothing has changed then.
+    pub fn set_seed(&mut self, seed: u64, now: u32, log: &mut dyn FnMut(NatEvent)) -> Result<bool, Error> {
+        if self.config.load64(offset_of!(nat_config, port_seed)) == port_seed(seed) {
+            return Ok(false);
+        }
+        let mut addresses: Vec<_> = self.addresses().collect();
+        addresses.retain(|known| !known.is_released);
+        close(&self.config);
+        if let Err(error) = self.sessions.wait_for_packets() {
+            open(&self.config, &self.tables);
+            return Err(error);
+        }
+        self.log_returns(now, log);
+        self.tables.clear();
+        self.sessions.set_seed(seed);
+        self.progress = Progress::default();
+        self.config.store64(offset_of!(nat_config, port_seed), port_seed(seed));
+        self.config.store32(offset_of!(nat_config, round_at), now);
+        for NumberedAddress { address, number, .. } in addresses {
+            self.give(number.into(), address, true);
+        }
+        open(&self.config, &self.tables);
+        Ok(true)
     }
 
     /// Number of agents that these tables have had, including this one.
@@ -343,6 +379,24 @@ impl Nat {
     /// next complete round of the sweep, if no other session uses it.
     pub fn remove(&mut self, flow: &Flow, now: u32) -> bool {
         self.sessions.remove(flow, now)
+    }
+
+    /// Ends the sessions in these buckets of the session table for which `ends` is true, by the number of the slot
+    /// ([`Sessions::review_slots`]) and the session. Their ports are free as after [`Nat::remove`].
+    pub fn end_each(
+        &mut self,
+        buckets: std::ops::Range<u32>,
+        mut ends: impl FnMut(usize, &Translation) -> bool,
+    ) {
+        self.sessions.review_slots(Family::Ipv4, buckets, |slot, session| {
+            if ends(slot, &Translation::from(*session)) { Fate::Ends } else { Fate::Stays }
+        });
+    }
+
+    /// Ports of a block.
+    #[must_use]
+    pub fn block_ports(&self) -> u32 {
+        1 << self.tables.block_shift()
     }
 
     /// Ends the blocks for which `ends` is true, of those that inside addresses have when this is called, and all their sessions:
@@ -425,6 +479,24 @@ impl Nat {
             addresses_total: self.tables.addresses(),
         }
     }
+}
+
+/// Takes the tables out of use. Packets that came before may still use them for a grace period.
+fn close(config: &Region) {
+    config.store64(offset_of!(nat_config, magic), 0);
+    // While there are no groups, nothing is translated.
+    config.store32(offset_of!(nat_config, groups), 0);
+}
+
+/// Lets packets use the tables.
+fn open(config: &Region, tables: &Tables) {
+    config.store32(offset_of!(nat_config, groups), tables.groups());
+    config.store64(offset_of!(nat_config, magic), layout::NAT_MAGIC);
+}
+
+/// The secret of cells and ports. Different seeds have different ones, so it tells what the seed of the tables is.
+fn port_seed(seed: u64) -> u64 {
+    seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15
 }
 
 impl std::fmt::Debug for Nat {

@@ -9,6 +9,7 @@ mod digests;
 mod direct_paths;
 mod endpoints;
 mod groups;
+mod nat_ring;
 mod policies;
 mod ports;
 mod public;
@@ -296,7 +297,7 @@ impl NodeTables {
             router_mac: mac_to_bytes(node.router_mac),
             vxlan_ifindex: node.vxlan_ifindex,
             flow_secret: old.flow_secret,
-            policy_generation: old.policy_generation,
+            by_role: old.by_role,
             ..Default::default()
         };
         // Flows keep their vIP as long as the secret is the same, so it is drawn once for these tables.

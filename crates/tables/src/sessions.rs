@@ -57,6 +57,11 @@ use table::{SLOTS, Table};
 /// Attempts to remove a session that packets refresh at the same time.
 const REMOVE_ATTEMPTS: u32 = 64;
 
+/// The number of a slot in its family's table.
+fn slot_number(bucket: u32, slot: u32) -> usize {
+    bucket as usize * SLOTS as usize + slot as usize
+}
+
 /// The memory of the session tables; in an agent, the maps of `bpf/include/common/session_maps.h`.
 #[derive(Clone, Debug)]
 pub struct SessionRegions {
@@ -232,7 +237,7 @@ impl Sessions {
         // While the number of buckets is 0, packets find and create no sessions.
         config.store64(offset_of!(session_config, buckets4), 0);
         let hashing = Hashing::from_seed(seed);
-        let reader = SessionReader::new(regions, hashing, [buckets4, buckets6]);
+        let reader = SessionReader::new(regions, [buckets4, buckets6]);
         reader.tables.iter().for_each(Table::clear);
         let content = session_config {
             layout_version: layout::SESSIONS_LAYOUT_VERSION,
@@ -276,14 +281,9 @@ impl Sessions {
                  but the memory has {capacity:?}"
             )));
         }
-        let key = offset_of!(session_config, hash_key);
-        let hashing = Hashing {
-            hash_key: std::array::from_fn(|i| config.load64(key + i * 8)),
-            seed: config.load64(offset_of!(session_config, seed)),
-        };
         let generation = offset_of!(session_config, generation);
         config.store32(generation, load32(generation).wrapping_add(1));
-        let reader = SessionReader::new(regions, hashing, buckets);
+        let reader = SessionReader::new(regions, buckets);
         let mut progress = Progress::new(&reader.tables);
         progress.count(&reader.tables, now);
         Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress, shares: None })
@@ -307,6 +307,14 @@ impl Sessions {
     /// [`Error::Invalid`] if a timeout is out of bounds. Nothing has changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         timeouts.store(&self.config)
+    }
+
+    /// Ends all sessions and frees their slots at once; later ones are found by this secret. No packet may use the tables meanwhile,
+    /// and sessions must not be counted in shares. An agent that is killed in between leaves tables that are of no use.
+    pub(crate) fn set_seed(&mut self, seed: u64) {
+        self.reader.tables.iter().for_each(Table::clear);
+        Hashing::from_seed(seed).store(&self.config);
+        self.progress = Progress::new(&self.reader.tables);
     }
 
     /// A TCP session that was reset is open again when another segment follows (`SESSION_RST_IN_DOUBT`).

@@ -44,7 +44,7 @@ pub use port::{
     MAX_SECONDARY_ADDRESSES, PortSettings, Qos, given,
 };
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
-pub use secret::Secret;
+pub use secret::{NatSeed, Secret};
 pub use security::{
     AddressFamily, Direction, MatchError, PortRange, Protocol, Remote, RuleError, RuleFields, RuleMatch,
 };

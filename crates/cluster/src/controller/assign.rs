@@ -5,7 +5,7 @@
 use super::{Controller, ControllerOutput, GatewayRecord};
 use crate::message::Health;
 use crate::order::{self, Candidate};
-use crate::readiness::TableReport;
+use crate::readiness::{Readiness, TableReport};
 use crate::vip::VipId;
 use sluice_types::GatewayId;
 
@@ -33,13 +33,13 @@ impl Controller {
         self.report(id).map(|report| report.tables).unwrap_or_default()
     }
 
-    /// Returns the gateways that can take vIPs: of the eligible ones with the best tables those that are settled. If no
-    /// gateway is settled, for example when the cluster starts, all of them.
+    /// Returns the gateways that can take vIPs: of the eligible ones with the best tables, and among these with copies of sessions
+    /// if one has them, those that are settled. If no gateway is settled, for example when the cluster starts, all of them.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
         let mut ids: Vec<GatewayId> =
             self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us)).collect();
-        let best = ids.iter().map(|id| self.tables(*id).readiness()).max();
-        ids.retain(|id| Some(self.tables(*id).readiness()) == best);
+        let best = ids.iter().map(|id| self.tables(*id).fitness()).max();
+        ids.retain(|id| Some(self.tables(*id).fitness()) == best);
         if ids.iter().any(|id| self.is_settled(*id, now_us)) {
             ids.retain(|id| self.is_settled(*id, now_us));
         }
@@ -80,14 +80,15 @@ impl Controller {
             return;
         }
         let settled = candidates.iter().all(|candidate| self.is_settled(candidate.id, now_us));
-        let readiness = candidates[0].tables.readiness();
+        let fitness = candidates[0].tables.fitness();
         for vip in self.plan.config.vips.iter() {
             let owner = self.table.get(vip).map(|claim| claim.owner);
             let lost =
                 owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|gateway| gateway.failed));
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
-            // A draining gateway still forwards, so its vIPs can wait for a settled gateway whose tables are as good.
-            let as_good = owner.is_none_or(|owner| readiness >= self.tables(owner).readiness());
+            // A draining gateway still forwards, so its vIPs can wait for a settled gateway whose tables are as good, and that has
+            // its sessions.
+            let as_good = owner.is_none_or(|owner| fitness >= self.tables(owner).fitness());
             let reassign = lost || draining && settled && as_good;
             if !reassign {
                 continue;
@@ -112,12 +113,20 @@ impl Controller {
         if now_us < self.next_return_us {
             return;
         }
+        // An owner keeps the sessions that it has for a gateway with copies, if there is one.
+        let is_heir = |id: &GatewayId| {
+            self.is_reachable(*id, now_us) && self.tables(*id).fitness() == (Readiness::Current, true)
+        };
+        let has_heir = self.ids().iter().any(is_heir);
         let next = self.plan.config.vips.iter().find_map(|vip| {
             let preferred = *self.plan.preferred_owners.get(&vip)?;
             let owner = self.table.get(vip)?.owner;
             let as_good = self.tables(preferred).readiness() >= self.tables(owner).readiness();
-            let available =
-                as_good && self.is_settled(preferred, now_us) && self.is_eligible(preferred, now_us);
+            let has_copies = self.tables(preferred).copies || !has_heir;
+            let available = as_good
+                && has_copies
+                && self.is_settled(preferred, now_us)
+                && self.is_eligible(preferred, now_us);
             // The hold-down is waived if the present owner is held down as well. Otherwise, on machines with
             // too few processors, where all gateways are silent for moments, an overloaded gateway would be
             // relieved only after the longest hold-down.

@@ -21,6 +21,8 @@ struct Fixture {
     seq: u64,
     /// Gateways whose tables are behind.
     behind: Vec<u64>,
+    /// Gateways without copies of all sessions.
+    without_copies: Vec<u64>,
     outputs: Vec<ControllerOutput>,
 }
 
@@ -33,7 +35,8 @@ impl Fixture {
         let plan = OwnershipPlan { config, preferred_owners };
         let now_us = 1_000 * MS;
         let controller = Controller::new(ClusterId::new(1), Params::default(), 1, (plan, table), now_us);
-        let mut fixture = Self { controller, now_us, seq: 0, behind: Vec::new(), outputs: Vec::new() };
+        let (behind, without_copies, outputs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut fixture = Self { controller, now_us, seq: 0, behind, without_copies, outputs };
         fixture.input(ControllerInput::Timer);
         fixture
     }
@@ -59,7 +62,8 @@ impl Fixture {
     }
 
     fn tables(&self, of: u64) -> TableReport {
-        TableReport { revision: 50, behind: self.behind.contains(&of) }
+        let copies = !self.without_copies.contains(&of);
+        TableReport { revision: 50, behind: self.behind.contains(&of), copies }
     }
 
     fn heartbeat(&mut self, from: u64, reachable: &[u64]) {
@@ -319,6 +323,31 @@ fn vips_go_to_gateways_with_current_tables() {
     fixture.behind.clear();
     fixture.pass(100, &[1, 2, 3]);
     assert_eq!(fixture.owners(), [1, 1, 1, 1, 1, 1]);
+}
+
+/// Catches vIPs that go to a gateway without copies of their sessions while another one has them, and vIPs that no gateway gets
+/// because none has them.
+#[test]
+fn vips_go_to_gateways_with_copies() {
+    let mut fixture = Fixture::settled();
+    fixture.without_copies = vec![1];
+    fixture.taken_over(2, &[0, 3]);
+    fixture.pass(10_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2, 2, 3, 2, 2, 3]);
+    // The owner lacks copies of what others own, and gateway 3 has them.
+    fixture.without_copies = vec![1, 2];
+    fixture.pass(3_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2, 2, 3, 2, 2, 3]);
+    fixture.drain(3);
+    fixture.pass(3_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2, 2, 3, 2, 2, 3], "no other gateway has the sessions of gateway 3");
+    fixture.without_copies = vec![1];
+    fixture.pass(3_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2; 6]);
+    // No gateway has copies: the order is that of preferred owners.
+    fixture.without_copies = vec![1, 2, 3];
+    fixture.pass(3_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [1, 2, 2, 1, 2, 2]);
 }
 
 #[test]

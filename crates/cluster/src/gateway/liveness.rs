@@ -1,8 +1,9 @@
 //! Which peers are alive, and whether any node answers this gateway. Also computes when the next timer is
 //! due.
 
-use super::{ContactCheck, Gateway, Incident, Output, VipState};
+use super::{ContactCheck, Contacts, Gateway, Incident, Output, VipState};
 use crate::message::{Health, Node};
+use crate::readiness::Readiness;
 use sluice_types::GatewayId;
 
 impl Gateway {
@@ -167,6 +168,22 @@ impl Gateway {
             handover_since_us.into_iter().for_each(|since_us| at(since_us + params.handover_us));
         }
         next_us
+    }
+
+    /// Returns what packets find between this gateway and the others.
+    #[must_use]
+    pub fn contacts(&self, now_us: u64) -> Contacts {
+        let mut contacts = Contacts::default();
+        for peer in &self.peers {
+            if peer.is_reachable(now_us, &self.params) && peer.reaches(self.own) {
+                contacts.mutual.push(peer.id);
+                contacts.has_heir |= peer.health == Health::Ready
+                    && peer.tables.is_some_and(|tables| tables.fitness() == (Readiness::Current, true));
+            } else if !peer.dead && !peer.is_awaited(now_us, self.silence_since_us, &self.params) {
+                contacts.cut_off.push(peer.id);
+            }
+        }
+        contacts
     }
 
     /// Returns whether messages of the controller arrive.

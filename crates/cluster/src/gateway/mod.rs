@@ -73,6 +73,12 @@ pub enum Input {
         /// The revision.
         revision: u64,
     },
+    /// This gateway has copies of all sessions of NAT gateways whose vIPs other gateways own, or not. Until this input says so,
+    /// it does not have them.
+    Copies {
+        /// It has them.
+        complete: bool,
+    },
     /// A datagram came from the address of a member and could not be opened with this node's keys and clock.
     Unreadable,
 }
@@ -166,6 +172,17 @@ pub enum AnnounceReason {
     Resumed,
 }
 
+/// The other gateways of the cluster, by whether packets go both ways between them and this gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contacts {
+    /// Those that this gateway reaches, and that reach it.
+    pub mutual: Vec<GatewayId>,
+    /// Those that are alive, as far as this gateway knows, and that it does not reach or that do not reach it.
+    pub cut_off: Vec<GatewayId>,
+    /// One of the first kind is ready, has current tables, and copies of all sessions: no session ends if this gateway dies.
+    pub has_heir: bool,
+}
+
 /// State of one vIP, in addition to its claim.
 #[derive(Clone, Debug, Default)]
 struct VipState {
@@ -204,6 +221,7 @@ struct LastSent {
     holds: VipSet,
     health: Health,
     readiness: Readiness,
+    copies: bool,
 }
 
 /// The state machine of one gateway.
@@ -322,6 +340,13 @@ impl Gateway {
         self
     }
 
+    /// Sets whether the gateway has copies of all sessions at the start, as [`Input::Copies`] does later.
+    #[must_use]
+    pub fn with_copies(mut self, complete: bool) -> Self {
+        self.tables.set_copies(complete);
+        self
+    }
+
     /// Handles an input at `now_us` of this node's clock. The clock must advance while the process is not
     /// scheduled (`CLOCK_BOOTTIME`, not CPU time).
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {
@@ -342,6 +367,7 @@ impl Gateway {
             Input::Config(config) => self.set_config(config),
             Input::Load(load) => self.send_load(load),
             Input::Tables { revision } => self.tables.set_revision(revision),
+            Input::Copies { complete } => self.tables.set_copies(complete),
             Input::Unreadable => self.unreadable_us = Some(now_us),
         }
         self.update_peers(now_us);

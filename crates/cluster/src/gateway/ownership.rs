@@ -141,7 +141,7 @@ impl Gateway {
     }
 
     /// Returns the gateways that can take vIPs, including this one. Draining gateways are candidates only if no other
-    /// gateway has tables as good as theirs: an available vIP matters more than a drain.
+    /// gateway has tables and copies as good as theirs: an available vIP and its sessions matter more than a drain.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
         let load = |id| self.table.owned_by(id, self.config.vips).len();
         let others =
@@ -155,10 +155,9 @@ impl Gateway {
             })
             .chain([(draining, own)])
             .collect();
-        let readiness = |(_, candidate): &(bool, Candidate)| candidate.tables.readiness();
-        let best = all.iter().map(readiness).max();
-        let only_draining =
-            all.iter().filter(|it| Some(readiness(it)) == best).all(|(draining, _)| *draining);
+        let fitness = |(_, candidate): &(bool, Candidate)| candidate.tables.fitness();
+        let best = all.iter().map(fitness).max();
+        let only_draining = all.iter().filter(|it| Some(fitness(it)) == best).all(|(draining, _)| *draining);
         all.into_iter()
             .filter(|(draining, _)| only_draining || !draining)
             .map(|(_, candidate)| candidate)

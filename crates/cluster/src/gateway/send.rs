@@ -76,8 +76,8 @@ impl Gateway {
             }
         }
         let reachable = self.reachable_peers(now_us);
-        let readiness = self.tables.report().readiness();
-        let state = LastSent { reachable, holds: self.holds, health: self.health, readiness };
+        let (readiness, copies) = self.tables.report().fitness();
+        let state = LastSent { reachable, holds: self.holds, health: self.health, readiness, copies };
         let changed = self.last_sent.as_ref() != Some(&state);
         if changed || now_us >= self.next_hello_us {
             self.send_to_peers(Body::Hello(self.report(state.reachable.clone())));

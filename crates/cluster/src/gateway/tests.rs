@@ -46,7 +46,7 @@ impl Fixture {
             gateway,
             now_us: start_us,
             seq: 0,
-            peer_tables: TableReport { revision: REVISION, behind: false },
+            peer_tables: TableReport { revision: REVISION, behind: false, copies: false },
             outputs: Vec::new(),
         };
         fixture.input(Input::Timer);
@@ -224,7 +224,7 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
     fixture.pass(3_000, &[2, 3]);
     assert_eq!(fixture.gateway.tables().readiness(), Readiness::Current);
     fixture.pass(10, &[2, 3]);
-    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: true });
+    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: true, copies: false });
     // A peer dies. The other one comes first, whatever the hash says, and does not take the vIP in this test.
     let params = Params::default();
     for _ in 0..100 {
@@ -246,8 +246,55 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
             fixture.input(Input::Witness { token });
         }
     }
-    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: false });
+    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: false, copies: false });
     assert_eq!(fixture.taken_over(), [1, 2]);
+}
+
+/// Catches a gateway without copies of sessions that takes a vIP before one with copies, or one that gives its vIP up.
+#[test]
+fn gateway_with_copies_comes_first() {
+    let params = Params::default();
+    for complete in [false, true] {
+        let mut fixture = Fixture::ready();
+        fixture.input(Input::Copies { complete });
+        fixture.peer_tables.copies = !complete;
+        fixture.pass(20, &[2, 3]);
+        assert_eq!((fixture.gateway.holds(), fixture.taken_over()), (set(&[0]), vec![]));
+        let has_heir = fixture.gateway.contacts(fixture.now_us).has_heir;
+        assert_eq!(has_heir, !complete);
+        // Gateway 2 dies. Gateway 3 does not take its vIP in this test.
+        let mut due_us = None;
+        while due_us.is_none() && fixture.taken_over().is_empty() {
+            fixture.now_us += MS / 2;
+            fixture.hello(3, &[1]);
+            due_us = fixture.gateway.vips[1]
+                .takeover_us
+                .filter(|at| *at <= fixture.now_us + params.candidate_step_us);
+        }
+        assert_eq!(fixture.taken_over().is_empty(), !complete, "whatever the hash says");
+        fixture.now_us += params.candidate_step_us;
+        fixture.hello(3, &[1]);
+        assert_eq!(fixture.gateway.holds(), set(&[0, 1]), "nobody else has taken it");
+    }
+}
+
+#[test]
+fn contacts_are_mutual_or_cut_off() {
+    let mut fixture = Fixture::ready();
+    let contacts = |fixture: &Fixture| {
+        let Contacts { mutual, cut_off, .. } = fixture.gateway.contacts(fixture.now_us);
+        (mutual, cut_off)
+    };
+    assert_eq!(contacts(&fixture), (vec![id(2), id(3)], vec![]));
+    // Gateway 2 does not receive this one's hellos, and gateway 3 is received by gateway 2 only.
+    for _ in 0..40 {
+        fixture.now_us += MS;
+        fixture.hello(2, &[3]);
+    }
+    assert_eq!(contacts(&fixture), (vec![], vec![id(2), id(3)]));
+    // Gateway 3 is dead.
+    fixture.pass(40, &[2]);
+    assert_eq!(contacts(&fixture), (vec![id(2)], vec![]));
 }
 
 #[test]

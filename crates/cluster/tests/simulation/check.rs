@@ -286,7 +286,7 @@ fn check_preferred_owners(world: &World, controller: &Controller) -> Result<(), 
     let live: Vec<usize> = (0..world.scenario.gateways)
         .filter(|&at| world.gateways[at].machine.is_some() && world.is_member(at))
         .collect();
-    let best = world.with_best_tables(&live);
+    let best = world.heirs(&live);
     for (vip, preferred) in &controller.plan().preferred_owners {
         let at = preferred.get() as usize - 1;
         let draining = controller.plan().config.member(*preferred).is_some_and(|member| member.draining);
@@ -298,14 +298,14 @@ fn check_preferred_owners(world: &World, controller: &Controller) -> Result<(), 
     Ok(())
 }
 
-/// Checks that draining gateways answer for no vIP if there is another gateway with tables as good as theirs, and that they and the
+/// Checks that draining gateways answer for no vIP if there is another gateway with tables and copies as good as theirs, and that they and the
 /// controller have reported it.
 fn check_drained(world: &World, controller: &Controller) -> Result<(), String> {
     let is_draining =
         |at: usize| controller.plan().config.member(id(at)).is_some_and(|member| member.draining);
     let lives = |at: &usize| world.gateways[*at].machine.is_some() && world.is_member(*at);
     let live: Vec<usize> = (0..world.scenario.gateways).filter(lives).collect();
-    if world.with_best_tables(&live).iter().all(|&at| is_draining(at)) {
+    if world.heirs(&live).iter().all(|&at| is_draining(at)) {
         return Ok(());
     }
     for at in live.into_iter().filter(|&at| is_draining(at)) {

@@ -15,10 +15,11 @@ pub enum Class {
     Drain,
     Change,
     Tables,
+    Copies,
     Everything,
 }
 
-pub const CLASSES: [Class; 10] = [
+pub const CLASSES: [Class; 11] = [
     Class::Crash,
     Class::Pause,
     Class::Split,
@@ -28,6 +29,7 @@ pub const CLASSES: [Class; 10] = [
     Class::Drain,
     Class::Change,
     Class::Tables,
+    Class::Copies,
     Class::Everything,
 ];
 
@@ -76,6 +78,8 @@ pub enum Fault {
     HelloInterval(u16),
     /// The forwarding tables of a gateway contain this revision completely; 0 if they contain none.
     Tables(usize, u64),
+    /// A gateway has copies of all sessions (true), or not.
+    Copies(usize, bool),
 }
 
 /// Loss and duplication in parts per million, and the longest additional delay. All zero is a good network.
@@ -154,7 +158,7 @@ impl Scenario {
         let rounds = 1 + rng.index(3);
         for _ in 0..rounds {
             let class = match self.class {
-                Class::Everything => CLASSES[rng.index(9)],
+                Class::Everything => CLASSES[rng.index(10)],
                 class => class,
             };
             // Long enough for a fault to be detected everywhere, or so short that it may not be detected.
@@ -221,6 +225,7 @@ impl Scenario {
             }
             Class::Change => self.add_changes(rng, one, at_us, lasts_us),
             Class::Tables => self.add_lost_tables(rng, one, at_us, lasts_us),
+            Class::Copies => self.add_lost_copies(rng, one, at_us, lasts_us),
             Class::Drain | Class::Everything => {
                 add(at_us, Fault::Drain(one));
                 if rng.ppm(300_000) {
@@ -283,6 +288,26 @@ impl Scenario {
         }
     }
 
+    /// A gateway lacks copies of sessions, and another one dies meanwhile.
+    fn add_lost_copies(&mut self, rng: &mut Rng, one: usize, at_us: u64, lasts_us: u64) {
+        let mut add = |at_us: u64, fault: Fault| self.faults.push((at_us, fault));
+        let mut without_us = at_us;
+        if rng.ppm(500_000) {
+            add(at_us, Fault::Crash(one));
+            without_us += lasts_us;
+            add(without_us, Fault::Restart(one, true));
+        }
+        add(without_us, Fault::Copies(one, false));
+        let two = (one + 1) % self.gateways;
+        let dies_us = without_us + rng.range(0, 80_000);
+        add(dies_us, Fault::Crash(two));
+        if rng.ppm(500_000) {
+            add(dies_us + lasts_us, Fault::Copies(two, false));
+            add(dies_us + lasts_us, Fault::Restart(two, true));
+        }
+        add(without_us + rng.range(0, 150_000), Fault::Copies(one, true));
+    }
+
     /// Ends all faults: links are good and agents run again. Some of the dead gateways stay dead.
     fn end_faults(&mut self, rng: &mut Rng) {
         let end_us = self.end_us;
@@ -300,6 +325,9 @@ impl Scenario {
         }
         if rng.ppm(700_000) {
             (0..self.gateways).for_each(|gateway| self.faults.push((end_us, Fault::Tables(gateway, end_us))));
+        }
+        if rng.ppm(700_000) {
+            (0..self.gateways).for_each(|gateway| self.faults.push((end_us, Fault::Copies(gateway, true))));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The simulated world: nodes, clocks, links, switches, and the queue of events.
 
 use crate::rng::Rng;
-use crate::scenario::{Fault, LinkQuality, Scenario};
+use crate::scenario::{Class, Fault, LinkQuality, Scenario};
 use sluice_cluster::{
     AnnounceReason, Config, Controller, ControllerInput, ControllerOutput, Gateway, Health, Incident, Input,
     Member, Message, Node, Output, OwnershipPlan, Table, VipId, VipSet, assign_preferred_owners,
@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 const CLUSTER: ClusterId = ClusterId::new(7);
 /// Number of messages that a socket keeps for an agent that is not scheduled.
 const INBOX_MAX: usize = 64;
+/// Within this time after a change, or after the start of a gateway, all nodes know of it.
+const KNOWN_US: u64 = 30_000;
 /// Largest delay of a timer.
 pub const TIMER_JITTER_US: u64 = 100;
 
@@ -80,6 +82,10 @@ pub struct GatewayNode {
     saved: (Config, Table),
     /// Revision of its forwarding tables, which outlive the agent.
     tables: u64,
+    /// Whether it has copies of all sessions.
+    copies: bool,
+    /// Time since which that is so and it runs.
+    unchanged_us: u64,
     /// Time since which the agent is not scheduled, and whether its clock stands still as well.
     pub paused: Option<(u64, bool)>,
     inbox: VecDeque<Input>,
@@ -162,6 +168,8 @@ impl World {
                 machine: None,
                 saved: (config.clone(), table.clone()),
                 tables: 1,
+                copies: true,
+                unchanged_us: 0,
                 paused: None,
                 inbox: VecDeque::new(),
                 clock: clock(),
@@ -256,7 +264,10 @@ impl World {
         let saved = node.saved.clone();
         let machine = Gateway::new(id(at), CLUSTER, params, node.incarnation, saved, now_us);
         node.machine = Some(machine.with_tables(node.tables));
+        node.unchanged_us = self.now_us;
+        let complete = node.copies;
         self.feed_gateway(at, Input::Timer);
+        self.feed_gateway(at, Input::Copies { complete });
     }
 
     fn start_controller(&mut self) {
@@ -357,6 +368,9 @@ impl World {
         } else {
             self.seen.announced.push((self.now_us, at, vip, reason));
         }
+        if matches!(reason, AnnounceReason::TakenOver { .. }) {
+            self.check_copies(at, vip);
+        }
         let node = &self.gateways[at];
         let ready = node.machine.as_ref().is_some_and(|it| it.health() == Health::Ready);
         if !ready {
@@ -366,6 +380,21 @@ impl World {
             if let [Some(at_us), _] = self.arrivals(at, node) {
                 self.push(at_us, EventKind::Announced(observer, vip, at));
             }
+        }
+    }
+
+    /// Checks that a gateway which gets a vIP has copies of all sessions, or no other one has them. What has just changed is
+    /// not known everywhere.
+    fn check_copies(&mut self, at: usize, vip: VipId) {
+        let is_settled = |node: &GatewayNode| node.unchanged_us + KNOWN_US < self.now_us;
+        let is_heir = |node: &GatewayNode| {
+            let health = node.machine.as_ref().map(Gateway::health);
+            node.copies && is_settled(node) && health == Some(Health::Ready)
+        };
+        let node = &self.gateways[at];
+        let has_heir = self.gateways.iter().any(is_heir);
+        if self.scenario.class == Class::Copies && !node.copies && is_settled(node) && has_heir {
+            self.seen.broken.push(format!("gateway {at} gets {vip:?} without copies that another one has"));
         }
     }
 
@@ -393,6 +422,7 @@ impl World {
                 self.trace_event(|| format!("controller: {vip:?} {from:?} -> {claim:?}, decided {decided}"));
                 if decided {
                     self.seen.last_move_us = self.now_us;
+                    self.check_copies(index(claim.owner), vip);
                 }
                 let was_available = from.is_some_and(|from| {
                     let plan = self.controller.machine.as_ref().map(Controller::plan);
@@ -494,6 +524,13 @@ impl World {
                 self.gateways[at].tables = revision;
                 self.feed_gateway(at, Input::Tables { revision });
             }
+            Fault::Copies(at, complete) => {
+                let node = &mut self.gateways[at];
+                if node.copies != complete {
+                    (node.copies, node.unchanged_us) = (complete, self.now_us);
+                }
+                self.feed_gateway(at, Input::Copies { complete });
+            }
             Fault::Vip(slot, there) => self.change_plan(|config| {
                 let vips = config.vips.iter().filter(|vip| vip.get() != slot);
                 let added = VipId::new(slot).ok().filter(|_| there);
@@ -574,6 +611,15 @@ impl World {
         let readiness = |at: usize| self.gateways[at].machine.as_ref().map(|it| it.tables().readiness());
         let best = gateways.iter().filter_map(|at| readiness(*at)).max();
         gateways.iter().copied().filter(|at| readiness(*at) == best).collect()
+    }
+
+    /// Returns the gateways of these that vIPs may move to: those of the best ones with copies of all sessions, if there are any.
+    pub fn heirs(&self, gateways: &[usize]) -> Vec<usize> {
+        let mut heirs = self.with_best_tables(gateways);
+        if heirs.iter().any(|at| self.gateways[*at].copies) {
+            heirs.retain(|at| self.gateways[*at].copies);
+        }
+        heirs
     }
 
     /// Iterates over the vIPs in the plan.

@@ -10,7 +10,7 @@ use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Key, Member, PlannedVip, PreferredOwner, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
-use sluice_types::{ClusterId, GatewayId, HostId, MacAddr, Secret};
+use sluice_types::{ClusterId, GatewayId, HostId, MacAddr, NatSeed, Secret};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -44,7 +44,7 @@ pub(super) fn vips_of(cluster: &Cluster) -> Vec<Vip> {
     cluster.vips.iter().map(vip).collect()
 }
 
-pub(super) fn vip_plan(state: &ClusterState) -> ClusterPlan {
+pub(super) fn vip_plan(state: &ClusterState, nat_seed: Option<NatSeed>) -> ClusterPlan {
     let cluster = &state.cluster;
     let vip = |vip: &ClusterVip| {
         let (slot, address) = (vip.slot, vip.address);
@@ -63,6 +63,7 @@ pub(super) fn vip_plan(state: &ClusterState) -> ClusterPlan {
         members: state.gateways.iter().map(member).collect(),
         preferred_owners: cluster.vips.iter().filter_map(preferred_owner).collect(),
         hello_interval_ms: cluster.hello_interval_ms,
+        nat_seed,
     }
 }
 
@@ -120,7 +121,7 @@ impl State {
         let update = out.of(Target::Cluster(cluster.id));
         update.vips = vips_of(cluster);
         update.removed_vips = old_vips.iter().filter(|vip| !vips.contains(vip)).copied().collect();
-        out.of(Target::Members(cluster.id)).cluster = Some(vip_plan(&new));
+        out.of(Target::Members(cluster.id)).cluster = Some(vip_plan(&new, self.nat_seed));
         self.clusters.insert(cluster.id, new);
         self.change_vips(cluster.id, &old_vips, out);
         self.change_gateway_vteps(&old_peers, out);
@@ -262,7 +263,7 @@ impl State {
     pub fn cluster_updates(&self) -> ClusterUpdates {
         let update = |state: &ClusterState| Update {
             keys: vec![keys_of(state)],
-            cluster: Some(vip_plan(state)),
+            cluster: Some(vip_plan(state, self.nat_seed)),
             ..Update::default()
         };
         self.clusters.iter().map(|(id, state)| (*id, update(state))).collect()

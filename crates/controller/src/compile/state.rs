@@ -16,7 +16,7 @@ use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
     Change, Eip, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
 };
-use sluice_types::{ClusterId, GatewayId, HostId, IpNet, RouteId, SubnetId, Vni, VpcId};
+use sluice_types::{ClusterId, GatewayId, HostId, IpNet, NatSeed, RouteId, SubnetId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
@@ -45,6 +45,7 @@ pub struct State {
     pub(super) model: Model,
     pub(super) hosts: HashMap<HostId, Host>,
     pub(super) clusters: BTreeMap<ClusterId, ClusterState>,
+    pub(super) nat_seed: Option<NatSeed>,
     pub(super) vpcs: BTreeMap<VpcId, VpcState>,
     /// The security groups of each VPC, by its VNI.
     pub(super) security: BTreeMap<Vni, SecurityGroups>,
@@ -88,7 +89,8 @@ pub(super) struct Touched {
 impl State {
     /// The state of a snapshot of the topology.
     pub fn new(topology: &Topology, model: Model) -> Self {
-        let mut state = Self { revision: topology.revision, model, ..Self::default() };
+        let mut state =
+            Self { revision: topology.revision, model, nat_seed: topology.nat_seed, ..Self::default() };
         state.hosts = topology.hosts.iter().map(|host| (host.id, host.clone())).collect();
         for cluster in &topology.clusters {
             let mut gateways: Vec<_> =
@@ -405,7 +407,7 @@ impl State {
                 .chain(self.gateway_vteps_of(gateway.clusters()))
                 .collect(),
             keys: vec![keys_of(cluster)],
-            cluster: Some(vip_plan(cluster)),
+            cluster: Some(vip_plan(cluster, self.nat_seed)),
             ..Update::default()
         };
         for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(has)) {

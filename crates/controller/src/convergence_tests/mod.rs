@@ -429,6 +429,7 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     world.check().await;
     assert!(world.gateway(g1).endpoints.is_empty());
     let plan = world.gateway(g1).plan.as_ref().unwrap();
+    assert!(plan.nat_seed.is_some());
     assert!(
         plan.preferred_owners.len() == 3
             && plan.preferred_owners.iter().all(|preferred_owner| preferred_owner.gateway == g1)

@@ -12,7 +12,7 @@ use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// What all gateways report about their forwarding tables.
-const TABLES: TableReport = TableReport { revision: 9, behind: false };
+const TABLES: TableReport = TableReport { revision: 9, behind: false, copies: true };
 const WALL_MS: u64 = 1_700_000_000_000;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
 
@@ -36,6 +36,7 @@ fn update_of(cluster: u64, draining: bool, revision: u64) -> Update {
     let planned = |slot: u8| PlannedVip { slot, address: vip(slot), mac: MacAddr::local(slot.into()) };
     let plan = ClusterPlan {
         hello_interval_ms: 4,
+        nat_seed: None,
         cluster: ClusterId::new(cluster),
         revision,
         vips: vec![planned(0), planned(1)],

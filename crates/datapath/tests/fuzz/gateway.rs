@@ -77,6 +77,18 @@ const SHARED: &str = "203.0.114.1";
 /// Another gateway of the cluster, which passes packets on.
 const GATEWAY: world::Host = world::Host { address: "192.0.2.21", mac: mac(0x22), port: 0 };
 
+/// The gateway after this one in the ring.
+const NEXT: world::Host = world::Host { address: "2001:db8:1::21", mac: mac(0x23), port: 0 };
+/// Its position, and that of this gateway.
+const RING: [u8; 2] = [5, 4];
+
+/// The tunnel of a record of the owner at a position, with an outside port.
+fn record(owner: u8) -> Tunnel {
+    let port = 49_152 + (u16::from(owner) | u16::from(RING[1]) << 6);
+    // The first address of the pool, 203.0.114.1, is 3 modulo 15.
+    Tunnel { port, identity: 20_000, reserved: 4, ..world::tunnel(GATEWAY, 100) }
+}
+
 /// IP packets between two addresses, each of which is translated in another way.
 fn translated(from: &str, to: &str) -> Vec<Vec<u8>> {
     let (from, to) = (ip(from), ip(to));
@@ -170,7 +182,10 @@ fn connect(world: &mut world::World) {
         any_remote: false,
     };
     world.bench.tables.upsert_nat_gateway(&nat).unwrap();
-    world.bench.tables.upsert_vtep(GATEWAY.ip(), Role::Gateway).unwrap();
+    for gateway in [GATEWAY, NEXT] {
+        world.bench.tables.upsert_vtep(gateway.ip(), Role::Gateway).unwrap();
+    }
+    world.bench.tables.set_nat_ring(RING[1], Some((RING[0], NEXT.ip()))).unwrap();
 }
 
 fn packets() -> Vec<Vec<u8>> {
@@ -191,6 +206,10 @@ fn packets() -> Vec<Vec<u8>> {
     let passed_on = |vni| move |frame| Sent { tunnel: world::tunnel(GATEWAY, vni), frame }.packet();
     packets.extend(outward().into_iter().map(passed_on(100)));
     packets.extend(inward().into_iter().map(passed_on(0)));
+    // In the ring, on the way to the next gateway, and at the end.
+    for owner in [3, RING[0]] {
+        packets.extend(outward().into_iter().map(|frame| record(owner).wrap(&frame)));
+    }
     let (host4, host6) = (HOST_A4.address.parse().unwrap(), HOST_A6.address.parse().unwrap());
     let (vip4, vip6) = (VIP4.parse().unwrap(), VIP6.parse().unwrap());
     packets.push(arp_request((HOST_A4.mac, host4), vip4));

@@ -5,16 +5,21 @@ use std::sync::{Arc, Mutex};
 
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, counter, gauge};
+use sluice_datapath::{Datapath, NatRingCounts};
 use sluice_tables::nat::NatUsage;
 
 use super::{Status, lock};
 
 /// Registers the metrics.
-pub struct NatMetrics(pub(super) Arc<Mutex<Status>>);
+pub struct NatMetrics {
+    pub(super) status: Arc<Mutex<Status>>,
+    /// Its programs count packets of the ring.
+    pub(super) datapath: Arc<Datapath>,
+}
 
 impl MetricSource for NatMetrics {
     fn register(&self, registry: &mut Registry) {
-        let Status { usage, rounds, round_time, claimed, returned, astray } = lock(&self.0).clone();
+        let Status { usage, rounds, round_time, claimed, returned, astray } = lock(&self.status).clone();
         let NatUsage { sessions, blocks, blocks_total, ports, addresses, addresses_total } = usage;
         let millis = u64::try_from(round_time.as_millis()).unwrap_or(u64::MAX);
         for (name, help, value) in [
@@ -54,5 +59,28 @@ impl MetricSource for NatMetrics {
         ] {
             registry.register(name, help, counter(value));
         }
+        match self.datapath.nat_ring() {
+            Ok(counts) => register_ring(registry, counts),
+            Err(error) => tracing::warn!(%error, "cannot read the counters of the ring of gateways"),
+        }
+    }
+}
+
+/// What the programs did with the first packets of sessions, which visit all gateways.
+fn register_ring(registry: &mut Registry, counts: NatRingCounts) {
+    let NatRingCounts { entered, passed, left, taken, full, busy } = counts;
+    for (name, help, value) in [
+        ("nat_ring_entered", "First packets of sessions that were sent to the other gateways", entered),
+        (
+            "nat_ring_passed",
+            "First packets of other gateways' sessions that were sent on to the next",
+            passed,
+        ),
+        ("nat_ring_left", "First packets of other gateways' sessions that went to the Internet here", left),
+        ("nat_ring_taken", "First packets whose session is not here because its port has another one", taken),
+        ("nat_ring_full", "First packets whose session is not here because the table had no room", full),
+        ("nat_ring_busy", "First packets whose session is not here because memory was contended", busy),
+    ] {
+        registry.register(name, help, counter(value));
     }
 }

@@ -1,36 +1,32 @@
-//! What the NAT gateways of the node's tables, and the vIPs that this gateway owns, mean for the NAT tables: which addresses have
-//! numbers, and whose sessions are here.
+//! What the NAT gateways of the node's tables mean for the NAT tables: which addresses have numbers, and whose sessions may be here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::Ipv4Addr;
 
 use sluice_agent::{NatAddresses, error_chain};
 use sluice_tables::nat::Nat;
+use sluice_tables::sessions::ticks_now;
 use sluice_tables::{NatGateway, NodeTables};
-use sluice_types::Vni;
+use sluice_types::{NatSeed, Vni};
+use tokio::sync::watch;
 
-use super::SharedNat;
+use super::sync::NatUnits;
+use super::{SharedNat, log};
 
-/// What the node's tables say: the public addresses of all NAT gateways, the VPCs that have them, and whether these are translated
-/// here, because this gateway owns the vIP.
+/// What the node's tables say: the public addresses of all NAT gateways, and the VPCs that have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted(BTreeMap<Ipv4Addr, (Vni, bool)>);
+struct Wanted(BTreeMap<Ipv4Addr, Vni>);
 
 impl Wanted {
     fn of(tables: &NodeTables) -> Self {
-        let owned: HashSet<_> = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
-        let of_gateway = |nat: NatGateway| {
-            let of_vpc = (nat.vni, owned.contains(&nat.vip));
-            nat.addresses.into_iter().map(move |it| (it.address, of_vpc))
-        };
+        let of_gateway = |nat: NatGateway| nat.addresses.into_iter().map(move |it| (it.address, nat.vni));
         Self(tables.nat_gateways().flat_map(of_gateway).collect())
     }
 
-    /// Whether an address that VPCs had here is another VPC's then, or translated elsewhere. What those have that are in no NAT gateway
-    /// ends with their release.
+    /// Whether an address that a VPC had is another VPC's then. What VPCs have at addresses that are in no NAT gateway ends with
+    /// the release of these.
     fn loses_to(&self, next: &Self) -> bool {
-        let is_here = self.0.iter().filter(|(_, (_, is_here))| *is_here);
-        is_here.into_iter().any(|(address, of)| next.0.get(address).is_some_and(|next| next != of))
+        self.0.iter().any(|(address, of)| next.0.get(address).is_some_and(|next| next != of))
     }
 }
 
@@ -47,12 +43,21 @@ pub struct RoleNat {
     asked: HashSet<Ipv4Addr>,
     /// The database is another one: all that VPCs have here must end.
     ends_all: bool,
+    /// The NAT gateways of the tables, for those who copy their sessions; `None` before the first [`RoleNat::settle`].
+    units: watch::Sender<Option<NatUnits>>,
+    /// The secret that the NAT tables do not have yet.
+    seed: Option<NatSeed>,
 }
 
 impl RoleNat {
     /// Source NAT with these NAT tables, if this gateway has them.
     pub fn new(nat: Option<SharedNat>) -> Self {
         Self { nat, ..Self::default() }
+    }
+
+    /// The NAT gateways of the tables; `None` until they are known.
+    pub fn units(&self) -> watch::Receiver<Option<NatUnits>> {
+        self.units.subscribe()
     }
 
     /// See [`sluice_agent::Role::nat_addresses`].
@@ -120,9 +125,45 @@ impl RoleNat {
         self.ends_all = true;
     }
 
-    /// Makes the NAT tables agree with the node's tables, if these have changed: ends what VPCs have whose NAT gateway is not here,
-    /// and releases addresses. What fails is logged and tried again by the next call.
+    /// The controller tells the secret that all gateways of the cloud have, so that each finds the sessions of another one. Sessions
+    /// that were made by another secret end. If that fails, the next [`RoleNat::settle`] tries it again.
+    pub fn set_seed(&mut self, seed: NatSeed) {
+        self.seed = Some(seed);
+        self.apply_seed();
+    }
+
+    fn apply_seed(&mut self) {
+        let (Some(nat), Some(seed)) = (&self.nat, self.seed) else { return };
+        match nat.lock().set_seed(seed.get(), ticks_now(), &mut |event| log(&nat.status, &event)) {
+            Ok(is_new) => {
+                self.seed = None;
+                if is_new {
+                    tracing::info!(
+                        "the controller's secret of source NAT is in use; sessions that there were have ended"
+                    );
+                }
+            }
+            Err(error) => tracing::error!(
+                error = error_chain(&error),
+                "cannot change the secret of source NAT; retrying later"
+            ),
+        }
+    }
+
+    /// Makes the NAT tables agree with the node's tables, if these have changed: ends what VPCs have at addresses of others, and
+    /// releases addresses. What fails is logged and tried again by the next call. Another owner of a vIP changes nothing: what
+    /// VPCs have here are copies of its sessions then, or it gets them from here.
     pub fn settle(&mut self, tables: &NodeTables) {
+        self.apply_seed();
+        let mut units: NatUnits = tables.nat_gateways().map(|nat| (nat.vni, nat.vip)).collect();
+        units.sort_unstable();
+        self.units.send_if_modified(|known| {
+            let is_new = known.as_ref() != Some(&units);
+            if is_new {
+                *known = Some(units);
+            }
+            is_new
+        });
         let wanted = Wanted::of(tables);
         if self.settled.as_ref() == Some(&wanted) && self.asked.is_empty() && !self.ends_all {
             return;
@@ -137,7 +178,7 @@ impl RoleNat {
         if let Err(error) = &done {
             tracing::error!(
                 error = error_chain(error),
-                "cannot end sessions of NAT gateways that are not here any more; retrying later"
+                "cannot end sessions of VPCs that have lost their public addresses; retrying later"
             );
         }
         self.asked.clear();
@@ -171,11 +212,11 @@ fn release(nat: &mut Nat, wanted: &Wanted) -> Result<(), sluice_tables::Error> {
     Ok(())
 }
 
-/// Ends what VPCs have whose NAT gateway is not here; with `all`, what all have.
+/// Ends what VPCs have at addresses that are not theirs any more; with `all`, what all have.
 fn end(nat: &mut Nat, wanted: &Wanted, all: bool) -> Result<(), sluice_tables::Error> {
-    let blocks = nat.end(|block| all || wanted.0.get(&block.outside) != Some(&(block.vni, true)))?;
+    let blocks = nat.end(|block| all || wanted.0.get(&block.outside) != Some(&block.vni))?;
     if blocks > 0 {
-        tracing::info!(blocks, "ended sessions of NAT gateways that are not here any more");
+        tracing::info!(blocks, "ended sessions of VPCs that have lost their public addresses");
     }
     Ok(())
 }

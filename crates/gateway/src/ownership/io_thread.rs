@@ -1,10 +1,9 @@
 //! The ownership thread: feeds datagrams, commands and the clock to the local member, and performs its
 //! actions. It waits for nothing but its sockets. This file changes when an action is performed differently.
 
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
@@ -25,7 +24,9 @@ use super::local_member::{Action, Event, LocalMember, Now, OwnedVips};
 use super::saved_state::SavedState;
 use super::sockets::Sockets;
 use super::status::SharedOwnershipStatus;
+use super::view::ClusterView;
 use super::witness::Witness;
+use crate::mailbox::Inbox;
 
 /// Datagrams received from a socket before the other sockets get their turn.
 const BURST: usize = 64;
@@ -67,13 +68,14 @@ pub struct IoThread {
     pub witness: Witness,
     pub set_owned: SetOwned,
     pub heartbeat: AgentHeartbeat,
-    pub commands: Receiver<Command>,
-    /// Readable when there are commands. The thread ends when the other end is closed.
-    pub waker: UnixStream,
+    /// Commands. The thread ends when the other end is dropped.
+    pub inbox: Inbox<Command>,
     pub saver: Sender<SavedState>,
     pub status: SharedOwnershipStatus,
     /// Addresses of the other gateways.
     pub peers: watch::Sender<Vec<IpAddr>>,
+    /// What others need to know about the cluster.
+    pub view: watch::Sender<ClusterView>,
     /// Notified when this gateway was isolated and is answered again.
     pub reconnected: Arc<Notify>,
     /// Owned vIPs that the table writer has not taken yet.
@@ -85,7 +87,7 @@ pub struct IoThread {
 }
 
 impl IoThread {
-    /// Runs until the other end of the waker is closed.
+    /// Runs until the other end of the inbox is dropped.
     pub fn run(mut self) {
         match raise_thread_priority() {
             Scheduling::RealTime => {}
@@ -112,6 +114,7 @@ impl IoThread {
         if now().boot_us >= self.member.due_us() {
             self.handle(Event::Timer);
         }
+        self.view.send_if_modified(|known| self.member.update_view(now(), known));
         self.do_periodic_work();
         continues
     }
@@ -126,7 +129,7 @@ impl IoThread {
         let wait = Duration::from_micros(due_us.saturating_sub(now_us));
         let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(8);
         let readable = |socket| PollFd::new(socket, PollFlags::POLLIN);
-        polled.push(readable(self.waker.as_fd()));
+        polled.push(readable(self.inbox.as_fd()));
         polled.extend(self.sockets.descriptors().map(readable));
         polled.extend(self.witness.descriptors().map(readable));
         match ppoll(&mut polled, Some(TimeSpec::from(wait)), None) {
@@ -137,8 +140,7 @@ impl IoThread {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        let mut woken = [0; 64];
-        !matches!(self.waker.read(&mut woken), Ok(0))
+        self.inbox.is_open()
     }
 
     fn receive(&mut self) {
@@ -169,7 +171,7 @@ impl IoThread {
     /// Handles all commands. Returns false if their sender was dropped.
     fn handle_commands(&mut self) -> bool {
         loop {
-            let event = match self.commands.try_recv() {
+            let event = match self.inbox.take() {
                 Ok(Command::Plan(plan)) => {
                     self.handle(Event::Plan(plan));
                     self.update_peers();
@@ -187,6 +189,7 @@ impl IoThread {
                 }
                 Ok(Command::Load(load)) => Event::Load(load),
                 Ok(Command::Tables(revision)) => Event::Tables(revision),
+                Ok(Command::Copies(complete)) => Event::Copies(complete),
                 Ok(Command::Neighbors(mut neighbors)) => {
                     let plan = self.member.plan();
                     let is_gateway = |address| plan.is_some_and(|plan| plan.is_member(address));

@@ -29,9 +29,10 @@ use sluice_cluster::{
 use sluice_envelope::{BootId, KeyRing};
 use sluice_types::{ClusterId, GatewayId, MacAddr};
 
-use super::plan::GatewayPlan;
+use super::plan::{GatewayPlan, PlannedVip};
 use super::saved_state::SavedState;
 use super::status::{OwnershipCounts, OwnershipStatus};
+use super::view::ClusterView;
 
 /// Most gateways whose source addresses are remembered.
 const SOURCE_ADDRESSES_MAX: usize = 64;
@@ -76,6 +77,8 @@ pub enum Event<'a> {
     Load(Load),
     /// Newest revision that the forwarding tables contain completely; 0 if entries may be missing.
     Tables(u64),
+    /// Whether this gateway has copies of all sessions of NAT gateways that others own.
+    Copies(bool),
 }
 
 /// Receiver of a datagram.
@@ -156,6 +159,8 @@ pub struct LocalMember {
     owned: OwnedVips,
     /// Newest revision that the tables contain completely.
     tables: u64,
+    /// Whether this gateway has copies of all sessions.
+    copies: bool,
     /// Cluster, revisions of plan and configuration, and digest of the table, of the saved state.
     saved: Option<(ClusterId, u64, u64, u64)>,
     counts: OwnershipCounts,
@@ -188,6 +193,7 @@ impl LocalMember {
             due_us: now.boot_us,
             owned: tables.owned,
             tables: tables.revision,
+            copies: false,
             saved: None,
             counts: OwnershipCounts::default(),
             actions: Vec::new(),
@@ -230,6 +236,10 @@ impl LocalMember {
                 self.tables = revision;
                 self.feed(now, Input::Tables { revision });
             }
+            Event::Copies(complete) => {
+                self.copies = complete;
+                self.feed(now, Input::Copies { complete });
+            }
         }
         self.update_owned();
         self.save();
@@ -265,6 +275,7 @@ impl LocalMember {
             health: Some(health_name(machine.health())),
             tables: Some(readiness_name(machine.tables().readiness())),
             tables_revision: machine.tables().revision,
+            copies: machine.tables().copies,
             vips,
             peers: others
                 .map(|it| (it.id, machine.is_reachable(Node::Gateway(it.id), now.boot_us)))
@@ -272,6 +283,19 @@ impl LocalMember {
             controller: machine.is_controller_reachable(now.boot_us),
             counts: self.counts.clone(),
         }
+    }
+
+    /// Brings what others know about the cluster up to date. Returns false if nothing has changed.
+    pub fn update_view(&self, now: Now, view: &mut ClusterView) -> bool {
+        let Some((plan, machine)) = self.plan.as_ref().zip(self.machine.as_ref()) else { return false };
+        let (contacts, digest) = (machine.contacts(now.boot_us), machine.table().digest());
+        if (view.plan.as_ref(), view.digest, &view.contacts) == (Some(plan), digest, &contacts) {
+            return false;
+        }
+        let owner = |vip: &PlannedVip| Some((vip.address, machine.table().get(vip.slot)?.owner));
+        let owners = plan.vips.iter().filter_map(owner).collect();
+        *view = ClusterView { plan: Some(plan.clone()), owners, digest, contacts };
+        true
     }
 
     /// Starts a state machine in the cluster of a plan.
@@ -286,7 +310,7 @@ impl LocalMember {
         self.incarnation += 1;
         let machine =
             Gateway::new(self.own, plan.cluster, self.params.clone(), self.incarnation, state, now.boot_us);
-        self.machine = Some(machine.with_held_vips(held).with_tables(self.tables));
+        self.machine = Some(machine.with_held_vips(held).with_tables(self.tables).with_copies(self.copies));
         self.plan = Some(plan);
         self.due_us = now.boot_us;
     }

@@ -14,17 +14,17 @@ mod plan;
 mod saved_state;
 mod sockets;
 mod status;
+mod view;
 mod witness;
 
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 
 use sluice_agent::Error;
 use sluice_agent::underlay::Vteps;
@@ -36,16 +36,20 @@ use tokio::sync::{Notify, watch};
 
 pub use announce::{Layer2Announcer, VipAnnouncer};
 pub use io_thread::SetOwned;
+pub(crate) use io_thread::now;
 pub use local_member::OwnedVips;
+pub(crate) use local_member::{Now, Receiver};
 pub use plan::{GatewayPlan, PlannedMember, PlannedVip};
 pub use saved_state::has_saved_state;
+pub(crate) use sockets::{SocketUse, Sockets};
 pub use status::{OwnershipCounts, OwnershipStatus, SharedOwnershipStatus};
+pub use view::ClusterView;
 pub use witness::WitnessNeighbor;
 
-use io_thread::{IoThread, now, save_states};
+use crate::mailbox::{Mailbox, mailbox};
+use io_thread::{IoThread, save_states};
 use local_member::{AdoptedTables, LocalMember};
 use saved_state::SavedState;
-use sockets::Sockets;
 use witness::Witness;
 
 /// A command to the ownership thread.
@@ -58,6 +62,7 @@ enum Command {
     Neighbors(Vec<WitnessNeighbor>),
     Load(Load),
     Tables(u64),
+    Copies(bool),
 }
 
 /// What the ownership thread needs.
@@ -85,10 +90,10 @@ pub struct OwnershipConfig {
 /// Handle of the ownership thread, which ends when the handle is dropped.
 #[derive(Debug)]
 pub struct Ownership {
-    commands: Sender<Command>,
-    waker: UnixStream,
+    commands: Mailbox<Command>,
     status: SharedOwnershipStatus,
     peers: watch::Receiver<Vec<IpAddr>>,
+    view: watch::Receiver<ClusterView>,
     reconnected: Arc<Notify>,
 }
 
@@ -108,27 +113,24 @@ impl Ownership {
         let member =
             LocalMember::new(own, vteps, boot, saved, AdoptedTables { owned, revision: tables }, now());
         let failed = || Error::io("start the ownership thread");
-        let (waker, woken) = UnixStream::pair().map_err(failed())?;
-        for end in [&waker, &woken] {
-            end.set_nonblocking(true).map_err(failed())?;
-        }
-        let (commands, received) = channel();
+        let (commands, inbox) = mailbox().map_err(failed())?;
         let (saver, states) = channel();
         let status = SharedOwnershipStatus::default();
         let (peers_sender, peers) = watch::channel(Vec::new());
+        let (view_sender, view) = watch::channel(ClusterView::default());
         let reconnected = Arc::new(Notify::new());
         let thread = IoThread {
             member,
-            sockets: Sockets::new(vteps, port),
+            sockets: Sockets::new(vteps, port, SocketUse::CLUSTER),
             announcer,
             witness: Witness::new(vteps)?,
             set_owned,
             heartbeat,
-            commands: received,
-            waker: woken,
+            inbox,
             saver,
             status: status.clone(),
             peers: peers_sender,
+            view: view_sender,
             reconnected: reconnected.clone(),
             unset: None,
             open_sockets_us: 0,
@@ -138,13 +140,11 @@ impl Ownership {
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("cluster-save").spawn(move || save_states(&state_dir, &states)).map_err(failed())?;
         spawn("cluster").spawn(move || thread.run()).map_err(failed())?;
-        Ok(Self { commands, waker, status, peers, reconnected })
+        Ok(Self { commands, status, peers, view, reconnected })
     }
 
     fn send(&self, command: Command) {
-        // Both fail only if the thread has ended, which it does when this handle is dropped.
-        let _ = self.commands.send(command);
-        let _ = (&self.waker).write(&[1]);
+        self.commands.send(command);
     }
 
     /// Sets the controller's plan.
@@ -181,6 +181,17 @@ impl Ownership {
     /// Sets the newest revision that the forwarding tables contain completely; 0 if entries may be missing.
     pub fn set_tables(&self, revision: u64) {
         self.send(Command::Tables(revision));
+    }
+
+    /// Sets whether this gateway has copies of all sessions of NAT gateways that others own.
+    pub fn set_copies(&self, complete: bool) {
+        self.send(Command::Copies(complete));
+    }
+
+    /// Members of the cluster, which of them this gateway reaches, and which one owns which vIP.
+    #[must_use]
+    pub fn view(&self) -> watch::Receiver<ClusterView> {
+        self.view.clone()
     }
 
     /// Addresses of the other gateways of the cluster.

@@ -27,6 +27,8 @@ pub struct OwnershipStatus {
     pub tables: Option<&'static str>,
     /// Newest revision that the forwarding tables contain completely; 0 if entries may be missing.
     pub tables_revision: u64,
+    /// Whether this gateway has copies of all sessions of NAT gateways that others own.
+    pub copies: bool,
     /// vIPs that this gateway answers for.
     pub vips: Vec<IpAddr>,
     /// The other gateways, and whether this gateway receives their hellos.

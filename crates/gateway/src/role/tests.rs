@@ -86,6 +86,7 @@ fn plan(cluster: u64, revision: u64) -> ClusterPlan {
         members: Vec::new(),
         preferred_owners: Vec::new(),
         hello_interval_ms: 4,
+        nat_seed: None,
     }
 }
 

@@ -314,7 +314,8 @@ impl World {
         let silent = self.nodes[node].silent.clone();
         let reachable =
             (0..self.scenario.nodes).filter(|other| !silent.contains_key(other)).map(id).collect();
-        self.input(node, Input::Reachable(reachable));
+        // The network is split into sides: no gateway is reached by another one only.
+        self.input(node, Input::Reachable { mutual: reachable, cut_off: Vec::new() });
         self.tell_owners(node);
     }
 
@@ -331,7 +332,8 @@ impl World {
         for other in (0..self.scenario.nodes).filter(|other| !nodes.contains(other)) {
             silent.entry(other).or_insert(now_us);
         }
-        self.input(node, Input::Reachable(nodes.iter().copied().map(id).collect()));
+        let mutual = nodes.iter().copied().map(id).collect();
+        self.input(node, Input::Reachable { mutual, cut_off: Vec::new() });
     }
 
     /// A session of a VM begins, is used or ends, at a gateway that believes that it owns the vIP.

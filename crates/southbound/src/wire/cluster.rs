@@ -6,7 +6,8 @@ use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, Preferre
 use crate::entries::{Vtep, VtepRole};
 use crate::proto::{self, cluster_keys, cluster_plan};
 use sluice_types::{
-    ClusterId, GatewayId, HELLO_INTERVAL_MS_DEFAULT, HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, Secret,
+    ClusterId, GatewayId, HELLO_INTERVAL_MS_DEFAULT, HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, NatSeed,
+    Secret,
 };
 
 impl From<Vtep> for proto::Vtep {
@@ -93,6 +94,7 @@ impl From<ClusterPlan> for proto::ClusterPlan {
             members: plan.members.into_iter().map(member).collect(),
             preferred_owners: plan.preferred_owners.into_iter().map(preferred_owner).collect(),
             hello_interval_ms: plan.hello_interval_ms.into(),
+            nat_seed: plan.nat_seed.map_or(0, NatSeed::get),
         }
     }
 }
@@ -154,6 +156,7 @@ impl TryFrom<proto::ClusterPlan> for ClusterPlan {
             members: all(message.members)?,
             preferred_owners: all(message.preferred_owners)?,
             hello_interval_ms: hello(message.hello_interval_ms)?,
+            nat_seed: NatSeed::new(message.nat_seed),
         };
         let in_order = plan.vips.is_sorted_by(|a, b| a.slot < b.slot)
             && plan.members.is_sorted_by(|a, b| a.gateway < b.gateway)

@@ -3,6 +3,7 @@
 use super::{group_sets, history, keys};
 use crate::backend::Query;
 use crate::rows::{Record, find};
+use crate::schema;
 use crate::value::Value;
 use crate::{Instance, InstancesOf, Peering, Position, Result, Route, SnapshotPart, Topology, Vpc};
 use sluice_types::{ClusterId, HostId, VpcId};
@@ -100,6 +101,7 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         eips: find(q, vec![]).await?,
         nat_gateways: find(q, vec![]).await?,
         keys: keys::list(q, None).await?,
+        nat_seed: schema::nat_seed(q).await?,
     })
 }
 

@@ -322,6 +322,7 @@ pub async fn older_database_is_migrated() {
     )
     .await;
     assert_eq!((store.database_id(), store.revision().await.unwrap()), (77, 9));
+    assert!(crate::internet::topology(&store).await.nat_seed.is_some(), "the migration draws it");
     let cluster = store.cluster(ClusterId::new(1)).await.unwrap();
     let owners: Vec<_> = cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap().get()).collect();
     assert_eq!(owners, [2, 3, 2], "owners of an earlier version are kept");

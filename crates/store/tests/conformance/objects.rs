@@ -2,6 +2,7 @@
 
 use crate::Fixture;
 use crate::cloud::{ALL, Cloud, conflict, host, new, peering, subnet, vpc, vpc_update};
+use crate::internet::topology;
 use sluice_store::{Conflict, Created, NewGateway, Page, RouteTarget, StoreError, open};
 
 pub async fn lifecycle_of_each_kind(f: Fixture) {
@@ -228,14 +229,18 @@ pub async fn reopening_keeps_everything(f: Fixture) {
     let instance = c.instance("vm").await;
     assert_ne!(c.store.database_id(), 0);
     let revision = c.store.revision().await.unwrap();
+    let seed = topology(&c.store).await.nat_seed;
+    assert!(seed.is_some());
     if f.url == "sqlite::memory:" {
         let another = open(&f.url).await.unwrap();
         assert_ne!(another.database_id(), c.store.database_id(), "each memory is its own");
+        assert_ne!(topology(&another).await.nat_seed, seed);
         return;
     }
     let again = open(&f.url).await.unwrap();
     assert_eq!(again.database_id(), c.store.database_id());
     assert_eq!(again.revision().await.unwrap(), revision);
+    assert_eq!(topology(&again).await.nat_seed, seed);
     assert_eq!(again.instance(instance.id).await.unwrap(), instance);
     assert!(new(again.create_tenant("later").await).id.get() > instance.id.get());
 }

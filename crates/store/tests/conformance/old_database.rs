@@ -5,7 +5,7 @@ use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnectOptions, sqlite:
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const MIGRATIONS: [&str; 12] = [
+const MIGRATIONS: [&str; 13] = [
     include_str!("../../migrations/0001.sql"),
     include_str!("../../migrations/0002.sql"),
     include_str!("../../migrations/0003.sql"),
@@ -18,6 +18,7 @@ const MIGRATIONS: [&str; 12] = [
     include_str!("../../migrations/0010.sql"),
     include_str!("../../migrations/0011.sql"),
     include_str!("../../migrations/0012.sql"),
+    include_str!("../../migrations/0013.sql"),
 ];
 
 /// The store of a SQLite database that had this version, with `rows`, the statements that insert what it contained. The

@@ -46,8 +46,21 @@ impl Nat {
         }
         let has = self.numbers().find(|numbered| numbered.address == address);
         let free = || self.numbers().find(|numbered| numbered.address.is_unspecified());
-        let number = u32::from(has.or_else(free).ok_or_else(|| self.no_number(address))?.number);
+        let is_new = has.is_none();
+        let number = has.or_else(free).ok_or_else(|| self.no_number(address))?.number;
+        self.give(number.into(), address, is_new);
+        Ok(number)
+    }
+
+    /// Gives a public address this number, which is free (`is_new`) or its own. Then packets may claim its blocks.
+    pub(super) fn give(&self, number: u32, address: Ipv4Addr, is_new: bool) {
         let tables = &self.tables;
+        match &self.shares {
+            Some(shares) => tables.set_shares(number, |block| shares(address, block)),
+            None if is_new => tables.set_shares(number, |_| true),
+            // What an earlier agent has set.
+            None => {}
+        }
         tables.set_draining(number, false);
         for group in tables.groups_of(number).rev() {
             tables.set_outside(group, address);
@@ -58,7 +71,19 @@ impl Nat {
                 tables.swap_word(id, word, word.free());
             }
         }
-        Ok(number as u16)
+    }
+
+    /// Sets whose ports packets give out, of all public addresses, also of those that get a number later: those of the blocks for
+    /// which `shares` is true, by the public address and the number of the block in it. Other blocks serve the mappings that they
+    /// have, and those that other gateways give out. Tables that are new have no shares: packets give out all.
+    ///
+    /// A packet that comes meanwhile may claim a block or port of the share before. As long as gateways do not agree on the members
+    /// of the cluster, so may two of them.
+    pub fn set_shares(&mut self, shares: impl Fn(Ipv4Addr, u16) -> bool + Send + 'static) {
+        for known in self.addresses() {
+            self.tables.set_shares(known.number.into(), |block| shares(known.address, block));
+        }
+        self.shares = Some(Box::new(shares));
     }
 
     fn no_number(&self, address: Ipv4Addr) -> Error {

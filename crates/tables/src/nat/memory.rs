@@ -222,6 +222,15 @@ impl Tables {
         self.groups.store32(at, if drains { layout::NAT_DRAINING } else { 0 });
     }
 
+    /// Sets of which blocks of a public address, by number, packets may claim ports: those for which `is_own` is true.
+    pub(super) fn set_shares(&self, address: u32, is_own: impl Fn(u16) -> bool) {
+        for (group, first) in self.groups_of(address).zip((0..).step_by(GROUP_BLOCKS as usize)) {
+            let others = (0..GROUP_BLOCKS).filter(|slot| !is_own(first + *slot as u16));
+            let others = others.fold(0, |others, slot| others | 1 << slot);
+            self.groups.store32(Self::group_at(group, offset_of!(nat_group, others)), others);
+        }
+    }
+
     /// Sessions that have begun at a public address, by number.
     pub(super) fn begun_at(&self, address: u32) -> u32 {
         let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, begun));

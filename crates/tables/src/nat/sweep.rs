@@ -324,6 +324,19 @@ impl Nat {
         (0..layout::NAT_CLASSES).flat_map(move |class| ports.clone().map(move |port| (class, port)))
     }
 
+    /// Logs that all blocks are returned which inside addresses have, and their claims, unless this was done. No packet uses the
+    /// tables meanwhile.
+    pub(super) fn log_returns(&self, now: u32, log: &mut dyn FnMut(NatEvent)) {
+        for id in self.tables.all_blocks() {
+            let word = self.tables.word(id);
+            if (word.has_owner() || word.is_closed())
+                && let Some(block) = self.log_claim(id, word, log)
+            {
+                log(NatEvent::Returned(block, now));
+            }
+        }
+    }
+
     /// Logs the claim of a block, unless this was done. Returns the block.
     fn log_claim(&self, id: BlockId, word: BlockWord, log: &mut dyn FnMut(NatEvent)) -> Option<NatBlock> {
         let block = self.tables.content(id, word)?;

@@ -1,8 +1,10 @@
 //! What packets get, refusals, rounds, and the memory that sessions need.
 
 mod addresses;
+mod install;
 mod killed;
 mod schedules;
+mod seed;
 
 use super::*;
 use crate::grace::Immediate;
@@ -617,7 +619,7 @@ fn a_session_needs_at_most_160_bytes() {
     const SESSIONS: u32 = 120_000;
     let buckets = SESSIONS * 100 / 68 / 7;
     let (tables, nat) =
-        TestNat::with_grace(size(3, 128), nat_pool { blocks_limit: 4, ..limits() }, buckets, Immediate);
+        TestNat::with_grace(size(4, 128), nat_pool { blocks_limit: 4, ..limits() }, buckets, Immediate);
     let mut begun = 0;
     for number in 0..SESSIONS {
         let inside = SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + number / 100), (number % 100) as u16 + 1);

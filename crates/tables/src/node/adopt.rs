@@ -343,6 +343,7 @@ impl NodeTables {
         tables.point_all_senders(&found.senders)?;
         tables.store_vip_slots();
         tables.point_all_to_vips(found.public_cells);
+        tables.repair_nat_ring();
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;

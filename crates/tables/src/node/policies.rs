@@ -117,9 +117,9 @@ impl NodeTables {
 
     /// Draws the generation of a new policy. It is stored first, so that no successor draws it again.
     fn next_policy_generation(&self) -> u32 {
-        let (cell, offset) = (layout::CELL_NODE, offset_of!(node_config, policy_generation));
-        let generation = self.memory().load32(cell, offset).wrapping_add(1).max(1);
-        self.memory().store32(cell, offset, generation);
+        let (cell, offset) = (layout::CELL_NODE, offset_of!(node_config, by_role));
+        let generation = (self.memory().load64(cell, offset) as u32).wrapping_add(1).max(1);
+        self.memory().store64(cell, offset, generation.into());
         generation
     }
 

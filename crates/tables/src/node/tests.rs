@@ -2,6 +2,7 @@ mod crash;
 mod digests;
 mod full;
 mod nat_gateways;
+mod nat_ring;
 mod policies;
 mod ports;
 mod public;

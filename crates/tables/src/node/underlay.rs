@@ -97,6 +97,8 @@ impl NodeTables {
                     // Packets of senders are packets of hosts.
                     if role == Role::Gateway {
                         self.leave_senders_of(hop.cell)?;
+                    } else {
+                        self.leave_out_of_nat_ring(hop.cell);
                     }
                     self.memory().store32(hop.cell, offset_of!(next_hop, kind), first_word(&new));
                     self.store_flags_of_paths();
@@ -144,6 +146,7 @@ impl NodeTables {
             return self.remove_direct_paths(|path| path.host == address);
         };
         let cell = hop.cell;
+        self.leave_out_of_nat_ring(cell);
         self.leave_senders_of(cell)?;
         // The node comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, underlay_key(address))?;

@@ -1,7 +1,9 @@
 //! Keys of sessions: canonical form, hash and candidate buckets, computed as in `sessions.h`.
 
-use crate::layout;
+use crate::layout::{self, session_config};
+use crate::region::Region;
 use sluice_types::{ipv6_from_halves, ipv6_halves};
+use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 const KEY_WORDS_MAX: usize = layout::SESSION_KEY6_WORDS as usize;
@@ -142,6 +144,25 @@ impl Hashing {
             x ^ x >> 31
         };
         Self { hash_key: std::array::from_fn(|_| next()), seed: next() }
+    }
+
+    /// The secrets of the tables with this configuration.
+    pub(super) fn load(config: &Region) -> Self {
+        Self {
+            hash_key: std::array::from_fn(|word| config.load64(Self::word_at(word))),
+            seed: config.load64(offset_of!(session_config, seed)),
+        }
+    }
+
+    pub(super) fn store(&self, config: &Region) {
+        for (word, secret) in self.hash_key.into_iter().enumerate() {
+            config.store64(Self::word_at(word), secret);
+        }
+        config.store64(offset_of!(session_config, seed), self.seed);
+    }
+
+    fn word_at(word: usize) -> usize {
+        offset_of!(session_config, hash_key) + word * 8
     }
 
     fn hash(&self, key: &Key) -> u64 {

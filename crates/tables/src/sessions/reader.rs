@@ -2,7 +2,9 @@
 
 use super::key::{Candidates, Family, Flow, Hashing, Key};
 use super::table::{SLOTS, Table};
-use super::{Direction, Session, SessionRegions};
+use super::{Direction, Session, SessionRegions, slot_number};
+use crate::region::Region;
+use std::ops::Range;
 
 /// Searches before a lookup finds nothing: the slot may change while it is read, and the session may move to a
 /// slot that the search has passed.
@@ -12,24 +14,25 @@ const ATTEMPTS: u32 = 4;
 /// that is reused while it is read, so that parts of two sessions are never combined.
 #[derive(Clone, Debug)]
 pub struct SessionReader {
-    hashing: Hashing,
+    /// The configuration, which has the secrets of the hash function.
+    config: Region,
     /// Indexed by [`Family::index`].
     pub(super) tables: [Table; 2],
 }
 
 impl SessionReader {
-    pub(super) fn new(regions: &SessionRegions, hashing: Hashing, [buckets4, buckets6]: [u32; 2]) -> Self {
+    pub(super) fn new(regions: &SessionRegions, [buckets4, buckets6]: [u32; 2]) -> Self {
         let tables = [
             Table::new(Family::Ipv4, buckets4, regions.ipv4.clone()),
             Table::new(Family::Ipv6, buckets6, regions.ipv6.clone()),
         ];
-        Self { hashing, tables }
+        Self { config: regions.config.clone(), tables }
     }
 
     /// The table of a key, and the buckets in which it can be.
     pub(super) fn candidates(&self, key: &Key) -> (&Table, Candidates) {
         let table = &self.tables[key.family.index()];
-        (table, self.hashing.candidates(key, table.buckets))
+        (table, Hashing::load(&self.config).candidates(key, table.buckets))
     }
 
     /// The session of a flow of either direction, unless it has expired. A session that ends during the call
@@ -45,6 +48,22 @@ impl SessionReader {
             let session = table.session(bucket, slot, word)?;
             Some((session, session.direction(flow)))
         })
+    }
+
+    /// Calls `visit` for each live session in these buckets, with the number of its slot ([`super::Sessions::review_slots`]). Sessions
+    /// that begin or end meanwhile may be included or not.
+    pub fn visit(&self, family: Family, buckets: Range<u32>, mut visit: impl FnMut(usize, &Session)) {
+        let table = &self.tables[family.index()];
+        for bucket in buckets.start..buckets.end.min(table.buckets) {
+            for slot in 0..SLOTS {
+                let word = table.word(bucket, slot);
+                if word.is_live()
+                    && let Some(session) = table.session(bucket, slot, word)
+                {
+                    visit(slot_number(bucket, slot), &session);
+                }
+            }
+        }
     }
 
     /// All live sessions, including those that have expired and are not yet swept. Sessions that begin or end

@@ -2,7 +2,7 @@
 //! policy does not permit any more, or permits by another rule.
 
 use super::table::{SLOTS, TagWord};
-use super::{Family, REMOVE_ATTEMPTS, Session, Sessions};
+use super::{Family, REMOVE_ATTEMPTS, Session, Sessions, slot_number};
 use crate::error::Error;
 use crate::layout;
 use crate::policy::{Direction, PolicyPacket};
@@ -130,6 +130,17 @@ impl Sessions {
         buckets: Range<u32>,
         mut decide: impl FnMut(&Session) -> Fate,
     ) -> Reviewed {
+        self.review_slots(family, buckets, |_, session| decide(session))
+    }
+
+    /// As [`Sessions::review`], also with the number of the session's slot: its bucket times the number of slots of a bucket, plus
+    /// its slot in the bucket. A session never moves, and no other one has its slot until it has ended.
+    pub fn review_slots(
+        &mut self,
+        family: Family,
+        buckets: Range<u32>,
+        mut decide: impl FnMut(usize, &Session) -> Fate,
+    ) -> Reviewed {
         let mut reviewed = Reviewed::default();
         for bucket in buckets.start..buckets.end.min(self.buckets(family)) {
             self.reader.tables[family.index()].prefetch(bucket.saturating_add(1));
@@ -145,7 +156,7 @@ impl Sessions {
                     // The agent may have been killed before it was to end.
                     self.progress.revoked.push((family, bucket, slot, word));
                 }
-                match decide(&session) {
+                match decide(slot_number(bucket, slot), &session) {
                     Fate::Stays => {}
                     Fate::Changes(action) => {
                         reviewed.changed +=

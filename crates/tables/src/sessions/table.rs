@@ -149,8 +149,9 @@ impl Table {
     pub(super) fn clear(&self) {
         for bucket in 0..self.buckets {
             for slot in 0..SLOTS {
-                if self.word(bucket, slot) != TagWord(0) {
-                    self.region.store64(self.word_at(bucket, slot), 0);
+                let word = self.word(bucket, slot);
+                if word != TagWord(0) {
+                    self.region.store64(self.word_at(bucket, slot), word.emptied().0);
                 }
             }
         }

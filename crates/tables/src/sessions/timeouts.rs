@@ -49,6 +49,22 @@ impl Timeouts {
     /// Longest timeout: 30 days.
     pub const MAX_S: u32 = 30 * 86_400;
 
+    /// For how long a session of a protocol lives after its last packet in a state (`SESSION_REPLIED` and so on), in ticks, as
+    /// `session_timeout()` of `bpf/include/common/sessions.h`.
+    #[must_use]
+    pub fn of(&self, protocol: u8, state: u32) -> u32 {
+        let seconds = match (protocol, Phase::of(protocol, state)) {
+            (6, Phase::New) => self.tcp_new_s,
+            (6, Phase::Established) => self.tcp_established_s,
+            (6, Phase::Closing) => self.tcp_closing_s,
+            (17, Phase::New) => self.udp_one_way_s,
+            (17, _) => self.udp_two_way_s,
+            (1 | 58, _) => self.icmp_s,
+            _ => self.other_s,
+        };
+        seconds * TICKS
+    }
+
     /// Each timeout by its name.
     fn named(&mut self) -> [(&'static str, &mut u32); 7] {
         [

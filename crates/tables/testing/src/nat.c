@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * The packets' side of source NAT in a process: the functions of nat.h.
+ * The packets' side of source NAT in a process: the functions of nat.h and nat_install.h.
  */
 #include "scheduled.h"
 
@@ -57,7 +57,7 @@ static int create_session4(const struct session_query *query, __u32 action0, __u
 }
 
 #define NAT_FUNCTION static
-#include "common/nat.h"
+#include "common/nat_install.h"
 #include "test/nat_operation.h"
 
 void sluice_nat_run(const struct sluice_nat_tables *tables, struct nat_test *test)

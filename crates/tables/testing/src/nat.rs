@@ -1,12 +1,13 @@
 //! Source NAT in this process: packets, by the C code of `nat.h`.
 
-use super::bound::{self, NAT_OP_IN, NAT_OP_OUT, sluice_nat_tables};
+use super::bound::{self, NAT_OP_IN, NAT_OP_INSTALL, NAT_OP_OUT, sluice_nat_tables};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ptr::NonNull;
 
 pub use super::bound::{
-    NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_SESSION, NAT_PROTOCOL,
-    NAT_SESSIONS, NAT_TRANSLATED, NAT_VPC_SESSIONS, nat_pool, nat_test,
+    NAT_BEGUN, NAT_BLOCKS, NAT_BUSY, NAT_ELSEWHERE, NAT_EXHAUSTED, NAT_FULL, NAT_MISS, NAT_NO_ADDRESS,
+    NAT_NO_SESSION, NAT_PROTOCOL, NAT_SESSIONS, NAT_TAKEN, NAT_TRANSLATED, NAT_VPC_SESSIONS, nat_pool,
+    nat_test,
 };
 
 /// `flags` of a pool: packets from any remote endpoint to a mapped port begin a session.
@@ -17,10 +18,15 @@ pub const PEEK: u32 = 1;
 /// `flags` of a packet: it is an ICMP query.
 pub const QUERY: u32 = 2;
 
+/// `flags` of a session to install: the owner of the NAT gateway's vIP says so.
+pub const OF_OWNER: u32 = 4;
+/// `state` of a session to install: the remote endpoint sent the first packet.
+pub const COPY_OF_REMOTE: u32 = bound::NAT_COPY_OF_REMOTE;
+
 /// Size of a packet for `bpf/nat_test.bpf.c`.
 pub const PACKET_BYTES: usize = size_of::<nat_test>();
 
-const _: () = assert!(PACKET_BYTES == 96, "struct nat_test has padding, or has changed: adapt this number");
+const _: () = assert!(PACKET_BYTES == 112, "struct nat_test has padding, or has changed: adapt this number");
 
 /// The pool of a VPC that has these numbers, at most 16, without other settings.
 ///
@@ -68,6 +74,17 @@ pub fn incoming(
         protocol,
         ..Default::default()
     }
+}
+
+/// A session that another gateway describes, with the public address of this number.
+#[must_use]
+pub fn installed(
+    vni: u32,
+    protocol: u8,
+    (inside, remote): (SocketAddrV4, SocketAddrV4),
+    (address, outside_port): (u32, u16),
+) -> nat_test {
+    nat_test { op: NAT_OP_INSTALL, address, outside_port, ..outgoing(vni, protocol, inside, remote) }
 }
 
 /// The outside endpoint of a packet that was answered.

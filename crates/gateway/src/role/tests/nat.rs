@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sluice_southbound::NatGateway;
 use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
 use sluice_tables::{Grace, GraceError};
+use sluice_types::NatSeed;
 
 use super::*;
 use crate::nat::SharedNat;
@@ -31,17 +32,6 @@ impl Waits {
 
     fn fail(&self, fails: bool) {
         self.0.1.store(fails, Ordering::Relaxed);
-    }
-}
-
-/// Takes the announcements that are due when the NAT tables wait for packets.
-#[derive(Clone, Debug, Default)]
-struct Announced(PublicAddresses, Arc<Mutex<Vec<IpAddr>>>);
-
-impl Grace for Announced {
-    fn wait(&self) -> Result<(), GraceError> {
-        self.1.lock().unwrap().extend(self.0.take_batch(Instant::now()));
-        Ok(())
     }
 }
 
@@ -133,8 +123,8 @@ fn a_nat_gateway_that_does_not_fit_takes_no_numbers() {
     assert_eq!(gateway.applier.role.nat_addresses().map(|it| (it.used, it.total)), Some((2, 2)));
 }
 
-/// Catches a takeover that waits for packets though nothing has to end, and sessions that stay: at a vIP that another gateway
-/// has, of another database, or because the first attempt has failed.
+/// Catches a change of owners that waits for packets though nothing has to end, and sessions that stay: at an address that another
+/// VPC has, of another database, or because the first attempt has failed.
 #[test]
 fn what_is_lost_ends_and_nothing_else() {
     let waits = Waits::default();
@@ -145,9 +135,11 @@ fn what_is_lost_ends_and_nothing_else() {
     gateway.set_owned(&[A]);
     gateway.apply(nat_delta(11, &[nat(2, &[2])]));
     assert!(!waits.were(), "a vIP and an address more");
-    waits.fail(true);
     gateway.set_owned(&[]);
-    assert!(waits.were(), "the vIP is lost");
+    assert!(!waits.were(), "the vIP is lost");
+    waits.fail(true);
+    gateway.apply(nat_delta(12, &[nat(1, &[3]), nat(2, &[2, 1])]));
+    assert!(waits.were(), "an address is another VPC's");
     waits.fail(false);
     gateway.applier.retry(Instant::now());
     assert!(waits.were(), "it had failed");
@@ -156,6 +148,29 @@ fn what_is_lost_ends_and_nothing_else() {
     let other = Update { database_id: DATABASE + 1, ..cloud(&[nat(1, &[1]), nat(2, &[2])]) };
     assert_eq!(gateway.apply(other), without_failures(10));
     assert!(waits.were(), "all of the old database ends");
+}
+
+/// Catches a gateway that keeps the secret that it drew itself, and one that gives up when the first attempt has failed.
+#[test]
+fn the_secret_of_the_plan_is_that_of_the_nat_tables() {
+    let waits = Waits::default();
+    let nat_tables = shared(1, &waits);
+    let has = |seed: u64| !nat_tables.lock().set_seed(seed, 0, &mut |_| ()).unwrap();
+    let mut gateway =
+        Gateway::with_nat(Gateway::new().applier.tables, RoleNat::new(Some(nat_tables.clone())));
+    gateway.apply(Update { cluster: Some(plan(1, 10)), ..cloud(&[nat(1, &[1])]) });
+    assert!(has(1), "an earlier controller does not know the secret");
+    // The controller is a newer one, and has not changed the plan.
+    waits.fail(true);
+    gateway.apply(Update {
+        cluster: Some(ClusterPlan { nat_seed: NatSeed::new(5), ..plan(1, 10) }),
+        ..delta(0)
+    });
+    waits.fail(false);
+    gateway.applier.retry(Instant::now());
+    assert!(has(5));
+    assert_eq!(found(&gateway.applier.tables), [(1, vec![1])]);
+    assert_eq!(nat_tables.lock().addresses().map(|it| it.address).collect::<Vec<_>>(), [address(1)]);
 }
 
 /// Catches packets that use numbers of an earlier agent, whose NAT tables are others than those of this one.
@@ -189,18 +204,4 @@ fn nat_gateways_get_the_numbers_of_the_nat_tables() {
     let gateway = Gateway::with_nat(gateway.applier.tables, RoleNat::new(Some(shared(3, &Waits::default()))));
     assert_eq!(found(&gateway.applier.tables), [(1, vec![1, 2])]);
     assert_eq!(gateway.applier.tables.applied_revision(), 0);
-}
-
-/// Catches a takeover whose announcements wait until the sessions of another vIP have ended.
-#[test]
-fn addresses_are_announced_before_sessions_end() {
-    let announced = Announced::default();
-    let mut gateway =
-        Gateway::with_nat(Gateway::new().applier.tables, RoleNat::new(Some(shared(2, &announced))));
-    gateway.applier.role.public = announced.0.clone();
-    gateway.apply(cloud(&[nat(1, &[1]), NatGateway { vip: ip(B), ..nat(2, &[2]) }]));
-    gateway.set_owned(&[A]);
-    announced.0.take_batch(Instant::now());
-    gateway.set_owned(&[B]);
-    assert_eq!(*announced.1.lock().unwrap(), [IpAddr::V4(address(2))]);
 }

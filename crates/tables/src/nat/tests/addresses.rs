@@ -81,6 +81,71 @@ fn a_pool_that_changes_moves_only_those_who_must() {
     }
 }
 
+#[test]
+fn two_gateways_give_a_vm_the_same_outside_endpoint() {
+    const NUMBERS: u32 = 4;
+    let [(one, _nat), (other, mut nat)] = [(); 2].map(|()| TestNat::new(size(NUMBERS, 64), limits()));
+    let addresses: Vec<_> = (0..NUMBERS).map(public).collect();
+    assert_eq!(nat.release(&addresses), Ok(NUMBERS as usize));
+    round(&mut nat, NOW);
+    for (number, address) in (0..).zip(addresses.iter().rev()) {
+        assert_eq!(nat.assign(*address), Ok(number));
+    }
+    let mut chosen = std::collections::HashSet::new();
+    for last in 0..40 {
+        let inside = end([10, 0, 0, last], 7);
+        let [first, second] = [&one, &other].map(|tables| tables.out(UDP, inside, server(53), NOW));
+        assert_eq!((first.answer, second.answer), (testing::NAT_BEGUN, testing::NAT_BEGUN));
+        assert_eq!(testing::outside_of(&first), testing::outside_of(&second));
+        chosen.insert(first.address);
+    }
+    assert_eq!(chosen.len(), NUMBERS as usize);
+}
+
+#[test]
+fn packets_claim_ports_only_in_the_share() {
+    // Blocks of 1024 ports: an inside address has candidates in all four groups together.
+    let (tables, mut nat) = TestNat::new(size(2, 1024), nat_pool { blocks_limit: 1, ..limits() });
+    let block_of = |out: &nat_test| (*testing::outside_of(out).ip(), out.outside_port / 1024);
+    let is_own = |address: Ipv4Addr, block: u16| (block + u16::from(address == public(1))).is_multiple_of(3);
+    let before = tables.out(UDP, vm(7), server(53), NOW);
+    let (address, block) = block_of(&before);
+    // The block that the VM has is not in the share: its mapping is used, and no other port of it is claimed.
+    nat.set_shares(move |of, number| is_own(of, number) && (of, number) != (address, block));
+    let again = tables.out(UDP, vm(7), server(54), NOW);
+    assert_eq!((again.answer, again.outside_port), (testing::NAT_BEGUN, before.outside_port));
+    let other = tables.out(UDP, vm(8), server(53), NOW);
+    // It does not count for the limit of blocks.
+    assert_eq!((other.answer, nat.blocks().count()), (testing::NAT_BEGUN, 2));
+    assert!(is_own(block_of(&other).0, block_of(&other).1) && block_of(&other) != (address, block));
+    let begun: Vec<_> =
+        (20..90).map(|last| tables.out(UDP, end([10, 0, 0, last], 7), server(53), NOW)).collect();
+    let begun: Vec<_> = begun.iter().filter(|out| out.answer == testing::NAT_BEGUN).map(block_of).collect();
+    assert!(begun.len() > 20 && begun.iter().all(|(of, number)| is_own(*of, *number)), "{begun:?}");
+    // Sessions of other gateways have ports of all blocks.
+    let foreign =
+        (2..63).find(|number| !is_own(public(0), *number) && (public(0), *number) != (address, block));
+    let ends = (end([10, 0, 0, 200], 7), server(53));
+    let copied = testing::installed(VNI, UDP, ends, (0, foreign.unwrap() * 1024));
+    assert_eq!(tables.run(nat_test { now: NOW, ..copied }).answer, testing::NAT_BEGUN);
+    // An address that gets a number later has the share as well, and the next agent finds it.
+    nat.release(&[public(0), public(1)]).unwrap();
+    round(&mut nat, NOW);
+    let others = |nat: &Nat| -> Vec<u32> {
+        let at =
+            |group: u32| group as usize * NatRegions::GROUP_BYTES + offset_of!(layout::nat_group, others);
+        nat.tables.groups_of(0).map(|group| tables.regions.groups.load32(at(group))).collect()
+    };
+    nat.assign(public(9)).unwrap();
+    assert_eq!(others(&nat), [0x6db6, 0xb6db, 0xdb6d, 0x6db6]);
+    let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+    nat.assign(public(9)).unwrap();
+    assert_ne!(others(&nat), [0; 4]);
+    nat.assign(public(1)).unwrap();
+    nat.set_shares(|_, _| true);
+    assert_eq!(others(&nat), [0; 4]);
+}
+
 /// For a moment, packets from the Internet come with the VPC that gets an address, and the one that had it has its blocks.
 #[test]
 fn packets_to_the_address_of_another_vpc_change_none_of_its_sessions() {

@@ -82,6 +82,32 @@ fn a_packet_that_is_killed_leaves_nothing() {
 }
 
 #[test]
+fn an_installed_session_whose_installation_is_killed_leaves_nothing() {
+    // A session that is not there, and one that moves to another port.
+    for moves in [false, true] {
+        let mut deaths = 0;
+        for accesses in 0.. {
+            let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
+            let others = others(&tables);
+            let ends = (vm(7), server(53));
+            let of_port = |port| nat_test { now: NOW, ..testing::installed(VNI, UDP, ends, (0, port)) };
+            if moves {
+                let before = tables.run(nat_test { idle: 100, ..of_port(5120) });
+                assert_eq!(before.answer, testing::NAT_BEGUN);
+            }
+            if let Some(copied) = killed(&tables, &of_port(9216), accesses) {
+                assert_eq!(copied.answer, testing::NAT_BEGUN);
+                assert_eq!(nat.translations().filter(|shown| shown.outside.port() == 9216).count(), 1);
+                break;
+            }
+            deaths += 1;
+            check_that_nothing_is_left(&tables, &mut nat, &others);
+        }
+        assert!(deaths > 60, "{deaths} accesses");
+    }
+}
+
+#[test]
 fn an_agent_that_is_killed_leaves_nothing() {
     let mut deaths = 0;
     // A round has thousands of accesses, most of which read port words. Every seventh is tried.

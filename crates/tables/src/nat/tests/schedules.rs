@@ -1,5 +1,7 @@
 //! Packets and rounds of the agent in many orders of their accesses to memory ([`crate::interleave::packets`]).
 
+mod install;
+
 use super::*;
 use crate::interleave::packets::{ProgramGrace, Programs, Task, explore, pause, pause_packet_at, run};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};

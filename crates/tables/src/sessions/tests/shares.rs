@@ -1,7 +1,6 @@
 //! The books of shares: what packets begin and the sweep ends is counted once, whenever the agent is killed.
 
 use super::*;
-use crate::sessions::key::Hashing;
 use crate::sessions::table::{SLOTS, Table};
 
 /// Runs packets of a scope, and counts as the packet program does (`begin_session()` of `admission.h`).
@@ -16,7 +15,7 @@ fn begin(tables: &HostTables, shares: &SessionShares, flow: &Flow, begun: &mut u
 
 /// Sessions in all states but empty, by scope.
 fn records(regions: &SessionRegions, scope: u32) -> u32 {
-    let reader = SessionReader::new(regions, Hashing::from_seed(0), regions.capacity().unwrap());
+    let reader = SessionReader::new(regions, regions.capacity().unwrap());
     let slots = |table: &Table| {
         let all = (0..table.buckets).flat_map(|bucket| (0..SLOTS).map(move |slot| (bucket, slot)));
         all.filter(|&(bucket, slot)| {

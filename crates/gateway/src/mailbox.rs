@@ -1,0 +1,61 @@
+//! Commands to a thread that waits for sockets: a queue, and a descriptor that is readable while it has some.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+/// The end of the senders. The thread must end when it is dropped.
+#[derive(Debug)]
+pub struct Mailbox<T> {
+    commands: Sender<T>,
+    waker: UnixStream,
+}
+
+/// The end of the thread.
+#[derive(Debug)]
+pub struct Inbox<T> {
+    commands: Receiver<T>,
+    woken: UnixStream,
+}
+
+/// Makes both ends.
+///
+/// # Errors
+/// If the system has no more sockets.
+pub fn mailbox<T>() -> io::Result<(Mailbox<T>, Inbox<T>)> {
+    let (waker, woken) = UnixStream::pair()?;
+    for end in [&waker, &woken] {
+        end.set_nonblocking(true)?;
+    }
+    let (sender, commands) = channel();
+    Ok((Mailbox { commands: sender, waker }, Inbox { commands, woken }))
+}
+
+impl<T> Mailbox<T> {
+    /// Sends a command.
+    pub fn send(&self, command: T) {
+        // Both fail only if the thread has ended, which it does when this is dropped.
+        let _ = self.commands.send(command);
+        let _ = (&self.waker).write(&[1]);
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Makes the descriptor wait for the next command. Returns false if the other end was dropped.
+    pub fn is_open(&mut self) -> bool {
+        let mut woken = [0; 64];
+        !matches!(self.woken.read(&mut woken), Ok(0))
+    }
+
+    /// The next command. Fails if there is none, or there will be none.
+    pub fn take(&self) -> Result<T, TryRecvError> {
+        self.commands.try_recv()
+    }
+}
+
+impl<T> AsFd for Inbox<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.woken.as_fd()
+    }
+}

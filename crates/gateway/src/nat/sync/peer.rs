@@ -1,0 +1,192 @@
+//! This gateway as a sender and receiver of copies, without sockets and clocks: it opens and seals datagrams, translates gateways
+//! to addresses and vIPs to their owners. This file changes when the state machine gets another input or output.
+
+use std::net::IpAddr;
+
+use sluice_agent::underlay::Vteps;
+use sluice_envelope::{BootId, KeyRing};
+use sluice_nat_sync::{Input, Message, MessageCodec, Output, Params, Replicator, SessionTable};
+use sluice_types::{GatewayId, Vni};
+
+use super::NatUnits;
+use super::status::{Copy, SyncCounts, SyncStatus};
+use crate::ownership::{ClusterView, Now};
+
+/// An input.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The time of [`SyncPeer::due_us`] has come.
+    Timer,
+    /// A datagram was received.
+    Datagram {
+        /// This node's address to which it was sent.
+        local: IpAddr,
+        /// The UDP payload.
+        packet: &'a [u8],
+    },
+    /// The cluster's keys.
+    Keys(KeyRing),
+    /// Members, owners of vIPs and contacts.
+    View(ClusterView),
+    /// The NAT gateways of the tables.
+    Units(NatUnits),
+}
+
+/// A datagram to the gateway at this address, which may get lost.
+pub type Datagram = (IpAddr, Vec<u8>);
+
+/// This gateway as a sender and receiver of copies.
+#[derive(Debug)]
+pub struct SyncPeer {
+    own: GatewayId,
+    vteps: Vteps,
+    replicator: Replicator,
+    codec: MessageCodec,
+    keys: KeyRing,
+    view: ClusterView,
+    /// `None` until they are known.
+    units: Option<NatUnits>,
+    due_us: u64,
+    counts: SyncCounts,
+}
+
+impl SyncPeer {
+    /// A gateway whose agent starts. `boot` is drawn for this run only.
+    #[must_use]
+    pub fn new(own: GatewayId, vteps: Vteps, boot: BootId, now: Now) -> Self {
+        Self {
+            own,
+            vteps,
+            replicator: Replicator::new(own, boot.number(), now.boot_us, Params::default()),
+            codec: MessageCodec::new(own, boot, now.wall_ms),
+            keys: KeyRing::default(),
+            view: ClusterView::default(),
+            units: None,
+            due_us: now.boot_us,
+            counts: SyncCounts::default(),
+        }
+    }
+
+    /// Time at which [`Event::Timer`] is due, by the boot clock.
+    #[must_use]
+    pub const fn due_us(&self) -> u64 {
+        self.due_us
+    }
+
+    /// Handles an event. Returns what is to be sent.
+    pub fn handle(&mut self, now: Now, event: Event<'_>, table: &mut dyn SessionTable) -> Vec<Datagram> {
+        let mut send = Vec::new();
+        let inputs = match event {
+            Event::Timer => vec![Input::Timer],
+            Event::Datagram { local, packet } => self
+                .receive(now, local, packet)
+                .map(|(from, message)| Input::Received { from, message })
+                .into_iter()
+                .collect(),
+            Event::Keys(keys) => {
+                self.keys = keys;
+                Vec::new()
+            }
+            Event::View(view) => {
+                self.view = view;
+                let contacts = self.view.contacts.clone();
+                vec![
+                    Input::Members(self.view.members()),
+                    Input::Reachable { mutual: contacts.mutual, cut_off: contacts.cut_off },
+                    Input::Owners(self.owners()),
+                ]
+            }
+            Event::Units(units) => {
+                self.units = Some(units);
+                vec![Input::Owners(self.owners())]
+            }
+        };
+        for input in inputs {
+            for output in self.replicator.handle(now.boot_us, input, table) {
+                self.apply(now, output, &mut send);
+            }
+        }
+        send
+    }
+
+    /// Whether this gateway has all sessions of all NAT gateways that others own.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let has = |(_, owner, complete): (Vni, Option<GatewayId>, bool)| {
+            complete || owner.is_none_or(|owner| owner == self.own)
+        };
+        self.view.plan.is_some() && self.units.is_some() && self.replicator.copies().all(has)
+    }
+
+    /// What operators are shown.
+    #[must_use]
+    pub fn status(&self) -> SyncStatus {
+        let vip = |vni| self.units.iter().flatten().find(|unit| unit.0 == vni).map(|unit| unit.1);
+        let copy = |(vni, owner, complete)| Copy {
+            vni,
+            vip: vip(vni),
+            owner,
+            is_own: owner == Some(self.own),
+            complete,
+        };
+        SyncStatus {
+            copies: self.replicator.copies().map(copy).collect(),
+            has_heir: self.view.contacts.has_heir,
+            counts: self.counts.clone(),
+            sessions: self.replicator.counters(),
+        }
+    }
+
+    /// Which gateway owns the vIP of each NAT gateway.
+    fn owners(&self) -> Vec<(Vni, Option<GatewayId>)> {
+        self.units.iter().flatten().map(|(vni, vip)| (*vni, self.view.owners.get(vip).copied())).collect()
+    }
+
+    fn receive(&mut self, now: Now, local: IpAddr, packet: &[u8]) -> Option<(GatewayId, Message)> {
+        match self.codec.open(&self.keys, now.wall_ms, local, packet) {
+            Ok(opened) => {
+                self.counts.received += 1;
+                self.counts.bytes_received += packet.len() as u64;
+                Some(opened)
+            }
+            Err(refused) => {
+                *self.counts.refused.entry(refused.name()).or_default() += 1;
+                None
+            }
+        }
+    }
+
+    fn apply(&mut self, now: Now, output: Output, send: &mut Vec<Datagram>) {
+        match output {
+            Output::SetTimer { at_us } => self.due_us = at_us,
+            Output::Send { to, message } => self.seal(now, to, &message, send),
+            Output::Copy { vni, complete } => {
+                tracing::debug!(%vni, complete, "copy of the sessions of a NAT gateway")
+            }
+            Output::Returned { vni, to } => {
+                tracing::info!(%vni, %to, "the new owner of a NAT gateway has the sessions that were here");
+            }
+            // Follows only moves that are announced to the state machine.
+            Output::Ready { .. } => {}
+        }
+    }
+
+    fn seal(&mut self, now: Now, to: GatewayId, message: &Message, send: &mut Vec<Datagram>) {
+        let address = self.view.plan.as_ref().and_then(|plan| plan.member_address(to, self.vteps));
+        let Some(address) = address else {
+            self.counts.unreachable += 1;
+            return;
+        };
+        match self.codec.seal(&self.keys, now.wall_ms, address, message) {
+            Ok(packet) => {
+                if let Message::Data(data) = message {
+                    self.counts.sessions_sent += data.records.len() as u64;
+                }
+                self.counts.sent += 1;
+                self.counts.bytes_sent += packet.len() as u64;
+                send.push((address, packet));
+            }
+            Err(_) => self.counts.send_no_key += 1,
+        }
+    }
+}

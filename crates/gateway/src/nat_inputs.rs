@@ -1,0 +1,189 @@
+//! What the cluster, the copies of sessions, the shares of ports and the ring of first packets tell each other. This file changes
+//! when one of them gets another such input.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_agent::TableWriter;
+use sluice_agent::rsp::Keys;
+use sluice_agent::underlay::Vteps;
+use sluice_agent::{Error, error_chain};
+use sluice_nat_sync::block_share;
+use sluice_types::GatewayId;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::nat::SharedNat;
+use crate::nat::sync::{NatSync, NatUnits};
+use crate::ownership::{ClusterView, Ownership};
+use crate::role::GatewayRole;
+
+/// Time until a place in the ring is tried again that could not be set: the tables may get the next gateway's VTEP later than the
+/// cluster gets the gateway.
+const RING_RETRY: Duration = Duration::from_secs(1);
+
+/// What source NAT of this gateway consists of, and what changes from outside the cluster protocol.
+pub struct NatInputs {
+    /// The NAT tables and their copies; `None` on a gateway that translates nothing.
+    pub nat: Option<(SharedNat, Arc<NatSync>)>,
+    /// The cluster's keys.
+    pub keys: watch::Receiver<Arc<Keys>>,
+    /// The NAT gateways of the tables.
+    pub units: watch::Receiver<Option<NatUnits>>,
+}
+
+/// A place in the ring of the first packets of sessions: the own position, and the next gateway's with its VTEP.
+type RingPlace = (u8, Option<(u8, IpAddr)>);
+
+/// Passes on what changes, until one of the senders is dropped.
+///
+/// # Errors
+/// [`Error::WriterGone`].
+pub async fn follow_cluster(
+    (own, vteps): (GatewayId, Vteps),
+    ownership: &Ownership,
+    writer: &TableWriter<GatewayRole>,
+    inputs: NatInputs,
+) -> Result<(), Error> {
+    let NatInputs { nat, mut keys, mut units } = inputs;
+    let sync = nat.as_ref().map(|(_, sync)| &**sync);
+    let mut view = ownership.view();
+    let (_never, unchanged) = watch::channel(false);
+    let mut complete = sync.map_or(unchanged, NatSync::complete);
+    keys.mark_changed();
+    units.mark_changed();
+    view.mark_changed();
+    let (mut is_placed, mut members) = (true, Vec::new());
+    loop {
+        let is_over = tokio::select! {
+            changed = keys.changed() => {
+                let keys = keys.borrow_and_update().cluster_protocol().clone();
+                sync.into_iter().for_each(|sync| sync.set_keys(keys.clone()));
+                changed.is_err()
+            }
+            changed = units.changed() => {
+                let units = units.borrow_and_update().clone();
+                match (units, sync) {
+                    (Some(units), Some(sync)) => sync.set_units(units),
+                    // Without NAT gateways there is nothing to copy.
+                    (Some(units), None) => ownership.set_copies(units.is_empty()),
+                    (None, _) => {}
+                }
+                changed.is_err()
+            }
+            changed = complete.changed() => {
+                ownership.set_copies(*complete.borrow_and_update());
+                changed.is_err()
+            }
+            changed = view.changed() => {
+                let view = view.borrow_and_update().clone();
+                is_placed = set_place(writer, ring_place(own, vteps, &view)).await?;
+                if let Some((nat, _)) = &nat
+                    && view.members() != members
+                {
+                    members = view.members();
+                    share_ports(nat, own, members.clone()).await?;
+                }
+                sync.into_iter().for_each(|sync| sync.set_view(view.clone()));
+                changed.is_err()
+            }
+            () = sleep(RING_RETRY), if !is_placed => {
+                let place = ring_place(own, vteps, &view.borrow());
+                is_placed = set_place(writer, place).await?;
+                false
+            }
+        };
+        if is_over {
+            return Ok(());
+        }
+    }
+}
+
+/// Makes this gateway give out the ports of its share of all blocks. One that is no member shares with nobody.
+async fn share_ports(nat: &SharedNat, own: GatewayId, members: Vec<GatewayId>) -> Result<(), Error> {
+    let nat = nat.clone();
+    let is_own =
+        move |address, block| !members.contains(&own) || block_share(&members, address, block) == Some(own);
+    // With many addresses and members, it takes some time.
+    let set = tokio::task::spawn_blocking(move || nat.lock().set_shares(is_own)).await;
+    set.map_err(|error| Error::io("share out ports")(error.into()))
+}
+
+/// The place of gateway `own` in the ring; `None` if it is no member of the cluster. The next gateway is the first one after it
+/// that packets reach.
+fn ring_place(own: GatewayId, vteps: Vteps, view: &ClusterView) -> Option<RingPlace> {
+    let (members, plan) = (view.members(), view.plan.as_ref()?);
+    let number = |id: &GatewayId| members.iter().position(|member| member == id);
+    let own = number(&own)?;
+    let after = members.iter().cycle().skip(own + 1).take(members.len() - 1);
+    let mut reached = after.filter(|member| view.contacts.mutual.contains(member));
+    let next = reached.find_map(|member| Some((number(member)? as u8, plan.member_address(*member, vteps)?)));
+    Some((own as u8, next))
+}
+
+/// Writes the place into the tables. Returns false if they refuse it.
+async fn set_place(writer: &TableWriter<GatewayRole>, place: Option<RingPlace>) -> Result<bool, Error> {
+    let set = move |applier: &mut sluice_agent::Applier<GatewayRole>| match place {
+        Some((own, next)) => applier.tables.set_nat_ring(own, next).map(drop).or_else(|error| {
+            // Sessions begin without the next gateway rather than through one that is gone.
+            applier.tables.set_nat_ring(own, None)?;
+            Err(error)
+        }),
+        None => {
+            applier.tables.leave_nat_ring();
+            Ok(())
+        }
+    };
+    let written = writer.run(set).await?;
+    if let Err(error) = &written {
+        tracing::warn!(
+            ?place,
+            error = error_chain(error),
+            "cannot pass new sessions on to the next gateway yet"
+        );
+    }
+    Ok(written.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ownership::{GatewayPlan, PlannedMember};
+    use sluice_cluster::Contacts;
+    use sluice_types::ClusterId;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn next_gateway_is_the_first_one_that_answers_after_the_own_position() {
+        let vtep = |id: u64| Ipv4Addr::new(192, 0, 2, id as u8);
+        let member = |id: u64| PlannedMember {
+            gateway: GatewayId::new(id),
+            vtep4: Some(vtep(id)),
+            vtep6: None,
+            draining: false,
+        };
+        let place = |own: u64, mutual: &[u64]| {
+            let plan = GatewayPlan {
+                cluster: ClusterId::new(1),
+                revision: 1,
+                vips: Vec::new(),
+                // Positions are in the order of ids, whatever the order of the plan is.
+                members: [7, 2, 5].map(member).to_vec(),
+                hello_interval_ms: 4,
+            };
+            let mutual = mutual.iter().copied().map(GatewayId::new).collect();
+            let contacts = Contacts { mutual, ..Contacts::default() };
+            let view = ClusterView { plan: Some(plan), contacts, ..ClusterView::default() };
+            ring_place(GatewayId::new(own), Vteps { v4: Some(vtep(own)), v6: None }, &view)
+        };
+        let next = |position: u8, id: u64| Some((position, vtep(id).into()));
+        assert_eq!(place(2, &[5, 7]), Some((0, next(1, 5))));
+        assert_eq!(place(2, &[7]), Some((0, next(2, 7))));
+        assert_eq!(place(7, &[2, 5]), Some((2, next(0, 2))));
+        assert_eq!(place(5, &[2]), Some((1, next(0, 2))));
+        assert_eq!(place(5, &[]), Some((1, None)));
+        assert_eq!(place(9, &[2, 5]), None, "not a member");
+        assert_eq!(ring_place(GatewayId::new(2), Vteps::default(), &ClusterView::default()), None);
+    }
+}
