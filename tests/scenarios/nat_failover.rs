@@ -25,10 +25,10 @@ const VMS: [&str; 2] = ["shop-1", "shop-3"];
 const PUBLIC: &str = "203.0.113.128";
 const PORT: u16 = 7071;
 const PPS: u64 = 50;
-/// Two downloads share 6 Mbit/s: each takes about 22 s, what happens meanwhile half of it.
+/// Two downloads share 7 Mbit/s: each takes about 19 s, what happens meanwhile less.
 const SHAPER: [&str; 2] = [
     "qdisc add dev ix0 root handle 1: htb default 1",
-    "class add dev ix0 parent 1: classid 1:1 htb rate 6mbit",
+    "class add dev ix0 parent 1: classid 1:1 htb rate 7mbit",
 ];
 /// Copies are asked for at once, again after a second, and so on. A loaded machine included.
 const COPIED: Duration = Duration::from_secs(15);
