@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// Rate of the download, so that it takes 4 s.
-const RATE: &str = "2M";
+/// Rate of the download, so that it takes 8 s.
+const RATE: &str = "1M";
 /// From its beginning to the death of the gateway.
 const BEFORE: Duration = Duration::from_secs(1);
 /// From the start of an agent until its tables are synchronized.
@@ -82,11 +82,12 @@ impl Lab {
             let victim = self.owner_of_public(public.into()).await?;
             let name = &topology.gateways[victim].name;
             self.connect_gateway(victim, false).await?;
+            let died = Instant::now();
             self.kill(name).await?;
             print_text(&format!(
                 "A gateway dies: {name}, which translates {vm} to {public}, is cut off and killed during a download\n"
             ))?;
-            Ok::<_, Error>((victim, Instant::now()))
+            Ok::<_, Error>((victim, died))
         };
         let ((output, ended), (victim, died)) = tokio::try_join!(download, die)?;
         let text = if !output.status.success() {
