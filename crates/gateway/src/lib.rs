@@ -23,7 +23,6 @@ mod rsp_responder;
 mod underlay_monitor;
 
 pub use args::Args;
-pub use nat::copies::{Copies, Installer};
 pub use nat::list::Endpoints;
 pub use sluice_agent::Error;
 
