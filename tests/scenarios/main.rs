@@ -39,6 +39,7 @@ mod lossless_takeover;
 mod moved_instance;
 mod nat;
 mod nat_failover;
+mod nat_kills;
 mod not_a_router;
 mod overload;
 mod path_mtu;
@@ -159,6 +160,7 @@ fn all() -> Vec<Scenario> {
         internet: OwnLab,
         nat: OwnLab,
         nat_failover: OwnLab,
+        nat_kills: OwnLab,
         connections: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,

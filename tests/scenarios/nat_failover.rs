@@ -160,7 +160,7 @@ async fn new_connections_work(lab: &Lab, at: SocketAddr, when: &str) -> Outcome 
 }
 
 /// Waits until each gateway has copies of what the others own, as `sluice nat copies` shows it.
-async fn everything_is_copied(lab: &Lab) -> Outcome {
+pub async fn everything_is_copied(lab: &Lab) -> Outcome {
     eventually(COPIED, async || {
         for gateway in &lab.state().topology.gateways {
             let socket = lab.paths().socket(&gateway.name).display().to_string();

@@ -244,6 +244,15 @@ impl Probe {
         Ok(())
     }
 
+    /// Asks the probe for another line of JSON.
+    pub async fn next(&mut self) -> Result<Value, Failure> {
+        self.stop().await?;
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).await?;
+        serde_json::from_str(line.trim())
+            .map_err(|error| Failure::new(format!("probe said `{}`: {error}", line.trim())))
+    }
+
     /// Kills the probe, and waits for its end: then another one can listen at its address.
     pub async fn kill(mut self) -> Outcome {
         Ok(self.child.kill().await?)

@@ -9,6 +9,9 @@
 //!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
 //!     sluice-probe give ADDRESS BYTES         serve pseudo-random bytes to each TCP connection
 //!     sluice-probe take ADDRESS BYTES         receive and compare them
+//!     sluice-probe keep ADDRESS               return to each TCP connection what it sends, at 8 ports from that of ADDRESS on
+//!     sluice-probe hold ADDRESS COUNT RATE    so many connections to `keep` that stay, and others in a second; for each line on
+//!                                             standard input, what all have come to
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
 //!                                             say twice, in the same RSP packet, that a destination is at HOST
 //!     sluice-probe attack IFNAME,MAC,ADDRESS,ADDRESS6 VICTIM,VICTIM6 ROUTERMAC,ROUTER VTEP FRAMES
@@ -25,6 +28,7 @@
 #[path = "../../crates/datapath/tests/fixtures/support/build.rs"]
 #[allow(dead_code)] // It builds packets of other kinds as well.
 mod build;
+mod held;
 mod host_frames;
 mod hostile_frames;
 
@@ -67,6 +71,8 @@ fn main() -> Result<()> {
         ["sink", address, seconds] => sink(parse(address), Duration::from_secs(parse(seconds))),
         ["give", address, bytes] => give(parse(address), parse(bytes)),
         ["take", address, bytes] => take(parse(address), parse(bytes)),
+        ["keep", address] => held::keep(parse(address)),
+        ["hold", address, connections, per_s] => held::hold(parse(address), parse(connections), parse(per_s)),
         ["rsp", to, key, secret, vni, destination, host] => {
             let path = (parse(destination), parse(host));
             notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)
