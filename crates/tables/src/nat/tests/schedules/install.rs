@@ -151,7 +151,9 @@ fn copies_in_a_round(counts: &Counts) {
     let random = mix(schedule);
     let comes = |shift: u64| (random >> shift) % [200, 120, 2500][mode];
     let [own, others] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
-    let copied = Copied { remote: server(54), ..copied };
+    // In every other schedule, a port that was free all the time.
+    let fresh = u16::from((schedule / 3).is_multiple_of(2));
+    let copied = Copied { inside: vm(7 + fresh), remote: server(54), port: copied.port + fresh };
     let other = Copied { inside: end([10, 0, 0, 6], 7), ..copied };
     let tasks = vec![
         installs(0, copied, comes(20), (random >> 44) % 120, &own),
