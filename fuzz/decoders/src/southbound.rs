@@ -15,8 +15,8 @@ use sluice_southbound::{
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{
-    AddressFamily, ClusterId, Direction, GatewayId, InstanceId, MacAddr, PortRange, Protocol, Remote,
-    RuleMatch, Secret, SecurityGroupId, SecurityRuleId, Vni,
+    AddressFamily, ClusterId, Direction, GatewayId, InstanceId, MacAddr, NatSeed, PortRange, Protocol,
+    Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId, Vni,
 };
 use std::fmt::Debug;
 use std::net::IpAddr;
@@ -213,6 +213,7 @@ fn full_update() -> Update {
             members: vec![Member { gateway, vtep4: Some(v4), vtep6: Some(v6), draining: false }],
             preferred_owners: vec![PreferredOwner { slot: 0, gateway }],
             hello_interval_ms: 40,
+            nat_seed: NatSeed::new(6),
         }),
         paths: vec![Path { key: path, mac, host: IpAddr::V6(v6), path_vni: vni }],
         ..Update::default()

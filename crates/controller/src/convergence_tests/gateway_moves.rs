@@ -40,6 +40,7 @@ fn holdings(world: &World, gateway: GatewayId, cluster: ClusterId) -> (Vec<Vni>,
     let tables = world.gateway(gateway);
     let plan = tables.plan.clone().unwrap();
     assert_eq!(plan.cluster, cluster);
+    assert!(plan.nat_seed.is_some(), "the plan of either cluster has the secret of source NAT");
     let keys: Vec<u32> = tables.keys.keys().copied().collect();
     assert_eq!(keys, [group_id(cluster)], "one cluster's keys");
     let vrfs: Vec<Vni> = tables.vrfs.keys().copied().collect();
