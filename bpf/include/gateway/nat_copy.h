@@ -70,7 +70,8 @@ __attribute__((noinline)) int install_copy(struct nat_copying *memory)
 	packet->state = copy->state;
 	packet->idle = copy->idle;
 	packet->since = copy->since;
-	copy->answer = nat_class(copy->protocol) == NAT_CLASSES ? NAT_PROTOCOL : find_nat_number(copy, packet);
+	copy->answer =
+		nat_class(copy->protocol) == NAT_CLASSES ? NAT_PROTOCOL : find_nat_number(copy, packet);
 	if (!copy->answer)
 		copy->answer = nat_install(packet);
 	copy->bucket = packet->hit.bucket;

@@ -72,6 +72,18 @@
  * the one at the lower port waits and the other one gives its port back. No other packet uses a tentative word, so it can be given
  * back at once.
  *
+ * Sessions of other gateways (nat_install.h) come with their outside port. Their program claims the block, if it is free, and opens
+ * it again, if it is closing, as a packet does. Then it swaps 0 -> stamp, or stamps the word. It reads the round after the word, so
+ * all above holds for it: it began before step 1, and its session is there in step 2, or its stamp is that of the round. It needs no
+ * tentative word: that keeps two packets from choosing two ports for an inside port, and here is nothing to choose. So if a packet
+ * maps the inside port at the same moment, it may have two outside ports, each for its sessions, as after a split of the cluster; each
+ * outside port has one inside endpoint all the same. A packet that claims the port which the other gateway has chosen sees the settled
+ * word, or is waited for. The agent's grace periods wait for the program as for packets, because the kernel runs it as one.
+ *
+ * A session that is merged changes in two steps: bits of its state, then its expiry, by a swap from the word by which it was judged. So
+ * the expiry of a packet that comes meanwhile stays; the state has that packet's bits, unless it set them before the merge read the state
+ * and had not moved the expiry. Then the next packet of the session, or the next pass, sets them.
+ *
  * READ_ONCE loads are executed in program order, as in session_layout.h.
  */
 #ifndef SLUICE_NAT_LAYOUT_H

@@ -55,6 +55,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-tables",
             "sluice-tables-testing",
             "sluice-envelope",
+            "sluice-nat-sync",
             "sluice-rsp",
             "sluice-cluster",
             "sluice-southbound",

@@ -31,6 +31,8 @@ pub enum Op {
     Out { vm: u32, protocol: usize, port: u16, remote: u32, flags: u8, peek: bool },
     /// A packet from the Internet: to the outside endpoint of a session (by number), or to any port.
     In { session: usize, port: Option<u16>, remote: Option<u32>, flags: u8, peek: bool },
+    /// Another gateway describes a session of a VM that sends nothing itself, and was idle for so many ticks.
+    Install { vm: u32, protocol: usize, port: u16, remote: u32, idle: u32, of_owner: bool },
     /// Time passes: a number of ticks.
     Pass(u32),
     /// The sweep makes a complete round, in steps of this many buckets.
@@ -96,9 +98,16 @@ pub fn ops() -> impl Strategy<Value = Vec<Op>> {
     let port = prop::option::weighted(0.1, any::<u16>());
     let into = (any::<usize>(), port, remote, flags(), peek())
         .prop_map(|(session, port, remote, flags, peek)| Op::In { session, port, remote, flags, peek });
+    let install = (0..8_u32, 0..3_usize, 0..3_u16, 0..4_u32, 0..40_u32, any::<bool>()).prop_map(
+        |(vm, protocol, port, remote, idle, of_owner)| {
+            // No packet is of these.
+            Op::Install { vm: 60 + vm, protocol, port, remote, idle, of_owner }
+        },
+    );
     let op = prop_oneof![
         60 => out,
         40 => into,
+        20 => install,
         12 => (0..30_u32).prop_map(Op::Pass),
         2 => (30..300_u32).prop_map(Op::Pass),
         4 => (1..40_u32).prop_map(Op::Round),
@@ -173,6 +182,10 @@ impl Model<'_> {
 
     fn pass(&mut self, ticks: u32) {
         self.now = self.now.wrapping_add(ticks);
+        self.end_expired();
+    }
+
+    fn end_expired(&mut self) {
         let now = self.now;
         self.end_sessions(|_, session| session.expires_at.wrapping_sub(now).cast_signed() <= 0);
     }
@@ -249,7 +262,11 @@ impl Model<'_> {
         self.check_mapping(&key, outside, version);
         let [live, _] = self.count(&key.0, *outside.ip());
         let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
-        assert!(live < limit || !is_limited, "{live} sessions of {key:?} are not limited");
+        // Blocks that were installed elsewhere than packets search do not count for the inside address.
+        assert!(
+            live < limit || !is_limited || is_installed(&key.0),
+            "{live} sessions of {key:?} are not limited"
+        );
         let [of_vpc, _] = self.count_of_vpc(key.0.vni);
         let limit = self.world.vpc_sessions.get() / if holder_version.is_some() { 2 } else { 1 };
         assert!(of_vpc < limit || !is_limited, "{of_vpc} sessions of the VPC of {key:?} are not limited");
@@ -486,6 +503,11 @@ fn remote(number: u32, protocol: u8) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 1 + (number / 2) as u8), port)
 }
 
+/// Whether an inside address has only sessions that were installed, and those that remote endpoints began at their ports.
+fn is_installed(inside: &Inside) -> bool {
+    u32::from(*inside.end.ip()) & 0xff >= 31
+}
+
 fn inside(vm: u32, protocol: u8, port: u16) -> Inside {
     // Two VPCs with the same addresses.
     let end = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1 + (vm / 2) as u8), port);
@@ -537,6 +559,91 @@ impl Model<'_> {
         asked.flags = if peek { testing::PEEK } else { 0 };
         packet(&mut asked);
         self.check_in(protocol, outside, with, &asked);
+    }
+}
+
+impl Model<'_> {
+    /// Installs a session by the first address of the pool, and a port that depends only on the inside endpoint. Several may have it.
+    fn install(&mut self, nat: &Nat, op: &Op, packet: &mut dyn FnMut(&mut nat_test)) {
+        let Op::Install { vm, protocol, port, remote: number, idle, of_owner } = *op else { return };
+        let key = (inside(vm, PROTOCOLS[protocol], port), remote(number, PROTOCOLS[protocol]));
+        let Some(&address) = self.pools[vpc_of(key.0.vni)].addresses.first() else { return };
+        let outside =
+            SocketAddrV4::new(address, 900 + 700 * (vm as u16 - 60) + 20 * (port + protocol as u16));
+        let at = (self.numbers[&address].0.into(), outside.port());
+        let mut asked = testing::installed(key.0.vni, key.0.protocol, (key.0.end, key.1), at);
+        (asked.now, asked.idle, asked.since) = (self.now, idle, self.now);
+        asked.flags = if of_owner { testing::OF_OWNER } else { 0 };
+        packet(&mut asked);
+        let expires_at = self.now.wrapping_sub(idle).wrapping_add(self.timeout(key.0.protocol));
+        if !self.merge(&key, outside, expires_at, &asked) {
+            self.add(nat, key, outside, expires_at, &asked);
+        }
+    }
+
+    /// The session exists and stays. False: it does not, or is older and ends because it has another outside endpoint.
+    fn merge(&mut self, key: &Key, outside: SocketAddrV4, expires_at: u32, asked: &nat_test) -> bool {
+        let (now, timeout) = (self.now, self.timeout(key.0.protocol));
+        let Some(session) = self.sessions.get_mut(key) else { return false };
+        let newer = session.expires_at.wrapping_sub(expires_at).cast_signed();
+        let is_same = session.outside == outside;
+        let is_replaced = if asked.flags & testing::OF_OWNER != 0 {
+            // There is activity in the owner's pass only at this moment.
+            newer <= 0 || session.expires_at.wrapping_sub(timeout) != now
+        } else {
+            newer < -8
+        };
+        if !is_same && is_replaced {
+            return false;
+        }
+        let answer = if is_same { testing::NAT_TRANSLATED } else { testing::NAT_ELSEWHERE };
+        assert_eq!(asked.answer, answer, "{asked:?}");
+        let is_moved = newer.unsigned_abs() >= 8 && (is_replaced || newer == -8);
+        if is_moved {
+            session.expires_at = expires_at;
+        }
+        if is_replaced {
+            session.fins = [false; 2];
+        }
+        self.end_expired();
+        true
+    }
+
+    /// The session is added, or there is a reason why not.
+    fn add(&mut self, nat: &Nat, key: Key, outside: SocketAddrV4, expires_at: u32, asked: &nat_test) {
+        let block_ports = self.world.size.block_ports as u16;
+        let is_withheld = outside.port() / block_ports * block_ports < 1024;
+        let is_too_old = asked.idle >= self.timeout(key.0.protocol);
+        let holder = self.holders.get(&(key.0.protocol, outside)).map(|held| held.0);
+        let is_of_port =
+            |block: &NatBlock| block.outside == *outside.ip() && block.ports.contains(&outside.port());
+        let is_other = |block: NatBlock| (block.vni.get(), block.inside) != (key.0.vni, *key.0.end.ip());
+        match asked.answer {
+            testing::NAT_BEGUN => {
+                assert!(!is_too_old && !is_withheld, "{asked:?}");
+                let has = |((inside, _), session): (&Key, &ModelSession)| {
+                    inside.protocol == key.0.protocol && session.outside == outside && *inside != key.0
+                };
+                assert!(!self.sessions.iter().any(has), "the port has another inside endpoint: {asked:?}");
+                self.end_sessions(|other, _| *other == key);
+                self.turn_over(&key.0, outside);
+                let version = self.pools[vpc_of(key.0.vni)].changes;
+                let (fins, is_of_remote) = ([false; 2], false);
+                // Expiries move only by a second or more.
+                let expires_at =
+                    if asked.idle < 8 { expires_at.wrapping_add(asked.idle) } else { expires_at };
+                self.sessions.insert(key, ModelSession { outside, expires_at, fins, is_of_remote, version });
+                self.holders.insert((key.0.protocol, outside), (key.0, version));
+            }
+            testing::NAT_MISS => assert!(is_too_old, "{asked:?}"),
+            testing::NAT_TAKEN => {
+                let is_others = nat.blocks().find(is_of_port).is_some_and(is_other);
+                let is_others = is_others || holder.is_some_and(|holder| holder != key.0);
+                assert!(is_withheld || is_others, "{asked:?}");
+            }
+            testing::NAT_BUSY => assert!(self.is_mid_round, "{asked:?}"),
+            other => panic!("answer {other}: {asked:?}"),
+        }
     }
 }
 
@@ -640,6 +747,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         match *op {
             Op::Out { .. } => model.packet_from_vm(&nat, op, packet),
             Op::In { .. } => model.packet_from_internet(op, packet),
+            Op::Install { .. } => model.install(&nat, op, packet),
             Op::Pass(ticks) => model.pass(ticks),
             Op::Round(buckets) => model.round(&mut nat, buckets),
             Op::Step => drop(model.step(&mut nat, 5)),

@@ -143,7 +143,7 @@ fn end_all(table: &mut dyn SessionTable, mark: Mark, units: &dyn Fn(Vni) -> bool
     }
 }
 
-/// splitmix64.
+/// The numbers of splitmix64 from a seed.
 struct Random(u64);
 
 impl Random {
