@@ -202,10 +202,10 @@ static int is_passed_on(const uint8_t *packet)
 	return !(vxlan[4] | vxlan[5] | vxlan[6]);
 }
 
-/* Whether the program sends the packet to the next gateway of the ring. */
+/* Whether the program has sent the packet to the next gateway of the ring. */
 static int is_in_ring(void)
 {
-	return is_to_internet() && program_memory.nat & PACKET_IN_RING;
+	return nat_ring_count[NAT_RING_ENTERED] || nat_ring_count[NAT_RING_PASSED];
 }
 
 /* Checks a packet that is sent with a record: its frame is that which was received, without bytes behind the IP packet. */
@@ -249,7 +249,7 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	if (length < 42 || length > sizeof(out))
 		fail("length of a packet that is sent");
 	bpf_xdp_load_bytes(&xdp.ctx, 0, out, length);
-	if (is_to_internet() && is_forwarded && !is_in_ring()) {
+	if (is_to_internet() && is_forwarded) {
 		int is_out = xdp.redirected == ((struct underlay_port *)&pristine[CELL_NODE + 1])[2].ifindex;
 
 		if (!patched)
@@ -277,7 +277,7 @@ static void check_sent(const uint8_t *packet, int patched, int is_forwarded)
 	/*
 	 * Only tenants' packets are UDP: what the gateway itself sends on the underlay is ARP, ND and ICMP.
 	 */
-	if (is_udp && !patched && is_forwarded && is_in_ring()) {
+	if (is_udp && !patched && is_in_ring()) {
 		check_record(packet, out);
 	} else if (is_udp && !patched) {
 		check_tenant(packet);

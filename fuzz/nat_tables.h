@@ -83,6 +83,7 @@ static void begin_nat(void)
 	}
 	memcpy(&nat_small, &nat_small_pristine, sizeof(nat_small));
 	memset(&nat_program_memory, 0xa5, sizeof(nat_program_memory));
+	memset(nat_ring_count, 0, sizeof(nat_ring_count));
 }
 
 /* Begins a session of the instance. Returns its outside port. */

@@ -18,8 +18,10 @@
  *                            gateway that gets the packet, and NAT_RING_OF_REMOTE
  *
  * No packet is in the ring for ever, whatever each gateway believes about the others: the distance from the owner to the position
- * of the receiver, which the packet has, grows with each gateway, and is below NAT_RING_POSITIONS. A gateway that is at another
- * position than the sender believes drops the packet: gateways that count positions differently would leave one out.
+ * of the receiver, which the packet has, grows with each gateway, and is below NAT_RING_POSITIONS. So a gateway uses the position
+ * that the packet says. If that is not its own, the two gateways count positions differently, because one of them has not learned
+ * yet that a gateway was added or removed. Then a gateway may be left out, which is counted; the packet is not dropped, because
+ * a gateway without a controller may not learn it for long.
  *
  * Contract: enter_nat_ring() expects a packet for which nat_source() (nat_stage.h) has returned 0; take_nat_copy() one with
  * `ring`, `ring_path` and new_source_port of the record, and what nat_source() expects. Both set PACKET_IN_RING if the packet goes
@@ -142,9 +144,10 @@ static __always_inline enum drop_reason find_place_in_ring(struct packet *packet
 	__u32 at = path >> NAT_RING_AT_SHIFT & NAT_RING_POSITION_MASK, next;
 	__u64 place = nat_ring_place();
 
-	if (!(place & NAT_RING_MEMBER) || path & ~NAT_RING_PATH_MASK || at == owner ||
-	    at != (place >> NAT_RING_OWN_SHIFT & NAT_RING_POSITION_MASK))
+	if (path & ~NAT_RING_PATH_MASK || at == owner)
 		return DROP_nat_ring;
+	if (!(place & NAT_RING_MEMBER) || at != (place >> NAT_RING_OWN_SHIFT & NAT_RING_POSITION_MASK))
+		count_in_ring(NAT_RING_ASTRAY);
 	next = place >> NAT_RING_NEXT_SHIFT & NAT_RING_POSITION_MASK;
 	/* Behind the last gateway, the owner follows, or if it is dead, one that has had the packet. */
 	if (place & CELL_INDEX_MASK && nat_ring_distance(next, owner) > nat_ring_distance(at, owner))

@@ -44,6 +44,8 @@ pub struct NatRingCounts {
     pub full: u64,
     /// It does not have their session: other packets were changing the same memory for too long.
     pub busy: u64,
+    /// The sender believes that this gateway has another position, so another gateway may not get their session.
+    pub astray: u64,
 }
 
 fn read_u64(bytes: &[u8], at: usize) -> u64 {
@@ -122,6 +124,7 @@ pub(crate) fn nat_ring(map: &MapHandle) -> Result<NatRingCounts, Error> {
         taken: count(layout::nat_ring_count_NAT_RING_TAKEN)?,
         full: count(layout::nat_ring_count_NAT_RING_FULL)?,
         busy: count(layout::nat_ring_count_NAT_RING_BUSY)?,
+        astray: count(layout::nat_ring_count_NAT_RING_ASTRAY)?,
     })
 }
 

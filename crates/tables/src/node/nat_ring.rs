@@ -58,7 +58,8 @@ impl NodeTables {
         Ok(self.store_nat_ring(new))
     }
 
-    /// Gateway: takes it out of the ring. It refuses packets of the ring then, and begins sessions of source NAT alone.
+    /// Gateway: takes it out of the ring. It sends what comes by the ring to the Internet then, and begins sessions of
+    /// source NAT alone.
     pub fn leave_nat_ring(&mut self) -> bool {
         self.store_nat_ring(0)
     }
