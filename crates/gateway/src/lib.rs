@@ -23,7 +23,6 @@ mod rsp_responder;
 mod underlay_monitor;
 
 pub use args::Args;
-pub use nat::copies::{Copies, Installer};
 pub use nat::list::Endpoints;
 pub use sluice_agent::Error;
 
@@ -107,10 +106,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
-    let mut routes = Router::new().route("/cluster", get(async move || Json(status.get())));
-    if let Some(nat) = &nat {
-        routes = routes.merge(nat.shown(&node));
-    }
+    let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
+    let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
     let monitored = ports.clone();
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
@@ -136,9 +133,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
-            ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => {
-                ended.and(Err(Error::WriterGone))
-            }
+            ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => ended,
             never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
