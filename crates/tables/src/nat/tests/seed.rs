@@ -84,12 +84,12 @@ fn tables_with_the_same_secret_map_an_endpoint_to_the_same_one() {
         testing::outside_of(&out)
     };
     let same = |nat: &mut Nat, other: &mut Nat, seeds: [u64; 2]| {
-        (set(nat, seeds[0]).0.unwrap(), set(other, seeds[1]).0.unwrap());
+        assert_eq!([set(nat, seeds[0]).0, set(other, seeds[1]).0], [Ok(true), Ok(true)]);
         (0..VMS).filter(|&vm| outside(&one, vm, pool) == outside(&two, vm, two.pool)).count()
     };
     let different = same(&mut nat, &mut other, [SEED, SEED + 1]);
     assert!(different < 10, "{different} of {VMS} have the same endpoint by chance");
-    // A block that another VM has claimed before is the only reason for another endpoint.
+    // VMs ask both gateways in the same order, so they find the same blocks free.
     assert_eq!(same(&mut nat, &mut other, [SEED + 2, SEED + 2]), VMS as usize);
 }
 
