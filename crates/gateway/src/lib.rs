@@ -99,30 +99,22 @@ pub async fn run(args: Args) -> Result<(), Error> {
     // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
-    let keeper = nat.clone().map(NatKeeper::start).transpose()?;
-
     let node = started.node.clone();
     let ports = SharedPorts::new(ports);
     let own = own_id(&started)?;
-    let nat = nat.map(|nat| start_sync(&args, nat, &node, own, vteps)).transpose()?;
+    let nat = nat.map(|nat| NatParts::start(&args, nat, &node, own, vteps)).transpose()?;
     let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
     let status = ownership.status();
-    let mut routes = Router::new().route("/cluster", get(async move || Json(status.get())));
-    if let Some(keeper) = &keeper {
-        node.add_metrics(Arc::new(keeper.metrics(&node.datapath)));
-        routes = routes.merge(keeper.routes());
-    }
-    if let Some((_, sync)) = &nat {
-        node.add_metrics(Arc::new(sync.metrics()));
-        routes = routes.merge(sync.routes());
-    }
+    let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
+    let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
     let monitored = ports.clone();
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
-    let nat_inputs = NatInputs { nat: nat.clone(), keys: node.keys.clone(), units };
+    let nat_inputs =
+        NatInputs { nat: nat.as_ref().map(|nat| nat.copied.clone()), keys: node.keys.clone(), units };
     let stream = StreamInputs {
         plan,
         keys: node.keys.clone(),
@@ -141,15 +133,13 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
-            ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => {
-                ended.and(Err(Error::WriterGone))
-            }
+            ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => ended,
             never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
     let ended = started.serve(common, routes, work).await;
     // Until here they look after source NAT. If this function is canceled, they end as well.
-    drop((keeper, nat));
+    drop(nat);
     ended
 }
 
@@ -179,17 +169,34 @@ fn start_offload(
     Ok((responder, monitor))
 }
 
-/// Starts the thread that copies sessions to the other gateways.
-fn start_sync(
-    args: &Args,
-    nat: SharedNat,
-    node: &sluice_agent::Node<GatewayRole>,
-    own: GatewayId,
-    vteps: Vteps,
-) -> Result<(SharedNat, Arc<NatSync>), Error> {
-    let table = Box::new(Copies::new(nat.clone(), node.datapath.nat_copier()?));
-    let sync = NatSync::start(SyncConfig { own, vteps, port: args.nat_sync_port, table })?;
-    Ok((nat, Arc::new(sync)))
+/// The threads of source NAT.
+struct NatParts {
+    /// Looks after the tables.
+    keeper: NatKeeper,
+    /// The tables, and what copies their sessions to the other gateways.
+    copied: (SharedNat, Arc<NatSync>),
+}
+
+impl NatParts {
+    fn start(
+        args: &Args,
+        nat: SharedNat,
+        node: &sluice_agent::Node<GatewayRole>,
+        own: GatewayId,
+        vteps: Vteps,
+    ) -> Result<Self, Error> {
+        let table = Box::new(Copies::new(nat.clone(), node.datapath.nat_copier()?));
+        let sync = NatSync::start(SyncConfig { own, vteps, port: args.nat_sync_port, table })?;
+        Ok(Self { keeper: NatKeeper::start(nat.clone())?, copied: (nat, Arc::new(sync)) })
+    }
+
+    /// Adds the metrics. Returns the routes of the local API.
+    fn shown(&self, node: &sluice_agent::Node<GatewayRole>) -> Router {
+        let (keeper, (_, sync)) = (&self.keeper, &self.copied);
+        node.add_metrics(Arc::new(keeper.metrics(&node.datapath)));
+        node.add_metrics(Arc::new(sync.metrics()));
+        keeper.routes().merge(sync.routes())
+    }
 }
 
 /// The id of this gateway.

@@ -14,6 +14,10 @@ mod args;
 pub mod copies;
 pub mod list;
 mod metrics;
+#[cfg(test)]
+#[path = "../../nat-sync/tests/simulation/table.rs"]
+#[allow(dead_code, reason = "the simulation uses more of it")]
+mod naive;
 mod numbers;
 pub mod sync;
 #[cfg(test)]

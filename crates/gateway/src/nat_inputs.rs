@@ -36,10 +36,10 @@ pub struct NatInputs {
 /// A place in the ring of the first packets of sessions: the own position, and the next gateway's with its VTEP.
 type RingPlace = (u8, Option<(u8, IpAddr)>);
 
-/// Passes on what changes, until one of the senders is dropped.
+/// Passes on what changes, as long as it can.
 ///
 /// # Errors
-/// [`Error::WriterGone`].
+/// [`Error::WriterGone`] when one of the senders was dropped, as they are when the agent ends.
 pub async fn follow_cluster(
     (own, vteps): (GatewayId, Vteps),
     ownership: &Ownership,
@@ -95,7 +95,7 @@ pub async fn follow_cluster(
             }
         };
         if is_over {
-            return Ok(());
+            return Err(Error::WriterGone);
         }
     }
 }

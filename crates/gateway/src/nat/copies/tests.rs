@@ -1,10 +1,6 @@
 //! The table of sessions in BPF maps, by the packets' code in the test program, against the naive table of `crates/nat-sync`; and the
 //! gateway's program. Needs root.
 
-#[path = "../../../../nat-sync/tests/simulation/table.rs"]
-#[allow(dead_code, reason = "the simulation uses more of it")]
-mod naive;
-
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +8,6 @@ use std::num::NonZeroU16;
 use std::rc::Rc;
 
 use libbpf_rs::ProgramInput;
-use naive::{Key, Table, key, public};
 use sluice_datapath::{Datapath, ObjectName, Settings, nat_sizes};
 use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
 use sluice_tables::{Immediate, NatAddress, NatGateway, NodeTables, Sizes, Vip, Vrf};
@@ -20,6 +15,7 @@ use sluice_tables_testing::nat::{self as testing, nat_test};
 use sluice_types::MacAddr;
 
 use super::*;
+use crate::nat::naive::{Key, Table, key, public};
 
 const UDP: u8 = 17;
 /// Of UDP, in ticks.

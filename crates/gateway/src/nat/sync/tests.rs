@@ -1,11 +1,8 @@
 //! Gateways that copy sessions, on virtual time with naive tables, and two threads with sockets.
 
-#[path = "../../../../nat-sync/tests/simulation/table.rs"]
-#[allow(dead_code)]
-mod table;
-
 use super::peer::{Event, SyncPeer};
 use super::*;
+use crate::nat::naive::{Key, Table, public};
 use crate::ownership::{GatewayPlan, Now, PlannedMember};
 use sluice_cluster::Contacts;
 use sluice_envelope::ClusterKey;
@@ -15,7 +12,6 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
-use table::{Key, Table, public};
 
 const WALL_MS: u64 = 1_700_000_000_000;
 const SESSIONS: u16 = 200;
