@@ -100,7 +100,7 @@ pub async fn follow_cluster(
     }
 }
 
-/// Makes this gateway give out the ports of its share of all blocks. One that is no member shares with nobody.
+/// Makes this gateway give out the ports of its share of all blocks. One that is no member gives out all.
 async fn share_ports(nat: &SharedNat, own: GatewayId, members: Vec<GatewayId>) -> Result<(), Error> {
     let nat = nat.clone();
     let is_own =

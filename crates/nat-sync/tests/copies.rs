@@ -82,7 +82,7 @@ fn copy_is_incomplete_after_the_shortest_interruption_until_the_next_pass() {
 #[test]
 fn copy_is_incomplete_while_the_ring_leaves_this_gateway_out() {
     let mut pair = Pair::new();
-    // The third gateway is alive, and passes the first packets of sessions of the owner on to nobody.
+    // The third gateway is alive, and passes the first packets of sessions of the owner on to no gateway.
     pair.reachable(&[OWNER], &[THIRD]);
     pair.pass_ms(500);
     assert!(pair.is_complete());

@@ -520,23 +520,27 @@ impl World {
             Fault::HelloInterval(interval_ms) => {
                 self.change_plan(|config| config.hello_interval_ms = interval_ms);
             }
-            Fault::Tables(at, revision) => {
-                self.gateways[at].tables = revision;
-                self.feed_gateway(at, Input::Tables { revision });
-            }
-            Fault::Copies(at, complete) => {
-                let node = &mut self.gateways[at];
-                if node.copies != complete {
-                    (node.copies, node.unchanged_us) = (complete, self.now_us);
-                }
-                self.feed_gateway(at, Input::Copies { complete });
-            }
+            Fault::Tables(at, revision) => self.set_tables(at, revision),
+            Fault::Copies(at, complete) => self.set_copies(at, complete),
             Fault::Vip(slot, there) => self.change_plan(|config| {
                 let vips = config.vips.iter().filter(|vip| vip.get() != slot);
                 let added = VipId::new(slot).ok().filter(|_| there);
                 config.vips = vips.chain(added).collect();
             }),
         }
+    }
+
+    fn set_tables(&mut self, at: usize, revision: u64) {
+        self.gateways[at].tables = revision;
+        self.feed_gateway(at, Input::Tables { revision });
+    }
+
+    fn set_copies(&mut self, at: usize, complete: bool) {
+        let node = &mut self.gateways[at];
+        if node.copies != complete {
+            (node.copies, node.unchanged_us) = (complete, self.now_us);
+        }
+        self.feed_gateway(at, Input::Copies { complete });
     }
 
     /// Changes the plan in the database: members, vIPs, and preferred owners that fit them.
