@@ -4,7 +4,7 @@
  * of the agent run meanwhile; nat_layout.h has the argument why that is safe.
  *
  * Contract: the includer provides what nat.h demands. The caller of nat_install() sets in the packet vni, inside, inside_port,
- * remote, remote_port, address, outside_port, protocol, now, flags (NAT_OF_OWNER or 0), state, idle and, with NAT_OF_OWNER, since.
+ * remote, remote_port, address, outside_port, protocol, now, flags (NAT_OF_OWNER, NAT_ADDS_STATE, or 0), state, idle and, with NAT_OF_OWNER, since.
  * nat_install() sets `outside` for NAT_BEGUN and NAT_TRANSLATED, and `hit` to the session for these and NAT_ELSEWHERE. It answers
  *
  *   NAT_BEGUN       the session was added
@@ -107,7 +107,7 @@ NAT_FUNCTION int nat_merge(struct nat_packet *packet)
 	if (judged == NAT_REPLACED && answer == NAT_ELSEWHERE)
 		return NAT_MOVES;
 	next = nat_said_state(packet);
-	if (judged == NAT_REPLACED)
+	if (judged == NAT_REPLACED && !(packet->flags & NAT_ADDS_STATE))
 		next |= packet->hit.state & ~(NAT_COPY_STATE & ~SESSION_ORIGINATOR);
 	else
 		next |= packet->hit.state;

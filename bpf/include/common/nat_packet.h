@@ -29,7 +29,8 @@
 /* nat_packet.flags */
 #define NAT_PEEK 0x1u  /* nothing changes: no session begins or is refreshed */
 #define NAT_QUERY 0x2u /* the packet is an ICMP query */
-/* 0x4: NAT_OF_OWNER (nat_layout.h), only for nat_install() */
+/* 0x4: NAT_OF_OWNER (nat_layout.h), only for nat_install(), as NAT_ADDS_STATE: `state` is added to that of a session that exists */
+#define NAT_ADDS_STATE 0x8u
 
 /*
  * A packet, and what is found. Addresses and ports are in host order. It is in memory that the includer provides, because the
@@ -49,7 +50,7 @@ struct nat_packet {
 	__u8 tcp_flags; /* 0 for other protocols */
 	__u32 bytes;	/* that are counted */
 	__u32 now;	/* session_ticks() */
-	__u32 flags;	/* NAT_PEEK, NAT_QUERY, NAT_OF_OWNER */
+	__u32 flags;	/* NAT_PEEK, NAT_QUERY, NAT_OF_OWNER, NAT_ADDS_STATE */
 	/* Only for nat_install(). */
 	__u32 state; /* NAT_COPY_OF_REMOTE, and the bits of session_data.state except SESSION_ORIGINATOR */
 	__u32 idle;  /* ticks since the last packet, less than 2^30 */

@@ -99,7 +99,8 @@ static __always_inline __u32 longest_back(struct xdp_md *ctx, const struct packe
 {
 	const struct underlay_port *port = ingress_port(ctx);
 
-	return port ? path_mtu(packet, port, packet->ipv6) : 0;
+	/* What comes back to a packet of the ring passes the owner, whose tunnel to the host is not known here. */
+	return port ? path_mtu(packet, port, packet->ipv6 || packet->ring) : 0;
 }
 
 /* Sends the packet by the Internet port, without its tunnel. FOR_RING in `verdict`: it goes to another gateway before. */

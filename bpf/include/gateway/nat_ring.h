@@ -4,7 +4,7 @@
  * one of them sends them to the Internet (docs/decisions/nat-replication.md). So each gateway has the session before anyone can
  * answer, and goes on with it if the owner of the NAT gateway's vIP dies.
  *
- * A packet goes through the ring as long as its session is not answered, at most NAT_RING_PACKETS of a session. The owner
+ * The packets of the VM go through the ring until the session is confirmed, at most NAT_RING_PACKETS of a session. The owner
  * translates nothing, but sends the frame as it came, in the tunnel of its VPC, to the next gateway that is alive; each gateway
  * installs the session and passes the packet on; the last one translates and sends it. What does not go to the Internet does
  * not use the ring, and neither do later fragments and ICMP errors, which begin no session.
@@ -15,7 +15,7 @@
  *   VXLAN reserved byte      bits 4..7: index of the public address in the pool; bits 0..3: nat_ring_check() of it, which is not
  *                            0, so neither is the byte: other packets have 0
  *   UDP source port          VXLAN_SOURCE_MIN, and in bits 0..5 the owner's position in the ring, in bits 6..11 that of the
- *                            gateway that gets the packet, and NAT_RING_OF_REMOTE
+ *                            gateway that gets the packet, NAT_RING_OF_REMOTE and NAT_RING_CONFIRMED
  *
  * No packet is in the ring for ever, whatever each gateway believes about the others: the distance from the owner to the position
  * of the receiver, which the packet has, grows with each gateway, and is below NAT_RING_POSITIONS. So a gateway uses the position
@@ -25,7 +25,7 @@
  *
  * Contract: enter_nat_ring() expects a packet for which nat_source() (nat_stage.h) has returned 0; take_nat_copy() one with
  * `ring`, `ring_path` and new_source_port of the record, and what nat_source() expects. Both set PACKET_IN_RING if the packet goes
- * on in the ring. take_nat_copy() returns 0 if this gateway is the last one, which has the session then; FOR_RING; or the
+ * on in the ring. take_nat_copy() returns 0 if this gateway is the last one, also if it could not install the session; FOR_RING; or the
  * program's verdict, after the drop was counted. pass_around() sends the packet on, and returns the verdict. Uses the maps of
  * nat_maps.h, `nat_packets`, `nat_ring_counts`, `cells` and those of count.h.
  */
@@ -36,13 +36,18 @@
 #include "gateway/answer_sender.h"
 #include "gateway/nat_stage.h"
 
-/* A SYN of Linux and its repetitions, over two minutes, are 7. */
-#define NAT_RING_PACKETS 8
+/*
+ * A SYN is repeated after 1, 3 and 7 s. If the ring does not work, the fourth leaves at the owner, and the others get the session by
+ * the next pass.
+ */
+#define NAT_RING_PACKETS 3
 
 #define NAT_RING_POSITION_MASK (NAT_RING_POSITIONS - 1)
 #define NAT_RING_AT_SHIFT 6
 #define NAT_RING_OF_REMOTE 0x1000u /* a remote endpoint has begun the session */
-#define NAT_RING_PATH_MASK 0x1fffu
+#define NAT_RING_CONFIRMED \
+	0x2000u /* the session was answered, and this is a further packet of its originator */
+#define NAT_RING_PATH_MASK 0x3fffu
 
 /* Packets by what was done with them (enum nat_ring_count). */
 struct {
@@ -100,16 +105,18 @@ static __always_inline __u8 nat_ring_address(const struct nat_packet *nat)
 	return found == NAT_POOL_ADDRESSES_MAX ? 0 : found << 4 | nat_ring_check(nat->outside);
 }
 
-/* Whether the session may still be unknown to the other endpoint, or to other gateways. */
-static __always_inline int nat_is_unanswered(const struct nat_packet *nat, const struct session_data *data)
+/*
+ * Whether other gateways may not have the session yet, or not know that it is established. The packet that confirms it, such as the
+ * last one of TCP's handshake, goes through the ring as well: otherwise an heir would end the connection after the timeout of one
+ * that is not established.
+ */
+static __always_inline int nat_is_unconfirmed(const struct nat_packet *nat, const struct session_data *data)
 {
-	__u32 answered = nat->hit.direction == SESSION_ORIGINAL ? SESSION_REPLIED : SESSION_CONFIRMED;
-
-	return !(READ_ONCE(data->state) & answered) &&
+	return !(nat->hit.state & SESSION_CONFIRMED) &&
 	       READ_ONCE(data->packets[nat->hit.direction & 1]) <= NAT_RING_PACKETS;
 }
 
-/* At the owner: sends the packet into the ring, if its session is not answered and the ring has other gateways. */
+/* At the owner: sends the packet into the ring, if its session is not confirmed and the ring has other gateways. */
 __attribute__((noinline)) int enter_nat_ring(struct packet *packet)
 {
 	__u64 place = nat_ring_place();
@@ -122,7 +129,7 @@ __attribute__((noinline)) int enter_nat_ring(struct packet *packet)
 		return 0;
 	nat = &memory->packet;
 	data = session_data_at(4, &nat->hit);
-	if (nat->flags & NAT_PEEK || !data || !nat_is_unanswered(nat, data))
+	if (nat->flags & NAT_PEEK || !data || !nat_is_unconfirmed(nat, data))
 		return 0;
 	packet->ring = nat_ring_address(nat);
 	if (!packet->ring)
@@ -130,6 +137,8 @@ __attribute__((noinline)) int enter_nat_ring(struct packet *packet)
 	path = place >> NAT_RING_OWN_SHIFT & NAT_RING_POSITION_MASK;
 	if (nat->hit.direction != SESSION_ORIGINAL)
 		path |= NAT_RING_OF_REMOTE;
+	else if (READ_ONCE(data->state) & SESSION_CONFIRMED)
+		path |= NAT_RING_CONFIRMED;
 	stay_in_ring(packet, place, path);
 	/* Bytes behind the IP packet are not sent on, so the checksum that was received does not fit. */
 	if (packet->frame_bytes != ETH_HLEN + packet->frame.ip_bytes)
@@ -161,6 +170,8 @@ static __always_inline __u32 nat_copy_state(const struct packet *packet, const s
 	int of_remote = packet->ring_path & NAT_RING_OF_REMOTE;
 	__u32 state = of_remote ? NAT_COPY_OF_REMOTE | SESSION_REPLIED : 0;
 
+	if (packet->ring_path & NAT_RING_CONFIRMED)
+		state |= SESSION_REPLIED | SESSION_CONFIRMED;
 	if (flow->tcp_flags & SESSION_TCP_FIN)
 		state |= of_remote ? SESSION_FIN << SESSION_REPLY : SESSION_FIN;
 	if (flow->tcp_flags & SESSION_TCP_RST)
@@ -194,6 +205,9 @@ static __always_inline enum drop_reason describe_copy(const struct packet *packe
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
 	nat->state = nat_copy_state(packet, &memory->flow);
+	/* The record of a later packet may know less than what another gateway has copied. */
+	if (!(memory->flow.tcp_flags & SESSION_TCP_SYN))
+		nat->flags |= NAT_ADDS_STATE;
 	nat->idle = 0;
 	return DROP_none;
 }
@@ -222,14 +236,19 @@ __attribute__((noinline)) int read_nat_record(struct xdp_md *ctx, struct packet 
 		reason = read_nat_flow(ctx, packet, at);
 	if (!reason)
 		reason = describe_copy(packet, memory);
-	return reason ? drop(packet->vni, reason) : 0;
+	if (!reason)
+		return 0;
+	if (!(packet->nat & PACKET_IN_RING))
+		return drop(packet->vni, reason);
+	/* The others may know what this gateway does not. */
+	count_in_ring(NAT_RING_UNKNOWN);
+	return FOR_RING;
 }
 
 /* Decides about a packet whose session was installed with this answer, as take_nat_copy(). */
 __attribute__((noinline)) int use_nat_copy(struct packet *packet, __u32 answer)
 {
 	struct nat_memory *memory = nat_memory();
-	enum drop_reason reason;
 
 	if (!packet || !memory)
 		return drop(0, DROP_stale_index);
@@ -237,9 +256,10 @@ __attribute__((noinline)) int use_nat_copy(struct packet *packet, __u32 answer)
 	/* The others are to have the session, even if this gateway cannot. */
 	if (packet->nat & PACKET_IN_RING)
 		return FOR_RING;
-	reason = nat_drop_reason(answer, DROP_nat_ring);
-	if (reason)
-		return drop(packet->vni, reason);
+	/*
+	 * The owner has the session, and gets the answer. So the packet leaves as the record says, also if this gateway could not
+	 * install it.
+	 */
 	packet->new_source[0] = 0;
 	packet->new_source[1] = memory->packet.outside;
 	packet->nat |= PACKET_NAT_SOURCE;

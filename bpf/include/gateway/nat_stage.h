@@ -30,8 +30,6 @@ static __always_inline enum drop_reason nat_drop_reason(enum nat_answer answer, 
 		return DROP_none;
 	case NAT_MISS:
 	case NAT_NO_SESSION:
-	case NAT_TAKEN:
-	case NAT_ELSEWHERE:
 		return missing;
 	case NAT_SESSIONS:
 		return DROP_nat_session_limit;

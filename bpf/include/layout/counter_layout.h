@@ -27,9 +27,10 @@ enum nat_ring_count {
 	NAT_RING_LEFT,	  /* as the last one, it has taken them for the Internet */
 	/* Without having the session, of those that it has sent on or dropped. */
 	NAT_RING_TAKEN, /* the outside port belongs to another inside endpoint, or the session has another one */
-	NAT_RING_FULL,	 /* the session table is full */
-	NAT_RING_BUSY,	 /* other packets won too many swaps */
-	NAT_RING_ASTRAY, /* its position is not what the sender believes */
+	NAT_RING_FULL,	  /* the session table is full */
+	NAT_RING_BUSY,	  /* other packets won too many swaps */
+	NAT_RING_UNKNOWN, /* it does not have the NAT gateway or the public address as the sender has it */
+	NAT_RING_ASTRAY,  /* its position is not what the sender believes */
 	NAT_RING_COUNTS
 };
 

@@ -38,12 +38,15 @@ pub struct NatRingCounts {
     /// As the last gateway, it has taken them for the Internet.
     pub left: u64,
     /// It does not have their session: the outside port belongs to another inside endpoint, or the session has another one. It
-    /// has sent them on, or dropped them if it was the last gateway; so also for the next two.
+    /// has sent them on all the same; so also for the next two.
     pub taken: u64,
     /// It does not have their session: its session table is full.
     pub full: u64,
     /// It does not have their session: other packets were changing the same memory for too long.
     pub busy: u64,
+    /// It does not have their session, and has sent them on: it does not have the NAT gateway or the public address as the sender
+    /// has it.
+    pub unknown: u64,
     /// The sender believes that this gateway has another position, so another gateway may not get their session.
     pub astray: u64,
 }
@@ -124,6 +127,7 @@ pub(crate) fn nat_ring(map: &MapHandle) -> Result<NatRingCounts, Error> {
         taken: count(layout::nat_ring_count_NAT_RING_TAKEN)?,
         full: count(layout::nat_ring_count_NAT_RING_FULL)?,
         busy: count(layout::nat_ring_count_NAT_RING_BUSY)?,
+        unknown: count(layout::nat_ring_count_NAT_RING_UNKNOWN)?,
         astray: count(layout::nat_ring_count_NAT_RING_ASTRAY)?,
     })
 }

@@ -68,7 +68,7 @@ impl MetricSource for NatMetrics {
 
 /// What the programs did with the first packets of sessions, which visit all gateways.
 fn register_ring(registry: &mut Registry, counts: NatRingCounts) {
-    let NatRingCounts { entered, passed, left, taken, full, busy, astray } = counts;
+    let NatRingCounts { entered, passed, left, taken, full, busy, unknown, astray } = counts;
     for (name, help, value) in [
         ("nat_ring_entered", "First packets of sessions that were sent to the other gateways", entered),
         (
@@ -80,6 +80,7 @@ fn register_ring(registry: &mut Registry, counts: NatRingCounts) {
         ("nat_ring_taken", "First packets whose session is not here because its port has another one", taken),
         ("nat_ring_full", "First packets whose session is not here because the table had no room", full),
         ("nat_ring_busy", "First packets whose session is not here because memory was contended", busy),
+        ("nat_ring_unknown", "First packets whose public address this gateway does not have", unknown),
         ("nat_ring_astray", "First packets of gateways that believe this one has another position", astray),
     ] {
         registry.register(name, help, counter(value));

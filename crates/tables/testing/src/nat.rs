@@ -20,6 +20,8 @@ pub const QUERY: u32 = 2;
 
 /// `flags` of a session to install: the owner of the NAT gateway's vIP says so.
 pub const OF_OWNER: u32 = 4;
+/// `flags` of a session to install: its state is added to that of a session that exists.
+pub const ADDS_STATE: u32 = 8;
 /// `state` of a session to install: the remote endpoint sent the first packet.
 pub const COPY_OF_REMOTE: u32 = bound::NAT_COPY_OF_REMOTE;
 

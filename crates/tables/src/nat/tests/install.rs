@@ -143,13 +143,20 @@ fn newer_activity_wins() {
         assert_eq!(merge(&tables, 0, state, idle, NOW, 0), testing::NAT_TRANSLATED);
         assert_eq!(session(&nat, NOW), after, "{state:x} {idle}");
     }
+    // A later packet of the ring may know less.
+    let all = CONFIRMED | REPLIED | layout::SESSION_FIN;
+    assert_eq!(merge(&tables, testing::ADDS_STATE, 0, 50, NOW, 0), testing::NAT_TRANSLATED);
+    assert_eq!(session(&nat, NOW), (all, 50));
+    assert_eq!(merge(&tables, 0, all, 0, NOW + 10, 0), testing::NAT_TRANSLATED);
+    let (now, before) = (NOW + 93, NOW + 10);
+    assert_eq!(session(&nat, now).1, now - before);
     // The owner replaces what is here, unless there was activity in its pass that is newer.
-    assert_eq!(merge(&tables, testing::OF_OWNER, CONFIRMED, 200, NOW, NOW - 83), testing::NAT_TRANSLATED);
-    assert_eq!(session(&nat, NOW).1, 83);
-    assert_eq!(merge(&tables, testing::OF_OWNER, CONFIRMED, 200, NOW, NOW - 82), testing::NAT_TRANSLATED);
-    assert_eq!(session(&nat, NOW), (CONFIRMED, 200));
-    assert_eq!(merge(&tables, testing::OF_OWNER, 0, 0, NOW + 50, NOW - 900), testing::NAT_TRANSLATED);
-    assert_eq!(session(&nat, NOW + 50), (0, 0));
+    assert_eq!(merge(&tables, testing::OF_OWNER, CONFIRMED, 200, now, before), testing::NAT_TRANSLATED);
+    assert_eq!(session(&nat, now).1, 83);
+    assert_eq!(merge(&tables, testing::OF_OWNER, CONFIRMED, 200, now, before + 1), testing::NAT_TRANSLATED);
+    assert_eq!(session(&nat, now), (CONFIRMED, 200));
+    assert_eq!(merge(&tables, testing::OF_OWNER, 0, 0, now + 50, now - 900), testing::NAT_TRANSLATED);
+    assert_eq!(session(&nat, now + 50), (0, 0));
 }
 
 #[test]
