@@ -24,6 +24,7 @@ pub mod sync;
 mod tests;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -92,7 +93,13 @@ impl SharedNat {
     pub(crate) fn new(nat: Nat) -> Self {
         let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
         let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
-        Self { nat: Arc::new(Mutex::new(nat)), status, reader, addresses_total: usage.addresses_total, emptied: Arc::default() }
+        Self {
+            nat: Arc::new(Mutex::new(nat)),
+            status,
+            reader,
+            addresses_total: usage.addresses_total,
+            emptied: Arc::default(),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Nat> {

@@ -45,7 +45,9 @@ mod tests {
     #[test]
     fn each_member_has_its_part_of_each_group() {
         // The first blocks of the first group cannot be used: none, 1 of 4096 ports, 2 of 512, 8 of 128.
-        for (members, unusable) in (1..=20).flat_map(|members| [0, 1, 2, 8].map(|unusable| (members, unusable))) {
+        for (members, unusable) in
+            (1..=20).flat_map(|members| [0, 1, 2, 8].map(|unusable| (members, unusable)))
+        {
             let ids: Vec<u64> = (1..=members).collect();
             for (number, group) in shares(&ids).chunks(SHARE_BLOCKS.into()).enumerate() {
                 let usable = &group[if number == 0 { unusable } else { 0 }..];
