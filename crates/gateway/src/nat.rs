@@ -24,6 +24,7 @@ pub mod sync;
 mod tests;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -72,6 +73,8 @@ pub struct SharedNat {
     reader: SessionReader,
     /// Numbers that there are for public addresses.
     addresses_total: u32,
+    /// How often this agent has ended all sessions.
+    emptied: Arc<AtomicU64>,
 }
 
 impl SharedNat {
@@ -90,11 +93,27 @@ impl SharedNat {
     pub(crate) fn new(nat: Nat) -> Self {
         let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
         let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
-        Self { nat: Arc::new(Mutex::new(nat)), status, reader, addresses_total: usage.addresses_total }
+        Self {
+            nat: Arc::new(Mutex::new(nat)),
+            status,
+            reader,
+            addresses_total: usage.addresses_total,
+            emptied: Arc::default(),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Nat> {
         self.nat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often this agent has ended all sessions.
+    pub(crate) fn emptied(&self) -> u64 {
+        self.emptied.load(Ordering::Relaxed)
+    }
+
+    /// All sessions have ended. Those who copy them find out by [`SharedNat::emptied`].
+    fn note_emptied(&self) {
+        self.emptied.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Reads the sessions.

@@ -9,7 +9,8 @@ use sluice_agent::TableWriter;
 use sluice_agent::rsp::Keys;
 use sluice_agent::underlay::Vteps;
 use sluice_agent::{Error, error_chain};
-use sluice_nat_sync::block_share;
+use sluice_nat_sync::{SHARE_BLOCKS, block_share};
+use sluice_tables::layout::NAT_GROUP_BLOCKS;
 use sluice_types::GatewayId;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -22,6 +23,9 @@ use crate::role::GatewayRole;
 /// Time until a place in the ring is tried again that could not be set: the tables may get the next gateway's VTEP later than the
 /// cluster gets the gateway.
 const RING_RETRY: Duration = Duration::from_secs(1);
+
+// An instance takes its blocks from groups that all gateways share.
+const _: () = assert!(SHARE_BLOCKS as u32 == NAT_GROUP_BLOCKS);
 
 /// What source NAT of this gateway consists of, and what changes from outside the cluster protocol.
 pub struct NatInputs {

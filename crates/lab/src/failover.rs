@@ -7,6 +7,7 @@ use crate::output::print_text;
 use serde_json::Value;
 use std::fs;
 use std::net::IpAddr;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -63,7 +64,7 @@ impl Lab {
     }
 
     /// A VM without a public address downloads a file, and the gateway that translates it dies meanwhile. True if the file is
-    /// complete.
+    /// complete. The gateway is back in any case, if that is possible.
     pub(crate) async fn show_failover(&self) -> Result<bool> {
         let topology = &self.state.topology;
         let behind_nat = topology.vpcs.iter().find_map(|vpc| {
@@ -71,25 +72,47 @@ impl Lab {
             Some((vm.machine.clone(), *vpc.nat.first()?))
         });
         let (Some((vm, public)), true) = (behind_nat, topology.gateways.len() > 1) else { return Ok(true) };
+        let victim = OnceLock::new();
+        let shown = self.download_while_owner_dies(&vm, public.into(), &victim).await;
+        let back = match victim.get() {
+            Some(victim) => self.bring_back(*victim).await,
+            None => Ok(()),
+        };
+        let well = shown?;
+        back?;
+        Ok(well)
+    }
+
+    /// Downloads the file, and cuts off and kills the gateway that owns the public address. `victim` gets its number before. True
+    /// if the file is complete.
+    async fn download_while_owner_dies(
+        &self,
+        vm: &str,
+        public: IpAddr,
+        victim: &OnceLock<usize>,
+    ) -> Result<bool> {
         let url = internet::page(false) + LARGE_FILE;
         let copy = self.paths.root().join("vms").join(format!("{vm}.download"));
         let file = copy.display().to_string();
         let argv =
             ["curl", "-sS", "--noproxy", "*", "--max-time", "30", "--limit-rate", RATE, "-o", &file, &url];
-        let download = async { Ok::<_, Error>((self.exec(&vm, &argv).await?, Instant::now())) };
+        let download = async { Ok::<_, Error>((self.exec(vm, &argv).await?, Instant::now())) };
         let die = async {
             sleep(BEFORE).await;
-            let victim = self.owner_of_public(public.into()).await?;
-            let name = &topology.gateways[victim].name;
-            self.connect_gateway(victim, false).await?;
+            let number = self.owner_of_public(public).await?;
+            victim.get_or_init(|| number);
+            let name = &self.state.topology.gateways[number].name;
+            self.connect_gateway(number, false).await?;
             let died = Instant::now();
             self.kill(name).await?;
             print_text(&format!(
                 "A gateway dies: {name}, which translates {vm} to {public}, is cut off and killed during a download\n"
             ))?;
-            Ok::<_, Error>((victim, died))
+            Ok::<_, Error>(died)
         };
-        let ((output, ended), (victim, died)) = tokio::try_join!(download, die)?;
+        // Not until the first error: the gateway would be left half dead.
+        let (downloaded, died) = tokio::join!(download, die);
+        let ((output, ended), died) = (downloaded?, died?);
         let text = if !output.status.success() {
             String::from_utf8_lossy(&output.stderr).trim().to_owned()
         } else if fs::read(&copy).context("cannot read", &copy)?
@@ -104,11 +127,18 @@ impl Lab {
         let well = text.is_empty();
         let whole = format!("{vm} gets all {LARGE_FILE_BYTES} bytes of {url} by the same connection");
         print_text(&format!("  {}\n", if well { whole } else { format!("{vm}: {url}: {text}") }))?;
-        self.connect_gateway(victim, true).await?;
-        let name = &topology.gateways[victim].name;
-        self.restart(name)?;
-        self.synchronized(name, BACK).await?;
-        print_text(&format!("  {name} is back\n"))?;
         Ok(well)
+    }
+
+    /// Connects a gateway again, starts it if it does not run, and waits until it is synchronized.
+    async fn bring_back(&self, number: usize) -> Result<()> {
+        let connected = self.connect_gateway(number, true).await;
+        let name = &self.state.topology.gateways[number].name;
+        if !self.process(name)?.is_alive() {
+            self.restart(name)?;
+        }
+        connected?;
+        self.synchronized(name, BACK).await?;
+        print_text(&format!("  {name} is back\n"))
     }
 }

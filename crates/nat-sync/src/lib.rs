@@ -37,6 +37,6 @@ pub use params::Params;
 pub use receiver::Counters;
 pub use record::{Record, State};
 pub use replicator::{Input, Output, Replicator};
-pub use shares::block_share;
+pub use shares::{SHARE_BLOCKS, block_share};
 pub use table::{Installed, Mark, PART_SESSIONS_MAX, SessionTable, Source, Unseen};
 pub use wire::{DATAGRAM_BYTES_MAX, DecodeError, MESSAGE_BYTES_MAX, RECORD_BYTES, RECORDS_MAX, UNIT_BYTES};

@@ -173,6 +173,9 @@ impl Replicator {
         let mut out = Vec::new();
         // What looks at all NAT gateways is not done for each message.
         let is_timely = !matches!(input, Input::Received { .. });
+        if table.was_emptied() {
+            self.forget_copies(now_us);
+        }
         match input {
             Input::Timer => {}
             Input::Received { from, message } => self.received(now_us, from, message, table, &mut out),
@@ -296,6 +299,17 @@ impl Replicator {
         for peer in self.peers.values_mut() {
             peer.sender.forget(vni);
             peer.receiver.forget(vni);
+        }
+    }
+
+    /// What this node had of others is gone, also what came of the passes that are under way.
+    fn forget_copies(&mut self, now_us: u64) {
+        for unit in self.units.values_mut().filter(|unit| unit.owner != Some(self.own)) {
+            unit.complete_us = None;
+        }
+        for peer in self.peers.values_mut() {
+            peer.receiver.stop();
+            peer.want = Backoff::now(now_us, self.params.retry_us);
         }
     }
 

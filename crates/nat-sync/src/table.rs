@@ -40,8 +40,10 @@ pub enum Installed {
 
 /// The sessions that a pass has shown not to exist.
 pub struct Unseen<'a> {
-    /// Of which NAT gateways the pass had all sessions.
+    /// Of which NAT gateways the pass had all sessions, and all were installed.
     pub units: &'a dyn Fn(Vni) -> bool,
+    /// Which NAT gateways the sender has owned during the whole pass.
+    pub trusted: &'a dyn Fn(Vni) -> bool,
     /// The pass.
     pub mark: Mark,
 }
@@ -66,7 +68,7 @@ pub trait SessionTable {
     /// stays, and its state gets the bits of both.
     ///
     /// If the outside port belongs to another inside endpoint, that one's sessions end if the source is the owner, which has
-    /// given the port away; otherwise the session is refused.
+    /// given the port away: now, or at the [end](Self::end_unseen) of the pass. Otherwise the session is refused.
     fn install(&mut self, record: &Record, source: Source) -> Installed;
 
     /// As [`install`](Self::install) for each of these, in their order. A table for which many at once are cheaper does more.
@@ -74,7 +76,14 @@ pub trait SessionTable {
         records.iter().map(|(record, source)| self.install(record, *source)).collect()
     }
 
-    /// Ends sessions of a part of the table that a pass has shown not to exist: those without its mark, and without activity
-    /// since it began. Returns the next part, as [`read`](Self::read).
+    /// Ends sessions of a part of the table that a pass has shown not to exist, if they had no activity since it began: those without
+    /// its mark; and of the NAT gateways that are [trusted](Unseen::trusted), those whose outside port is another inside
+    /// endpoint's by the pass. Returns the next part, as [`read`](Self::read).
     fn end_unseen(&mut self, part: u64, unseen: &Unseen) -> Option<u64>;
+
+    /// Whether sessions ended here since the last call that their owner may still have: the node has emptied its table. A table
+    /// whose sessions end only by what the other functions say has nothing to tell.
+    fn was_emptied(&mut self) -> bool {
+        false
+    }
 }

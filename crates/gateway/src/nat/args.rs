@@ -15,13 +15,14 @@ pub struct NatArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub nat_addresses: u32,
 
-    /// Connections that all NAT gateways of this gateway may have in all; from more on, new ones are refused. 1000 take
-    /// 0.11 MB of memory, which is reserved at the first start and kept until --flush; the default takes 29 MB
+    /// Connections that all NAT gateways of the cluster may have in all; from more on, new ones are refused. Each gateway has those
+    /// of all others as copies, so give all of them the same number. 1000 take 0.11 MB of memory, which is reserved at the first
+    /// start and kept until --flush; the default takes 29 MB
     #[arg(long, value_name = "NUMBER", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(256..=1 << 26))]
     pub nat_sessions: u32,
 
-    /// Connections that the NAT gateway of one VPC may have on this gateway, of which the Internet can begin half with endpoint-independent filtering.
-    /// Default: a quarter of --nat-sessions, so that one tenant cannot use up those of all
+    /// Connections that the NAT gateway of one VPC may have, of which the Internet can begin half with endpoint-independent filtering.
+    /// The same on all gateways of a cluster. Default: a quarter of --nat-sessions, so that one tenant cannot use up those of all
     #[arg(long, value_name = "NUMBER")]
     pub nat_sessions_per_vpc: Option<NonZeroU32>,
 

@@ -54,6 +54,8 @@ impl Installer for NatCopier {
 /// Outside ports that the owner has given to inside endpoints, and that belong to others here: by protocol, and by block.
 #[derive(Debug, Default)]
 struct Taken {
+    /// When the pass began: passes have the same number after a while.
+    since: u32,
     ports: HashMap<(u8, SocketAddrV4), (Vni, SocketAddrV4)>,
     blocks: HashMap<(Ipv4Addr, u16), (Vni, Ipv4Addr)>,
 }
@@ -72,12 +74,14 @@ pub struct Copies<I> {
     /// By the number of the pass that says so.
     taken: HashMap<u16, Taken>,
     taken_ports: usize,
+    /// How often the tables had been emptied when that was last asked.
+    emptied: u64,
 }
 
 impl<I: Installer> Copies<I> {
     /// The sessions of these tables, in which `installer` installs others.
     pub fn new(nat: SharedNat, installer: I) -> Self {
-        let reader = nat.reader();
+        let (reader, emptied) = (nat.reader(), nat.emptied());
         let locked = nat.lock();
         let buckets = locked.sessions().buckets(Family::Ipv4);
         let (timeouts, block_ports) = (locked.sessions().timeouts(), locked.block_ports() as u16);
@@ -93,6 +97,7 @@ impl<I: Installer> Copies<I> {
             marks,
             taken: HashMap::new(),
             taken_ports: 0,
+            emptied,
         }
     }
 
@@ -135,6 +140,7 @@ impl<I: Installer> Copies<I> {
     }
 
     /// The owner has given the outside port of this session away: at the end of its pass, the sessions end that others have by it.
+    /// A pass that was never completed is forgotten by the next one of its number.
     fn note_taken(&mut self, record: &Record, mark: Mark) {
         if self.taken_ports >= TAKEN_MAX {
             // Those of passes that were never completed are left over.
@@ -142,9 +148,13 @@ impl<I: Installer> Copies<I> {
         }
         let block = (*record.outside.ip(), record.outside.port() / self.block_ports);
         let taken = self.taken.entry(mark.number.get()).or_default();
-        taken.ports.insert((record.protocol, record.outside), (record.vni, record.inside));
+        if taken.since != mark.since {
+            self.taken_ports = self.taken_ports.saturating_sub(taken.ports.len());
+            *taken = Taken { since: mark.since, ..Taken::default() };
+        }
+        let before = taken.ports.insert((record.protocol, record.outside), (record.vni, record.inside));
         taken.blocks.insert(block, (record.vni, *record.inside.ip()));
-        self.taken_ports += 1;
+        self.taken_ports += usize::from(before.is_none());
     }
 }
 
@@ -236,12 +246,15 @@ impl<I: Installer> SessionTable for Copies<I> {
         let (now, (buckets, next)) = (self.now(), self.part(part));
         let Self { nat, timeouts, marks, block_ports, .. } = self;
         let Mark { number, since } = unseen.mark;
-        let taken = self.taken.get(&number.get());
+        let taken = self.taken.get(&number.get()).filter(|taken| taken.since == since);
         nat.lock().end_each(buckets, |slot, shown| {
             let Some(record) = record_of(shown, timeouts, now) else { return false };
             let is_older = now.wrapping_sub(record.idle).wrapping_sub(since).cast_signed() < 0;
-            let is_unseen = (unseen.units)(record.vni) && marks.get(slot) != Some(&number.get()) && is_older;
-            is_unseen || taken.is_some_and(|taken| taken.ends(&record, *block_ports))
+            let is_unseen = || (unseen.units)(record.vni) && marks.get(slot) != Some(&number.get());
+            let is_taken = || {
+                (unseen.trusted)(record.vni) && taken.is_some_and(|taken| taken.ends(&record, *block_ports))
+            };
+            is_older && (is_unseen() || is_taken())
         });
         if next.is_none()
             && let Some(taken) = self.taken.remove(&number.get())
@@ -249,5 +262,15 @@ impl<I: Installer> SessionTable for Copies<I> {
             self.taken_ports = self.taken_ports.saturating_sub(taken.ports.len());
         }
         next
+    }
+
+    fn was_emptied(&mut self) -> bool {
+        let emptied = self.nat.emptied();
+        if std::mem::replace(&mut self.emptied, emptied) == emptied {
+            return false;
+        }
+        self.marks.fill(0);
+        (self.taken, self.taken_ports) = (HashMap::new(), 0);
+        true
     }
 }

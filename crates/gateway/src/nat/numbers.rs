@@ -138,6 +138,7 @@ impl RoleNat {
             Ok(is_new) => {
                 self.seed = None;
                 if is_new {
+                    nat.note_emptied();
                     tracing::info!(
                         "the controller's secret of source NAT is in use; sessions that there were have ended"
                     );
@@ -170,10 +171,16 @@ impl RoleNat {
         }
         self.unused.retain(|address, _| wanted.0.contains_key(address));
         let ends = self.ends_all || self.settled.as_ref().is_none_or(|before| before.loses_to(&wanted));
-        let done = self.nat.as_ref().map_or(Ok(()), |nat| {
-            let mut nat = nat.lock();
+        let done: Result<(), sluice_tables::Error> = self.nat.as_ref().map_or(Ok(()), |shared| {
+            let mut nat = shared.lock();
             release(&mut nat, &wanted)?;
-            if ends { end(&mut nat, &wanted, self.ends_all) } else { Ok(()) }
+            if ends {
+                end(&mut nat, &wanted, self.ends_all)?;
+            }
+            if self.ends_all {
+                shared.note_emptied();
+            }
+            Ok(())
         });
         if let Err(error) = &done {
             tracing::error!(

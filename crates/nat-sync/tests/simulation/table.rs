@@ -41,6 +41,8 @@ pub struct Table {
     pub timeout: u32,
     /// The next sessions that cannot be installed.
     pub refusals: u32,
+    /// The node has emptied the table, and replication does not know it yet.
+    pub emptied: bool,
     pub sessions: BTreeMap<Key, Session>,
     next_port: u16,
     /// The inside endpoint of each outside port in use, and the number of its sessions.
@@ -230,5 +232,9 @@ impl SessionTable for Table {
             self.remove(&key);
         }
         Some(part + 1).filter(|next| *next < PARTS)
+    }
+
+    fn was_emptied(&mut self) -> bool {
+        std::mem::take(&mut self.emptied)
     }
 }

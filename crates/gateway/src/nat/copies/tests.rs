@@ -12,9 +12,10 @@ use sluice_datapath::{Datapath, ObjectName, Settings, nat_sizes};
 use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
 use sluice_tables::{Immediate, NatAddress, NatGateway, NodeTables, Sizes, Vip, Vrf};
 use sluice_tables_testing::nat::{self as testing, nat_test};
-use sluice_types::MacAddr;
+use sluice_types::{MacAddr, NatSeed};
 
 use super::*;
+use crate::nat::RoleNat;
 use crate::nat::naive::{Key, Table, key, public};
 
 const UDP: u8 = 17;
@@ -132,10 +133,20 @@ fn read_all(table: &dyn SessionTable) -> BTreeMap<Key, Record> {
     records
 }
 
+/// Ends what a pass has shown not to exist, of which the sender owns all NAT gateways.
 fn end_all(table: &mut dyn SessionTable, mark: Mark, units: &dyn Fn(Vni) -> bool) {
+    end_trusted(table, mark, units, &|_| true);
+}
+
+fn end_trusted(
+    table: &mut dyn SessionTable,
+    mark: Mark,
+    units: &dyn Fn(Vni) -> bool,
+    trusted: &dyn Fn(Vni) -> bool,
+) {
     let mut part = Some(0);
     while let Some(number) = part {
-        part = table.end_unseen(number, &Unseen { units, mark });
+        part = table.end_unseen(number, &Unseen { units, trusted, mark });
     }
 }
 
@@ -245,15 +256,34 @@ fn a_port_that_the_owner_has_given_away_ends_the_sessions_of_others() {
     let same_vm = Record { inside: SocketAddrV4::new(*first.inside.ip(), 6000), ..first };
     let other_vm = Record { inside: record(1, 2, 0, 0).inside, ..first };
     for (taker, left) in [(same_vm, vec![other_port, elsewhere]), (other_vm, vec![elsewhere])] {
+        // The sessions are older than the pass.
+        host.now.set(host.at().wrapping_add(20));
         assert_eq!(copies.install(&taker, Source::Other), Installed::Refused);
         let number = taker.inside.port();
+        // An earlier pass of the same number was never completed.
+        copies.install(
+            &Record { outside: elsewhere.outside, ..taker },
+            Source::Owner(mark(number, host.at() - 1)),
+        );
+        assert_eq!(copies.taken_ports, 1);
         assert_eq!(copies.install(&taker, Source::Owner(mark(number, host.at()))), Installed::Later);
         // What is noted is ended by the pass that says so.
         end_all(&mut copies, mark(number + 1, host.at()), &|_| false);
         let before = read_all(&copies).len();
+        // A second session at the same port is no second port. The sender has lost the NAT gateway meanwhile.
+        let to_other = Record { remote: elsewhere.remote, ..taker };
+        for _ in 0..2 {
+            copies.install(&to_other, Source::Owner(mark(number, host.at())));
+            assert_eq!((copies.taken_ports, copies.taken.len()), (1, 1));
+        }
+        end_trusted(&mut copies, mark(number, host.at()), &|_| false, &|unit| unit == vni(2));
+        assert_eq!(read_all(&copies).len(), before);
+        assert!(copies.taken.is_empty() && copies.taken_ports == 0);
+        copies.install(&taker, Source::Owner(mark(number, host.at())));
         end_all(&mut copies, mark(number, host.at()), &|_| false);
         assert!(before > left.len());
-        assert_eq!(read_all(&copies).into_values().collect::<Vec<_>>(), left);
+        let found = read_all(&copies).into_values().map(|record| Record { idle: 0, ..record });
+        assert_eq!(found.collect::<Vec<_>>(), left);
         assert!(copies.taken.is_empty() && copies.taken_ports == 0);
         // A round frees the port, or the block.
         let mut rounds = 0;
@@ -269,6 +299,41 @@ fn a_port_that_the_owner_has_given_away_ends_the_sessions_of_others() {
         copies.install(&first, Source::Other);
         copies.install(&other_port, Source::Other);
     }
+}
+
+#[test]
+fn a_port_that_was_given_away_does_not_end_what_had_packets_since_the_pass_began() {
+    let (mut copies, host) = copies(&Rc::new(load(ObjectName::NatTest)));
+    let since = host.at();
+    host.now.set(since.wrapping_add(20));
+    let present = record(1, 0, 0, 0);
+    assert_eq!(copies.install(&present, Source::Other), Installed::Done);
+    let taker = Record { inside: record(1, 2, 0, 0).inside, ..present };
+    for (since, left) in [(since, 1), (host.at().wrapping_add(20), 0)] {
+        assert_eq!(copies.install(&taker, Source::Owner(mark(1, since))), Installed::Later);
+        end_all(&mut copies, mark(1, since), &|_| false);
+        assert_eq!(read_all(&copies).len(), left);
+    }
+}
+
+#[test]
+fn another_secret_forgets_copies_and_marks() {
+    let (mut copies, host) = copies(&Rc::new(load(ObjectName::NatTest)));
+    assert!(!copies.was_emptied());
+    let session = record(1, 0, 0, 0);
+    assert_eq!(copies.install(&session, Source::Owner(mark(1, host.at()))), Installed::Done);
+    assert_eq!(copies.marks.iter().filter(|mark| **mark == 1).count(), 1);
+    let taker = Record { inside: record(1, 2, 0, 0).inside, ..session };
+    copies.install(&taker, Source::Owner(mark(1, host.at())));
+    let mut role = RoleNat::new(Some(copies.nat.clone()));
+    // The same secret as before changes nothing.
+    for (seed, is_new) in [(5, false), (6, true), (6, false)] {
+        role.set_seed(NatSeed::new(seed).unwrap());
+        assert_eq!(copies.was_emptied(), is_new, "{seed}");
+    }
+    assert!(copies.marks.iter().all(|mark| *mark == 0));
+    assert!(copies.taken.is_empty() && copies.taken_ports == 0);
+    assert!(read_all(&copies).is_empty());
 }
 
 #[test]

@@ -161,6 +161,29 @@ fn gateways_copy_what_the_owner_has_and_say_when_they_have_it() {
 }
 
 #[test]
+fn copies_are_incomplete_from_when_their_table_was_emptied_until_the_next_pass() {
+    let mut world = World::new();
+    (0..3).for_each(|at| world.feed(at, Event::Keys(keys(3))));
+    (0..3).for_each(|at| world.feed(at, Event::Units(units())));
+    world.set_owner(0);
+    world.pass_ms(4_000);
+    assert_eq!(world.complete(), [true; 3]);
+    for at in [0, 1] {
+        world.peers[at].1.emptied = true;
+    }
+    world.peers[1].1.sessions.clear();
+    let now = Now { boot_us: world.now_us, wall_ms: WALL_MS };
+    for at in 0..3 {
+        let (peer, table) = &mut world.peers[at];
+        // What it sends gets lost.
+        peer.handle(now, Event::Timer, table);
+    }
+    assert_eq!(world.complete(), [true, false, true], "an owner has what it has");
+    world.pass_ms(4_000);
+    assert_eq!((world.complete(), world.sessions()), (vec![true; 3], vec![usize::from(SESSIONS); 3]));
+}
+
+#[test]
 fn gateway_that_owns_nat_gateways_without_an_heir_is_unprotected() {
     let mut world = World::new();
     let mut alone = view(0, &world.vteps, 0);
