@@ -266,7 +266,7 @@ mod tests {
             holds: VipSet::first(128),
             reachable: ids.clone(),
             health: Health::Isolated,
-            tables: TableReport { revision: u64::MAX, behind: true, copies: true },
+            tables: TableReport { revision: u64::MAX, behind: true, copies: true, translates: true },
         };
         let pulse = Pulse { echo: u64::MAX, config: u64::MAX, digest: u64::MAX, reachable: ids.clone() };
         let members = ids.iter().map(|&id| Member { id, draining: true }).collect();
@@ -311,6 +311,7 @@ mod tests {
                 revision: 300,
                 behind: health == Health::Starting,
                 copies: health == Health::Ready,
+                translates: health == Health::Isolated,
             },
         };
         let pulse = Pulse { echo: 4, config: 5, digest: 7, reachable: vec![GatewayId::new(1)] };
@@ -322,17 +323,17 @@ mod tests {
             (
                 gateway,
                 Body::Hello(report(Health::Ready)),
-                &[3, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 0, 0xac, 2, 0, 1],
+                &[3, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 0, 0xac, 2, 0, 1, 0],
             ),
             (
                 gateway,
                 Body::Hello(report(Health::Starting)),
-                &[3, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 1, 0xac, 2, 1, 0],
+                &[3, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 1, 0xac, 2, 1, 0, 0],
             ),
             (
                 gateway,
                 Body::Heartbeat(report(Health::Isolated)),
-                &[3, 3, 8, 1, 2, 1, 5, 7, 3, 2, 1, 2, 2, 0xac, 2, 0, 0],
+                &[3, 3, 8, 1, 2, 1, 5, 7, 3, 2, 1, 2, 2, 0xac, 2, 0, 0, 1],
             ),
             (Node::Controller, Body::Pulse(pulse), &[3, 3, 0, 1, 2, 2, 4, 5, 7, 1, 1]),
             (Node::Controller, Body::Probe, &[3, 3, 0, 1, 2, 3]),
@@ -354,7 +355,7 @@ mod tests {
             holds: VipSet::first(4),
             reachable: (1..8).map(GatewayId::new).collect(),
             health: Health::Ready,
-            tables: TableReport { revision: 1 << 20, behind: false, copies: true },
+            tables: TableReport { revision: 1 << 20, behind: false, copies: true, translates: true },
         };
         let hello = Message {
             cluster: ClusterId::new(3),

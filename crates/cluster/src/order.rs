@@ -119,7 +119,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn candidate(id: u64, load: usize) -> Candidate {
-        let tables = TableReport { revision: 3, behind: false, copies: true };
+        let tables = TableReport { revision: 3, behind: false, copies: true, translates: true };
         Candidate { id: GatewayId::new(id), tables, load }
     }
 

@@ -39,9 +39,17 @@ pub struct TableReport {
     pub behind: bool,
     /// The gateway has copies of all sessions of NAT gateways that others own, so no session ends if it takes their vIPs over.
     pub copies: bool,
+    /// The gateway has interfaces to the Internet, so it translates for NAT gateways whose vIPs it owns.
+    pub translates: bool,
 }
 
 impl TableReport {
+    /// Returns whether no session ends if a gateway with these tables takes vIPs over.
+    #[must_use]
+    pub const fn is_heir(self) -> bool {
+        matches!(self.readiness(), Readiness::Current) && self.copies && self.translates
+    }
+
     /// Returns the state of the tables.
     #[must_use]
     pub const fn readiness(self) -> Readiness {
@@ -83,6 +91,11 @@ impl OwnTables {
     /// This gateway has copies of all sessions, or not.
     pub fn set_copies(&mut self, complete: bool) {
         self.report.copies = complete;
+    }
+
+    /// This gateway has interfaces to the Internet, or not.
+    pub fn set_translates(&mut self, translates: bool) {
+        self.report.translates = translates;
     }
 
     pub fn report(&self) -> TableReport {
@@ -151,7 +164,8 @@ mod tests {
 
     #[test]
     fn better_tables_come_first() {
-        let with = |revision, behind, copies| TableReport { revision, behind, copies }.order();
+        let with =
+            |revision, behind, copies| TableReport { revision, behind, copies, translates: true }.order();
         let report = |revision, behind| with(revision, behind, false);
         assert!(report(3, false) < report(9, true));
         assert!(report(9, true) < report(8, true));

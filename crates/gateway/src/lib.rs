@@ -231,6 +231,7 @@ fn start_ownership(
         state_dir: args.common.state_dir()?,
         owned,
         tables: *started.node.complete_revision.borrow(),
+        translates: !args.internet.is_empty(),
         set_owned: Box::new(set_owned),
         heartbeat,
         announcer: Box::new(Layer2Announcer::new(ports.clone())?),

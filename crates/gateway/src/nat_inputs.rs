@@ -9,6 +9,7 @@ use sluice_agent::TableWriter;
 use sluice_agent::rsp::Keys;
 use sluice_agent::underlay::Vteps;
 use sluice_agent::{Error, error_chain};
+use sluice_cluster::Contacts;
 use sluice_nat_sync::{SHARE_BLOCKS, block_share};
 use sluice_tables::layout::NAT_GROUP_BLOCKS;
 use sluice_types::GatewayId;
@@ -50,15 +51,26 @@ pub async fn follow_cluster(
     writer: &TableWriter<GatewayRole>,
     inputs: NatInputs,
 ) -> Result<(), Error> {
-    let NatInputs { nat, mut keys, mut units } = inputs;
-    let sync = nat.as_ref().map(|(_, sync)| &**sync);
-    let mut view = ownership.view();
+    let NatInputs { nat, keys, units } = inputs;
+    let (nat, sync) = nat.map_or((None, None), |(nat, sync)| (Some(nat), Some(sync)));
+    // The writer may have much to do. Meanwhile, copies that become incomplete must be reported.
+    tokio::select! {
+        ended = follow_copies(ownership, sync.as_deref(), keys, units) => ended,
+        ended = follow_members((own, vteps), ownership, writer, nat, sync.as_deref()) => ended,
+    }
+}
+
+/// Passes the keys and NAT gateways on to the copies, and to the cluster whether these are complete.
+async fn follow_copies(
+    ownership: &Ownership,
+    sync: Option<&NatSync>,
+    mut keys: watch::Receiver<Arc<Keys>>,
+    mut units: watch::Receiver<Option<NatUnits>>,
+) -> Result<(), Error> {
     let (_never, unchanged) = watch::channel(false);
     let mut complete = sync.map_or(unchanged, NatSync::complete);
     keys.mark_changed();
     units.mark_changed();
-    view.mark_changed();
-    let (mut is_placed, mut members) = (true, Vec::new());
     loop {
         let is_over = tokio::select! {
             changed = keys.changed() => {
@@ -80,20 +92,44 @@ pub async fn follow_cluster(
                 ownership.set_copies(*complete.borrow_and_update());
                 changed.is_err()
             }
+        };
+        if is_over {
+            return Err(Error::WriterGone);
+        }
+    }
+}
+
+/// Passes on which gateways there are and which of them answer: to the copies, the ring and the shares of ports.
+async fn follow_members(
+    (own, vteps): (GatewayId, Vteps),
+    ownership: &Ownership,
+    writer: &TableWriter<GatewayRole>,
+    nat: Option<SharedNat>,
+    sync: Option<&NatSync>,
+) -> Result<(), Error> {
+    let mut view = ownership.view();
+    view.mark_changed();
+    let (mut is_placed, mut members, mut known) = (true, Vec::new(), Contacts::default());
+    // A gateway that does not translate has no place.
+    let place = |view: &ClusterView| nat.as_ref().and_then(|_| ring_place(own, vteps, view));
+    loop {
+        let is_over = tokio::select! {
             changed = view.changed() => {
                 let view = view.borrow_and_update().clone();
-                is_placed = set_place(writer, ring_place(own, vteps, &view)).await?;
-                if let Some((nat, _)) = &nat
+                sync.into_iter().for_each(|sync| sync.set_view(without_gains(&view, &known)));
+                is_placed = set_place(writer, place(&view)).await?;
+                if let Some(nat) = &nat
                     && view.members() != members
                 {
                     members = view.members();
                     share_ports(nat, own, members.clone()).await?;
                 }
+                known = view.contacts.clone();
                 sync.into_iter().for_each(|sync| sync.set_view(view.clone()));
                 changed.is_err()
             }
             () = sleep(RING_RETRY), if !is_placed => {
-                let place = ring_place(own, vteps, &view.borrow());
+                let place = place(&view.borrow());
                 is_placed = set_place(writer, place).await?;
                 false
             }
@@ -102,6 +138,18 @@ pub async fn follow_cluster(
             return Err(Error::WriterGone);
         }
     }
+}
+
+/// The view as long as the ring is that of the contacts before. What was lost counts at once; a gateway that answers again does
+/// when the ring has it: a pass to it that began before would lack sessions.
+fn without_gains(view: &ClusterView, before: &Contacts) -> ClusterView {
+    let mut view = view.clone();
+    let contacts = &mut view.contacts;
+    let (mutual, gained) = contacts.mutual.iter().copied().partition(|id| before.mutual.contains(id));
+    contacts.mutual = mutual;
+    let is_cut_off = |id: &GatewayId| before.cut_off.contains(id);
+    contacts.cut_off.extend(Vec::into_iter(gained).filter(is_cut_off));
+    view
 }
 
 /// Makes this gateway give out the ports of its share of all blocks. One that is no member gives out all.
@@ -115,13 +163,13 @@ async fn share_ports(nat: &SharedNat, own: GatewayId, members: Vec<GatewayId>) -
 }
 
 /// The place of gateway `own` in the ring; `None` if it is no member of the cluster. The next gateway is the first one after it
-/// that packets reach.
+/// that packets reach and that installs sessions.
 fn ring_place(own: GatewayId, vteps: Vteps, view: &ClusterView) -> Option<RingPlace> {
     let (members, plan) = (view.members(), view.plan.as_ref()?);
     let number = |id: &GatewayId| members.iter().position(|member| member == id);
     let own = number(&own)?;
     let after = members.iter().cycle().skip(own + 1).take(members.len() - 1);
-    let mut reached = after.filter(|member| view.contacts.mutual.contains(member));
+    let mut reached = after.filter(|member| view.contacts.ring.contains(member));
     let next = reached.find_map(|member| Some((number(member)? as u8, plan.member_address(*member, vteps)?)));
     Some((own as u8, next))
 }
@@ -154,7 +202,6 @@ async fn set_place(writer: &TableWriter<GatewayRole>, place: Option<RingPlace>) 
 mod tests {
     use super::*;
     use crate::ownership::{GatewayPlan, PlannedMember};
-    use sluice_cluster::Contacts;
     use sluice_types::ClusterId;
     use std::net::Ipv4Addr;
 
@@ -167,7 +214,7 @@ mod tests {
             vtep6: None,
             draining: false,
         };
-        let place = |own: u64, mutual: &[u64]| {
+        let place = |own: u64, ring: &[u64]| {
             let plan = GatewayPlan {
                 cluster: ClusterId::new(1),
                 revision: 1,
@@ -176,8 +223,8 @@ mod tests {
                 members: [7, 2, 5].map(member).to_vec(),
                 hello_interval_ms: 4,
             };
-            let mutual = mutual.iter().copied().map(GatewayId::new).collect();
-            let contacts = Contacts { mutual, ..Contacts::default() };
+            let ring = ring.iter().copied().map(GatewayId::new).collect();
+            let contacts = Contacts { ring, ..Contacts::default() };
             let view = ClusterView { plan: Some(plan), contacts, ..ClusterView::default() };
             ring_place(GatewayId::new(own), Vteps { v4: Some(vtep(own)), v6: None }, &view)
         };
@@ -189,5 +236,19 @@ mod tests {
         assert_eq!(place(5, &[]), Some((1, None)));
         assert_eq!(place(9, &[2, 5]), None, "not a member");
         assert_eq!(ring_place(GatewayId::new(2), Vteps::default(), &ClusterView::default()), None);
+    }
+    #[test]
+    fn gateway_that_answers_again_counts_when_the_ring_has_it() {
+        let ids = |ids: &[u64]| ids.iter().copied().map(GatewayId::new).collect::<Vec<_>>();
+        let contacts = |mutual: &[u64], cut_off: &[u64]| Contacts {
+            mutual: ids(mutual),
+            cut_off: ids(cut_off),
+            ..Contacts::default()
+        };
+        // 2 was cut off, 3 was dead, 4 answered.
+        let view = ClusterView { contacts: contacts(&[2, 3, 5], &[4]), ..ClusterView::default() };
+        let reduced = without_gains(&view, &contacts(&[4, 5], &[2])).contacts;
+        assert_eq!(reduced, contacts(&[5], &[4, 2]));
+        assert_eq!(without_gains(&view, &view.contacts).contacts, view.contacts);
     }
 }

@@ -112,6 +112,13 @@ impl Receiver {
         self.pass = None;
     }
 
+    /// The present pass makes no copy complete: sessions may have begun without this node after they were read.
+    pub fn distrust(&mut self) {
+        if let Some(pass) = &mut self.pass {
+            pass.trusted.clear();
+        }
+    }
+
     /// The owner of a NAT gateway has changed.
     pub fn forget(&mut self, vni: Vni) {
         if let Some(pass) = &mut self.pass {

@@ -37,6 +37,17 @@ pub enum Input {
         /// Others that are alive: another gateway reaches them. The first packets of sessions that they pass on, of whichever
         /// owner, leave this gateway out.
         cut_off: Vec<GatewayId>,
+        /// How often each of the first ones was not one of them, since it became a member. Missing: never. An interruption may begin
+        /// and end between two lists.
+        interruptions: BTreeMap<GatewayId, u64>,
+    },
+    /// Whether this gateway leaves itself out of the ring of first packets of sessions, and how often it began to. Then it has no
+    /// complete copy until a pass that begins [`Params::lost_us`] after its return: the others include it a moment later.
+    LeftOut {
+        /// It does now.
+        now: bool,
+        /// How often it began to.
+        times: u64,
     },
     /// All NAT gateways of the cluster, by the VNI of their VPC, and which gateway owns the vIP of each.
     Owners(Vec<(Vni, Option<GatewayId>)>),
@@ -97,6 +108,10 @@ pub struct Replicator {
     params: Params,
     peers: BTreeMap<GatewayId, Peer>,
     units: BTreeMap<Vni, Unit>,
+    /// The owners are known.
+    has_owners: bool,
+    /// How often this node began to leave itself out of the ring, and until when it counts as left out (`u64::MAX`: it is).
+    left_out: (u64, Option<u64>),
     /// Mark of the last pass that was received.
     mark: u16,
     /// Sessions that may be read now, and up to when they were counted.
@@ -119,6 +134,8 @@ struct Peer {
     lost: bool,
     /// When it answered again, or became a member.
     contact_us: u64,
+    /// Interruptions that are known.
+    interruptions: u64,
     /// When a pass of it is asked for next, if a copy is incomplete.
     want: Backoff,
     /// This node owns a NAT gateway, or has to return one to the peer.
@@ -149,6 +166,8 @@ impl Replicator {
             params,
             peers: BTreeMap::new(),
             units: BTreeMap::new(),
+            has_owners: false,
+            left_out: (0, None),
             mark: 0,
             tokens: 0,
             counted_us: now_us,
@@ -180,7 +199,10 @@ impl Replicator {
             Input::Timer => {}
             Input::Received { from, message } => self.received(now_us, from, message, table, &mut out),
             Input::Members(members) => self.set_members(now_us, &members),
-            Input::Reachable { mutual, cut_off } => self.set_reachable(now_us, &mutual, &cut_off),
+            Input::Reachable { mutual, cut_off, interruptions } => {
+                self.set_reachable(now_us, &mutual, &cut_off, &interruptions);
+            }
+            Input::LeftOut { now, times } => self.set_left_out(now_us, now, times),
             Input::Owners(owners) => self.set_owners(now_us, owners),
             Input::Move { vni, to } => self.set_move(now_us, vni, to),
         }
@@ -207,6 +229,7 @@ impl Replicator {
                 cut_off_us: None,
                 lost: false,
                 contact_us: now_us,
+                interruptions: 0,
                 want: Backoff::now(now_us, self.params.retry_us),
                 is_spoken_to: false,
             });
@@ -214,14 +237,24 @@ impl Replicator {
         self.note_spoken_to();
     }
 
-    fn set_reachable(&mut self, now_us: u64, mutual: &[GatewayId], cut_off: &[GatewayId]) {
+    fn set_reachable(
+        &mut self,
+        now_us: u64,
+        mutual: &[GatewayId],
+        cut_off: &[GatewayId],
+        interruptions: &BTreeMap<GatewayId, u64>,
+    ) {
         // Owners whose sessions may have begun without this node: those that were silent and are not dead, or all if others were.
         let (mut missed, mut missed_all) = (BTreeSet::new(), false);
         for (id, peer) in &mut self.peers {
             if mutual.contains(id) {
+                let known = interruptions.get(id).copied().unwrap_or(0);
+                let was_interrupted = std::mem::replace(&mut peer.interruptions, known) != known;
+                // One that was over before it was seen counts like one between two that live.
+                let was_unseen = was_interrupted && peer.silent_us.is_none();
                 let was_cut_off = peer.cut_off_us.take().is_some();
-                missed_all |= was_cut_off;
-                if peer.silent_us.is_some() {
+                missed_all |= was_cut_off || was_unseen;
+                if peer.silent_us.is_some() || was_unseen {
                     missed.insert(*id);
                     (peer.silent_us, peer.lost, peer.contact_us) = (None, false, now_us);
                     // What both did meanwhile is repaired soon.
@@ -234,11 +267,29 @@ impl Replicator {
             // When a gateway dies, others find out a moment later. That is not an interruption between two that live.
             peer.cut_off_us = cut_off.contains(id).then(|| peer.cut_off_us.unwrap_or(now_us));
         }
+        self.miss(|owner| missed_all || missed.contains(&owner));
+    }
+
+    /// Sessions of these owners may have begun without this node.
+    fn miss(&mut self, is_missed: impl Fn(GatewayId) -> bool) {
+        for (_, peer) in self.peers.iter_mut().filter(|(id, _)| is_missed(**id)) {
+            peer.receiver.distrust();
+        }
         for unit in self.units.values_mut().filter(|unit| unit.owner != Some(self.own)) {
-            if missed_all || unit.owner.is_some_and(|owner| missed.contains(&owner)) {
+            if unit.owner.is_some_and(&is_missed) {
                 unit.complete_us = None;
             }
         }
+    }
+
+    fn set_left_out(&mut self, now_us: u64, is_left_out: bool, times: u64) {
+        let (known, until_us) = &mut self.left_out;
+        if is_left_out {
+            *until_us = Some(u64::MAX);
+        } else if *until_us == Some(u64::MAX) || *known != times {
+            *until_us = Some(now_us + self.params.lost_us);
+        }
+        *known = times;
     }
 
     fn set_owners(&mut self, now_us: u64, owners: Vec<(Vni, Option<GatewayId>)>) {
@@ -250,8 +301,9 @@ impl Replicator {
         }
         let mut gained = false;
         for (vni, owner) in owners {
-            // An earlier run of this node may have owned it: what the table has is returned once.
-            let unit = self.units.entry(vni).or_insert_with(|| Unit { former: true, ..Unit::default() });
+            // An earlier run of this node may have owned those that there are at its start: what the table has is returned once.
+            let former = !self.has_owners;
+            let unit = self.units.entry(vni).or_insert_with(|| Unit { former, ..Unit::default() });
             if unit.owner == owner {
                 continue;
             }
@@ -278,6 +330,7 @@ impl Replicator {
                 unit.complete_us = None;
             }
         }
+        self.has_owners = true;
         for peer in self.peers.values_mut().filter(|_| gained) {
             peer.sender.begin_soon(now_us);
         }
@@ -402,6 +455,11 @@ impl Replicator {
                 peer.receiver.stop();
             }
         }
+        if self.left_out.1.is_some_and(|until_us| now_us >= until_us) {
+            self.left_out.1 = None;
+            self.miss(|_| true);
+            self.peers.values_mut().for_each(|peer| peer.want = Backoff::now(now_us, self.params.retry_us));
+        }
         let is_left_out = self.is_left_out(now_us);
         for unit in self.units.values_mut().filter(|unit| unit.owner != Some(self.own)) {
             let lost = unit.owner.and_then(|owner| self.peers.get(&owner)).is_some_and(|peer| peer.lost);
@@ -412,10 +470,10 @@ impl Replicator {
         }
     }
 
-    /// Whether first packets of sessions have left this node out for so long that no copy counts as complete.
+    /// Whether first packets of sessions leave this node out, by its own report or for so long, that no copy counts as complete.
     fn is_left_out(&self, now_us: u64) -> bool {
         let is_over = |since_us: u64| now_us >= since_us + self.params.lost_us;
-        self.peers.values().any(|peer| peer.cut_off_us.is_some_and(is_over))
+        self.left_out.1.is_some() || self.peers.values().any(|peer| peer.cut_off_us.is_some_and(is_over))
     }
 
     /// Ends what was not in passes that are here.
@@ -509,6 +567,7 @@ impl Replicator {
 
     fn deadline_us(&self, now_us: u64) -> u64 {
         let mut at_us = now_us + IDLE_US;
+        at_us = self.left_out.1.map_or(at_us, |until_us| at_us.min(until_us));
         for peer in self.peers.values() {
             if peer.may_send() {
                 at_us = at_us.min(peer.sender.deadline_us(now_us, &self.params));

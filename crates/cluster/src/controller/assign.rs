@@ -5,7 +5,7 @@
 use super::{Controller, ControllerOutput, GatewayRecord};
 use crate::message::Health;
 use crate::order::{self, Candidate};
-use crate::readiness::{Readiness, TableReport};
+use crate::readiness::TableReport;
 use crate::vip::VipId;
 use sluice_types::GatewayId;
 
@@ -114,9 +114,7 @@ impl Controller {
             return;
         }
         // An owner keeps the sessions that it has for a gateway with copies, if there is one.
-        let is_heir = |id: &GatewayId| {
-            self.is_reachable(*id, now_us) && self.tables(*id).fitness() == (Readiness::Current, true)
-        };
+        let is_heir = |id: &GatewayId| self.is_reachable(*id, now_us) && self.tables(*id).is_heir();
         let has_heir = self.ids().iter().any(is_heir);
         let next = self.plan.config.vips.iter().find_map(|vip| {
             let preferred = *self.plan.preferred_owners.get(&vip)?;

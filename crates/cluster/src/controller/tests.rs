@@ -63,7 +63,7 @@ impl Fixture {
 
     fn tables(&self, of: u64) -> TableReport {
         let copies = !self.without_copies.contains(&of);
-        TableReport { revision: 50, behind: self.behind.contains(&of), copies }
+        TableReport { revision: 50, behind: self.behind.contains(&of), copies, translates: true }
     }
 
     fn heartbeat(&mut self, from: u64, reachable: &[u64]) {

@@ -1,9 +1,9 @@
 //! Which peers are alive, and whether any node answers this gateway. Also computes when the next timer is
 //! due.
 
-use super::{ContactCheck, Contacts, Gateway, Incident, Output, VipState};
+use super::{ContactCheck, Contacts, Gateway, Incident, Output, Peer, VipState};
 use crate::message::{Health, Node};
-use crate::readiness::Readiness;
+use crate::readiness::{Readiness, TableReport};
 use sluice_types::GatewayId;
 
 impl Gateway {
@@ -29,7 +29,7 @@ impl Gateway {
 
     /// Returns the peers that this gateway reaches itself.
     pub(super) fn reachable_peers(&self, now_us: u64) -> Vec<GatewayId> {
-        let reachable = |peer: &&super::Peer| peer.is_reachable(now_us, &self.params);
+        let reachable = |peer: &&Peer| peer.is_reachable(now_us, &self.params);
         self.peers.iter().filter(reachable).map(|peer| peer.id).collect()
     }
 
@@ -170,15 +170,42 @@ impl Gateway {
         next_us
     }
 
+    /// Returns whether packets go both ways between this gateway and a peer.
+    fn is_mutual(&self, peer: &Peer, now_us: u64) -> bool {
+        peer.is_reachable(now_us, &self.params) && peer.reaches(self.own)
+    }
+
+    /// Counts interruptions: whoever asks for [`contacts`](Self::contacts) may miss one that begins and ends in between.
+    pub(super) fn note_contacts(&mut self, now_us: u64) {
+        for at in 0..self.peers.len() {
+            let is_mutual = self.is_mutual(&self.peers[at], now_us);
+            self.peers[at].note_mutual(is_mutual);
+        }
+        let is_in_ring = is_in_ring(self.health, self.tables.report());
+        let was_in_ring = std::mem::replace(&mut self.is_in_ring, is_in_ring);
+        self.times_left_out += u64::from(was_in_ring && !is_in_ring);
+    }
+
     /// Returns what packets find between this gateway and the others.
     #[must_use]
     pub fn contacts(&self, now_us: u64) -> Contacts {
-        let mut contacts = Contacts::default();
+        let mut contacts = Contacts {
+            is_left_out: !self.is_in_ring,
+            times_left_out: self.times_left_out,
+            ..Contacts::default()
+        };
         for peer in &self.peers {
-            if peer.is_reachable(now_us, &self.params) && peer.reaches(self.own) {
+            contacts.interruptions.insert(peer.id, peer.interruptions);
+            if peer.tables.is_some_and(|tables| !tables.translates) {
+                contacts.without_nat.push(peer.id);
+            }
+            if self.is_mutual(peer, now_us) {
                 contacts.mutual.push(peer.id);
-                contacts.has_heir |= peer.health == Health::Ready
-                    && peer.tables.is_some_and(|tables| tables.fitness() == (Readiness::Current, true));
+                if peer.tables.is_some_and(|tables| tables.translates && is_in_ring(peer.health, tables)) {
+                    contacts.ring.push(peer.id);
+                }
+                contacts.has_heir |=
+                    peer.health == Health::Ready && peer.tables.is_some_and(TableReport::is_heir);
             } else if !peer.dead && !peer.is_awaited(now_us, self.silence_since_us, &self.params) {
                 contacts.cut_off.push(peer.id);
             }
@@ -202,4 +229,9 @@ impl Gateway {
             }
         }
     }
+}
+
+/// Returns whether a gateway that reports this has the entries that first packets of sessions need, of whichever VPC.
+fn is_in_ring(health: Health, tables: TableReport) -> bool {
+    health == Health::Ready && tables.readiness() == Readiness::Current
 }

@@ -46,6 +46,7 @@ use crate::table::{Claim, Table};
 use crate::vip::{VIPS_MAX, VipId, VipSet};
 use peer::{Peer, Received};
 use sluice_types::{ClusterId, GatewayId};
+use std::collections::BTreeMap;
 
 /// Largest accepted revision of a configuration that a peer forwards. The controller must be able to make a
 /// newer one, whatever a member sends.
@@ -177,9 +178,19 @@ pub enum AnnounceReason {
 pub struct Contacts {
     /// Those that this gateway reaches, and that reach it.
     pub mutual: Vec<GatewayId>,
+    /// Those of these that install the first packets of sessions and pass them on: they are ready, have current tables, and translate.
+    pub ring: Vec<GatewayId>,
     /// Those that are alive, as far as this gateway knows, and that it does not reach or that do not reach it.
     pub cut_off: Vec<GatewayId>,
-    /// One of the first kind is ready, has current tables, and copies of all sessions: no session ends if this gateway dies.
+    /// How often packets stopped to go both ways between this gateway and each other one.
+    pub interruptions: BTreeMap<GatewayId, u64>,
+    /// The others leave this gateway out of the ring, because it is not ready or its tables are not current.
+    pub is_left_out: bool,
+    /// How often that began.
+    pub times_left_out: u64,
+    /// Those that have reported that they do not translate.
+    pub without_nat: Vec<GatewayId>,
+    /// One of the first kind is ready, translates, and has current tables and copies of all sessions: no session ends if this gateway dies.
     pub has_heir: bool,
 }
 
@@ -247,6 +258,9 @@ pub struct Gateway {
     tables: OwnTables,
     /// State of the tables of the last [`Incident::Tables`].
     readiness_reported: Readiness,
+    /// The others may pass first packets of sessions on to this gateway, and how often that ended.
+    is_in_ring: bool,
+    times_left_out: u64,
     /// At least one node answers this gateway, as far as it knows.
     has_contact: bool,
     startup_until_us: u64,
@@ -302,6 +316,8 @@ impl Gateway {
             health: Health::Starting,
             tables: OwnTables::default(),
             readiness_reported: Readiness::Partial,
+            is_in_ring: false,
+            times_left_out: 0,
             has_contact: false,
             startup_until_us: now_us,
             silence_since_us: now_us,
@@ -347,6 +363,13 @@ impl Gateway {
         self
     }
 
+    /// Sets whether the gateway translates for NAT gateways. That does not change while it runs.
+    #[must_use]
+    pub fn with_translation(mut self, translates: bool) -> Self {
+        self.tables.set_translates(translates);
+        self
+    }
+
     /// Handles an input at `now_us` of this node's clock. The clock must advance while the process is not
     /// scheduled (`CLOCK_BOOTTIME`, not CPU time).
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {
@@ -375,6 +398,7 @@ impl Gateway {
         self.leave_startup_if_due(now_us);
         self.announce_released(now_us);
         self.compare_tables(now_us);
+        self.note_contacts(now_us);
         self.update_ownership(now_us);
         self.announce_due(now_us);
         self.send_updates(now_us);

@@ -48,6 +48,10 @@ pub(super) struct Peer {
     pub health: Health,
     /// State of its tables; `None` if it has not reported it yet.
     pub tables: Option<TableReport>,
+    /// Packets went both ways between it and this gateway, when that was last noted.
+    is_mutual: bool,
+    /// How often that ended.
+    pub interruptions: u64,
     /// Time at which it was last sent the configuration or claims that it lacked.
     pub synced_us: Option<u64>,
 }
@@ -82,6 +86,8 @@ impl Peer {
             holds: VipSet::EMPTY,
             health: Health::Ready,
             tables: None,
+            is_mutual: false,
+            interruptions: 0,
             synced_us: None,
         }
     }
@@ -180,6 +186,12 @@ impl Peer {
     /// Returns whether the peer reports that it reaches a gateway.
     pub fn reaches(&self, id: GatewayId) -> bool {
         self.reachable.contains(&id)
+    }
+
+    /// Notes whether packets go both ways.
+    pub fn note_mutual(&mut self, is_mutual: bool) {
+        let was_mutual = std::mem::replace(&mut self.is_mutual, is_mutual);
+        self.interruptions += u64::from(was_mutual && !is_mutual);
     }
 
     /// Returns whether the controller reports the peer reachable, and its report counts.

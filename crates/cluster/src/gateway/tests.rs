@@ -41,12 +41,13 @@ impl Fixture {
             Config { revision: 1, vips: VipSet::first(members.len()), members, hello_interval_ms: 0 };
         let start_us = 1_000 * MS;
         let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us)
-            .with_tables(REVISION);
+            .with_tables(REVISION)
+            .with_translation(true);
         let mut fixture = Self {
             gateway,
             now_us: start_us,
             seq: 0,
-            peer_tables: TableReport { revision: REVISION, behind: false, copies: false },
+            peer_tables: TableReport { revision: REVISION, behind: false, copies: false, translates: true },
             outputs: Vec::new(),
         };
         fixture.input(Input::Timer);
@@ -224,7 +225,10 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
     fixture.pass(3_000, &[2, 3]);
     assert_eq!(fixture.gateway.tables().readiness(), Readiness::Current);
     fixture.pass(10, &[2, 3]);
-    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: true, copies: false });
+    assert_eq!(
+        fixture.gateway.tables(),
+        TableReport { revision: REVISION, behind: true, copies: false, translates: true }
+    );
     // A peer dies. The other one comes first, whatever the hash says, and does not take the vIP in this test.
     let params = Params::default();
     for _ in 0..100 {
@@ -246,7 +250,10 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
             fixture.input(Input::Witness { token });
         }
     }
-    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: false, copies: false });
+    assert_eq!(
+        fixture.gateway.tables(),
+        TableReport { revision: REVISION, behind: false, copies: false, translates: true }
+    );
     assert_eq!(fixture.taken_over(), [1, 2]);
 }
 
@@ -295,6 +302,72 @@ fn contacts_are_mutual_or_cut_off() {
     // Gateway 3 is dead.
     fixture.pass(40, &[2]);
     assert_eq!(contacts(&fixture), (vec![id(2)], vec![]));
+}
+
+/// Catches a gateway that drops first packets of sessions and is in the ring of others.
+#[test]
+fn gateways_that_cannot_install_sessions_are_not_in_the_ring() {
+    let mut fixture = Fixture::ready();
+    let ring = |fixture: &Fixture| fixture.gateway.contacts(fixture.now_us).ring;
+    assert_eq!(ring(&fixture), [id(2), id(3)]);
+    let good = fixture.peer_tables;
+    let bad = [
+        TableReport { revision: 0, ..good },
+        TableReport { behind: true, ..good },
+        TableReport { translates: false, copies: true, ..good },
+    ];
+    for tables in bad {
+        fixture.peer_tables = tables;
+        fixture.hello(3, &[1, 2]);
+        let contacts = fixture.gateway.contacts(fixture.now_us);
+        assert_eq!((&*contacts.mutual, &*contacts.ring), (&[id(2), id(3)][..], &[id(2)][..]), "{tables:?}");
+        assert_eq!(contacts.without_nat.contains(&id(3)), !tables.translates);
+        assert!(!contacts.has_heir);
+    }
+    fixture.peer_tables = good;
+    fixture.hello(3, &[1, 2]);
+    assert_eq!(ring(&fixture), [id(2), id(3)]);
+    let mut report = fixture.report(set(&[1]), &[1, 3]);
+    report.health = Health::Starting;
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
+    assert_eq!(ring(&fixture), [id(3)]);
+}
+
+/// Catches copies that count as complete although the others have left this gateway out.
+#[test]
+fn gateway_knows_that_others_leave_it_out_and_how_often() {
+    let mut fixture = Fixture::ready();
+    let left_out = |fixture: &Fixture| {
+        let contacts = fixture.gateway.contacts(fixture.now_us);
+        (contacts.is_left_out, contacts.times_left_out)
+    };
+    assert_eq!(left_out(&fixture), (false, 0));
+    fixture.input(Input::Tables { revision: 0 });
+    assert_eq!(left_out(&fixture), (true, 1));
+    fixture.input(Input::Tables { revision: REVISION });
+    assert_eq!(left_out(&fixture), (false, 1));
+    // This gateway's agent was paused.
+    fixture.now_us += 1_000 * MS;
+    fixture.input(Input::Timer);
+    assert_eq!((fixture.gateway.health(), left_out(&fixture)), (Health::Starting, (true, 2)));
+}
+
+#[test]
+fn interruptions_that_are_over_are_counted() {
+    let mut fixture = Fixture::ready();
+    let interruptions = |fixture: &Fixture| {
+        let contacts = fixture.gateway.contacts(fixture.now_us);
+        assert_eq!(contacts.mutual, [id(2), id(3)]);
+        [2, 3].map(|of| contacts.interruptions[&id(of)])
+    };
+    assert_eq!(interruptions(&fixture), [0, 0]);
+    // Gateway 2 does not receive this one's hellos for a moment.
+    fixture.hello(2, &[3]);
+    fixture.hello(2, &[1, 3]);
+    assert_eq!(interruptions(&fixture), [1, 0]);
+    fixture.pass(20, &[2]);
+    fixture.pass(20, &[2, 3]);
+    assert_eq!(interruptions(&fixture), [1, 1]);
 }
 
 #[test]

@@ -263,7 +263,7 @@ impl World {
         let (now_us, params) = (node.clock.local(self.now_us), self.scenario.params.clone());
         let saved = node.saved.clone();
         let machine = Gateway::new(id(at), CLUSTER, params, node.incarnation, saved, now_us);
-        node.machine = Some(machine.with_tables(node.tables));
+        node.machine = Some(machine.with_tables(node.tables).with_translation(true));
         node.unchanged_us = self.now_us;
         let complete = node.copies;
         self.feed_gateway(at, Input::Timer);

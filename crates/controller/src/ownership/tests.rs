@@ -12,7 +12,7 @@ use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// What all gateways report about their forwarding tables.
-const TABLES: TableReport = TableReport { revision: 9, behind: false, copies: true };
+const TABLES: TableReport = TableReport { revision: 9, behind: false, copies: true, translates: true };
 const WALL_MS: u64 = 1_700_000_000_000;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
 

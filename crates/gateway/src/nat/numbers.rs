@@ -43,7 +43,8 @@ pub struct RoleNat {
     asked: HashSet<Ipv4Addr>,
     /// The database is another one: all that VPCs have here must end.
     ends_all: bool,
-    /// The NAT gateways of the tables, for those who copy their sessions; `None` before the first [`RoleNat::settle`].
+    /// The NAT gateways of the tables, for those who copy their sessions; `None` until the tables were whole at a
+    /// [`RoleNat::settle`].
     units: watch::Sender<Option<NatUnits>>,
     /// The secret that the NAT tables do not have yet.
     seed: Option<NatSeed>,
@@ -158,8 +159,10 @@ impl RoleNat {
         self.apply_seed();
         let mut units: NatUnits = tables.nat_gateways().map(|nat| (nat.vni, nat.vip)).collect();
         units.sort_unstable();
+        // Until the tables are whole, NAT gateways may be missing, and copies of those that there are would count as all.
+        let is_whole = tables.applied_revision() != 0;
         self.units.send_if_modified(|known| {
-            let is_new = known.as_ref() != Some(&units);
+            let is_new = is_whole && known.as_ref() != Some(&units);
             if is_new {
                 *known = Some(units);
             }

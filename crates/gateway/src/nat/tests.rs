@@ -129,6 +129,9 @@ fn sessions_end_when_their_vpc_loses_the_address() {
     let units = role.units();
     put(&mut tables, &mut role, vni(2), 1, public(2));
     assert_eq!((of(1), of(2)), (1, 1));
+    assert_eq!(*units.borrow(), None, "the tables may lack others");
+    tables.set_applied_revision(1);
+    role.settle(&tables);
     assert_eq!(*units.borrow(), Some(vec![(vni(1), vip(1)), (vni(2), vip(1))]));
     // Another VPC has the address, and an agent was killed before it settled that.
     set_owned(&mut tables, 1, true);

@@ -120,6 +120,8 @@ pub struct AdoptedTables {
     pub owned: OwnedVips,
     /// Newest revision that the tables contain completely; 0 if entries may be missing.
     pub revision: u64,
+    /// They have the part that translates for NAT gateways.
+    pub translates: bool,
 }
 
 /// Name of a state of a gateway.
@@ -161,6 +163,8 @@ pub struct LocalMember {
     tables: u64,
     /// Whether this gateway has copies of all sessions.
     copies: bool,
+    /// Whether it translates for NAT gateways.
+    translates: bool,
     /// Cluster, revisions of plan and configuration, and digest of the table, of the saved state.
     saved: Option<(ClusterId, u64, u64, u64)>,
     counts: OwnershipCounts,
@@ -194,6 +198,7 @@ impl LocalMember {
             owned: tables.owned,
             tables: tables.revision,
             copies: false,
+            translates: tables.translates,
             saved: None,
             counts: OwnershipCounts::default(),
             actions: Vec::new(),
@@ -310,7 +315,8 @@ impl LocalMember {
         self.incarnation += 1;
         let machine =
             Gateway::new(self.own, plan.cluster, self.params.clone(), self.incarnation, state, now.boot_us);
-        self.machine = Some(machine.with_held_vips(held).with_tables(self.tables).with_copies(self.copies));
+        let machine = machine.with_held_vips(held).with_tables(self.tables).with_copies(self.copies);
+        self.machine = Some(machine.with_translation(self.translates));
         self.plan = Some(plan);
         self.due_us = now.boot_us;
     }

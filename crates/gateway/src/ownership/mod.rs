@@ -79,6 +79,8 @@ pub struct OwnershipConfig {
     pub owned: OwnedVips,
     /// Newest revision that the tables contain completely; 0 if entries may be missing.
     pub tables: u64,
+    /// This gateway translates for NAT gateways.
+    pub translates: bool,
     /// Makes the tables answer for other vIPs.
     pub set_owned: SetOwned,
     /// Heartbeat of the agent, which the packet programs check.
@@ -103,15 +105,15 @@ impl Ownership {
     /// # Errors
     /// If the system has no sockets, threads or random numbers, or the saved state cannot be read.
     pub fn start(config: OwnershipConfig) -> Result<Self, Error> {
-        let OwnershipConfig { own, vteps, port, state_dir, owned, tables, set_owned, heartbeat, announcer } =
-            config;
+        let OwnershipConfig { own, vteps, port, state_dir, owned, tables, translates, .. } = config;
+        let OwnershipConfig { set_owned, heartbeat, announcer, .. } = config;
         let no_random = || {
             Error::io("create a boot id")(io::Error::other("the operating system returns no random bytes"))
         };
         let boot = BootId::random().ok_or_else(no_random)?;
         let saved = SavedState::read(&state_dir)?;
-        let member =
-            LocalMember::new(own, vteps, boot, saved, AdoptedTables { owned, revision: tables }, now());
+        let adopted = AdoptedTables { owned, revision: tables, translates };
+        let member = LocalMember::new(own, vteps, boot, saved, adopted, now());
         let failed = || Error::io("start the ownership thread");
         let (commands, inbox) = mailbox().map_err(failed())?;
         let (saver, states) = channel();

@@ -116,7 +116,7 @@ impl World {
     fn start(&mut self, at: usize) {
         let boot = BootId::random().unwrap();
         let (saved, owned) = (self.saved[at].clone(), self.owned[at].clone());
-        let tables = AdoptedTables { owned, revision: 1 };
+        let tables = AdoptedTables { owned, revision: 1, translates: true };
         self.members[at] = Some(LocalMember::new(id(at), vteps(at), boot, saved, tables, self.now()));
         self.feed(at, Event::Keys(keys()));
         self.feed(at, Event::Controller(Some(CONTROLLER)));

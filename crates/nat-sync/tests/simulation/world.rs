@@ -315,7 +315,10 @@ impl World {
         let reachable =
             (0..self.scenario.nodes).filter(|other| !silent.contains_key(other)).map(id).collect();
         // The network is split into sides: no gateway is reached by another one only.
-        self.input(node, Input::Reachable { mutual: reachable, cut_off: Vec::new() });
+        self.input(
+            node,
+            Input::Reachable { mutual: reachable, cut_off: Vec::new(), interruptions: Default::default() },
+        );
         self.tell_owners(node);
     }
 
@@ -333,7 +336,7 @@ impl World {
             silent.entry(other).or_insert(now_us);
         }
         let mutual = nodes.iter().copied().map(id).collect();
-        self.input(node, Input::Reachable { mutual, cut_off: Vec::new() });
+        self.input(node, Input::Reachable { mutual, cut_off: Vec::new(), interruptions: Default::default() });
     }
 
     /// A session of a VM begins, is used or ends, at a gateway that believes that it owns the vIP.

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use sluice_agent::underlay::Vteps;
+use sluice_cluster::Contacts;
 use sluice_envelope::{BootId, KeyRing};
 use sluice_nat_sync::{Input, Message, MessageCodec, Output, Params, Replicator, SessionTable};
 use sluice_types::{GatewayId, Vni};
@@ -89,12 +90,17 @@ impl SyncPeer {
             }
             Event::View(view) => {
                 self.view = view;
-                let contacts = self.view.contacts.clone();
-                vec![
+                let Contacts {
+                    mutual, cut_off, interruptions, is_left_out: now, times_left_out: times, ..
+                } = self.view.contacts.clone();
+                let mut inputs = vec![
                     Input::Members(self.view.members()),
-                    Input::Reachable { mutual: contacts.mutual, cut_off: contacts.cut_off },
-                    Input::Owners(self.owners()),
-                ]
+                    Input::Reachable { mutual, cut_off, interruptions },
+                    Input::LeftOut { now, times },
+                ];
+                // The first owners are those of all NAT gateways that there are.
+                inputs.extend(self.units.is_some().then(|| Input::Owners(self.owners())));
+                inputs
             }
             Event::Units(units) => {
                 self.units = Some(units);
@@ -109,11 +115,12 @@ impl SyncPeer {
         send
     }
 
-    /// Whether this gateway has all sessions of all NAT gateways that others own.
+    /// Whether this gateway has all sessions of all NAT gateways that others own. An owner that does not translate has none.
     #[must_use]
     pub fn is_complete(&self) -> bool {
+        let without_nat = &self.view.contacts.without_nat;
         let has = |(_, owner, complete): (Vni, Option<GatewayId>, bool)| {
-            complete || owner.is_none_or(|owner| owner == self.own)
+            complete || owner.is_none_or(|owner| owner == self.own || without_nat.contains(&owner))
         };
         self.view.plan.is_some() && self.units.is_some() && self.replicator.copies().all(has)
     }

@@ -195,6 +195,18 @@ fn gateway_that_owns_nat_gateways_without_an_heir_is_unprotected() {
     assert!(!world.peers[0].0.status().is_unprotected());
 }
 
+#[test]
+fn owner_that_does_not_translate_is_not_waited_for() {
+    let mut world = World::new();
+    world.feed(1, Event::Units(units()));
+    let mut seen = view(1, &world.vteps, 0);
+    world.feed(1, Event::View(seen.clone()));
+    assert!(!world.peers[1].0.is_complete());
+    seen.contacts.without_nat = vec![id(0)];
+    world.feed(1, Event::View(seen));
+    assert!(world.peers[1].0.is_complete());
+}
+
 /// A table that the test sees as well.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Table>>);
