@@ -174,6 +174,7 @@ impl Gateway {
                 state_dir: dir,
                 owned: before,
                 tables: 1,
+                translates: false,
                 set_owned: Box::new(set_owned),
                 heartbeat,
                 announcer: Box::new(

@@ -41,7 +41,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         holds: VipSet::first(2),
         reachable: ids().collect(),
         health: Health::Ready,
-        tables: TableReport { revision: 300, behind: true, copies: true },
+        tables: TableReport { revision: 300, behind: true, copies: true, translates: true },
     };
     let members = ids().map(|id| Member { id, draining: false }).collect();
     let claim = Claim { epoch: 9, owner: GatewayId::new(8) };

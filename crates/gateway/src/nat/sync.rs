@@ -36,7 +36,7 @@ pub type NatUnits = Vec<(Vni, IpAddr)>;
 #[derive(Debug)]
 enum Command {
     Keys(KeyRing),
-    View(ClusterView),
+    View(Box<ClusterView>),
     Units(NatUnits),
 }
 
@@ -102,7 +102,7 @@ impl NatSync {
 
     /// Sets members, owners of vIPs and contacts.
     pub fn set_view(&self, view: ClusterView) {
-        self.send(Command::View(view));
+        self.send(Command::View(Box::new(view)));
     }
 
     /// Sets the NAT gateways of the tables.

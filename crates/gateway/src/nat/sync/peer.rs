@@ -28,7 +28,7 @@ pub enum Event<'a> {
     /// The cluster's keys.
     Keys(KeyRing),
     /// Members, owners of vIPs and contacts.
-    View(ClusterView),
+    View(Box<ClusterView>),
     /// The NAT gateways of the tables.
     Units(NatUnits),
 }
@@ -89,7 +89,7 @@ impl SyncPeer {
                 Vec::new()
             }
             Event::View(view) => {
-                self.view = view;
+                self.view = *view;
                 let Contacts {
                     mutual, cut_off, interruptions, is_left_out: now, times_left_out: times, ..
                 } = self.view.contacts.clone();

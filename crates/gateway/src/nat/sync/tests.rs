@@ -103,7 +103,7 @@ impl World {
     }
 
     fn set_owner(&mut self, owner: usize) {
-        (0..3).for_each(|at| self.feed(at, Event::View(view(at, &self.vteps, owner))));
+        (0..3).for_each(|at| self.feed(at, Event::View(Box::new(view(at, &self.vteps, owner)))));
     }
 
     fn pass_ms(&mut self, millis: u64) {
@@ -189,9 +189,9 @@ fn gateway_that_owns_nat_gateways_without_an_heir_is_unprotected() {
     let mut alone = view(0, &world.vteps, 0);
     alone.contacts.has_heir = false;
     world.feed(0, Event::Units(units()));
-    world.feed(0, Event::View(alone));
+    world.feed(0, Event::View(Box::new(alone)));
     assert!(world.peers[0].0.status().is_unprotected());
-    world.feed(0, Event::View(view(0, &world.vteps, 0)));
+    world.feed(0, Event::View(Box::new(view(0, &world.vteps, 0))));
     assert!(!world.peers[0].0.status().is_unprotected());
 }
 
@@ -200,10 +200,10 @@ fn owner_that_does_not_translate_is_not_waited_for() {
     let mut world = World::new();
     world.feed(1, Event::Units(units()));
     let mut seen = view(1, &world.vteps, 0);
-    world.feed(1, Event::View(seen.clone()));
+    world.feed(1, Event::View(Box::new(seen.clone())));
     assert!(!world.peers[1].0.is_complete());
     seen.contacts.without_nat = vec![id(0)];
-    world.feed(1, Event::View(seen));
+    world.feed(1, Event::View(Box::new(seen)));
     assert!(world.peers[1].0.is_complete());
 }
 
