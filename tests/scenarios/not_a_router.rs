@@ -66,6 +66,14 @@ async fn check(lab: &Lab, case: &Case) -> Outcome {
     let target: IpAddr = case.address.parse()?;
     // Without `nodad`, the address is tentative for a moment, also on the loopback interface.
     execute(lab, case.target, &["ip", "addr", "add", case.address, "dev", "lo", "nodad"]).await?;
+    // The kernel adds the route of an IPv6 address a moment later.
+    eventually(COUNTED, || async {
+        let output = lab.exec(case.target, &["ip", "route", "get", case.address]).await?;
+        let route = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(route.starts_with("local "), "{} has {} by {route}", case.target, case.address);
+        Ok(())
+    })
+    .await?;
     execute(lab, GATEWAY, &["ip", "route", "add", case.address, "via", case.target_vtep]).await?;
     let pings = PINGS.to_string();
     let options = ["-c", pings.as_str(), "-i", "0.1", "-W", "1"];
