@@ -51,13 +51,6 @@ pub enum Input {
     },
     /// All NAT gateways of the cluster, by the VNI of their VPC, and which gateway owns the vIP of each.
     Owners(Vec<(Vni, Option<GatewayId>)>),
-    /// This gateway is to hand the vIP of a NAT gateway over to another one. `None`: it is to keep it.
-    Move {
-        /// The NAT gateway.
-        vni: Vni,
-        /// The next owner.
-        to: Option<GatewayId>,
-    },
 }
 
 /// An action for the caller.
@@ -82,13 +75,6 @@ pub enum Output {
         vni: Vni,
         /// The copy is complete, or this gateway is the owner.
         complete: bool,
-    },
-    /// The next owner has all sessions: the vIP can be handed over ([`Input::Move`]).
-    Ready {
-        /// The NAT gateway.
-        vni: Vni,
-        /// The next owner.
-        to: GatewayId,
     },
     /// This gateway has lost the vIP of a NAT gateway, and the new owner has all sessions of it now. Until then, this gateway
     /// should continue to translate packets that reach it.
@@ -152,8 +138,6 @@ struct Unit {
     told: bool,
     /// This node has owned it, and the new owner does not have all sessions yet.
     former: bool,
-    /// Where it is to be moved, and since when.
-    moving: Option<(GatewayId, u64)>,
 }
 
 impl Replicator {
@@ -204,7 +188,6 @@ impl Replicator {
             }
             Input::LeftOut { now, times } => self.set_left_out(now_us, now, times),
             Input::Owners(owners) => self.set_owners(now_us, owners),
-            Input::Move { vni, to } => self.set_move(now_us, vni, to),
         }
         if is_timely {
             self.judge_copies(now_us);
@@ -308,7 +291,6 @@ impl Replicator {
                 continue;
             }
             let before = std::mem::replace(&mut unit.owner, owner);
-            unit.moving = None;
             if owner == Some(self.own) {
                 (unit.former, unit.complete_us) = (false, Some(now_us));
                 gained = true;
@@ -366,14 +348,6 @@ impl Replicator {
         }
     }
 
-    fn set_move(&mut self, now_us: u64, vni: Vni, to: Option<GatewayId>) {
-        let Some(unit) = self.units.get_mut(&vni).filter(|unit| unit.owner == Some(self.own)) else { return };
-        unit.moving = to.filter(|to| *to != self.own).map(|to| (to, now_us));
-        if let Some(peer) = unit.moving.and_then(|(to, _)| self.peers.get_mut(&to)) {
-            peer.sender.begin_soon(now_us);
-        }
-    }
-
     fn received(
         &mut self,
         now_us: u64,
@@ -422,14 +396,6 @@ impl Replicator {
                 if role == Some(&Role::Former) && finished.returned {
                     unit.former = false;
                     out.push(Output::Returned { vni, to });
-                } else {
-                    more = true;
-                }
-            }
-            if let Some((_, since_us)) = unit.moving.filter(|(next, _)| *next == to) {
-                if role == Some(&Role::Owner) && finished.copied && finished.started_us >= since_us {
-                    unit.moving = None;
-                    out.push(Output::Ready { vni, to });
                 } else {
                     more = true;
                 }

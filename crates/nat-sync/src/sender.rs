@@ -44,7 +44,6 @@ enum State {
 #[derive(Debug)]
 struct Streaming {
     pass: PassId,
-    started_us: u64,
     heard_us: u64,
     /// NAT gateways of which the pass will have all sessions.
     units: BTreeMap<Vni, Role>,
@@ -75,8 +74,6 @@ pub(crate) struct Finished {
     /// The receiver has all sessions of what this node owns, and all of what this node returns.
     pub copied: bool,
     pub returned: bool,
-    /// When the first session was read.
-    pub started_us: u64,
     /// NAT gateways whose role did not change during the pass.
     pub units: BTreeMap<Vni, Role>,
 }
@@ -186,7 +183,7 @@ impl Sender {
                     return None;
                 }
                 let units = std::mem::take(&mut streaming.units);
-                let finished = Finished { copied, returned, started_us: streaming.started_us, units };
+                let finished = Finished { copied, returned, units };
                 if copied && returned {
                     self.retry_us = params.retry_us;
                     self.stop(self.next_us);
@@ -204,7 +201,6 @@ impl Streaming {
     fn new(pass: PassId, now_us: u64, units: BTreeMap<Vni, Role>, params: &Params) -> Self {
         Self {
             pass,
-            started_us: now_us,
             heard_us: now_us,
             units,
             part: Some(0),

@@ -277,7 +277,6 @@ impl World {
                     self.say(|| format!("node {node}: copy of {vni} complete: {complete}"));
                     self.nodes[node].copies.insert(vni, complete);
                 }
-                Output::Ready { vni, to } => self.hand_over(node, vni, to.get() as usize - 1),
                 Output::Returned { vni, to } => {
                     self.say(|| format!("node {node}: returned {vni} to {to}"));
                     self.summary.returned += 1;
@@ -469,9 +468,9 @@ impl World {
             Class::Move => {
                 let unit = self.rng.index(self.scenario.units);
                 let to = (node + 1 + self.rng.index(self.scenario.nodes - 1)) % self.scenario.nodes;
-                if self.nodes[node].owners[unit] == Some(node) && self.reaches(node, to) {
-                    self.say(|| format!("unit {unit} is to move from node {node} to {to}"));
-                    self.input(node, Input::Move { vni: vni(unit), to: Some(id(to)) });
+                let has_copies = self.nodes[to].copies.get(&vni(unit)) == Some(&true);
+                if self.nodes[node].owners[unit] == Some(node) && self.reaches(node, to) && has_copies {
+                    self.hand_over(node, vni(unit), to);
                 }
             }
             _ => {}

@@ -172,9 +172,7 @@ impl SyncPeer {
             }
             Output::Returned { vni, to } => {
                 tracing::info!(%vni, %to, "the new owner of a NAT gateway has the sessions that were here");
-            }
-            // Follows only moves that are announced to the state machine.
-            Output::Ready { .. } => {}
+            } // Follows only moves that are announced to the state machine.
         }
     }
 
