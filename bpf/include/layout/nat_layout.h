@@ -234,7 +234,7 @@ struct nat_copy {
 	__u32 since;
 	__u32 flags;
 	__u32 answer; /* enum nat_answer */
-	__u32 bucket; /* answer: where the session is, unless there is none */
+	__u32 bucket; /* answer: where the session is, if it was installed or exists */
 	__u32 slot;
 };
 #define NAT_COPIES_MAX 32 /* of a run of the program */

@@ -36,7 +36,7 @@ struct nat_test {
 	__u32 state;
 	__u32 idle;
 	__u32 since;
-	__u32 bucket; /* answer: where the session is, unless there is none */
+	__u32 bucket; /* answer: where the session is, if it was installed or exists */
 	__u32 slot;
 	struct nat_pool pool;
 };

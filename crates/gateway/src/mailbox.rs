@@ -48,7 +48,7 @@ impl<T> Inbox<T> {
         !matches!(self.woken.read(&mut woken), Ok(0))
     }
 
-    /// The next command. Fails if there is none, or there will be none.
+    /// The next command, without waiting. Fails if no command waits, or if the other end was dropped.
     pub fn take(&self) -> Result<T, TryRecvError> {
         self.commands.try_recv()
     }

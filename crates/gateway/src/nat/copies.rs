@@ -172,7 +172,7 @@ impl Taken {
     }
 }
 
-/// A session as other gateways know it, with its idle time. `None` if it is none that replication knows.
+/// A session as other gateways know it, with its idle time. `None`: messages cannot express it.
 fn record_of(shown: &Translation, timeouts: &Timeouts, now: u32) -> Option<Record> {
     let (SocketAddr::V4(inside), SocketAddr::V4(remote)) = (shown.inside, shown.remote) else { return None };
     let (protocol, bits) = (shown.session.flow.protocol, shown.session.state & layout::NAT_COPY_STATE);

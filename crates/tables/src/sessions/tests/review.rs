@@ -113,8 +113,8 @@ fn a_session_that_is_refreshed_meanwhile_ends_as_well() {
     assert_eq!(sessions.reader().lookup(&flow, NOW), None);
 }
 
-/// Catches a revoked session that lives on because a packet that had found it before refreshed it, or because the agent was
-/// killed.
+/// Catches a revoked session that lives on because a packet refreshed it that had found it before, or because the agent was killed
+/// in between.
 #[test]
 fn a_revoked_session_ends_two_seconds_later() {
     let regions = SessionRegions::anonymous(2, 2).unwrap();
