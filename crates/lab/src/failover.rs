@@ -1,6 +1,7 @@
 //! Gateways of a lab that fail as machines do, with their interfaces, and the demonstration that a download goes on.
 
 use crate::error::{Error, IoContext, Result};
+use crate::exec::{script, succeed};
 use crate::internet::{self, EXCHANGE, ISP, LARGE_FILE, LARGE_FILE_BYTES};
 use crate::lab::Lab;
 use crate::output::print_text;
@@ -11,8 +12,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// Rate of the download, so that it takes 8 s.
-const RATE: &str = "1M";
+/// The upstream router sends slowly meanwhile, so that the download takes 4 s. A limit of `curl` does not hold in the first second.
+const SLOW: &str = "tc qdisc add dev ix0 root tbf rate 16mbit burst 32k latency 200ms";
+const FAST: &str = "tc qdisc del dev ix0 root";
 /// From its beginning to the death of the gateway.
 const BEFORE: Duration = Duration::from_secs(1);
 /// From the start of an agent until its tables are synchronized.
@@ -44,22 +46,16 @@ impl Lab {
         let switch = self.state.topology.gateways[number].switch.as_str();
         let state = if connected { "up" } else { "down" };
         for (place, port) in [(switch, format!("p{number}")), (EXCHANGE, format!("gw{number}"))] {
-            let output = self.exec(place, &["ip", "link", "set", &port, state]).await?;
-            if !output.status.success() {
-                return Err(Error::Command {
-                    what: format!("setting {port} of {place} {state}"),
-                    status: output.status.to_string(),
-                    output: String::from_utf8_lossy(&output.stderr).into_owned(),
-                });
-            }
+            let what = format!("setting {port} of {place} {state}");
+            script(&self.paths, place, &what, &format!("ip link set {port} {state}\n")).await?;
         }
         Ok(())
     }
 
     /// The list of objects that a command prints.
     async fn list(&self, place: &str, argv: &[&str]) -> Result<Vec<Value>> {
-        let output = self.exec(place, argv).await?;
-        serde_json::from_slice(&output.stdout)
+        let text = succeed(&argv.join(" "), self.exec(place, argv).await?)?;
+        serde_json::from_str(&text)
             .map_err(|error| Error::Form { what: argv.join(" "), problem: error.to_string() })
     }
 
@@ -73,12 +69,15 @@ impl Lab {
         });
         let (Some((vm, public)), true) = (behind_nat, topology.gateways.len() > 1) else { return Ok(true) };
         let victim = OnceLock::new();
+        script(&self.paths, ISP, "limiting the rate of the download", SLOW).await?;
         let shown = self.download_while_owner_dies(&vm, public.into(), &victim).await;
+        let fast = script(&self.paths, ISP, "removing the limit of the download", FAST).await;
         let back = match victim.get() {
             Some(victim) => self.bring_back(*victim).await,
             None => Ok(()),
         };
         let well = shown?;
+        fast?;
         back?;
         Ok(well)
     }
@@ -94,8 +93,7 @@ impl Lab {
         let url = internet::page(false) + LARGE_FILE;
         let copy = self.paths.root().join("vms").join(format!("{vm}.download"));
         let file = copy.display().to_string();
-        let argv =
-            ["curl", "-sS", "--noproxy", "*", "--max-time", "30", "--limit-rate", RATE, "-o", &file, &url];
+        let argv = ["curl", "-sS", "--noproxy", "*", "--max-time", "30", "-o", &file, &url];
         let download = async { Ok::<_, Error>((self.exec(vm, &argv).await?, Instant::now())) };
         let die = async {
             sleep(BEFORE).await;
