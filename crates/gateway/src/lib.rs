@@ -187,7 +187,11 @@ impl NatParts {
     ) -> Result<Self, Error> {
         let table = Box::new(Copies::new(nat.clone(), node.datapath.nat_copier()?));
         let sync = NatSync::start(SyncConfig { own, vteps, port: args.nat_sync_port, table })?;
-        Ok(Self { keeper: NatKeeper::start(nat.clone())?, copied: (nat, Arc::new(sync)) })
+        let owned = sync.owned();
+        Ok(Self {
+            keeper: NatKeeper::start(nat.clone(), args.nat.nat_log, owned)?,
+            copied: (nat, Arc::new(sync)),
+        })
     }
 
     /// Adds the metrics. Returns the routes of the local API.

@@ -12,33 +12,39 @@
 
 mod args;
 pub mod copies;
+mod ipfix;
 pub mod list;
+mod log;
 mod metrics;
 #[cfg(test)]
 #[path = "../../nat-sync/tests/simulation/table.rs"]
 #[allow(dead_code, reason = "the simulation uses more of it")]
 mod naive;
 mod numbers;
+mod sessions;
 pub mod sync;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use sluice_agent::{Error, adoption_error, error_chain};
 use sluice_datapath::Datapath;
-use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatUsage, default_timeouts};
-use sluice_tables::sessions::{SessionReader, ticks_now};
-use sluice_tables::{Membarrier, layout};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use sluice_tables::Membarrier;
+use sluice_tables::nat::{Nat, NatUsage, default_timeouts};
+use sluice_tables::sessions::{Family, SessionReader, ticks_now};
+use sluice_types::Vni;
 
-pub use args::NatArgs;
+pub use args::{LoggedEvents, NatArgs};
+pub(crate) use log::NatLog;
 pub use numbers::RoleNat;
+
+use sessions::SessionLog;
 
 /// Time between two turns of the thread, and for how long one works. So it takes at most about a tenth of a processor.
 const TURN: Duration = Duration::from_millis(100);
@@ -47,9 +53,8 @@ const WORK: Duration = Duration::from_millis(10);
 const ROUND: Duration = Duration::from_secs(1);
 /// Buckets of sessions of one step. The writer of the node's tables waits for a step, so it takes about a millisecond.
 const STEP_BUCKETS: u32 = 1024;
-
-/// What the log of blocks can be chosen by.
-const LOG_TARGET: &str = "sluice::nat_log";
+/// Shortest time from the beginning of a pass of the log of sessions to that of the next.
+const PASS: Duration = Duration::from_secs(1);
 
 /// What was counted in the NAT tables since the agent began.
 #[derive(Clone, Debug, Default)]
@@ -58,9 +63,6 @@ struct Status {
     /// Rounds that were completed, and how long the last one took.
     rounds: u64,
     round_time: Duration,
-    /// Events of blocks.
-    claimed: u64,
-    returned: u64,
     /// Sessions that were ended because their port was not theirs ([`sluice_tables::nat::NatSwept::astray`]).
     astray: u64,
 }
@@ -70,6 +72,7 @@ struct Status {
 pub struct SharedNat {
     nat: Arc<Mutex<Nat>>,
     status: Arc<Mutex<Status>>,
+    log: Arc<NatLog>,
     reader: SessionReader,
     /// Numbers that there are for public addresses.
     addresses_total: u32,
@@ -87,15 +90,21 @@ impl SharedNat {
         let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
         nat.limit_vpcs(args.vpc_sessions());
-        Ok(Self::new(nat))
+        Ok(Self::new(nat, NatLog::new(args.nat_ipfix)?))
     }
 
-    pub(crate) fn new(nat: Nat) -> Self {
+    pub(crate) fn new(mut nat: Nat, log: NatLog) -> Self {
+        let log = Arc::new(log);
+        nat.log_blocks_of({
+            let log = log.clone();
+            move |vni| log.logs(vni)
+        });
         let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
         let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
         Self {
             nat: Arc::new(Mutex::new(nat)),
             status,
+            log,
             reader,
             addresses_total: usage.addresses_total,
             emptied: Arc::default(),
@@ -126,20 +135,30 @@ impl SharedNat {
 pub struct NatKeeper {
     reader: SessionReader,
     status: Arc<Mutex<Status>>,
+    log: Arc<NatLog>,
     /// Ends the thread when it is dropped.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl NatKeeper {
-    /// Starts the thread.
+    /// Starts the thread. `owned` are the VPCs whose NAT gateways this gateway translates for, if they are known.
     ///
     /// # Errors
     /// If the system refuses to start a thread.
-    pub fn start(nat: SharedNat) -> Result<Self, Error> {
-        let (reader, status) = (nat.reader(), nat.status.clone());
+    pub fn start(
+        nat: SharedNat,
+        logged: LoggedEvents,
+        owned: impl Fn() -> Option<HashSet<Vni>> + Send + 'static,
+    ) -> Result<Self, Error> {
+        let (reader, status, log) = (nat.reader(), nat.status.clone(), nat.log.clone());
         let (stop, stopped) = mpsc::channel();
-        let mut keeper = Keeper { nat, round_began: Instant::now() };
+        let sessions = (logged == LoggedEvents::Sessions).then(|| {
+            let buckets = nat.lock().sessions().buckets(Family::Ipv4);
+            SessionLog::new(reader.clone(), buckets)
+        });
+        let now = Instant::now();
+        let mut keeper = Keeper { nat, round_began: now, sessions, pass_began: now, owned: Box::new(owned) };
         let run = move || {
             let mut wait = Duration::ZERO;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -150,7 +169,7 @@ impl NatKeeper {
             .name("nat".to_owned())
             .spawn(run)
             .map_err(Error::io("start the thread that looks after source NAT"))?;
-        Ok(Self { reader, status, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { reader, status, log, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The routes of the local API that show sessions.
@@ -160,7 +179,7 @@ impl NatKeeper {
 
     /// The metrics of source NAT.
     pub fn metrics(&self, datapath: &Arc<Datapath>) -> metrics::NatMetrics {
-        metrics::NatMetrics { status: self.status.clone(), datapath: datapath.clone() }
+        metrics::NatMetrics { status: self.status.clone(), log: self.log.clone(), datapath: datapath.clone() }
     }
 }
 
@@ -179,6 +198,10 @@ impl Drop for NatKeeper {
 struct Keeper {
     nat: SharedNat,
     round_began: Instant,
+    /// `None`: sessions are not logged.
+    sessions: Option<SessionLog>,
+    pass_began: Instant,
+    owned: Box<dyn Fn() -> Option<HashSet<Vni>> + Send>,
 }
 
 fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
@@ -186,12 +209,25 @@ fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
 }
 
 impl Keeper {
-    /// Makes steps of the round. Returns the time until the next turn.
+    /// Makes steps of the round and of the log. Returns the time until the next turn.
     fn take_turn(&mut self) -> Duration {
+        if let Some(owned) = (self.owned)() {
+            self.nat.log.set_owned(owned);
+        }
+        let wait = self.make_round();
+        self.log_sessions();
+        self.nat.log.flush();
+        if self.sessions.is_some() { TURN } else { wait }
+    }
+
+    fn make_round(&mut self) -> Duration {
+        if self.sessions.is_some() && Instant::now() < self.round_began {
+            return TURN;
+        }
         let began = Instant::now();
         while began.elapsed() < WORK {
             // The sweep notes that an event was logged when `log` has returned. A line that is written later could be lost.
-            let log = &mut |event| log(&self.nat.status, &event);
+            let log = &mut |event| self.nat.log.block(&event);
             let swept = self.nat.lock().sweep(STEP_BUCKETS, ticks_now(), log);
             match swept {
                 Ok(swept) => {
@@ -223,35 +259,21 @@ impl Keeper {
         status.round_time = round_time;
         wait
     }
-}
 
-/// Logs which VM has, or had, which ports at what time (RFC 7422). The time of a claim is before that of the line.
-fn log(status: &Mutex<Status>, event: &NatEvent) {
-    let (NatEvent::Claimed(block) | NatEvent::Returned(block, _)) = event;
-    let NatBlock { vni, inside, outside, ports, claimed_at, .. } = block;
-    let ports = format_args!("{}-{}", ports.start(), ports.end());
-    let since = time_of(*claimed_at);
-    match event {
-        NatEvent::Claimed(_) => {
-            tracing::info!(
-                target: LOG_TARGET, at = since, %vni, %inside, %outside, %ports,
-                "ports of a public address were given to a VM"
-            );
-            lock(status).claimed += 1;
+    fn log_sessions(&mut self) {
+        let Some(sessions) = &mut self.sessions else { return };
+        let began = Instant::now();
+        if began < self.pass_began {
+            return;
         }
-        NatEvent::Returned(_, at) => {
-            tracing::info!(
-                target: LOG_TARGET, at = time_of(*at), since, %vni, %inside, %outside, %ports,
-                "ports of a public address were returned by a VM"
-            );
-            lock(status).returned += 1;
+        // Until it is known what this gateway owns, sessions wait for the log.
+        let Some(owned) = self.nat.log.owned() else { return };
+        let log = &mut |change, session: &_| self.nat.log.session(change, session);
+        while began.elapsed() < WORK {
+            if sessions.step(STEP_BUCKETS, &owned, log) {
+                self.pass_began = Instant::now() + PASS;
+                return;
+            }
         }
     }
-}
-
-/// The time of a tick of the past in UTC, to the second.
-fn time_of(tick: u32) -> String {
-    let seconds = ticks_now().wrapping_sub(tick) / layout::SESSION_TICKS_PER_SECOND;
-    let then = OffsetDateTime::from(SystemTime::now() - Duration::from_secs(seconds.into()));
-    then.replace_nanosecond(0).ok().and_then(|then| then.format(&Rfc3339).ok()).unwrap_or_default()
 }

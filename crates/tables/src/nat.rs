@@ -224,10 +224,14 @@ pub struct Nat {
     sessions: Sessions,
     progress: Progress,
     shares: Option<Shares>,
+    logs: Option<Logs>,
 }
 
 /// Whether packets give out the ports of a block, by the public address and the number of the block in it.
 type Shares = Box<dyn Fn(Ipv4Addr, u16) -> bool + Send>;
+
+/// Whether the blocks of a VPC are logged.
+type Logs = Box<dyn Fn(Vni) -> bool + Send>;
 
 impl Nat {
     /// Lays out empty tables without public addresses, at a time in ticks. Packets that use tables in this memory meanwhile are
@@ -259,7 +263,7 @@ impl Nat {
         config.store64(offset_of!(nat_config, port_seed), port_seed(seed));
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         open(&config, &tables);
-        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None, logs: None })
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
@@ -319,7 +323,7 @@ impl Nat {
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
-        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None })
+        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None, logs: None })
     }
 
     /// Makes `seed` the secret of the tables ([`Nat::create`]). If they have another one, all sessions and blocks end, and
@@ -373,6 +377,12 @@ impl Nat {
     /// sessions that begin later. New tables have no such limit.
     pub fn limit_vpcs(&mut self, sessions: NonZeroU32) {
         self.config.store32(offset_of!(nat_config, vpc_sessions), sessions.get());
+    }
+
+    /// Logs only the blocks of VPCs for which `is_logged` is true: another gateway logs the others. It is asked for each block that
+    /// is not logged yet, in each round. New tables log all.
+    pub fn log_blocks_of(&mut self, is_logged: impl Fn(Vni) -> bool + Send + 'static) {
+        self.logs = Some(Box::new(is_logged));
     }
 
     /// Ends the session of a flow between an inside and a remote endpoint, as [`Sessions::remove`]. Its port is free after the

@@ -1,11 +1,21 @@
 //! Command line options of source NAT. This file changes when such an option is added.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use sluice_datapath::nat_sizes;
 use sluice_tables::layout::SESSION_SLOTS;
 use sluice_tables::nat::{NatRegions, NatSize};
+
+/// What the log of source NAT has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoggedEvents {
+    /// Blocks of ports that instances get and return
+    Blocks,
+    /// Also each connection, when it begins and ends
+    Sessions,
+}
 
 /// Options of source NAT. They matter to a gateway with interfaces to the Internet.
 #[derive(Args, Clone, Debug)]
@@ -30,6 +40,22 @@ pub struct NatArgs {
     /// of 2 from 64 to 4096; the same on all gateways of a cluster. It stays as it is until --flush
     #[arg(long, value_name = "NUMBER", default_value_t = 512, value_parser = block_ports)]
     pub nat_block_ports: u32,
+
+    /// What is logged of NAT gateways that this gateway translates for
+    #[arg(long, value_name = "EVENTS", value_enum, default_value_t = LoggedEvents::Blocks)]
+    pub nat_log: LoggedEvents,
+
+    /// Address and UDP port of an IPFIX collector (RFC 7011, RFC 8158), which gets what is logged of NAT gateways
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = collector)]
+    pub nat_ipfix: Option<SocketAddr>,
+}
+
+fn collector(text: &str) -> Result<SocketAddr, String> {
+    let collector: SocketAddr = text.parse().map_err(|_| "it is not an IP address with a port".to_owned())?;
+    if collector.port() == 0 || collector.ip().is_unspecified() {
+        return Err("nothing can be sent to this address or port".to_owned());
+    }
+    Ok(collector)
 }
 
 fn block_ports(text: &str) -> Result<u32, String> {

@@ -8,18 +8,21 @@ use sluice_agent::metric_source::{MetricSource, counter, gauge};
 use sluice_datapath::{Datapath, NatRingCounts};
 use sluice_tables::nat::NatUsage;
 
+use super::log::{LogCounts, NatLog};
 use super::{Status, lock};
 
 /// Registers the metrics.
 pub struct NatMetrics {
     pub(super) status: Arc<Mutex<Status>>,
+    pub(super) log: Arc<NatLog>,
     /// Its programs count packets of the ring.
     pub(super) datapath: Arc<Datapath>,
 }
 
 impl MetricSource for NatMetrics {
     fn register(&self, registry: &mut Registry) {
-        let Status { usage, rounds, round_time, claimed, returned, astray } = lock(&self.status).clone();
+        let Status { usage, rounds, round_time, astray } = lock(&self.status).clone();
+        let LogCounts { blocks: [claimed, returned], sessions: [begun, ended], export } = self.log.counts();
         let NatUsage { sessions, blocks, blocks_total, ports, addresses, addresses_total } = usage;
         let millis = u64::try_from(round_time.as_millis()).unwrap_or(u64::MAX);
         for (name, help, value) in [
@@ -55,6 +58,10 @@ impl MetricSource for NatMetrics {
             ("nat_rounds", "Rounds, which free ports and blocks", rounds),
             ("nat_blocks_claimed", "Blocks of ports that instances have claimed, as logged", claimed),
             ("nat_blocks_returned", "Blocks of ports that instances have returned, as logged", returned),
+            ("nat_sessions_begun", "Sessions that began, as logged; 0 if sessions are not logged", begun),
+            ("nat_sessions_ended", "Sessions that ended, as logged; 0 if sessions are not logged", ended),
+            ("nat_ipfix_records", "Records for the IPFIX collector", export.records),
+            ("nat_ipfix_lost", "Records that the system refused to send to the IPFIX collector", export.lost),
             ("nat_sessions_astray", "Sessions that were ended because their port was not theirs", astray),
         ] {
             registry.register(name, help, counter(value));

@@ -10,8 +10,8 @@ use sluice_tables::{NatGateway, NodeTables};
 use sluice_types::{NatSeed, Vni};
 use tokio::sync::watch;
 
+use super::SharedNat;
 use super::sync::NatUnits;
-use super::{SharedNat, log};
 
 /// What the node's tables say: the public addresses of all NAT gateways, and the VPCs that have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl RoleNat {
 
     fn apply_seed(&mut self) {
         let (Some(nat), Some(seed)) = (&self.nat, self.seed) else { return };
-        match nat.lock().set_seed(seed.get(), ticks_now(), &mut |event| log(&nat.status, &event)) {
+        match nat.lock().set_seed(seed.get(), ticks_now(), &mut |event| nat.log.block(&event)) {
             Ok(is_new) => {
                 self.seed = None;
                 if is_new {

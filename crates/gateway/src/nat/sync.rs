@@ -9,6 +9,7 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -113,6 +114,12 @@ impl NatSync {
     /// Whether this gateway has all sessions of all NAT gateways that others own.
     pub fn complete(&self) -> watch::Receiver<bool> {
         self.complete.clone()
+    }
+
+    /// A function that returns the VPCs whose NAT gateways this gateway translates for; `None` until they are known.
+    pub fn owned(&self) -> impl Fn() -> Option<HashSet<Vni>> + Send + 'static {
+        let status = self.status.clone();
+        move || lock(&status).owned()
     }
 
     /// The route of the local API that shows the copies: `GET /nat/copies`.

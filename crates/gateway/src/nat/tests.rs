@@ -27,7 +27,8 @@ impl Kernel {
 
     fn nat(&self) -> SharedNat {
         let regions = self.0.nat().unwrap();
-        SharedNat::new(Nat::open(&regions, SIZE, &default_timeouts(), ticks_now(), Immediate).unwrap())
+        let nat = Nat::open(&regions, SIZE, &default_timeouts(), ticks_now(), Immediate).unwrap();
+        SharedNat::new(nat, NatLog::default())
     }
 
     /// Begins a session of a VM from port 7, at the public address with this number.
@@ -168,22 +169,73 @@ fn a_gateway_without_nat_tables_gives_each_address_a_number() {
     assert_eq!(role.numbers(&[public(3)]), Ok(vec![one]));
 }
 
+/// A minute is more than enough on any machine.
+fn reach(what: &str, is_reached: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_reached() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
-fn the_thread_makes_rounds_and_counts_blocks() {
+fn the_thread_makes_rounds_and_logs_what_this_gateway_owns() {
+    let kernel = Kernel::load();
+    let nat = kernel.nat();
+    for number in [1, 2] {
+        let at = nat.lock().assign(public(number)).unwrap();
+        kernel.begin(vni(number.into()), at, 53);
+    }
+    let owned = Arc::new(Mutex::new(Some(HashSet::from([vni(1)]))));
+    let keeper = NatKeeper::start(nat.clone(), LoggedEvents::Sessions, {
+        let owned = owned.clone();
+        move || owned.lock().unwrap().clone()
+    })
+    .unwrap();
+    let reach = |what: &str, blocks: [u64; 2], sessions: [u64; 2], left: u64| {
+        let rounds = lock(&keeper.status).rounds;
+        reach(what, || {
+            let (status, counts) = (lock(&keeper.status).clone(), nat.log.counts());
+            status.rounds > rounds + 1
+                && (counts.blocks, counts.sessions) == (blocks, sessions)
+                && status.usage.blocks == left
+        });
+    };
+    reach("the owned one is logged", [1, 0], [1, 0], 2);
+    // The vIP of the other NAT gateway is taken over.
+    *owned.lock().unwrap() = Some(HashSet::from([vni(1), vni(2)]));
+    reach("the other one is logged", [2, 0], [2, 0], 2);
+    *owned.lock().unwrap() = Some(HashSet::from([vni(2)]));
+    nat.lock().end(|_| true).unwrap();
+    reach("the end is logged of what is owned", [2, 1], [2, 1], 0);
+}
+
+#[test]
+fn passes_log_each_session_once() {
     let kernel = Kernel::load();
     let nat = kernel.nat();
     let number = nat.lock().assign(public(1)).unwrap();
-    kernel.begin(vni(1), number, 53);
-    let keeper = NatKeeper::start(nat.clone()).unwrap();
-    // A minute is more than enough on any machine.
-    let reach = |is_reached: fn(&Status) -> bool| {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !is_reached(&lock(&keeper.status)) {
-            assert!(Instant::now() < deadline, "{:?}", lock(&keeper.status));
-            thread::sleep(Duration::from_millis(10));
-        }
+    let buckets = nat.lock().sessions().buckets(Family::Ipv4);
+    let mut log = SessionLog::new(nat.reader(), buckets);
+    let mut pass = |owned: &[Vni]| {
+        let (mut events, owned) = (Vec::new(), owned.iter().copied().collect());
+        while !log.step(7, &owned, &mut |change, session| events.push((change, session.remote.port()))) {}
+        events.sort_by_key(|(change, port)| (*change as u8, *port));
+        events
     };
-    reach(|status| status.rounds > 0 && status.claimed == 1 && status.usage.blocks == 1);
+    use super::ipfix::Change::{Begin, End};
+    assert_eq!(pass(&[vni(1)]), []);
+    kernel.begin(vni(1), number, 53);
+    kernel.begin(vni(1), number, 54);
+    assert_eq!(pass(&[vni(1)]), [(Begin, 53), (Begin, 54)]);
+    assert_eq!(pass(&[vni(1)]), []);
+    // Another session in the place of an ended one: of the same endpoints, but a later one.
     nat.lock().end(|_| true).unwrap();
-    reach(|status| status.returned == 1 && status.usage.blocks == 0);
+    while !nat.lock().sweep(64, ticks_now(), &mut drop).unwrap().round_completed {}
+    kernel.begin(vni(1), number, 54);
+    assert_eq!(pass(&[vni(1)]), [(Begin, 54), (End, 53), (End, 54)]);
+    // What another gateway owns now ends in its log.
+    assert_eq!(pass(&[]), []);
+    assert_eq!(pass(&[vni(1)]), [(Begin, 54)]);
+    assert_eq!(pass(&[vni(2)]), []);
 }

@@ -337,9 +337,12 @@ impl Nat {
         }
     }
 
-    /// Logs the claim of a block, unless this was done. Returns the block.
+    /// Logs the claim of a block, unless this was done. Returns the block, if it is one that is logged.
     fn log_claim(&self, id: BlockId, word: BlockWord, log: &mut dyn FnMut(NatEvent)) -> Option<NatBlock> {
         let block = self.tables.content(id, word)?;
+        if self.logs.as_ref().is_some_and(|is_logged| !is_logged(block.vni)) {
+            return None;
+        }
         if !self.tables.is_logged(id) {
             log(NatEvent::Claimed(block.clone()));
             self.tables.set_logged(id);

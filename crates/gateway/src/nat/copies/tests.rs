@@ -15,6 +15,7 @@ use sluice_tables_testing::nat::{self as testing, nat_test};
 use sluice_types::{MacAddr, NatSeed};
 
 use super::*;
+use crate::nat::NatLog;
 use crate::nat::RoleNat;
 use crate::nat::naive::{Key, Table, key, public};
 
@@ -91,7 +92,7 @@ fn copies(program: &Rc<Datapath>) -> (Copies<Host>, Host) {
         nat.assign(*address).unwrap();
     }
     let host = Host { program: Rc::clone(program), addresses, now };
-    (Copies::new(SharedNat::new(nat), host.clone()), host)
+    (Copies::new(SharedNat::new(nat, NatLog::default()), host.clone()), host)
 }
 
 fn vni(number: u32) -> Vni {
@@ -376,7 +377,7 @@ fn the_program_of_the_gateway_installs_sessions_of_nat_gateways() {
         let gateway = NatGateway { vni: of, addresses, vip, sessions: 10, blocks: 1, any_remote: false };
         tables.upsert_nat_gateway(&gateway).unwrap();
     }
-    let mut copies = Copies::new(SharedNat::new(nat), datapath.nat_copier().unwrap());
+    let mut copies = Copies::new(SharedNat::new(nat, NatLog::default()), datapath.nat_copier().unwrap());
     // More than the program takes at once. Another VPC has the address of the last but one, and no VPC that of the last one.
     let mut records: Vec<_> =
         (0..40).map(|number| Record { idle: 80, ..record(1 + number % 2, 0, number as u16, 0) }).collect();

@@ -138,6 +138,7 @@ impl SyncPeer {
         };
         SyncStatus {
             copies: self.replicator.copies().map(copy).collect(),
+            is_known: self.view.plan.is_some() && self.units.is_some(),
             has_heir: self.view.contacts.has_heir,
             counts: self.counts.clone(),
             sessions: self.replicator.counters(),

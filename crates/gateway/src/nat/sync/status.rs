@@ -1,6 +1,6 @@
 //! The copies of sessions as operators see them: the local API and metrics. This file changes when they need another figure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -51,6 +51,8 @@ pub struct SyncCounts {
 pub struct SyncStatus {
     /// By VNI.
     pub copies: Vec<Copy>,
+    /// The NAT gateways and the owners of the vIPs are known.
+    pub is_known: bool,
     /// Another gateway has copies of all sessions.
     pub has_heir: bool,
     pub counts: SyncCounts,
@@ -71,6 +73,13 @@ impl SyncStatus {
     #[must_use]
     pub fn view(&self) -> CopiesView {
         CopiesView { copies: self.copies.clone(), has_heir: self.has_heir }
+    }
+
+    /// The VPCs whose NAT gateways this gateway translates for; `None` until they are known.
+    #[must_use]
+    pub fn owned(&self) -> Option<HashSet<Vni>> {
+        let owned = self.copies.iter().filter(|copy| copy.is_own).map(|copy| copy.vni);
+        self.is_known.then(|| owned.collect())
     }
 
     /// Whether sessions of NAT gateways that this gateway owns would end if it died.
