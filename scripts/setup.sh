@@ -12,9 +12,10 @@ PATH="$HOME/.cargo/bin:$PATH"
 # `a|b`: the first that the distribution has.
 packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zlib1g-dev linux-libc-dev
 	clang-format-14|clang-format protobuf-compiler curl ca-certificates"
-packages_run="iproute2 nftables ethtool busybox-static isc-dhcp-client iputils-ping procps kmod util-linux mount curl"
+packages_run="iproute2 nftables ethtool busybox-static dnsmasq-base isc-dhcp-client iputils-ping procps kmod util-linux
+	mount curl"
 packages_test="iperf3 tcpdump conntrack postgresql bpftool|linux-tools-common qemu-system-x86
-	keepalived debian-archive-keyring"
+	keepalived bind9-dnsutils debian-archive-keyring"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
 packages_bench="iperf3 conntrack openvswitch-switch libdpdk-dev"
 packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring

@@ -1,6 +1,7 @@
 //! A guest of QEMU, with a kernel and virtio-net of its own behind taps: it gets its addresses by DHCP, DHCPv6 and router
 //! advertisement; TCP with the offloads that virtio negotiates carries every byte, in large segments; each of two
-//! interfaces reaches the peers of its VPC; a reset under traffic disturbs no neighbor; security groups apply to it.
+//! interfaces reaches the peers of its VPC; the Internet reaches it, and it the Internet, by its public addresses; a reset under
+//! traffic disturbs no neighbor; security groups apply to it.
 //!
 //! Catches: checksums and segments that only a tap leaves unfinished, which the stacks of namespaces never produce.
 
@@ -12,9 +13,11 @@ use crate::support::{
 };
 use serde_json::Value;
 use sluice_client::Remote;
-use sluice_lab::{Guest, Lab, Nic, Options, Vm};
+use sluice_lab::internet::{CLIENT, WEB, page};
+
+use sluice_lab::{Eip, Guest, Lab, Nic, Options, Vm};
 use sluice_types::{IpNet, Ipv6Mode, Protocol};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Its first interface is in VPC web with DHCPv6, the second one in VPC db with SLAAC.
 const GUEST: &str = "guest";
@@ -27,6 +30,10 @@ const CONTENT: u16 = 7061;
 const STREAM: u16 = 7062;
 const ECHO: u16 = 7064;
 const PPS: u64 = 200;
+/// More than the first flight of a TCP connection. Emulated guests send slowly.
+const PUBLIC_BYTES: usize = 400_000;
+/// The guest's public addresses.
+const PUBLIC: [&str; 2] = ["203.0.113.21", "2001:db8:200::21"];
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = lab(ground).await?;
@@ -36,6 +43,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         transfers(&lab, from, to).await?;
     }
     each_interface_has_its_peers(&lab).await?;
+    reaches_the_internet(&lab).await?;
     reset_under_traffic(&lab).await?;
     groups_apply(&lab).await
 }
@@ -63,6 +71,10 @@ async fn lab(ground: &Ground) -> Result<Lab, Failure> {
     let nstat = ["/usr/bin/nstat", "/usr/sbin/nstat", "/sbin/nstat"];
     let nstat = nstat.into_iter().find(|path| std::path::Path::new(path).exists());
     let programs = [PROBE, nstat.ok_or_else(|| Failure::new("nstat of iproute2 is not installed"))?];
+    let internet = options.topology.internet.as_mut().ok_or_else(|| Failure::new("no Internet"))?;
+    for address in PUBLIC {
+        internet.eips.push(Eip { vm: GUEST.to_owned(), address: address.parse()? });
+    }
     options.topology.guest_programs = programs.map(Into::into).into();
     Ok(Lab::up(options).await?)
 }
@@ -126,6 +138,24 @@ async fn transfers(lab: &Lab, from: &str, to: &str) -> Outcome {
         ensure!(from != GUEST || mean > 1600, "{to} from {at}: the guest sent packets of {mean} bytes");
         let now = [checksum_errors(lab, from).await?, checksum_errors(lab, to).await?];
         ensure!(errors == now, "{from} -> {to}: wrong checksums, from {errors:?} to {now:?}");
+    }
+    Ok(())
+}
+
+/// By its public addresses: it fetches a page, and sends data to a computer on the Internet in segments that are as long as its own
+/// MTU permits, which is less than that of the Internet.
+async fn reaches_the_internet(lab: &Lab) -> Outcome {
+    for (ipv6, public) in [false, true].into_iter().zip(PUBLIC) {
+        let text = told(lab, &["wget", "-q", "-O", "-", &page(ipv6)]).await?;
+        ensure!(text == "Welcome to the Internet.\n", "the guest got from {}: {text}", page(ipv6));
+        let log = std::fs::read_to_string(lab.paths().log(WEB))?;
+        ensure!(log.contains(public), "{WEB} was not reached from {public}: {log}");
+        let at = |address: IpAddr| SocketAddr::new(address, CONTENT).to_string();
+        let bytes = PUBLIC_BYTES.to_string();
+        let inside = at(address(lab.vm(GUEST)?, ipv6)?);
+        let _giver = Probe::listening(lab, GUEST, &["give", &inside, &bytes]).await?;
+        let result = Probe::start(lab, CLIENT, &["take", &at(public.parse()?), &bytes])?.result().await?;
+        ensure!(result["equal"] == true, "{CLIENT} took {result} of {PUBLIC_BYTES} bytes from {public}");
     }
     Ok(())
 }

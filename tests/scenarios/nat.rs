@@ -1,5 +1,5 @@
 //! VMs without public addresses reach the IPv4 Internet by the NAT gateways of their VPCs, from different hosts and by both
-//! gateways: pages, queries, pings, traces, ICMP errors, fragments. VPCs with equal addresses are not mixed. A VM that opens
+//! gateways: pages, names, queries, pings, traces, ICMP errors, fragments. VPCs with equal addresses are not mixed. A VM that opens
 //! connections without end is refused by name, and others are not. What no VM began does not come in, until the NAT gateway
 //! permits it. The agent of the only gateway is replaced during a download, which goes on. A gateway dies that was alone until a
 //! moment ago, and another translates new connections; `nat_failover` is about those that exist.
@@ -13,7 +13,7 @@ use crate::support::{
 };
 use serde_json::{Value, json};
 use sluice_client::NatGateway;
-use sluice_lab::internet::{CLIENT, ISP, WEB, page, web_address};
+use sluice_lab::internet::{CLIENT, ISP, LONG_TEXT, LONG_TEXT_BYTES, WEB, ZONE, page, web_address};
 use sluice_lab::{Lab, Options};
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
@@ -57,6 +57,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     errors_and_traces_come_back(&lab).await?;
     twins_are_not_mixed(&lab, at).await?;
     fragments_are_translated(&lab).await?;
+    names_are_resolved(&lab).await?;
     only_answers_come_in(&lab, at).await?;
     flows_without_end_are_refused(&lab, at).await?;
     owner_is_restarted(&lab).await?;
@@ -221,6 +222,28 @@ async fn fragments_are_translated(lab: &Lab) -> Outcome {
         let sum = &report["end"]["sum"];
         let (lost, packets) = (sum["lost_packets"].as_u64(), sum["packets"].as_u64());
         ensure_timely!(lost == Some(0) && packets > Some(20), "fragments {reverse:?}: {sum}");
+    }
+    Ok(())
+}
+
+/// VMs ask the name server, by UDP and TCP. The long answer comes in fragments.
+async fn names_are_resolved(lab: &Lab) -> Outcome {
+    let server = format!("@{}", web_address(false));
+    let www = format!("www.{ZONE}");
+    for vm in SHOP {
+        for protocol in ["+notcp", "+tcp"] {
+            let ask = async |name: &str, kind: &str| {
+                let argv = ["dig", "+short", "+time=2", "+tries=3", "+bufsize=4096", "+ignore", protocol];
+                let output = lab.exec(vm, &[&argv[..], &[&server, name, kind]].concat()).await?;
+                Ok::<_, Failure>(output_of(&output))
+            };
+            for (kind, ipv6) in [("A", false), ("AAAA", true)] {
+                let answer = ask(&www, kind).await?;
+                ensure!(answer.trim() == web_address(ipv6).to_string(), "{vm}, {protocol} {kind}: {answer}");
+            }
+            let letters = ask(LONG_TEXT, "TXT").await?.matches('t').count();
+            ensure!(letters == LONG_TEXT_BYTES, "{vm}, {protocol}: a text of {letters} bytes");
+        }
     }
     Ok(())
 }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `ix` is a switch. `isp` is the gateways' default router, and reaches public addresses of VMs by ARP and neighbor
-//! discovery there. `far` is a router. `internet-web` serves a page and the file [`LARGE_FILE`] by HTTP.
+//! discovery there. `far` is a router. `internet-web` serves a page and the file [`LARGE_FILE`] by HTTP, and is the name server of
+//! [`ZONE`].
 
 use crate::error::{IoContext, Result};
 use crate::exec::{ip_batch, script};
@@ -15,7 +16,7 @@ use crate::lab::Lab;
 use crate::net::xdp_peer;
 use crate::paths::Paths;
 pub use crate::places::{CLIENT, EXCHANGE, FAR, ISP, WEB};
-use crate::places::{FIRST_GATEWAY, PLACES};
+use crate::places::{FIRST_GATEWAY, NAMES, PLACES};
 use crate::process::Process;
 use crate::topology::{Eip, Internet, Topology, Vpc};
 use futures::future::try_join_all;
@@ -43,6 +44,13 @@ pub const POOL: &str = "public";
 pub const LARGE_FILE: &str = "large";
 /// Its size.
 pub const LARGE_FILE_BYTES: u64 = 8 << 20;
+
+/// The zone of the name server, which has the web server's addresses as `www` and a long text as [`LONG_TEXT`].
+pub const ZONE: &str = "example.net";
+/// Name of a text in [`ZONE`], of which an answer by UDP has [`LONG_TEXT_BYTES`] and more: it comes in fragments.
+pub const LONG_TEXT: &str = "long.example.net";
+/// Bytes of that text.
+pub const LONG_TEXT_BYTES: usize = 12 * 200;
 
 /// The link between `isp` and `far`.
 const FAR_MTU: u16 = 1400;
@@ -188,6 +196,31 @@ pub(crate) fn start_web_server(lab: &Lab) -> Result<Process> {
     let root = root.display().to_string();
     let argv = ["busybox", "httpd", "-f", "-vv", "-p", "80", "-h", &root].map(str::to_owned);
     Process::start(&lab.paths, WEB, Some(WEB), argv.into())
+}
+
+/// Starts the name server, which logs each question.
+pub(crate) fn start_name_server(lab: &Lab) -> Result<Process> {
+    let [ipv4, ipv6] = [false, true].map(web_address);
+    // A string of a text record has up to 255 bytes.
+    let text = vec!["t".repeat(200); LONG_TEXT_BYTES / 200].join(",");
+    let argv = [
+        "dnsmasq".to_owned(),
+        "--conf-file=/dev/null".to_owned(),
+        "--keep-in-foreground".to_owned(),
+        "--user=root".to_owned(),
+        "--pid-file".to_owned(),
+        "--no-resolv".to_owned(),
+        "--no-hosts".to_owned(),
+        "--bind-interfaces".to_owned(),
+        "--log-queries".to_owned(),
+        "--log-facility=-".to_owned(),
+        "--edns-packet-max=4096".to_owned(),
+        format!("--listen-address={ipv4},{ipv6}"),
+        format!("--local=/{ZONE}/"),
+        format!("--host-record=www.{ZONE},{ipv4},{ipv6}"),
+        format!("--txt-record={LONG_TEXT},{text}"),
+    ];
+    Process::start(&lab.paths, NAMES, Some(WEB), argv.into())
 }
 
 /// The public pool in the API.

@@ -38,5 +38,5 @@ pub use lab::{CONTROLLER, Lab, Node, State, VmState, VpcState};
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use process::Process;
-pub use topology::{Guest, Host, Nic, Topology, Vm};
+pub use topology::{Eip, Guest, Host, Nic, Topology, Vm};
 pub use up::Options;

@@ -8,6 +8,8 @@ pub const ISP: &str = "isp";
 pub const FAR: &str = "far";
 /// A web server behind [`FAR`].
 pub const WEB: &str = "internet-web";
+/// Name of the process at [`WEB`] that answers questions for names.
+pub(crate) const NAMES: &str = "internet-names";
 /// A computer at [`ISP`].
 pub const CLIENT: &str = "internet-client";
 /// The places of the Internet.

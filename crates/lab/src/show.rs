@@ -5,6 +5,7 @@ use crate::internet;
 use crate::lab::{CONTROLLER, Lab, VmState};
 use crate::output::print_text;
 use crate::paths::DEFAULT_NAME;
+use crate::places::NAMES;
 use sluice_tables::drops;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -48,7 +49,7 @@ impl Lab {
             text.push_str("the lab did not come up completely\n");
         }
         let nodes = self.api.nodes().await.unwrap_or_default();
-        let internet = self.state.topology.internet.iter().map(|_| internet::WEB);
+        let internet = self.state.topology.internet.iter().flat_map(|_| [internet::WEB, NAMES]);
         let processes = std::iter::once(CONTROLLER).chain(self.state.nodes.keys().map(String::as_str));
         for name in processes.chain(internet) {
             let process = self.process(name).ok();

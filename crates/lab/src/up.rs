@@ -138,6 +138,7 @@ async fn build(paths: &Paths, options: Options) -> Result<Lab> {
     let names: Vec<String> = lab.state.topology.nodes().map(str::to_owned).collect();
     if lab.state.topology.internet.is_some() {
         internet::start_web_server(&lab)?;
+        internet::start_name_server(&lab)?;
     }
     let agents = try_join_all(names.iter().map(|node| start_agent(&lab, node)));
     let (_, cloud) = tokio::try_join!(agents, vm::create_cloud(&lab))?;
