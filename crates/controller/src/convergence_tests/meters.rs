@@ -61,8 +61,7 @@ fn rate(number: u8) -> Option<MeterRate> {
 pub(super) async fn execute(store: &Store, (_, x, y, z): Operation, vpcs: &[Vpc]) -> Option<()> {
     let meters = store.meters(None, None, ALL).await.unwrap();
     let eips = store.eips(&EipFilter::default(), ALL).await.unwrap();
-    // One of three is none.
-    let meter = if y % 3 == 0 { None } else { Some(choose(&meters, y)?.id) };
+    let meter = choose(&meters, y).filter(|_| y % 3 != 0).map(|meter| meter.id);
     match z % 8 {
         0 | 1 => {
             let tenant = store.create_tenant("t").await.ok()?.into_inner().id;
