@@ -193,7 +193,7 @@ impl Role for GatewayRole {
 
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         // Gateways have no groups: they forward to hosts.
-        let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps } = *vrf;
+        let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps, internet_meter: _ } = *vrf;
         let elephant_bytes = elephant_bytes(elephant_kbps);
         context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes });
     }

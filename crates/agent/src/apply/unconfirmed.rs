@@ -181,7 +181,7 @@ impl UnconfirmedEntries {
         let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));
         let public = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
         let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip }| {
-            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip })
+            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip, meter: None })
         });
         let endpoints = self.endpoints.iter().filter_map(|&(vni, address)| tables.endpoint(vni, address));
         let endpoints = endpoints.map(|found| Unconfirmed::Endpoint(of_address(&found)));

@@ -20,7 +20,7 @@ impl NodeTables {
             });
         }
         for prefix in prefixes {
-            let PublicPrefix { outside, vni, inside, vip } = *prefix;
+            let PublicPrefix { outside, vni, inside, vip, meter: _ } = *prefix;
             assert!(self.vrfs.contains_key(&vni), "{outside} comes before its VRF {vni}");
             assert!(self.vips.contains_key(&vip), "{outside} comes before its vIP {vip}");
             let others = self.public.values().filter(|other| other.outside != outside && other.vni == vni);
@@ -159,12 +159,13 @@ pub(super) async fn execute(
                 family: (z % 4 == 1).then_some(AddressFamily::Ipv6),
                 prefix_length: (z % 4 == 0).then_some(64),
                 attach: target(store, vpcs, x, z).await,
+                meter: None,
             };
             store.create_eip(new).await.ok()?;
         }
         (30, _) => {
             let attach = if z % 5 == 0 { None } else { Some(target(store, vpcs, y, z).await?) };
-            let new = EipUpdate { name: None, attach: Some(attach) };
+            let new = EipUpdate { attach: Some(attach), ..EipUpdate::default() };
             store.update_eip(choose(&eips, x)?.id, new, None).await.ok()?;
         }
         (32, _) => execute_nat(store, (what, x, y, z), vpcs, &pools).await?,
@@ -225,7 +226,16 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
     let mut eips = Vec::new();
     for number in 0..16 {
         let (name, attach) = (format!("e{number}"), (number == 0).then_some(to));
-        let new = NewEip { name, tenant, pool, address: None, family: None, prefix_length: None, attach };
+        let new = NewEip {
+            name,
+            tenant,
+            pool,
+            address: None,
+            family: None,
+            prefix_length: None,
+            attach,
+            meter: None,
+        };
         eips.push(store.create_eip(new).await.unwrap().into_inner());
     }
     let steps = world.deltas;
@@ -235,7 +245,7 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
     assert!(world.deltas > steps);
     assert_eq!(world.gateway(gateway).routes[&RouteKey { vni: vpc.vni, prefix }], Scope::Internet);
     let inside = IpNet::from(IpAddr::from(vm.ipv4.unwrap()));
-    let expected = |vip| PublicPrefix { outside: eips[0].prefix, vni: vpc.vni, inside, vip };
+    let expected = |vip| PublicPrefix { outside: eips[0].prefix, vni: vpc.vni, inside, vip, meter: None };
     assert_eq!(world.gateway(gateway).public, [(eips[0].prefix, expected(first))].into());
     assert!(world.gateway(far).public.is_empty() && world.host(host).public.is_empty());
 

@@ -604,7 +604,7 @@ impl NodeTables {
                 let mut source = |public: &PublicPrefix| sources.remove(&(public.vni.get(), public.inside));
                 let public = public.filter(|public| source(public) == Some(cell));
                 let hash = public.map_or(EntryHash::unreadable(key), |it| {
-                    EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip)
+                    EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip, None)
                 });
                 call(key, hash);
             }
