@@ -15,12 +15,12 @@
 
 #define METER_UNIT_SHIFT 8 /* 256 units per nanosecond */
 
-/* In cell 0. So no meter has the id 0. */
+/* In cell 0. So no meter has the number 0. */
 struct meter_table {
 	__u64 magic; /* stored last when the table is laid out */
 	__u32 layout_version;
 	__u32 reserved32;
-	__u64 cells; /* capacity; meters have ids from 1 to cells - 1 */
+	__u64 cells; /* capacity; meters have numbers from 1 to (cells - 1) / 2, and are in the cells of these numbers */
 	__u64 reserved[5];
 };
 
@@ -54,6 +54,20 @@ struct meter_table {
 struct meter {
 	__u64 arrival[METER_WORDS]; /* packets write these */
 	__u64 limit[METER_WORDS];   /* the agent writes these */
+};
+
+/*
+ * What a meter was made of, only for the agent, in as many cells behind the meters. `id` is stored last, and cleared first: then no
+ * packet finds the number any more.
+ */
+struct meter_name {
+	__u32 id; /* the controller's; 0: the number is free */
+	__u32 reserved32;
+	__u64 in_kbps; /* 0: no limit */
+	__u64 in_burst_bytes;
+	__u64 out_kbps;
+	__u64 out_burst_bytes;
+	__u64 reserved[3];
 };
 
 /*
