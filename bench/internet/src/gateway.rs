@@ -93,6 +93,7 @@ impl Edge {
                 vni,
                 inside: IpNet::from(IpAddr::V4(instance(index))),
                 vip: GATEWAY.into(),
+                meter: 0,
             })?;
         }
         Ok(())

@@ -16,11 +16,11 @@
 #include "common/meters.h"
 #include "gateway/packet.h"
 
-/* The meters (meter_layout.h). The agent sets their number before it loads the programs. */
+/* The meters and their names (meter_layout.h). The agent may set another number of cells before it loads the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 2);
+	__uint(max_entries, 2 * METERS_DEFAULT + 1);
 	__type(key, __u32);
 	__type(value, struct meter);
 } meters SEC(".maps");

@@ -13,6 +13,8 @@
 #define METERS_MAGIC 0x314d454349554c53ull /* "SLUICEM1", little endian */
 #define METERS_LAYOUT_VERSION 1
 
+#define METERS_DEFAULT 4096 /* of a gateway */
+
 #define METER_UNIT_SHIFT 8 /* 256 units per nanosecond */
 
 /* In cell 0. So no meter has the number 0. */
@@ -20,7 +22,7 @@ struct meter_table {
 	__u64 magic; /* stored last when the table is laid out */
 	__u32 layout_version;
 	__u32 reserved32;
-	__u64 cells; /* capacity; meters have numbers from 1 to (cells - 1) / 2, and are in the cells of these numbers */
+	__u64 cells; /* capacity; meters have numbers from 1 to cells - 1 */
 	__u64 reserved[5];
 };
 
@@ -57,8 +59,8 @@ struct meter {
 };
 
 /*
- * What a meter was made of, only for the agent, in as many cells behind the meters. `id` is stored last, and cleared first: then no
- * packet finds the number any more.
+ * Gateway: what a meter was made of, only for the agent. The meters have the numbers 1 to n = (cells - 1) / 2, and cell n + i is the
+ * name of meter i. `id` is stored when the meter has its limits, and cleared when no packet finds the number any more.
  */
 struct meter_name {
 	__u32 id; /* the controller's; 0: the number is free */

@@ -276,8 +276,9 @@ impl UpdateContext<'_> {
     /// Writes a public prefix. Returns whether the tables changed.
     pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> bool {
         let PublicPrefix { outside, vni, inside, vip } = *public;
+        let meter = 0;
         let result =
-            self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix { outside, vni, inside, vip });
+            self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix { outside, vni, inside, vip, meter });
         self.check(result, format_args!("public prefix {outside}")) == Some(true)
     }
 

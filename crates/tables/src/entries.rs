@@ -195,6 +195,29 @@ pub struct PublicPrefix {
     pub inside: IpNet,
     /// The vIP whose owner answers ARP and neighbor discovery for the addresses. It must be in the tables before.
     pub vip: IpAddr,
+    /// Number of the meter from which its packets take, by [`NodeTables::meter_number`](crate::NodeTables::meter_number); 0: they
+    /// take from none.
+    pub meter: u32,
+}
+
+/// Gateways: a limit of Internet traffic, which public prefixes and VPCs share that have its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Meter {
+    /// The controller's identifier, not 0.
+    pub id: u32,
+    /// Limit of what instances get.
+    pub inward: MeterLimit,
+    /// Limit of what instances send.
+    pub outward: MeterLimit,
+}
+
+/// The limit of a meter in one direction, of the bytes of IP packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MeterLimit {
+    /// Rate in kbit/s, within the bounds of [`ByteLimit`](crate::meters::ByteLimit); 0: no limit.
+    pub rate_kbps: u64,
+    /// Bytes that can pass at once after a pause, within the bounds of [`ByteLimit`](crate::meters::ByteLimit); 0 without a limit.
+    pub burst_bytes: u64,
 }
 
 /// Gateways: source NAT of a VPC, whose instances without a public IPv4 address share these addresses.

@@ -180,7 +180,7 @@ impl UnconfirmedEntries {
         let vteps = self.vteps.iter().copied().map(Unconfirmed::Vtep);
         let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));
         let public = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
-        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip }| {
+        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip, meter: _ }| {
             Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip })
         });
         let endpoints = self.endpoints.iter().filter_map(|&(vni, address)| tables.endpoint(vni, address));

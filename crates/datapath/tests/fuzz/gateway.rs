@@ -167,6 +167,7 @@ fn connect(world: &mut world::World) {
                 vni: 100.try_into().unwrap(),
                 inside: inside.parse().unwrap(),
                 vip: ip(vip),
+                meter: 0,
             };
             world.bench.tables.upsert_public_prefix(&public).unwrap();
         }
