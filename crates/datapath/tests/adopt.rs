@@ -16,8 +16,8 @@ use sluice_datapath::{
     flush_closed, kernel, nat_sizes,
 };
 use sluice_tables::flows::Policy;
-use sluice_tables::{Immediate, Meter, MeterLimit, NamedMeters, NodeTables, Role, Sizes, Vrf};
-use sluice_types::Vni;
+use sluice_tables::{Immediate, Meter, NamedMeters, NodeTables, Role, Sizes, Vrf};
+use sluice_types::{MeterLimit, Vni};
 
 struct Pins(PathBuf);
 
@@ -265,7 +265,7 @@ fn meters_are_kept() {
     let cells = NamedMeters::cells_for;
     let load = |count| Datapath::load_sized(&settings, &[(meters, cells(count))]).unwrap();
     let limit = MeterLimit { rate_kbps: 64, burst_bytes: 16_384 };
-    let meter = Meter { id: 77, inward: limit, outward: MeterLimit::default() };
+    let meter = Meter { id: 77, inward: Some(limit), outward: None };
     let first = load(3);
     let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
     fs::remove_file(pins.0.join("maps").join(meters)).unwrap();

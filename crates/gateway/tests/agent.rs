@@ -79,7 +79,15 @@ fn cloud() -> Update {
             .into(),
         vips: vec![Vip { address: address("192.0.2.100"), mac: MacAddr::local(9) }],
         cluster: Some(plan()),
-        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 }],
+        vrfs: vec![Vrf {
+            vni,
+            mtu: 1430,
+            router4: None,
+            router6: None,
+            group: None,
+            elephant_kbps: 0,
+            internet_meter: None,
+        }],
         endpoints: vec![Endpoint {
             vni,
             ipv4: "10.0.0.5".parse().ok(),

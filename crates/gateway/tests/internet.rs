@@ -274,6 +274,7 @@ fn nat_gateways_have_as_many_addresses_as_there_is_room_for() {
             router6: None,
             group: None,
             elephant_kbps: sluice_southbound::ELEPHANT_NEVER,
+            internet_meter: None,
         };
         let vip = Vip { address: "192.0.2.100".parse().unwrap(), mac: MacAddr::local(1) };
         let step = controller.step(Update {

@@ -1,6 +1,6 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{NatGateway, Policy, Port, PublicPrefix, Scope, Update, VtepRole, proto};
+use crate::{Meter, NatGateway, Policy, Port, PublicPrefix, Scope, Update, VtepRole, proto};
 use prost::Message;
 use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
 use std::net::IpAddr;
@@ -19,7 +19,8 @@ impl Update {
             .vrfs
             .iter()
             .map(|vrf| (vrf, EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6)))
-            .map(|(vrf, hash)| (EntryKey::Vrf(vrf.vni), hash.with_group(vrf.group)));
+            .map(|(vrf, hash)| (vrf, hash.with_group(vrf.group).with_internet_meter(vrf.internet_meter)))
+            .map(|(vrf, hash)| (EntryKey::Vrf(vrf.vni), hash));
         let groups = self.groups.iter().filter(|group| !group.vips.is_empty());
         let groups = groups.map(|group| (EntryKey::Group(group.id), EntryHash::group(group.id, &group.vips)));
         let ports = self.ports.iter().flat_map(Port::entry_hashes);
@@ -35,13 +36,14 @@ impl Update {
             })
         });
         let public = self.public_prefixes.iter().map(|prefix| {
-            let PublicPrefix { outside, vni, inside, vip } = *prefix;
-            (EntryKey::PublicPrefix(outside), EntryHash::public_prefix(outside, vni, inside, vip))
+            let PublicPrefix { outside, vni, inside, vip, meter } = *prefix;
+            (EntryKey::PublicPrefix(outside), EntryHash::public_prefix(outside, vni, inside, vip, meter))
         });
         let nat = self.nat_gateways.iter().map(NatGateway::entry_hash);
+        let meters = self.meters.iter().map(Meter::entry_hash);
         let policies = self.policies.iter().map(Policy::entry_hash);
         let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(public).chain(nat);
-        entries.chain(endpoints).chain(policies).chain(ports)
+        entries.chain(meters).chain(endpoints).chain(policies).chain(ports)
     }
 }
 
@@ -61,6 +63,14 @@ impl NatGateway {
         let addresses = addresses.iter().copied();
         let hash = EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote);
         (EntryKey::NatGateway(vni), hash)
+    }
+}
+
+impl Meter {
+    /// Hash of the meter.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        let Self { id, inward, outward } = *self;
+        (EntryKey::Meter(id), EntryHash::meter(id, [inward, outward]))
     }
 }
 

@@ -3,7 +3,8 @@
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
-    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
+    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, ROUTER_MAC, RuleMatch, SecurityGroupId,
+    SecurityRuleId, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -70,6 +71,8 @@ pub struct Vrf {
     /// On gateways: the rate in kbit/s from which a flow is offloaded, [`ELEPHANT_DEFAULT`] or
     /// [`ELEPHANT_NEVER`].
     pub elephant_kbps: u32,
+    /// On gateways: the id of the meter of the VPC's Internet traffic.
+    pub internet_meter: Option<u32>,
 }
 
 /// The gateway uses its default threshold: 20 kbit/s unless it is configured.
@@ -138,6 +141,19 @@ pub struct PublicPrefix {
     pub inside: IpNet,
     /// The vIP of the cluster whose owner answers for the public addresses. It may be of the other family.
     pub vip: IpAddr,
+    /// The id of the meter of the traffic of these addresses.
+    pub meter: Option<u32>,
+}
+
+/// A limit of the Internet traffic of all public prefixes and VPCs that have this meter. They share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Meter {
+    /// The id of the meter, never 0.
+    pub id: u32,
+    /// Limit of packets to the instances; `None`: not limited.
+    pub inward: Option<MeterLimit>,
+    /// Limit of packets from the instances; `None`: not limited.
+    pub outward: Option<MeterLimit>,
 }
 
 /// Source NAT of a VPC: its instances without a public IPv4 address share these addresses.
@@ -351,6 +367,8 @@ pub struct Update {
     pub vips: Vec<Vip>,
     /// Groups of vIPs. For hosts only.
     pub groups: Vec<Group>,
+    /// Meters of Internet traffic, which VRFs and public prefixes have. For gateways only.
+    pub meters: Vec<Meter>,
     /// VRFs of VPCs.
     pub vrfs: Vec<Vrf>,
     /// Locations of instances. For gateways only.
@@ -387,6 +405,8 @@ pub struct Update {
     pub removed_public_prefixes: Vec<IpNet>,
     /// VNIs whose NAT gateways are to be removed from `nat_gateways`.
     pub removed_nat_gateways: Vec<Vni>,
+    /// Ids of meters to remove from `meters`, when no VRF and no public prefix has them any more.
+    pub removed_meters: Vec<u32>,
     /// Instances to remove from `ports`.
     pub removed_ports: Vec<InstanceId>,
     /// Direct paths to remove from `paths`.
@@ -404,6 +424,7 @@ impl Update {
         self.vteps.len()
             + self.vips.len()
             + self.groups.len()
+            + self.meters.len()
             + self.vrfs.len()
             + self.endpoints.len()
             + self.routes.len()
@@ -422,6 +443,7 @@ impl Update {
             + self.removed_routes.len()
             + self.removed_public_prefixes.len()
             + self.removed_nat_gateways.len()
+            + self.removed_meters.len()
             + self.removed_ports.len()
             + self.removed_paths.len()
     }

@@ -36,9 +36,9 @@ pub use client::{Connection, ReportSender, UpdateStream, connect, enroll};
 pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
-    AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, NatGateway,
-    Path, PathKey, Policy, PolicyKey, Port, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope,
-    SecurityRule, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
+    AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Meter,
+    NatGateway, Path, PathKey, Policy, PolicyKey, Port, PortOptions, PublicPrefix, Qos, Route, RouteKey,
+    Scope, SecurityRule, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use identity::{EnrollmentBundle, Identity};

@@ -54,6 +54,7 @@ fn write(key: EntryKey) -> Option<Entry> {
         EntryKey::Delegated(vni, prefix) => Entry::Delegated(RouteKey { vni, prefix }.into()),
         EntryKey::PublicPrefix(prefix) => Entry::PublicPrefix(prefix.into()),
         EntryKey::NatGateway(vni) => Entry::NatGateway(vni.get()),
+        EntryKey::Meter(id) => Entry::Meter(id),
         EntryKey::Interface(_) => return None,
     })
 }
@@ -77,6 +78,7 @@ fn read(entry: Option<Entry>) -> Result<EntryKey, Malformed> {
         }
         Entry::PublicPrefix(outside) => EntryKey::PublicPrefix(prefix(outside)?),
         Entry::NatGateway(vni) => EntryKey::NatGateway(Vni::new(vni)?),
+        Entry::Meter(id) => EntryKey::Meter(id),
         Entry::Policy(key) => PolicyKey::try_from(key).map(|key| EntryKey::Policy(key.vni, key.identity))?,
     })
 }
@@ -128,6 +130,7 @@ mod tests {
             EntryKey::Delegated(vni, "10.0.0.0/28".parse().unwrap()),
             EntryKey::PublicPrefix("198.51.100.1/32".parse().unwrap()),
             EntryKey::NatGateway(vni),
+            EntryKey::Meter(9),
         ];
         for key in keys {
             missing.add(key, format!("no memory for {key}"));
@@ -138,7 +141,7 @@ mod tests {
     #[test]
     fn every_kind_of_entry_survives_the_message() {
         let message = proto::MissingEntries::from(all());
-        assert_eq!(message.entries.len(), 13);
+        assert_eq!(message.entries.len(), 14);
         assert_eq!(Missing::from(message), all());
     }
 
@@ -148,13 +151,13 @@ mod tests {
         let mut missing = all();
         missing.add(EntryKey::Interface(5), String::new());
         let message = proto::MissingEntries::from(missing);
-        assert!(message.others && message.entries.len() == 13);
+        assert!(message.others && message.entries.len() == 14);
 
         let mut message = proto::MissingEntries::from(all());
         message.entries[4].entry = Some(Entry::Vni(1 << 24));
         message.entries[5].entry = None;
         let missing = Missing::from(message);
-        assert!(missing.others && missing.entries.len() == 11);
+        assert!(missing.others && missing.entries.len() == 12);
 
         let mut many = Missing::default();
         for id in 0..MAX_MISSING as u32 + 1 {

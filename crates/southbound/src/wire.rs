@@ -8,7 +8,8 @@ use crate::entries::{
 use crate::proto::{self, address::Family};
 pub(crate) use options::prefix;
 use sluice_types::{
-    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, VniError, ipv6_from_halves, ipv6_halves, is_unicast,
+    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimitError, Vni, VniError, ipv6_from_halves,
+    ipv6_halves, is_unicast,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -78,6 +79,9 @@ pub enum Malformed {
     /// The addresses or limits of a NAT gateway are out of range.
     #[error("the NAT gateway of VNI {0} has {1}")]
     Nat(Vni, &'static str),
+    /// A limit of a meter is out of range.
+    #[error("meter {0}: {1}")]
+    Meter(u32, MeterLimitError),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
@@ -170,6 +174,10 @@ fn group_id(id: u32) -> Result<u32> {
     if id == 0 { Err(Malformed::Id(0, "group")) } else { Ok(id) }
 }
 
+fn meter_id(id: u32) -> Result<u32> {
+    if id == 0 { Err(Malformed::Id(0, "meter")) } else { Ok(id) }
+}
+
 fn mac(what: &'static str, value: u64) -> Result<MacAddr> {
     let mac = MacAddr::from_u64(value);
     if value >> 48 != 0 || !mac.is_unicast() {
@@ -231,6 +239,7 @@ impl From<Vrf> for proto::Vrf {
             router6: vrf.router6.map(Into::into),
             group: vrf.group.unwrap_or(0),
             elephant_kbps: vrf.elephant_kbps,
+            internet_meter: vrf.internet_meter.unwrap_or(0),
         }
     }
 }
@@ -246,6 +255,7 @@ impl TryFrom<proto::Vrf> for Vrf {
             router6: ipv6("VRF", high, low)?,
             group: (vrf.group != 0).then_some(vrf.group),
             elephant_kbps: vrf.elephant_kbps,
+            internet_meter: (vrf.internet_meter != 0).then_some(vrf.internet_meter),
         })
     }
 }
@@ -487,6 +497,7 @@ impl Update {
             vteps: read_all(message.vteps, b, TryInto::try_into),
             vips: read_all(message.vips, b, TryInto::try_into),
             groups: read_all(message.groups, b, TryInto::try_into),
+            meters: read_all(message.meters, b, TryInto::try_into),
             vrfs: read_all(message.vrfs, b, TryInto::try_into),
             endpoints: read_all(endpoints, b, TryInto::try_into),
             routes: read_all(message.routes, b, TryInto::try_into),
@@ -507,6 +518,7 @@ impl Update {
             removed_public_prefixes: read_all(message.removed_public_prefixes, b, prefix),
             nat_gateways: read_all(message.nat_gateways, b, TryInto::try_into),
             removed_nat_gateways: read_all(message.removed_nat_gateways, b, |vni| Ok(Vni::new(vni)?)),
+            removed_meters: read_all(message.removed_meters, b, meter_id),
         };
         (update, bad)
     }
@@ -530,6 +542,7 @@ impl From<Update> for proto::NodeUpdate {
             vteps: all(update.vteps),
             vips: all(update.vips),
             groups: all(update.groups),
+            meters: all(update.meters),
             vrfs: all(update.vrfs),
             endpoints,
             routes: all(update.routes),
@@ -550,6 +563,7 @@ impl From<Update> for proto::NodeUpdate {
             removed_public_prefixes: all(update.removed_public_prefixes),
             nat_gateways: all(update.nat_gateways),
             removed_nat_gateways: update.removed_nat_gateways.into_iter().map(Vni::get).collect(),
+            removed_meters: update.removed_meters,
             ending_sessions: None,
         }
     }

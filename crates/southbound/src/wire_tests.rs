@@ -1,12 +1,12 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{
-    AddressPair, ELEPHANT_NEVER, NatGateway, Path, PathKey, Policy, PolicyKey, PublicPrefix, SecurityRule,
-    Vtep, VtepRole,
+    AddressPair, ELEPHANT_NEVER, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, PublicPrefix,
+    SecurityRule, Vtep, VtepRole,
 };
 use sluice_types::{
-    AddressFamily, ClusterId, Direction, GatewayId, NatSeed, PortRange, Protocol, Remote, RuleMatch, Secret,
-    SecurityGroupId, SecurityRuleId,
+    AddressFamily, ClusterId, Direction, GatewayId, MeterLimit, NatSeed, PortRange, Protocol, Remote,
+    RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
 };
 
 fn vni(number: u32) -> Vni {
@@ -58,6 +58,7 @@ fn vrfs() -> Vec<Vrf> {
         router6: Some("2001:db8::1".parse().unwrap()),
         group: Some(1),
         elephant_kbps: 20,
+        internet_meter: Some(u32::MAX),
     };
     let bare = Vrf {
         vni: Vni::new(Vni::MAX).unwrap(),
@@ -66,6 +67,7 @@ fn vrfs() -> Vec<Vrf> {
         router6: None,
         group: None,
         elephant_kbps: ELEPHANT_NEVER,
+        internet_meter: None,
     };
     vec![full, bare]
 }
@@ -117,15 +119,16 @@ fn options() -> PortOptions {
 }
 
 fn public_prefixes() -> Vec<PublicPrefix> {
-    let public = |outside: &str, inside: &str, vip: &str| PublicPrefix {
+    let public = |outside: &str, inside: &str, vip: &str, meter| PublicPrefix {
         outside: outside.parse().unwrap(),
         vni: vni(5),
         inside: inside.parse().unwrap(),
         vip: vip.parse().unwrap(),
+        meter,
     };
     vec![
-        public("198.51.100.1/32", "10.0.0.2/32", "fd00::9"),
-        public("2001:db8:9::/64", "2001:db8:9::/64", "192.0.2.9"),
+        public("198.51.100.1/32", "10.0.0.2/32", "fd00::9", Some(9)),
+        public("2001:db8:9::/64", "2001:db8:9::/64", "192.0.2.9", None),
     ]
 }
 
@@ -180,6 +183,31 @@ fn nat_gateways_have_addresses_and_limits() {
     reports_each(damage);
 }
 
+fn meters() -> Vec<Meter> {
+    let limit = |rate_kbps, burst_bytes| Some(MeterLimit { rate_kbps, burst_bytes });
+    vec![
+        Meter { id: 9, inward: limit(64, 16_384), outward: limit(400_000_000, 50_000_000_000) },
+        Meter { id: u32::MAX, inward: None, outward: limit(8_000, 400_000) },
+        Meter { id: 10, inward: limit(8_000, 400_000), outward: None },
+    ]
+}
+
+/// Catches: limits that the tables cannot hold. A rate of 0 is no limit.
+#[test]
+fn meters_have_limits_in_range() {
+    let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
+        |update| update.meters[0].id = 0,
+        |update| update.meters[0].r#in.as_mut().unwrap().rate_kbps = 63,
+        |update| update.meters[0].r#in.as_mut().unwrap().burst_bytes = 16_383,
+        |update| update.meters[0].out.as_mut().unwrap().rate_kbps = 400_000_001,
+        |update| update.meters[0].out.as_mut().unwrap().burst_bytes = u64::MAX,
+        |update| update.removed_meters[0] = 0,
+    ];
+    reports_each(damage);
+    let without = proto::Meter { r#in: Some(proto::MeterLimit::default()), ..meters()[0].into() };
+    assert_eq!(Meter::try_from(without), Ok(Meter { inward: None, ..meters()[0] }));
+}
+
 fn route_key(prefix: &str) -> RouteKey {
     RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() }
 }
@@ -228,6 +256,7 @@ fn full_update() -> Update {
             vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()],
             detect: true,
         }],
+        meters: meters(),
         vrfs: vrfs(),
         endpoints: vec![endpoint, only4],
         routes: routes(),
@@ -235,6 +264,7 @@ fn full_update() -> Update {
         removed_public_prefixes: vec!["198.51.100.7/32".parse().unwrap()],
         nat_gateways: vec![nat_gateway()],
         removed_nat_gateways: vec![vni(6)],
+        removed_meters: vec![11],
         policies: policies(),
         ports: vec![Port {
             instance: InstanceId::new(4),

@@ -3,7 +3,7 @@
 //! A new kind of entry, or a new property of one, is added here, in `cells.h`, and in its file in `node`.
 
 use crate::layout;
-use sluice_types::{IpNet, MacAddr, Vni};
+use sluice_types::{IpNet, MacAddr, MeterLimit, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
@@ -205,19 +205,10 @@ pub struct PublicPrefix {
 pub struct Meter {
     /// The controller's identifier, not 0.
     pub id: u32,
-    /// Limit of what instances get.
-    pub inward: MeterLimit,
-    /// Limit of what instances send.
-    pub outward: MeterLimit,
-}
-
-/// The limit of a meter in one direction, of the bytes of IP packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct MeterLimit {
-    /// Rate in kbit/s, within the bounds of [`ByteLimit`](crate::meters::ByteLimit); 0: no limit.
-    pub rate_kbps: u64,
-    /// Bytes that can pass at once after a pause, within the bounds of [`ByteLimit`](crate::meters::ByteLimit); 0 without a limit.
-    pub burst_bytes: u64,
+    /// Limit of the IP packets that instances get; `None`: not limited.
+    pub inward: Option<MeterLimit>,
+    /// Limit of those that instances send; `None`: not limited.
+    pub outward: Option<MeterLimit>,
 }
 
 /// Gateways: source NAT of a VPC, whose instances without a public IPv4 address share these addresses.

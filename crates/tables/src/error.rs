@@ -103,14 +103,9 @@ pub enum Error {
         /// Meters of the table.
         total: u32,
     },
-    /// The meter of a public prefix or VPC is not in the tables.
-    #[error("meter {meter} of the {entry} is not in the tables: packets pass without a limit")]
-    UnknownMeter {
-        /// The public prefix or VRF.
-        entry: EntryKey,
-        /// The controller's identifier of the meter.
-        meter: u32,
-    },
+    /// The meter of a public prefix or VPC, by the controller's identifier, is not in the tables.
+    #[error("meter {0} is not in the tables: packets pass without its limit")]
+    UnknownMeter(u32),
     /// The public address already belongs to another entry.
     #[error("the {entry} cannot have the address {address}: the {holder} has it")]
     PublicAddressTaken {

@@ -4,11 +4,12 @@
 //! A number is used by one meter after the other: it is free when no packet can find it any more, which the owner of this
 //! structure decides (`node/meters.rs`). All state is in the memory, so a successor goes on with the same numbers.
 
-use crate::entries::{Meter, MeterLimit};
+use crate::entries::Meter;
 use crate::error::Error;
 use crate::layout::meter_name;
 use crate::memory::Memory;
 use crate::meters::{ByteLimit, Level, Limits, MeterConfig, Meters};
+use sluice_types::MeterLimit;
 use std::collections::{BTreeMap, HashSet};
 use std::mem::offset_of;
 
@@ -88,7 +89,8 @@ impl NamedMeters {
     pub fn meter(&self, number: u32) -> Option<Meter> {
         let id = self.id_of(number)?;
         let name: meter_name = self.memory.read(self.name_at(number));
-        let limit = |rate_kbps, burst_bytes| MeterLimit { rate_kbps, burst_bytes };
+        let limit =
+            |rate_kbps, burst_bytes| (rate_kbps != 0).then_some(MeterLimit { rate_kbps, burst_bytes });
         let inward = limit(name.in_kbps, name.in_burst_bytes);
         let meter = Meter { id, inward, outward: limit(name.out_kbps, name.out_burst_bytes) };
         self.meters.has(number, &config(&meter)).then_some(meter)
@@ -128,12 +130,14 @@ impl NamedMeters {
         }
         self.meters.set(number, &config(meter), now_ns)?;
         let Meter { id, inward, outward } = *meter;
+        let words = |limit: Option<MeterLimit>| limit.map_or((0, 0), |it| (it.rate_kbps, it.burst_bytes));
+        let ((in_kbps, in_burst_bytes), (out_kbps, out_burst_bytes)) = (words(inward), words(outward));
         let name = meter_name {
             id: if known.is_some() { id } else { 0 },
-            in_kbps: inward.rate_kbps,
-            in_burst_bytes: inward.burst_bytes,
-            out_kbps: outward.rate_kbps,
-            out_burst_bytes: outward.burst_bytes,
+            in_kbps,
+            in_burst_bytes,
+            out_kbps,
+            out_burst_bytes,
             ..Default::default()
         };
         self.memory.update(self.name_at(number), &name);
@@ -169,10 +173,10 @@ impl NamedMeters {
 
 /// The limits of a meter as packets use them.
 fn config(meter: &Meter) -> MeterConfig {
-    let limits = |limit: MeterLimit| Limits {
-        bytes: (limit.rate_kbps != 0).then(|| ByteLimit {
-            bits_per_s: limit.rate_kbps.saturating_mul(1000),
-            burst_bytes: limit.burst_bytes,
+    let limits = |limit: Option<MeterLimit>| Limits {
+        bytes: limit.map(|MeterLimit { rate_kbps, burst_bytes }| ByteLimit {
+            bits_per_s: rate_kbps.saturating_mul(1000),
+            burst_bytes,
         }),
         packets: None,
     };

@@ -8,13 +8,13 @@
 //!
 //! The hash is part of the southbound protocol: a change of it needs another `DIGEST_VERSION`.
 
-use crate::{MacAddr, Vni, ipv6_halves};
+use crate::{MacAddr, MeterLimit, Vni, ipv6_halves};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 5;
+pub const DIGEST_VERSION: u32 = 6;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -50,6 +50,8 @@ pub enum EntryKey {
     PublicPrefix(IpNet),
     /// The NAT gateway of a VPC.
     NatGateway(Vni),
+    /// A meter of Internet traffic, by its identifier.
+    Meter(u32),
     /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
     /// no interfaces.
     Interface(u32),
@@ -74,6 +76,7 @@ enum Kind {
     Delegated = 10,
     PublicPrefix = 11,
     NatGateway = 12,
+    Meter = 13,
 }
 
 /// Where a route sends packets.
@@ -165,10 +168,12 @@ impl EntryHash {
         Self::new(Kind::Delegated, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
     }
 
-    /// Public addresses of a VPC: its own addresses that they are translated to, and the vIP whose owner answers for them.
+    /// Public addresses of a VPC: its own addresses that they are translated to, the vIP whose owner answers for them, and
+    /// the identifier of their meter.
     #[must_use]
-    pub fn public_prefix(outside: IpNet, vni: Vni, inside: IpNet, vip: IpAddr) -> Self {
-        let value = [address_hash(inside.trunc().addr()), address_hash(vip)];
+    pub fn public_prefix(outside: IpNet, vni: Vni, inside: IpNet, vip: IpAddr, meter: Option<u32>) -> Self {
+        let vip = fold(address_hash(vip) ^ KEYS[0], u64::from(meter.unwrap_or(0)) ^ KEYS[1]);
+        let value = [address_hash(inside.trunc().addr()), vip];
         Self::new(Kind::PublicPrefix, vni.get(), outside.trunc().addr(), outside.prefix_len(), value)
     }
 
@@ -186,6 +191,14 @@ impl EntryHash {
         let octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
         let value = [fold(bytes_hash(&octets) ^ KEYS[0], limits ^ KEYS[1]), address_hash(vip)];
         Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, value)
+    }
+
+    /// A meter: the limits of both directions, to the instances and from them.
+    #[must_use]
+    pub fn meter(id: u32, limits: [Option<MeterLimit>; 2]) -> Self {
+        let hash = |limit: MeterLimit| fold(limit.rate_kbps ^ KEYS[2], limit.burst_bytes ^ KEYS[3]);
+        let value = limits.map(|limit| limit.map_or(0, hash));
+        Self::new(Kind::Meter, id, Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
 
     /// A VRF without its routes: MTU and router addresses.
@@ -232,6 +245,13 @@ impl EntryHash {
         Self { hash, ..self }
     }
 
+    /// A VRF of a gateway, whose Internet traffic has a meter.
+    #[must_use]
+    pub fn with_internet_meter(self, meter: Option<u32>) -> Self {
+        let hash = meter.map_or(self.hash, |meter| fold(self.hash ^ KEYS[2], u64::from(meter) ^ KEYS[0]));
+        Self { hash, ..self }
+    }
+
     /// A group: its vIPs in the order of buckets.
     #[must_use]
     pub fn group(id: u32, vips: &[IpAddr]) -> Self {
@@ -250,7 +270,9 @@ impl EntryHash {
             }
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
             EntryKey::PublicPrefix(prefix) => (0, prefix.addr()),
-            EntryKey::Group(number) | EntryKey::Interface(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
+            EntryKey::Group(number) | EntryKey::Interface(number) | EntryKey::Meter(number) => {
+                (number, Ipv4Addr::UNSPECIFIED.into())
+            }
         };
         let kind = match key {
             EntryKey::Endpoint(..) => Kind::Endpoint,
@@ -265,6 +287,7 @@ impl EntryHash {
             EntryKey::Delegated(..) => Kind::Delegated,
             EntryKey::PublicPrefix(_) => Kind::PublicPrefix,
             EntryKey::NatGateway(_) => Kind::NatGateway,
+            EntryKey::Meter(_) => Kind::Meter,
         };
         let identity = if let EntryKey::Policy(_, identity) = key { identity.into() } else { u64::MAX };
         Self::new(kind, vni, address, 0, [identity, u64::MAX])
@@ -284,6 +307,7 @@ impl fmt::Display for EntryKey {
             Self::Route(vni, prefix) => write!(f, "route {prefix} of VNI {vni}"),
             Self::Delegated(vni, prefix) => write!(f, "delegated prefix {prefix} of VNI {vni}"),
             Self::NatGateway(vni) => write!(f, "NAT gateway of VNI {vni}"),
+            Self::Meter(id) => write!(f, "meter {id}"),
             Self::PublicPrefix(prefix) => write!(f, "public prefix {prefix}"),
             Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
             Self::Vtep(address) => write!(f, "VTEP {address}"),
@@ -358,9 +382,11 @@ mod tests {
         let at = |address: &str| address.parse::<IpAddr>().unwrap();
         let prefix = |prefix: &str| prefix.parse().unwrap();
         let router = "2001:db8::1".parse().ok();
-        let public = |outside, number, inside, vip| {
-            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip))
+        let metered = |outside, number, inside, vip, meter| {
+            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip), meter)
         };
+        let public = |outside, number, inside, vip| metered(outside, number, inside, vip, None);
+        let limit = |rate_kbps, burst_bytes| Some(MeterLimit { rate_kbps, burst_bytes });
         let nat = |number, addresses: &[&str], vip, limits, any_remote| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
             EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote)
@@ -385,6 +411,16 @@ mod tests {
             public("198.51.100.1/32", 8, "10.0.0.1/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.2/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.2"),
+            metered("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.1", Some(1)),
+            metered("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.1", Some(2)),
+            EntryHash::meter(1, [None, None]),
+            EntryHash::meter(1, [limit(64, 20_000), None]),
+            EntryHash::meter(2, [limit(64, 20_000), None]),
+            EntryHash::meter(1, [None, limit(64, 20_000)]),
+            EntryHash::meter(1, [limit(64, 20_000), limit(64, 20_000)]),
+            EntryHash::meter(1, [limit(65, 20_000), None]),
+            EntryHash::meter(1, [limit(20_000, 64), None]),
+            EntryHash::unreadable(EntryKey::Meter(1)),
             nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), false),
             nat(8, &["198.51.100.1"], "192.0.2.1", (1, 1), false),
             nat(7, &["198.51.100.2"], "192.0.2.1", (1, 1), false),
@@ -412,6 +448,8 @@ mod tests {
             EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(2)),
             EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(1)),
             EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(2)),
+            EntryHash::vrf(vni(7), 1450, None, None).with_internet_meter(Some(1)),
+            EntryHash::vrf(vni(7), 1450, None, None).with_internet_meter(Some(2)),
             EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 1, 0),
             EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 2, 0),
             EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(3), 1, 0),

@@ -108,6 +108,8 @@ ids! {
     EipId, "eip", "EIP";
     /// Identifier of a NAT gateway: public addresses that the instances of a VPC share.
     NatGatewayId, "nat", "NAT gateway";
+    /// Identifier of a meter: a limit of Internet traffic.
+    MeterId, "meter", "meter";
 }
 
 #[cfg(test)]

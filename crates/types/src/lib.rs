@@ -9,6 +9,7 @@ mod digest;
 mod id;
 mod ipv6_mode;
 mod mac;
+mod meter;
 mod nat;
 mod placement;
 mod port;
@@ -25,12 +26,15 @@ pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use id::{
-    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, NatGatewayId, PeeringId, PublicPoolId, RouteId,
-    RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, PeeringId, PublicPoolId,
+    RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use ipv6_mode::Ipv6Mode;
 pub use mac::{MacAddr, MacError};
+pub use meter::{
+    METER_BURST_MIN, METER_KBPS_MAX, METER_KBPS_MIN, METER_REFILL_S_MAX, MeterLimit, MeterLimitError,
+};
 pub use nat::{
     NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX,
     NatFiltering,

@@ -269,7 +269,7 @@ impl Role for HostRole {
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         self.delayed.cancel_network(vrf.vni);
         // Hosts offload flows as gateways notify them: they have no elephant threshold.
-        let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _ } = *vrf;
+        let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _, internet_meter: _ } = *vrf;
         let entry = sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes: None };
         self.write_vrf(context, entry);
     }

@@ -56,7 +56,15 @@ fn cloud() -> Update {
         database_id: 3,
         snapshot: true,
         groups: vec![Group { id: 1, vips: vec![vip], detect: false }],
-        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: Some(1), elephant_kbps: 0 }],
+        vrfs: vec![Vrf {
+            vni,
+            mtu: 1430,
+            router4: None,
+            router6: None,
+            group: Some(1),
+            elephant_kbps: 0,
+            internet_meter: None,
+        }],
         ports: vec![Port {
             instance: InstanceId::new(5),
             name: "blue/vm".to_owned(),

@@ -180,6 +180,7 @@ fn full_update() -> Update {
             router6: Some(own6),
             group: Some(1),
             elephant_kbps: 0,
+            internet_meter: None,
         }],
         endpoints: vec![endpoint],
         routes: vec![

@@ -140,7 +140,15 @@ fn endpoint(number: u32, v4: &str, v6: &str, host: &str) -> Endpoint {
 }
 
 fn vrf(number: u32) -> Vrf {
-    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 }
+    Vrf {
+        vni: vni(number),
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps: 0,
+        internet_meter: None,
+    }
 }
 
 fn route(number: u32, prefix: &str, scope: Scope) -> Route {

@@ -369,6 +369,7 @@ mod tests {
             vni: Vni::new(5).unwrap(),
             inside: inside.parse().unwrap(),
             vip: "192.0.2.100".parse().unwrap(),
+            meter: None,
         })
     }
 

@@ -34,6 +34,7 @@ pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clo
         router6: subnets.clone().find_map(|s| s.ipv6.as_ref().and_then(router6)),
         group: on_host.then(|| group_id(vpc.serving())),
         elephant_kbps: if on_host { ELEPHANT_DEFAULT } else { vpc.offload_kbps.unwrap_or(ELEPHANT_DEFAULT) },
+        internet_meter: None,
     }
 }
 

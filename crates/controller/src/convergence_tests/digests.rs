@@ -27,10 +27,9 @@ impl NodeTables {
             EntryHash::endpoint(*vni, *address, *mac, address_hash(*host))
         });
         let policies = self.policies.values().map(|policy| policy.entry_hash().1);
-        let public = self
-            .public
-            .values()
-            .map(|prefix| EntryHash::public_prefix(prefix.outside, prefix.vni, prefix.inside, prefix.vip));
+        let public = self.public.values().map(|prefix| {
+            EntryHash::public_prefix(prefix.outside, prefix.vni, prefix.inside, prefix.vip, prefix.meter)
+        });
         let nat = self.nat.values().map(|nat| nat.entry_hash().1);
         let mut sums = Digests::default();
         vteps

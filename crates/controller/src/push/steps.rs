@@ -132,7 +132,7 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         };
     }
-    cut!(vteps vips groups vrfs endpoints routes public_prefixes nat_gateways);
+    cut!(vteps vips groups meters vrfs endpoints routes public_prefixes nat_gateways);
     cut_by_size!(policies, policies);
     cut_by_size!(ports, ports);
     cut!(keys paths);
@@ -140,7 +140,7 @@ fn split(mut update: Update) -> Vec<Update> {
         part.cluster = update.cluster;
     }
     cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes
-        removed_public_prefixes removed_nat_gateways removed_ports removed_paths);
+        removed_public_prefixes removed_nat_gateways removed_meters removed_ports removed_paths);
     parts
 }
 
@@ -246,7 +246,15 @@ mod tests {
     fn split_keeps_every_entry_in_order() {
         let count = 2 * MAX_ENTRIES as u32 + 5;
         let key = |i: u32| EndpointKey { vni: vni(1), ipv4: Some(i.into()), ipv6: None };
-        let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+        let vrf = Vrf {
+            vni: vni(1),
+            mtu: 1430,
+            router4: None,
+            router6: None,
+            group: None,
+            elephant_kbps: 0,
+            internet_meter: None,
+        };
         let update = Update {
             vrfs: vec![vrf],
             removed_endpoints: (1..=count).map(key).collect(),
@@ -266,8 +274,17 @@ mod tests {
     fn split_keeps_public_addresses_behind_vrfs() {
         let net = |address: u32| sluice_types::IpNet::from(std::net::IpAddr::V4(address.into()));
         let vip = std::net::IpAddr::from([192, 0, 2, 1]);
-        let public = |n: u32| PublicPrefix { outside: net(n << 8), vni: vni(1), inside: net(n), vip };
-        let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+        let public =
+            |n: u32| PublicPrefix { outside: net(n << 8), vni: vni(1), inside: net(n), vip, meter: None };
+        let vrf = Vrf {
+            vni: vni(1),
+            mtu: 1430,
+            router4: None,
+            router6: None,
+            group: None,
+            elephant_kbps: 0,
+            internet_meter: None,
+        };
         let nat_gateway = |n: u32| {
             let addresses = vec![(n << 8).into()];
             NatGateway { vni: vni(n), addresses, vip, sessions: 1, blocks: 1, any_remote: false }

@@ -28,6 +28,8 @@ pub struct Entries {
     pub public_prefixes: Vec<IpNet>,
     /// The NAT gateway of the first VPC.
     pub nat_gateway: bool,
+    /// Meters, by the ids that gateways have.
+    pub meters: Vec<u32>,
     /// Underlay addresses: of a host, a gateway, or a cluster.
     pub underlay: Vec<IpAddr>,
     /// Groups of vIPs.
@@ -66,6 +68,7 @@ impl Entries {
             }
             EntryKey::Delegated(vni, prefix) => self.routes.contains(prefix) && is_first(*vni),
             EntryKey::PublicPrefix(outside) => self.public_prefixes.contains(outside),
+            EntryKey::Meter(id) => self.meters.contains(id),
             EntryKey::NatGateway(vni) => self.nat_gateway && is_first(*vni),
             EntryKey::Interface(_) => false,
         }

@@ -136,9 +136,17 @@ fn only_newer_plans_of_the_same_cluster_are_taken() {
 fn public_prefixes_come_with_their_vrf_and_vip() {
     let mut gateway = Gateway::new();
     let vni = Vni::new(5).unwrap();
-    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let vrf = Vrf {
+        vni,
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps: 0,
+        internet_meter: None,
+    };
     let (outside, inside) = ("198.51.100.1/32".parse().unwrap(), "10.0.0.2/32".parse().unwrap());
-    let public_prefixes = vec![PublicPrefix { outside, vni, inside, vip: ip(B) }];
+    let public_prefixes = vec![PublicPrefix { outside, vni, inside, vip: ip(B), meter: None }];
     let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
     assert_eq!(gateway.apply(update), without_failures(10));
     let found = gateway.applier.tables.public_prefix(outside).unwrap();
@@ -159,10 +167,18 @@ fn public_prefixes_with_addresses_of_the_gateway_are_not_written() {
     };
     let count = |gateway: &Gateway| gateway.applier.tables.public_prefixes().count();
     let vni = Vni::new(5).unwrap();
-    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let vrf = Vrf {
+        vni,
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps: 0,
+        internet_meter: None,
+    };
     let public = |outside: &str| {
         let net: IpNet = outside.parse().unwrap();
-        PublicPrefix { outside: net, vni, inside: net, vip: ip(A) }
+        PublicPrefix { outside: net, vni, inside: net, vip: ip(A), meter: None }
     };
     let public_prefixes = vec![public("198.51.100.0/24"), public("2001:db8::/64")];
     let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
@@ -188,6 +204,7 @@ fn thresholds_of_elephants_are_bytes_per_second() {
         router6: None,
         group: None,
         elephant_kbps,
+        internet_meter: None,
     };
     let never = sluice_tables::Vrf::NEVER_ELEPHANTS;
     let cases = [
@@ -213,10 +230,18 @@ fn thresholds_of_elephants_are_bytes_per_second() {
 fn new_public_addresses_of_owned_vips_are_announced() {
     let mut gateway = Gateway::new();
     let vni = Vni::new(1).unwrap();
-    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
+    let vrf = Vrf {
+        vni,
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps: 0,
+        internet_meter: None,
+    };
     let public = |outside: &str, inside: &str, vip: &str| {
         let [outside, inside] = [outside, inside].map(|text| text.parse().unwrap());
-        PublicPrefix { outside, vni, inside, vip: ip(vip) }
+        PublicPrefix { outside, vni, inside, vip: ip(vip), meter: None }
     };
     let [a, b] = [MacAddr::local(1), MacAddr::local(2)];
     let vips = [(A, a), (B, b)].map(|(address, mac)| Vip { address: ip(address), mac });

@@ -1,9 +1,9 @@
-//! Converts what VPCs have on the Internet side: public prefixes and NAT gateways.
+//! Converts what VPCs have on the Internet side: public prefixes, NAT gateways and meters.
 
-use super::{Malformed, Result, address, prefix, unicast};
-use crate::entries::{NatGateway, PublicPrefix};
+use super::{Malformed, Result, address, meter_id, prefix, unicast};
+use crate::entries::{Meter, NatGateway, PublicPrefix};
 use crate::proto;
-use sluice_types::{NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, Vni};
+use sluice_types::{MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, Vni};
 use std::net::{IpAddr, Ipv4Addr};
 
 impl From<PublicPrefix> for proto::PublicPrefix {
@@ -13,6 +13,7 @@ impl From<PublicPrefix> for proto::PublicPrefix {
             vni: public.vni.get(),
             inside: Some(public.inside.into()),
             vip: Some(public.vip.into()),
+            meter: public.meter.unwrap_or(0),
         }
     }
 }
@@ -27,7 +28,8 @@ impl TryFrom<proto::PublicPrefix> for PublicPrefix {
             return Err(Malformed::Translation { outside, inside });
         }
         let vip = unicast("public prefix's vIP", address(public.vip, "public prefix's vIP")?)?;
-        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip })
+        let meter = (public.meter != 0).then_some(public.meter);
+        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip, meter })
     }
 }
 
@@ -64,5 +66,26 @@ impl TryFrom<proto::NatGateway> for NatGateway {
         let vip = unicast("NAT gateway's vIP", address(nat.vip, "NAT gateway's vIP")?)?;
         let blocks = nat.blocks as u8;
         Ok(Self { vni, addresses, vip, sessions: nat.sessions, blocks, any_remote: nat.any_remote })
+    }
+}
+
+impl From<Meter> for proto::Meter {
+    fn from(meter: Meter) -> Self {
+        let limit = |MeterLimit { rate_kbps, burst_bytes }| proto::MeterLimit { rate_kbps, burst_bytes };
+        Self { id: meter.id, r#in: meter.inward.map(limit), out: meter.outward.map(limit) }
+    }
+}
+
+impl TryFrom<proto::Meter> for Meter {
+    type Error = Malformed;
+    fn try_from(meter: proto::Meter) -> Result<Self> {
+        let id = meter_id(meter.id)?;
+        let limit = |message: Option<proto::MeterLimit>| {
+            let limited = message.filter(|limit| limit.rate_kbps != 0);
+            let limit = limited
+                .map(|proto::MeterLimit { rate_kbps, burst_bytes }| MeterLimit { rate_kbps, burst_bytes });
+            limit.map(MeterLimit::check).transpose().map_err(|error| Malformed::Meter(id, error))
+        };
+        Ok(Self { id, inward: limit(meter.r#in)?, outward: limit(meter.out)? })
     }
 }

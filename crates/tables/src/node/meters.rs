@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::layout::{self, internet, public_prefix, vrf};
 use crate::meters::Level;
 use crate::named_meters::NamedMeters;
-use sluice_types::Vni;
+use sluice_types::{EntryHash, EntryKey, Vni};
 use std::collections::HashSet;
 use std::mem::offset_of;
 
@@ -102,6 +102,11 @@ impl NodeTables {
         named.flat_map(|named| named.numbers().filter_map(|(_, number)| Some((number, named.meter(number)?))))
     }
 
+    /// The identifiers of all meters, in ascending order.
+    pub fn meter_ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.meters.iter().flat_map(|meters| meters.named.numbers()).map(|(id, _)| id)
+    }
+
     /// What is left in the buckets of the meter with this number at `now_ns` (`CLOCK_MONOTONIC`).
     #[must_use]
     pub fn meter_level(&self, number: u32, now_ns: u64) -> Level {
@@ -123,7 +128,7 @@ impl NodeTables {
         if self.stored_internet_meter(vrf_cell) == number && self.internet_meter(vni) == number {
             return Ok(false);
         }
-        self.check_is_gateway(vni, vrf_cell, sluice_types::EntryKey::Vrf(vni))?;
+        self.check_is_gateway(vni, vrf_cell, EntryKey::Vrf(vni))?;
         let cell = self.make_internet(vni, vrf_cell)?;
         self.memory().store32(cell, offset_of!(internet, meter), number);
         set_internet(self.memory(), vrf_cell, cell);
@@ -137,7 +142,24 @@ impl NodeTables {
         self.vrfs.get(&vni.get()).map_or(0, |cell| self.internet_meter_at(*cell))
     }
 
-    /// The same, by the cell of the VRF.
+    /// What digests count as the meter of an entry with this number: its identifier, or nothing. `None`: no meter has the number.
+    pub(super) fn counted_meter(&self, number: u32) -> Option<Option<u32>> {
+        self.meter_id(number).map(|id| (id != 0).then_some(id))
+    }
+
+    /// The meters as digests count them.
+    pub(super) fn visit_meters(&self, call: &mut impl FnMut(EntryKey, EntryHash)) {
+        for (id, number) in self.meters.iter().flat_map(|meters| meters.named.numbers()) {
+            let key = EntryKey::Meter(id);
+            let known = self.meters.as_ref().and_then(|meters| meters.named.meter(number));
+            let hash = known.filter(|meter| meter.id == id).map_or(EntryHash::unreadable(key), |meter| {
+                EntryHash::meter(id, [meter.inward, meter.outward])
+            });
+            call(key, hash);
+        }
+    }
+
+    /// The same as [`NodeTables::internet_meter`], by the cell of the VRF.
     pub(super) fn internet_meter_at(&self, vrf_cell: u32) -> u32 {
         let flags = u32::from(self.memory().read::<vrf>(vrf_cell).flags);
         if flags & layout::VRF_METERED == 0 { 0 } else { self.stored_internet_meter(vrf_cell) }

@@ -614,10 +614,11 @@ impl NodeTables {
                 let public = PublicPrefix::from_cell(memory, cell).filter(is_right);
                 let mut source = |public: &PublicPrefix| sources.remove(&(public.vni.get(), public.inside));
                 let public = public.filter(|public| source(public) == Some(cell));
-                let hash = public.map_or(EntryHash::unreadable(key), |it| {
-                    EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip)
+                let counted = public.and_then(|it| {
+                    let meter = self.counted_meter(it.meter)?;
+                    Some(EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip, meter))
                 });
-                call(key, hash);
+                call(key, counted.unwrap_or(EntryHash::unreadable(key)));
             }
         }
         for cell in sources.into_values() {

@@ -118,7 +118,15 @@ pub(super) fn gateway_vtep(address: &str) -> Vtep {
 }
 
 pub(super) fn vrf(number: u32, group: Option<u32>) -> Vrf {
-    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group, elephant_kbps: 0 }
+    Vrf {
+        vni: vni(number),
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group,
+        elephant_kbps: 0,
+        internet_meter: None,
+    }
 }
 
 pub(super) fn group(id: u32, vips: &[&str]) -> Group {

@@ -22,7 +22,13 @@ fn nat(number: u32, lows: &[u8]) -> NatGateway {
 
 fn public(low: u8) -> PublicPrefix {
     let outside = format!("198.51.101.{low}/32").parse().unwrap();
-    PublicPrefix { outside, vni: vni(1), inside: "10.0.0.5/32".parse().unwrap(), vip: ip("192.0.2.100") }
+    PublicPrefix {
+        outside,
+        vni: vni(1),
+        inside: "10.0.0.5/32".parse().unwrap(),
+        vip: ip("192.0.2.100"),
+        meter: None,
+    }
 }
 
 /// The cloud with two NAT gateways.

@@ -11,7 +11,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn public(outside: &str, number: u32, inside: &str) -> PublicPrefix {
     let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
-    PublicPrefix { outside, vni: vni(number), inside, vip: ip("192.0.2.100") }
+    PublicPrefix { outside, vni: vni(number), inside, vip: ip("192.0.2.100"), meter: None }
 }
 
 /// The cloud with three public prefixes.
@@ -30,7 +30,13 @@ fn public_prefixes() -> Vec<PublicPrefix> {
 /// What the tables have, in the order of the outside addresses.
 fn found(applier: &Applier<TestRole>) -> Vec<PublicPrefix> {
     let all = applier.tables.public_prefixes();
-    let all = all.map(|it| PublicPrefix { outside: it.outside, vni: it.vni, inside: it.inside, vip: it.vip });
+    let all = all.map(|it| PublicPrefix {
+        outside: it.outside,
+        vni: it.vni,
+        inside: it.inside,
+        vip: it.vip,
+        meter: None,
+    });
     let mut all: Vec<_> = all.collect();
     all.sort_by_key(|it| it.outside);
     all

@@ -63,6 +63,7 @@ fn cloud(nat_gateways: &[NatGateway]) -> Update {
         router6: None,
         group: None,
         elephant_kbps: 0,
+        internet_meter: None,
     };
     Update { vrfs: vec![vrf(1), vrf(2)], nat_gateways: nat_gateways.to_vec(), ..snapshot() }
 }

@@ -146,7 +146,7 @@ impl Cloud {
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
         for PublicPrefix { outside, vni, inside, vip, meter: _ } in &self.public {
-            sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip));
+            sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip, None));
         }
         for nat in &self.nats {
             let addresses = nat.addresses.iter().map(|it| it.address);

@@ -4,12 +4,14 @@ use super::public::{gateway, public};
 use super::*;
 use crate::interleave::die_after;
 use crate::layout::{internet, public_prefix};
-use crate::{Meter, MeterLimit, NamedMeters};
+use crate::{Meter, NamedMeters};
+use sluice_types::MeterLimit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A meter whose limits depend on its identifier.
 pub(super) fn meter(id: u32) -> Meter {
-    let limit = |factor| MeterLimit { rate_kbps: 1_000 * u64::from(id) * factor, burst_bytes: 192 << 10 };
+    let limit =
+        |factor| Some(MeterLimit { rate_kbps: 1_000 * u64::from(id) * factor, burst_bytes: 192 << 10 });
     Meter { id, inward: limit(1), outward: limit(2) }
 }
 
@@ -190,8 +192,8 @@ fn a_changed_meter_keeps_what_was_taken() {
     let memory = add_meters(&mut tables, 1);
     let limited = |rate_kbps| Meter {
         id: 7,
-        inward: MeterLimit { rate_kbps, burst_bytes: 16_000 },
-        outward: MeterLimit::default(),
+        inward: Some(MeterLimit { rate_kbps, burst_bytes: 16_000 }),
+        outward: None,
     };
     let now = 5_000_000_000;
     tables.upsert_meter(&limited(64), now).unwrap();
