@@ -311,7 +311,7 @@ impl UpdateContext<'_> {
         let result = self.tables.upsert_vrf(vrf);
         let result = result
             .and_then(|_| self.tables.set_internet_meter(vrf.vni, *number.as_ref().unwrap_or(&0)))
-            .and_then(|_| number);
+            .and(number);
         self.check(result, format_args!("VNI {}", vrf.vni));
     }
 
