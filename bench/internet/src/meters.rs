@@ -126,7 +126,7 @@ pub fn errors(rounds: usize) -> Result<Vec<Measure>, Failure> {
             match pairs {
                 Ok(pairs) => {
                     let measure = format!("meter_error_pct_{name}");
-                    measures.push(Measure::compared(measure, "%", Better::Less, *peer, &pairs));
+                    measures.push(Measure::compared(measure, "%", Better::Less, peer, &pairs));
                 }
                 Err(error) => eprintln!("bench-internet: {name} beside {peer}: {error}"),
             }
