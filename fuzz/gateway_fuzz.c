@@ -19,6 +19,7 @@
 
 #include "../bpf/gateway.bpf.c"
 
+#include "meter_table.h"
 #include "nat_tables.h"
 #include "translated.h"
 
@@ -60,6 +61,8 @@ static void *own_map(const void *map, uint32_t index)
 		return index <= FLOW_BUCKETS ? &flow_table_cells[index] : NULL;
 	if (map == &flow_queues)
 		return index ? NULL : &queue;
+	if (map == &meters)
+		return find_meter(index);
 	if (map == &packets)
 		return index ? NULL : &program_memory;
 	if (map == &sum_chunks)
@@ -371,6 +374,7 @@ static void begin_memory(void)
 	memset(&program_memory.sampler, 0, sizeof(program_memory.sampler));
 	memset(&sum_memory, 0xa5, sizeof(sum_memory));
 	begin_nat();
+	begin_meters();
 }
 
 static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)

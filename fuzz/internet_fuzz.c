@@ -13,6 +13,7 @@
 
 #include "../bpf/gateway.bpf.c"
 
+#include "meter_table.h"
 #include "nat_tables.h"
 #include "translated.h"
 
@@ -41,6 +42,8 @@ static struct sum_chunk sum_memory;
 
 static void *own_map(const void *map, uint32_t index)
 {
+	if (map == &meters)
+		return find_meter(index);
 	if (map == &packets)
 		return index ? NULL : &program_memory;
 	if (map == &internet_icmp_budget)
@@ -151,6 +154,7 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	memset(&program_memory, 0xa5, sizeof(program_memory));
 	memset(&sum_memory, 0xa5, sizeof(sum_memory));
 	begin_nat();
+	begin_meters();
 	switch (internet(&xdp.ctx)) {
 	case XDP_DROP:
 		if (drop_sum() == dropped)

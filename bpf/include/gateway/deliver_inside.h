@@ -11,12 +11,13 @@
  * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program
  * returns. Otherwise the reason to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
  * unchanged. Where there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`,
- * `vni_traffic` and `sum_chunks`.
+ * `meters`, `vni_traffic` and `sum_chunks`.
  */
 #ifndef SLUICE_DELIVER_INSIDE_H
 #define SLUICE_DELIVER_INSIDE_H
 
 #include "gateway/forward.h"
+#include "gateway/meter_stage.h"
 #include "gateway/translate.h"
 
 /* Writes the outer headers in front of the frame, where there were `at` bytes of others. */
@@ -46,6 +47,11 @@ __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, st
 	if (path.mtu < packet->longest)
 		packet->longest = path.mtu;
 	reason = translate(ctx, packet, at);
+	/* A packet of a VM is also an outgoing one. */
+	if (!reason && at)
+		reason = meter_packet(packet, METER_OUT);
+	if (!reason && !(packet->nat & PACKET_TO_OWNER))
+		reason = meter_packet(packet, METER_IN);
 	if (reason)
 		return reason;
 	cursor = cursor_at(ctx, at);

@@ -9,7 +9,7 @@
  * answered, XDP_PASS for unchanged packets, XDP_DROP for counted drops. FOR_VPC: the packet is for an instance, and
  * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before; FOR_OWNER: another
  * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. take_over() returns the same, except
- * FOR_OWNER. Drops are counted for the VNI once the public address is known. Uses the maps `cells`, `packets`, `vni_traffic`,
+ * FOR_OWNER. Drops are counted for the VNI once the public address is known. Uses the maps `cells`, `meters`, `packets`, `vni_traffic`,
  * `icmp_budget`, `internet_icmp_budget`, `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_IN_H

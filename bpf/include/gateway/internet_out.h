@@ -10,7 +10,7 @@
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
  * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could leave here, but its session is new, and
  * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). What is
- * passed on is not counted: its owner counts it. Uses the maps `cells`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of
+ * passed on is not counted: its owner counts it. Uses the maps `cells`, `meters`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of
  * count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
@@ -18,6 +18,7 @@
 
 #include "gateway/answer_sender.h"
 #include "gateway/deliver_inside.h"
+#include "gateway/meter_stage.h"
 
 /*
  * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
@@ -120,11 +121,14 @@ static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet 
 		return too_big(packet, packet->longest);
 	if (packet->nat & PACKET_IN_RING) {
 		packet->verdict = FOR_RING;
-		return DROP_none;
+		return meter_packet(packet, METER_OUT);
 	}
 	if (back < packet->longest)
 		packet->longest = back;
 	reason = translate(ctx, packet, tunnel_bytes(packet));
+	/* The owner has metered what leaves the ring here. */
+	if (!reason && !packet->ring)
+		reason = meter_packet(packet, METER_OUT);
 	if (reason)
 		return reason;
 	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)))

@@ -36,6 +36,7 @@ struct packet {
 	__u32 vrf;	      /* cell of the struct vrf of `vni` */
 	__u32 frame_bytes;    /* of the tenant's frame; to and from the Internet without padding */
 	__u32 final_vni;      /* of the endpoint, behind peerings */
+	__u32 final_vrf;      /* cell of the struct vrf of final_vni, of a packet to a public address */
 	__u32 next_hop;	      /* cell of the endpoint's host */
 	__u32 counters;	      /* as in struct vrf, of `vni` */
 	__u32 elephant_bytes; /* as in struct vrf, of `vni` */

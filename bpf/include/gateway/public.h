@@ -128,7 +128,7 @@ static __always_inline enum drop_reason find_own_instance(struct packet *packet,
 /*
  * Stage "inside": the instance that gets a packet to a public address. Expects the frame, destination_public,
  * new_source, and final_vni with its VRF in the cell `vrf_cell`; new_destination with PACKET_NAT_DESTINATION. Fills in
- * new_destination, mtu, endpoint, endpoint_ipv6,
+ * final_vrf, new_destination, mtu, endpoint, endpoint_ipv6,
  * endpoint_mac and next_hop. ICMP redirects and neighbor discovery are refused. Returns DROP_none or the reason to drop;
  * error_type is then set if the sender gets an ICMP error.
  */
@@ -151,6 +151,7 @@ __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __
 		if (!to_inside(packet->destination_public, packet->new_destination))
 			return DROP_stale_index;
 	}
+	packet->final_vrf = vrf_cell;
 	packet->mtu = READ_ONCE(vrf->mtu);
 	reason = check_way_back(packet, vrf);
 	if (!reason)

@@ -274,6 +274,11 @@ struct lpm_skip {
 #define ELEPHANT_NEVER 0xffffffffu
 
 #define VRF_INTERNET 0x1 /* only for the writer: `group_id` is a cell */
+/*
+ * Gateway: the struct internet has a meter. Others need not be read for it. Packets of a moment of change find the flag without
+ * the meter, or the meter without the flag, and take from none.
+ */
+#define VRF_METERED 0x2
 
 /*
  * A VNI. (EXACT_INDEX, VNI, 0) refers to it. That of VNI 0, which only gateways with public prefixes have, is the
@@ -361,8 +366,8 @@ struct next_hop {
 
 /*
  * Gateway: public addresses of a VPC, and its own addresses that they stand for, one by one: both are prefixes of the
- * same length, without bits beyond it. Leaves of SCOPE_PUBLIC refer to it. Only `vip` changes; for any other change the
- * writer makes another cell.
+ * same length, without bits beyond it. Leaves of SCOPE_PUBLIC refer to it. Only `vip` and `meter` change; for any other change
+ * the writer makes another cell.
  */
 struct public_prefix {
 	__u8 kind; /* NEXT_HOP_PUBLIC */
@@ -376,7 +381,11 @@ struct public_prefix {
 	 * reused.
 	 */
 	__u32 vip;
-	__u32 reserved32; /* room for the meter of the prefix */
+	/*
+	 * Number of the prefix's meter in the map `meters` (meter_layout.h); 0: it has none. Published by its own store, which
+	 * is removed before the number is another meter's.
+	 */
+	__u32 meter;
 	__u8 outside[16]; /* network order */
 	__u8 inside[16];
 	__u8 vip_address[16]; /* only for the writer: which vIP `vip` leads to, as soon as the node has it */
@@ -397,7 +406,7 @@ struct internet {
 	__u32 count6;
 	/* The struct nat_gateway of the VPC; 0: it has no NAT gateway. Published by its own store. */
 	__u32 nat;
-	__u32 reserved32;
+	__u32 meter; /* of all Internet traffic of the VPC; as in struct public_prefix */
 	__u64 reserved[3];
 };
 

@@ -72,11 +72,13 @@
 	DROP(60, nat_port_limit, "instance uses all ports of its NAT gateway that one instance may have") \
 	DROP(61, nat_exhausted, "public address of the NAT gateway has no free ports for the instance") \
 	DROP(62, nat_vpc_session_limit, "VPC has all the sessions of NAT gateways that one VPC may have on this gateway") \
-	DROP(63, nat_ring, "first packet of a session of source NAT, from another gateway that knows other public addresses of the NAT gateway, or whose public port belongs to another session here")
+	DROP(63, nat_ring, "first packet of a session of source NAT, from another gateway that knows other public addresses of the NAT gateway, or whose public port belongs to another session here") \
+	DROP(64, meter_in, "packet from the Internet above the rate of the meter of its public address or VPC") \
+	DROP(65, meter_out, "packet to the Internet above the rate of the meter of its public address or VPC")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,
 enum drop_reason { DROP_none = 0, DROP_REASONS(DROP_ENUM) };
-#define DROP_REASONS_MAX 64
+#define DROP_REASONS_MAX 128
 
 #endif

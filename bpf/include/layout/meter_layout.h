@@ -13,14 +13,16 @@
 #define METERS_MAGIC 0x314d454349554c53ull /* "SLUICEM1", little endian */
 #define METERS_LAYOUT_VERSION 1
 
+#define METERS_DEFAULT 4096 /* of a gateway */
+
 #define METER_UNIT_SHIFT 8 /* 256 units per nanosecond */
 
-/* In cell 0. So no meter has the id 0. */
+/* In cell 0. So no meter has the number 0. */
 struct meter_table {
 	__u64 magic; /* stored last when the table is laid out */
 	__u32 layout_version;
 	__u32 reserved32;
-	__u64 cells; /* capacity; meters have ids from 1 to cells - 1 */
+	__u64 cells; /* capacity; meters have numbers from 1 to cells - 1 */
 	__u64 reserved[5];
 };
 
@@ -54,6 +56,20 @@ struct meter_table {
 struct meter {
 	__u64 arrival[METER_WORDS]; /* packets write these */
 	__u64 limit[METER_WORDS];   /* the agent writes these */
+};
+
+/*
+ * Gateway: what a meter was made of, only for the agent. The meters have the numbers 1 to n = (cells - 1) / 2, and cell n + i is the
+ * name of meter i. `id` is stored when the meter has its limits, and cleared when no packet finds the number any more.
+ */
+struct meter_name {
+	__u32 id; /* the controller's; 0: the number is free */
+	__u32 reserved32;
+	__u64 in_kbps; /* 0: no limit */
+	__u64 in_burst_bytes;
+	__u64 out_kbps;
+	__u64 out_burst_bytes;
+	__u64 reserved[3];
 };
 
 /*

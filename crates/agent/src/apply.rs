@@ -391,7 +391,7 @@ impl<R: Role> Applier<R> {
     }
 
     /// Entries come in the order in which they refer to each other: endpoints to VTEPs and VRFs, VRFs to
-    /// groups, public prefixes and NAT gateways to VRFs and vIPs.
+    /// groups and meters, public prefixes and NAT gateways to VRFs, vIPs and meters.
     fn upsert(&mut self, update: &mut Update) {
         self.update_keys(std::mem::take(&mut update.keys));
         for vtep in &update.vteps {
@@ -414,6 +414,7 @@ impl<R: Role> Applier<R> {
                 self.try_again(Entry::Group(group));
             }
         }
+        self.upsert_meters(&update.meters);
         for vrf in &update.vrfs {
             if self.fails(false, |role, context| role.upsert_vrf(context, vrf)) {
                 self.try_again(Entry::Vrf(*vrf));
@@ -519,6 +520,9 @@ impl<R: Role> Applier<R> {
         {
             update.removed_vnis.iter().for_each(|vni| self.try_removal_again(Key::Vrf(*vni)));
         }
+        if self.tables.remove_meters(&update.removed_meters) && self.retries.len() > 0 {
+            self.retries.expedite();
+        }
         for id in &update.removed_groups {
             if self.fails(is_other_database, |role, context| role.remove_group(context, *id)) {
                 self.try_removal_again(Key::Group(*id));
@@ -622,7 +626,7 @@ impl<R: Role> Applier<R> {
         });
         self.check_lost(result, "removal of endpoints that the snapshot does not have");
         let mut removals = mentioned.removals(&self.tables, &self.role);
-        self.unconfirmed.keep(&mut removals);
+        self.unconfirmed.keep(&mut removals, &self.tables);
         self.remove(&removals, is_other_database);
         // Old entries may have taken the memory that new ones did not get.
         if self.retries.len() > 0 {

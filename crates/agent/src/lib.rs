@@ -39,6 +39,6 @@ pub use claims::Claims;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::{NatAddresses, NodeLoad};
 pub use node::{Node, Opened, Started, adoption_error, flush, flush_closed, open};
-pub use role::{EndingSessionsJob, Role, UpdateContext};
+pub use role::{EndingSessionsJob, Role, UpdateContext, monotonic_ns};
 pub use stream_client::{DIGEST_REPEAT, SharedStreamStatus, StreamStatus};
 pub use table_writer::TableWriter;

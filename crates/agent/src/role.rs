@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 
 use sluice_southbound::{
-    ClusterPlan, Group, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf, Vtep,
-    VtepRole,
+    ClusterPlan, Group, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf,
+    Vtep, VtepRole,
 };
 use sluice_tables::{NatAddress, NodeTables};
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
@@ -93,6 +96,11 @@ pub trait Role: Send + 'static {
     /// Takes the controller's plan of this node's cluster.
     fn set_cluster_plan(&mut self, context: &mut UpdateContext<'_>, plan: ClusterPlan) {
         context.reject(format_args!("plan of {}", plan.cluster));
+    }
+
+    /// Adds or changes a meter of Internet traffic. Its removal is the same for all roles.
+    fn upsert_meter(&mut self, context: &mut UpdateContext<'_>, meter: &Meter) {
+        context.reject(format_args!("meter {}", meter.id));
     }
 
     /// Adds or changes a group of vIPs that packets are sent to.
@@ -221,6 +229,13 @@ pub struct UpdateContext<'a> {
     pub(crate) topology_changes: &'a mut u64,
 }
 
+/// The time of `CLOCK_MONOTONIC` in nanoseconds, which packets take from meters at.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl UpdateContext<'_> {
     /// Reports a failure to the controller. The entry is tried again later.
     pub fn fail(&mut self, text: impl FnOnce() -> String) {
@@ -275,10 +290,41 @@ impl UpdateContext<'_> {
 
     /// Writes a public prefix. Returns whether the tables changed.
     pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> bool {
-        let PublicPrefix { outside, vni, inside, vip, meter: _ } = *public;
-        let result =
-            self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix { outside, vni, inside, vip });
+        let PublicPrefix { outside, vni, inside, vip, meter } = *public;
+        let number = self.meter_number(meter);
+        let meter = *number.as_ref().unwrap_or(&0);
+        let result = self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix {
+            outside,
+            vni,
+            inside,
+            vip,
+            meter,
+        });
+        // It works without a meter that is missing, but has failed.
+        let result = result.and_then(|is_changed| number.map(|_| is_changed));
         self.check(result, format_args!("public prefix {outside}")) == Some(true)
+    }
+
+    /// Writes a VRF of a gateway with the meter of its Internet traffic.
+    pub fn upsert_gateway_vrf(&mut self, vrf: &sluice_tables::Vrf, meter: Option<u32>) {
+        let number = self.meter_number(meter);
+        let result = self.tables.upsert_vrf(vrf);
+        let result = result
+            .and_then(|_| self.tables.set_internet_meter(vrf.vni, *number.as_ref().unwrap_or(&0)))
+            .and(number);
+        self.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    /// The number of the meter of an entry; 0: it has none.
+    fn meter_number(&self, meter: Option<u32>) -> Result<u32, sluice_tables::Error> {
+        meter.map_or(Ok(0), |id| self.tables.meter_number(id).ok_or(sluice_tables::Error::UnknownMeter(id)))
+    }
+
+    /// Writes a meter.
+    pub fn upsert_meter(&mut self, meter: &Meter) {
+        let Meter { id, inward, outward } = *meter;
+        let result = self.tables.upsert_meter(&sluice_tables::Meter { id, inward, outward }, monotonic_ns());
+        self.check(result, format_args!("meter {id}"));
     }
 
     /// Writes a NAT gateway, for whose addresses `numbers` gives numbers as [`Role::nat_numbers`] does. Returns whether the

@@ -28,10 +28,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
-use sluice_tables::Memory;
 use sluice_tables::flows::Flows;
 use sluice_tables::nat::NatRegions;
 use sluice_tables::sessions::{Region, SessionRegions};
+use sluice_tables::{Memory, NamedMeters};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
@@ -40,7 +40,9 @@ pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
 };
-pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, nat_sizes, pinned_tables};
+pub use maps::{
+    CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, nat_sizes, pinned_tables,
+};
 pub use nat_copier::NatCopier;
 pub use object::ObjectName;
 pub use remote_identities::{RemoteIdentities, RemoteIdentity};
@@ -99,9 +101,13 @@ impl Datapath {
             Links::shared(dir).prepare()?;
         }
         let sizes = [&[(CELLS_MAP, settings.cells)], sizes].concat();
-        let adopted = maps::prepare(&mut open, &sizes, maps.as_deref())?;
+        let prepared = maps::prepare(&mut open, &sizes, maps.as_deref())?;
         let object = open.load().map_err(Error::bpf(format!("load the {} programs", name.as_str())))?;
-        Ok(Self { name, object, pin_dir: settings.pin_dir.clone(), adopted })
+        let loaded = Self { name, object, pin_dir: settings.pin_dir.clone(), adopted: prepared.adopted };
+        if let Some(drops) = prepared.drops {
+            maps::keep_drops(&drops, &loaded.map("drops")?)?;
+        }
+        Ok(loaded)
     }
 
     /// Whether an earlier agent created the tables.
@@ -199,6 +205,14 @@ impl Datapath {
     /// If the programs have no such meters, or the kernel refuses the mapping.
     pub fn port_meters(&self) -> Result<Region, Error> {
         maps::map_region(self.map("port_meters")?)
+    }
+
+    /// Opens the meters of a gateway. Those of an earlier agent are kept, with what packets have taken; new memory is laid out.
+    ///
+    /// # Errors
+    /// If the programs have no meters, the kernel refuses the mapping, or another version has laid them out.
+    pub fn meters(&self) -> Result<NamedMeters, Error> {
+        NamedMeters::open(self.memory_of(METERS_MAP)?).map_err(Error::tables("open the meters"))
     }
 
     /// Opens the flow statistics of a gateway or vSwitch. Statistics of an earlier agent are kept; new memory is

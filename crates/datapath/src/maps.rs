@@ -8,7 +8,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use libbpf_rs::{MapCore, MapHandle, OpenMapMut, OpenObject};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenMapMut, OpenObject};
 use sluice_tables::Memory;
 use sluice_tables::sessions::Region;
 
@@ -31,6 +31,12 @@ pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
 /// Maps that hold the blocks and the port words of source NAT ([`sluice_tables::nat::NatRegions`]).
 pub const NAT_MAPS: [&str; 2] = ["nat_groups", "nat_ports"];
+
+/// Map that holds the meters of a gateway, with their names: [`sluice_tables::NamedMeters::cells_for`].
+pub const METERS_MAP: &str = "meters";
+
+/// Map that counts drops by reason. A version that knows more reasons has a larger one.
+const DROPS_MAP: &str = "drops";
 
 /// Further maps of source NAT on a gateway, which are of one use with [`NAT_MAPS`] and [`SESSION_MAPS`].
 const OTHER_NAT_MAPS: [&str; 3] = ["nat_config", "nat_fragments", "session_config"];
@@ -75,16 +81,54 @@ fn remove_unused_nat(object: &OpenObject, sizes: &[(&str, u32)], dir: &Path) -> 
     Ok(())
 }
 
+/// Removes the pin of the counters of drops of an earlier version, which knew fewer reasons. Returns their map.
+fn remove_short_drops(object: &OpenObject, dir: &Path) -> Result<Option<MapHandle>, Error> {
+    let pin = dir.join(DROPS_MAP);
+    let Some(ours) = object.maps().find(|map| map.name() == DROPS_MAP) else { return Ok(None) };
+    if !pin.try_exists().map_err(Error::system(format!("look up {}", pin.display())))? {
+        return Ok(None);
+    }
+    let old = MapHandle::from_pinned_path(&pin).map_err(Error::bpf(format!("open {}", pin.display())))?;
+    let is_same_but_short = old.map_type() == ours.map_type()
+        && (old.key_size(), old.value_size()) == (ours.key_size(), ours.value_size())
+        && old.max_entries() < ours.max_entries();
+    if !is_same_but_short {
+        return Ok(None);
+    }
+    fs::remove_file(&pin).map_err(Error::system(format!("remove {}", pin.display())))?;
+    Ok(Some(old))
+}
+
+/// Copies the counters of drops of an earlier version. What its programs count from now on, until others replace them, is lost;
+/// and all that they have counted if this process was killed before: counters may begin again.
+pub(crate) fn keep_drops(old: &MapHandle, new: &MapHandle) -> Result<(), Error> {
+    let failed = || Error::bpf("keep the counters of dropped packets");
+    for reason in (0..old.max_entries()).map(u32::to_ne_bytes) {
+        if let Some(counted) = old.lookup_percpu(&reason, MapFlags::ANY).map_err(failed())? {
+            new.update_percpu(&reason, &counted, MapFlags::ANY).map_err(failed())?;
+        }
+    }
+    Ok(())
+}
+
+/// What [`prepare`] found.
+pub(crate) struct Prepared {
+    /// The forwarding tables were pinned already.
+    pub adopted: bool,
+    /// Counters of drops that the new map gets, by [`keep_drops`].
+    pub drops: Option<MapHandle>,
+}
+
 /// Sets the sizes of the named maps, and makes each map reuse its pin or be pinned when it is created.
-/// Returns whether the forwarding tables were pinned already.
 pub(crate) fn prepare(
     object: &mut OpenObject,
     sizes: &[(&str, u32)],
     dir: Option<&Path>,
-) -> Result<bool, Error> {
-    let mut adopted = false;
+) -> Result<Prepared, Error> {
+    let mut prepared = Prepared { adopted: false, drops: None };
     if let Some(dir) = dir {
         remove_unused_nat(object, sizes, dir)?;
+        prepared.drops = remove_short_drops(object, dir)?;
     }
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
@@ -102,12 +146,12 @@ pub(crate) fn prepare(
             }
             Ok(true) => {
                 reuse(&mut map, &name, &pin)?;
-                adopted |= name == CELLS_MAP;
+                prepared.adopted |= name == CELLS_MAP;
             }
             Err(error) => return Err(Error::system(format!("look up {}", pin.display()))(error)),
         }
     }
-    Ok(adopted)
+    Ok(prepared)
 }
 
 fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> {
@@ -124,7 +168,8 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
             continue;
         }
         // Tables of another size work as well, and packets are using them.
-        let is_sized = [CELLS_MAP, FLOW_CELLS_MAP].contains(&name) || SESSION_MAPS.contains(&name);
+        let is_sized =
+            [CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP].contains(&name) || SESSION_MAPS.contains(&name);
         if is_sized && what == "number of entries" {
             let mebibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())) >> 20;
             tracing::warn!(

@@ -16,8 +16,8 @@ use sluice_datapath::{
     flush_closed, kernel, nat_sizes,
 };
 use sluice_tables::flows::Policy;
-use sluice_tables::{Immediate, NodeTables, Role, Sizes, Vrf};
-use sluice_types::Vni;
+use sluice_tables::{Immediate, Meter, NamedMeters, NodeTables, Role, Sizes, Vrf};
+use sluice_types::{MeterLimit, Vni};
 
 struct Pins(PathBuf);
 
@@ -209,6 +209,84 @@ fn an_incompatible_map_is_an_error_that_names_the_remedy() {
     let error = pins.load(ObjectName::Gateway, 4096).unwrap_err();
     assert!(matches!(&error, Error::Incompatible { path, .. } if *path == drops), "{error}");
     assert!(error.to_string().contains("--flush"), "{error}");
+}
+
+/// A pinned map of an earlier version, in place of the one that is pinned.
+fn pin_older(path: &Path, name: &str, entries: u32) -> libbpf_rs::MapHandle {
+    let current = libbpf_rs::MapHandle::from_pinned_path(path).unwrap();
+    let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let (kind, key, value) = (current.map_type(), current.key_size(), current.value_size());
+    let mut older = libbpf_rs::MapHandle::create(kind, Some(name), key, value, entries, &options).unwrap();
+    fs::remove_file(path).unwrap();
+    older.pin(path).unwrap();
+    older
+}
+
+/// Catches an upgrade that refuses the counters of a version with fewer reasons, forgets them, or touches the tables.
+#[test]
+fn counters_of_a_version_with_fewer_drop_reasons_are_kept() {
+    for object in [ObjectName::Gateway, ObjectName::Vswitch] {
+        let pins = Pins::new(object.as_str());
+        let first = pins.load(object, 4096).unwrap();
+        let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
+        tables.set_applied_revision(42);
+        drop((tables, first));
+        let older = pin_older(&pins.0.join("maps/drops"), "drops", 64);
+        let cpus = libbpf_rs::num_possible_cpus().unwrap() as u64;
+        for (reason, packets) in [(7_u32, 5_u64), (63, 9)] {
+            let counted: Vec<_> = (0..cpus).map(|cpu| (packets + cpu).to_ne_bytes().to_vec()).collect();
+            older.update_percpu(&reason.to_ne_bytes(), &counted, MapFlags::ANY).unwrap();
+        }
+        drop(older);
+        let extra = (0..cpus).sum::<u64>();
+        let expected = [(7, 5 * cpus + extra), (63, 9 * cpus + extra)];
+        // And the agent after that finds nothing to upgrade.
+        for _ in 0..2 {
+            let next = pins.load(object, 4096).unwrap();
+            assert!(next.adopted());
+            let drops: Vec<_> = next.drops().unwrap().iter().map(|it| (it.reason, it.packets)).collect();
+            assert_eq!(drops, expected);
+            assert_eq!(next.map("drops").unwrap().max_entries(), sluice_tables::layout::DROP_REASONS_MAX);
+            let tables = NodeTables::adopt(next.memory().unwrap(), Immediate).unwrap();
+            assert_eq!(tables.applied_revision(), 42);
+        }
+    }
+}
+
+/// Catches meters that forget their numbers or what packets took, and an upgrade of a gateway that had no meters.
+#[test]
+fn meters_are_kept() {
+    let pins = Pins::new("meters");
+    let meters = sluice_datapath::METERS_MAP;
+    let settings = Settings { object: ObjectName::Gateway, cells: 4096, pin_dir: Some(pins.0.clone()) };
+    let cells = NamedMeters::cells_for;
+    let load = |count| Datapath::load_sized(&settings, &[(meters, cells(count))]).unwrap();
+    let limit = MeterLimit { rate_kbps: 64, burst_bytes: 16_384 };
+    let meter = Meter { id: 77, inward: Some(limit), outward: None };
+    let first = load(3);
+    let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
+    fs::remove_file(pins.0.join("maps").join(meters)).unwrap();
+    drop(first);
+    // A version without meters left the tables.
+    let second = load(3);
+    tables.set_meters(second.meters().unwrap());
+    tables.upsert_meter(&meter, 1_000_000_000).unwrap();
+    let number = tables.meter_number(77).unwrap();
+    // A packet has taken half of the bucket.
+    let ahead = (1_000_000_000_u64 + 1_024_000_000) << sluice_tables::layout::METER_UNIT_SHIFT;
+    let mut cell = second.map(meters).unwrap().lookup(&number.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+    cell[..8].copy_from_slice(&ahead.to_ne_bytes());
+    second.map(meters).unwrap().update(&number.to_ne_bytes(), &cell, MapFlags::ANY).unwrap();
+    drop((tables, second));
+    // The pinned table keeps its size.
+    let third = load(9);
+    let mut tables = NodeTables::adopt(third.memory().unwrap(), Immediate).unwrap();
+    tables.set_meters(third.meters().unwrap());
+    assert_eq!((tables.meters_total(), tables.meters().collect::<Vec<_>>()), (3, vec![(number, meter)]));
+    assert_eq!(tables.meter_level(number, 1_000_000_000).inward_bytes, Some(8192));
 }
 
 #[test]

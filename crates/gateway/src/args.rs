@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 use sluice_agent::CommonArgs;
 use sluice_cluster::CLUSTER_PORT;
 use sluice_nat_sync::NAT_SYNC_PORT;
+use sluice_tables::layout::METERS_DEFAULT;
 
 use crate::nat::NatArgs;
 
@@ -39,6 +40,11 @@ pub struct Args {
     /// UDP port by which the gateways of a cluster copy sessions of NAT gateways; must be the same on all of them
     #[arg(long, value_name = "PORT", default_value_t = NAT_SYNC_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub nat_sync_port: u16,
+
+    /// Meters of Internet traffic for which there is room, with those that were removed a moment ago. 1000 take 0.13 MB of memory,
+    /// which is reserved at the first start and kept until --flush
+    #[arg(long, value_name = "NUMBER", default_value_t = METERS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub meters: u32,
 
     /// Options of source NAT.
     #[command(flatten)]

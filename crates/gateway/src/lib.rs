@@ -7,6 +7,7 @@ mod args;
 mod identities;
 mod load_monitor;
 mod mailbox;
+mod meters;
 mod nat;
 mod nat_inputs;
 mod needed_neighbors;
@@ -36,10 +37,10 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
-use sluice_agent::{CommonArgs, Opened, Started, flush, open};
-use sluice_datapath::{Datapath, FlowEvent, ObjectName};
+use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, open};
+use sluice_datapath::{Datapath, FlowEvent, METERS_MAP, ObjectName};
 use sluice_southbound::Node;
-use sluice_tables::AgentHeartbeat;
+use sluice_tables::{AgentHeartbeat, NamedMeters};
 use sluice_types::GatewayId;
 
 use crate::load_monitor::LoadMonitor;
@@ -108,6 +109,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let status = ownership.status();
     let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
     let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
+    let routes = routes.merge(meters::routes(node.writer.clone()));
     let monitored = ports.clone();
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
@@ -143,14 +145,19 @@ pub async fn run(args: Args) -> Result<(), Error> {
     ended
 }
 
-/// Opens programs and tables, with those of source NAT on a gateway with interfaces to the Internet.
+/// Opens programs and tables: meters, and on a gateway with interfaces to the Internet those of source NAT.
 fn open_tables(args: &Args) -> Result<(Opened, Option<SharedNat>), Error> {
-    if args.internet.is_empty() {
-        return Ok((open(&args.common, ROLE, ObjectName::Gateway, &[])?, None));
+    let translates = !args.internet.is_empty();
+    let mut sizes = vec![(METERS_MAP, NamedMeters::cells_for(args.meters))];
+    if translates {
+        sizes.extend(args.nat.maps()?);
     }
-    let opened = open(&args.common, ROLE, ObjectName::Gateway, &args.nat.maps()?)?;
-    let nat = SharedNat::open(&opened.datapath, &args.nat, &args.common.pin_dir(ROLE))?;
-    Ok((opened, Some(nat)))
+    let mut opened = open(&args.common, ROLE, ObjectName::Gateway, &sizes)?;
+    let pin_dir = args.common.pin_dir(ROLE);
+    let meters = NamedMeters::open(opened.datapath.memory_of(METERS_MAP)?);
+    opened.tables.set_meters(meters.map_err(|error| adoption_error(error, &pin_dir))?);
+    let nat = translates.then(|| SharedNat::open(&opened.datapath, &args.nat, &pin_dir)).transpose()?;
+    Ok((opened, nat))
 }
 
 /// Opens the RSP responder, and the monitor that decides which flows are offloaded.

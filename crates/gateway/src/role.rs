@@ -9,7 +9,7 @@ use std::time::Duration;
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NatAddresses, NodeLoad, Role, UpdateContext, error_chain};
 use sluice_southbound::{
-    ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf,
+    ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Meter, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf,
 };
 use sluice_tables::NodeTables;
 use sluice_types::IpNet;
@@ -193,9 +193,14 @@ impl Role for GatewayRole {
 
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         // Gateways have no groups: they forward to hosts.
-        let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps, internet_meter: _ } = *vrf;
+        let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps, internet_meter } = *vrf;
         let elephant_bytes = elephant_bytes(elephant_kbps);
-        context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes });
+        let vrf = sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes };
+        context.upsert_gateway_vrf(&vrf, internet_meter);
+    }
+
+    fn upsert_meter(&mut self, context: &mut UpdateContext<'_>, meter: &Meter) {
+        context.upsert_meter(meter);
     }
 
     fn nat_numbers(&mut self, addresses: &[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error> {

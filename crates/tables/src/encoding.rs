@@ -66,6 +66,7 @@ impl PublicPrefix {
             length: self.outside.prefix_len(),
             vni: self.vni.get(),
             vip: vip_cell,
+            meter: self.meter,
             outside,
             inside,
             vip_address,
@@ -86,6 +87,7 @@ impl PublicPrefix {
             vni: Vni::new(known.vni).ok()?,
             inside: net(known.inside)?,
             vip: address_from_bytes(known.vip_address, has(layout::PUBLIC_VIP_IPV6)),
+            meter: known.meter,
         };
         // Flags that do not suit the addresses would mislead packets.
         (public.to_cell(known.vip) == known).then_some(public)
@@ -176,9 +178,8 @@ impl NatLink {
     pub(crate) fn to_cell(self, vip_cell: u32) -> public_prefix {
         let Self { vni, vip, address: NatAddress { address, number }, gateway } = self;
         let outside = IpNet::from(IpAddr::V4(address));
-        let inside = Ipv4Addr::UNSPECIFIED;
-        let mut content =
-            PublicPrefix { outside, vni, inside: IpNet::from(IpAddr::V4(inside)), vip }.to_cell(vip_cell);
+        let inside = IpNet::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let mut content = PublicPrefix { outside, vni, inside, vip, meter: 0 }.to_cell(vip_cell);
         content.flags |= layout::PUBLIC_NAT as u8;
         content.inside[..4].copy_from_slice(&gateway.to_ne_bytes());
         content.inside[4..6].copy_from_slice(&number.to_ne_bytes());

@@ -3,7 +3,7 @@
 //! A new kind of entry, or a new property of one, is added here, in `cells.h`, and in its file in `node`.
 
 use crate::layout;
-use sluice_types::{IpNet, MacAddr, Vni};
+use sluice_types::{IpNet, MacAddr, MeterLimit, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
@@ -195,6 +195,20 @@ pub struct PublicPrefix {
     pub inside: IpNet,
     /// The vIP whose owner answers ARP and neighbor discovery for the addresses. It must be in the tables before.
     pub vip: IpAddr,
+    /// Number of the meter from which its packets take, by [`NodeTables::meter_number`](crate::NodeTables::meter_number); 0: they
+    /// take from none.
+    pub meter: u32,
+}
+
+/// Gateways: a limit of Internet traffic, which public prefixes and VPCs share that have its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Meter {
+    /// The controller's identifier, not 0.
+    pub id: u32,
+    /// Limit of the IP packets that instances get; `None`: not limited.
+    pub inward: Option<MeterLimit>,
+    /// Limit of those that instances send; `None`: not limited.
+    pub outward: Option<MeterLimit>,
 }
 
 /// Gateways: source NAT of a VPC, whose instances without a public IPv4 address share these addresses.

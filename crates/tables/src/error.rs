@@ -95,6 +95,17 @@ pub enum Error {
         /// Numbers of addresses that were released.
         released: u32,
     },
+    /// The table of meters has no free number.
+    #[error("no room for meter {id}: all {total} are in use; the gateway's --meters sets how many there are")]
+    NoMeterNumber {
+        /// The controller's identifier of the meter.
+        id: u32,
+        /// Meters of the table.
+        total: u32,
+    },
+    /// The meter of a public prefix or VPC, by the controller's identifier, is not in the tables.
+    #[error("meter {0} is not in the tables: packets pass without its limit")]
+    UnknownMeter(u32),
     /// The public address already belongs to another entry.
     #[error("the {entry} cannot have the address {address}: the {holder} has it")]
     PublicAddressTaken {

@@ -33,7 +33,7 @@ const _: () = {
     assert!(size_of::<flow_table>() == cell);
     assert!(size_of::<flow_bucket>() == cell);
     assert!(size_of::<meter_table>() == cell);
-    assert!(size_of::<meter>() == cell);
+    assert!(size_of::<meter>() == cell && size_of::<meter_name>() == cell);
     assert!(CELL_EXACT_ROOT + 1 == CELL_NODE);
     assert!(size_of::<session4>() == 64 && size_of::<session6>() == 96);
     assert!(size_of::<session_bucket4>() == 8 * cell && size_of::<session_bucket6>() == 12 * cell);

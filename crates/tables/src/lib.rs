@@ -6,7 +6,7 @@
 //! the longest-prefix match (`lpm`), of which policies (`policy`) consist, and reuses unlinked cells after a [`Grace`] period. [`Reader`] reads as
 //! packet programs do.
 //!
-//! [`sessions`], [`nat`], [`flows`], [`meters`] and [`PortMeters`] are tables that packet programs write. Each has memory of its
+//! [`sessions`], [`nat`], [`flows`], [`meters`], [`NamedMeters`] and [`PortMeters`] are tables that packet programs write. Each has memory of its
 //! own, which this crate lays out, reads, and (sessions, address translation) sweeps.
 
 mod encoding;
@@ -20,6 +20,7 @@ mod interleave;
 mod locate;
 mod lpm;
 mod memory;
+mod named_meters;
 mod node;
 mod policy;
 mod pool;
@@ -39,14 +40,16 @@ pub mod nat;
 pub mod sessions;
 
 pub use entries::{
-    AddressPair, DirectPath, Endpoint, Group, NatAddress, NatGateway, NodeConfig, Port, PortIpv4, PortIpv6,
-    PortQos, PortSources, PublicPrefix, Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf, VrfEntry,
+    AddressPair, DirectPath, Endpoint, Group, Meter, NatAddress, NatGateway, NodeConfig, Port, PortIpv4,
+    PortIpv6, PortQos, PortSources, PublicPrefix, Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf,
+    VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
 pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
+pub use named_meters::NamedMeters;
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 pub use port_meters::PortMeters;

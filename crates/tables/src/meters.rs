@@ -180,6 +180,14 @@ impl Meters {
         Ok(MeterConfig { inward: direction(0), outward: direction(2) })
     }
 
+    /// Whether a meter has exactly the limits that this configuration gives.
+    pub(crate) fn has(&self, id: u32, config: &MeterConfig) -> bool {
+        let words = encode(&config.inward).and_then(|inward| Ok([inward, encode(&config.outward)?]));
+        let is_same = |(index, limit): (usize, Option<Limit>)| self.limit(id, index) == limit;
+        self.check(id).is_ok()
+            && words.is_ok_and(|words| words.into_iter().flatten().enumerate().all(is_same))
+    }
+
     /// Bytes and packets that are left in a meter's buckets at `now_ns` (`CLOCK_MONOTONIC`).
     ///
     /// # Errors

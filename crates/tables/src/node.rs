@@ -9,6 +9,7 @@ mod digests;
 mod direct_paths;
 mod endpoints;
 mod groups;
+mod meters;
 mod nat_ring;
 mod policies;
 mod ports;
@@ -35,6 +36,7 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::seed::random_seed;
 use crate::usage::TableUsage;
+use meters::MeterTable;
 pub use policies::PolicyEntry;
 pub use senders::PERMIT_STEP;
 use senders::Sender;
@@ -72,6 +74,8 @@ pub struct NodeTables {
     // Cell of the VRF of VNI 0, with the public prefixes; 0: none. Cells of the NAT gateways by VNI.
     outside: u32,
     nats: BTreeMap<u32, u32>,
+    // Of gateways with meters.
+    meters: Option<MeterTable>,
     // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
     senders: PairMap<Sender>,
     // VNI and cell of those whose packets are accepted, to find all of a VNI.
@@ -154,6 +158,7 @@ impl NodeTables {
             ports: BTreeMap::new(),
             outside: 0,
             nats: BTreeMap::new(),
+            meters: None,
             senders: PairMap::default(),
             entered_senders: BTreeSet::new(),
             idle_senders: VecDeque::new(),
@@ -262,6 +267,8 @@ impl NodeTables {
             routes: self.routes,
             public_prefixes: self.public_prefix_count(),
             nat_gateways: self.nats.len() as u64,
+            meters: self.meter_ids().count() as u64,
+            meters_total: self.meters_total().into(),
         }
     }
 

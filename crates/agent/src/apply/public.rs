@@ -1,9 +1,9 @@
-//! What VPCs have on the Internet side: public prefixes and NAT gateways.
+//! What VPCs have on the Internet side: public prefixes, NAT gateways and meters.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use sluice_southbound::{PublicPrefix, Update};
+use sluice_southbound::{Meter, PublicPrefix, Update};
 use sluice_tables::NatGateway;
 use sluice_types::{IpNet, Vni};
 
@@ -11,6 +11,18 @@ use super::retries::{Entry, Key};
 use super::{Applier, Role};
 
 impl<R: Role> Applier<R> {
+    /// Entries that have waited for a new meter are tried again at once.
+    pub(super) fn upsert_meters(&mut self, meters: &[Meter]) {
+        for meter in meters {
+            let is_new = self.tables.meter_number(meter.id).is_none();
+            if self.fails(false, |role, context| role.upsert_meter(context, meter)) {
+                self.try_again(Entry::Meter(*meter));
+            } else if is_new && self.retries.len() > 0 {
+                self.retries.expedite();
+            }
+        }
+    }
+
     /// Public prefixes and NAT gateways that are removed, or stand for other addresses than before, give up these first:
     /// another entry of the update may get them.
     pub(super) fn upsert_public(&mut self, update: &mut Update) {

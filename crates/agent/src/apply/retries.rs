@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_southbound::{
-    EndpointKey, Group, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey, Update,
-    Vip, Vrf, Vtep,
+    EndpointKey, Group, Meter, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey,
+    Update, Vip, Vrf, Vtep,
 };
 use sluice_types::{EntryKey, InstanceId, IpNet, Vni};
 
@@ -30,6 +30,7 @@ pub(super) enum Key {
     Vtep(IpAddr),
     Vip(IpAddr),
     Group(u32),
+    Meter(u32),
     Vrf(Vni),
     Endpoint(Vni, IpAddr),
     Route(RouteKey),
@@ -46,6 +47,7 @@ pub(super) enum Entry {
     Vtep(Vtep),
     Vip(Vip),
     Group(Group),
+    Meter(Meter),
     Vrf(Vrf),
     Endpoint(sluice_tables::Endpoint),
     Route(Route),
@@ -61,6 +63,7 @@ impl Entry {
             Self::Vtep(vtep) => Key::Vtep(vtep.address),
             Self::Vip(vip) => Key::Vip(vip.address),
             Self::Group(group) => Key::Group(group.id),
+            Self::Meter(meter) => Key::Meter(meter.id),
             Self::Vrf(vrf) => Key::Vrf(vrf.vni),
             Self::Endpoint(endpoint) => Key::Endpoint(endpoint.vni, endpoint.address),
             Self::Route(route) => Key::Route(route.key),
@@ -77,6 +80,7 @@ impl Entry {
             Self::Vtep(vtep) => vec![EntryKey::Vtep(vtep.address)],
             Self::Vip(vip) => vec![EntryKey::Vip(vip.address)],
             Self::Group(group) => vec![EntryKey::Group(group.id)],
+            Self::Meter(meter) => vec![EntryKey::Meter(meter.id)],
             Self::Vrf(vrf) => vec![EntryKey::Vrf(vrf.vni)],
             Self::Endpoint(endpoint) => vec![EntryKey::Endpoint(endpoint.vni, endpoint.address)],
             Self::Route(route) => vec![EntryKey::Route(route.key.vni, route.key.prefix)],
@@ -155,6 +159,7 @@ impl Retries {
         let written = update.vteps.iter().map(|vtep| Key::Vtep(vtep.address));
         let written = written.chain(update.vips.iter().map(|vip| Key::Vip(vip.address)));
         let written = written.chain(update.groups.iter().map(|group| Key::Group(group.id)));
+        let written = written.chain(update.meters.iter().map(|meter| Key::Meter(meter.id)));
         let written = written.chain(update.vrfs.iter().map(|vrf| Key::Vrf(vrf.vni)));
         let written = written.chain(update.endpoints.iter().flat_map(|e| endpoint(e.vni, e.ipv4, e.ipv6)));
         let written = written.chain(update.routes.iter().map(|route| Key::Route(route.key)));
@@ -165,6 +170,7 @@ impl Retries {
         let removed = update.removed_vteps.iter().copied().map(Key::Vtep);
         let removed = removed.chain(update.removed_vips.iter().copied().map(Key::Vip));
         let removed = removed.chain(update.removed_groups.iter().copied().map(Key::Group));
+        let removed = removed.chain(update.removed_meters.iter().copied().map(Key::Meter));
         let removed = removed.chain(update.removed_vnis.iter().copied().map(Key::Vrf));
         let of_key = |key: &EndpointKey| endpoint(key.vni, key.ipv4, key.ipv6);
         let removed = removed.chain(update.removed_endpoints.iter().flat_map(of_key));
@@ -222,6 +228,7 @@ fn push(update: &mut Update, entry: Entry) {
         Entry::Vtep(vtep) => update.vteps.push(vtep),
         Entry::Vip(vip) => update.vips.push(vip),
         Entry::Group(group) => update.groups.push(group),
+        Entry::Meter(meter) => update.meters.push(meter),
         Entry::Vrf(vrf) => update.vrfs.push(vrf),
         Entry::Endpoint(endpoint) => {
             let sluice_tables::Endpoint { vni, address, mac, host } = endpoint;
@@ -241,6 +248,7 @@ fn push_removal(update: &mut Update, key: Key) {
         Key::Vtep(address) => update.removed_vteps.push(address),
         Key::Vip(address) => update.removed_vips.push(address),
         Key::Group(id) => update.removed_groups.push(id),
+        Key::Meter(id) => update.removed_meters.push(id),
         Key::Vrf(vni) => update.removed_vnis.push(vni),
         Key::Endpoint(vni, address) => {
             let (ipv4, ipv6) = families(address);

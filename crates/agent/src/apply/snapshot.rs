@@ -16,6 +16,7 @@ pub(super) struct SnapshotEntries {
     vteps: HashSet<IpAddr>,
     vips: HashSet<IpAddr>,
     groups: HashSet<u32>,
+    meters: HashSet<u32>,
     vnis: HashSet<Vni>,
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
@@ -34,6 +35,7 @@ impl SnapshotEntries {
         self.vteps.extend(update.vteps.iter().map(|vtep| vtep.address));
         self.vips.extend(update.vips.iter().map(|vip| vip.address));
         self.groups.extend(update.groups.iter().map(|group| group.id));
+        self.meters.extend(update.meters.iter().map(|meter| meter.id));
         self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
         self.routes.extend(update.routes.iter().map(|route| (route.key.vni, route.key.prefix)));
         self.public_prefixes.extend(update.public_prefixes.iter().map(|public| public.outside));
@@ -75,6 +77,7 @@ impl SnapshotEntries {
             ),
             removed_nat_gateways: without(tables.nat_gateways().map(|nat| nat.vni), &self.nat_gateways),
             removed_vnis: without(tables.vrfs().map(|entry| entry.vrf.vni), &self.vnis),
+            removed_meters: without(tables.meter_ids(), &self.meters),
             removed_groups: without(tables.groups().map(|group| group.id), &self.groups),
             removed_vips: without(tables.vips().map(|vip| vip.address), &self.vips),
             removed_vteps: without(vteps, &self.vteps),

@@ -163,14 +163,19 @@ impl UnconfirmedEntries {
         self.routes.contains(&(vni, prefix))
     }
 
-    /// Removes unconfirmed entries from what would be removed.
-    pub(super) fn keep(&self, removals: &mut Update) {
+    /// Removes unconfirmed entries from what would be removed, and the meters that they have.
+    pub(super) fn keep(&self, removals: &mut Update, tables: &NodeTables) {
         removals.removed_vteps.retain(|vtep| !self.vteps.contains(vtep));
         removals.removed_vnis.retain(|vni| !self.networks.contains(vni));
         removals.removed_public_prefixes.retain(|outside| !self.public_prefixes.contains_key(outside));
         // That of a network which stays. If the database has the network, it decides about the NAT gateway as well.
         removals.removed_nat_gateways.retain(|vni| !self.networks.contains(vni));
         removals.removed_ports.retain(|id| !self.ports.contains(id));
+        let of_prefixes = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
+        let of_networks = self.networks.iter().map(|vni| tables.internet_meter(*vni));
+        let numbers = of_prefixes.map(|public| public.meter).chain(of_networks);
+        let kept: HashSet<u32> = numbers.filter_map(|number| tables.meter_id(number)).collect();
+        removals.removed_meters.retain(|id| !kept.contains(id));
     }
 
     /// The list for the controller: at most [`MAX_UNCONFIRMED`] entries, ports first, because they say most.
@@ -180,8 +185,9 @@ impl UnconfirmedEntries {
         let vteps = self.vteps.iter().copied().map(Unconfirmed::Vtep);
         let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));
         let public = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
-        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip }| {
-            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip, meter: None })
+        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip, meter }| {
+            let meter = tables.meter_id(meter).filter(|id| *id != 0);
+            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip, meter })
         });
         let endpoints = self.endpoints.iter().filter_map(|&(vni, address)| tables.endpoint(vni, address));
         let endpoints = endpoints.map(|found| Unconfirmed::Endpoint(of_address(&found)));

@@ -167,10 +167,13 @@ fn connect(world: &mut world::World) {
                 vni: 100.try_into().unwrap(),
                 inside: inside.parse().unwrap(),
                 vip: ip(vip),
+                // As in fuzz/meter_table.h.
+                meter: u32::from(!outside.contains(':')),
             };
             world.bench.tables.upsert_public_prefix(&public).unwrap();
         }
     }
+    assert!(world.bench.tables.set_internet_meter(100.try_into().unwrap(), 2).unwrap());
     let address = SHARED.parse().unwrap();
     let number = world.nat.assign(address).unwrap();
     let nat = NatGateway {

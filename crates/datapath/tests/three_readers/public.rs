@@ -49,7 +49,7 @@ impl Random {
         let outside = net(self.address(is_ipv6, true));
         let inside = if self.below(5) == 0 { outside } else { net(self.address(is_ipv6, false)) };
         let vni = Vni::new(1 + self.below(VNIS.into()) as u32).unwrap();
-        PublicPrefix { outside, vni, inside, vip: VIPS[self.below(2) as usize].parse().unwrap() }
+        PublicPrefix { outside, vni, inside, vip: VIPS[self.below(2) as usize].parse().unwrap(), meter: 0 }
     }
 }
 

@@ -54,7 +54,7 @@ fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash
 }
 
 impl NodeTables {
-    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups, ports and public prefixes. Takes about 20 ns for each of
+    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups, ports, public prefixes and meters. Takes about 20 ns for each of
     /// them. Direct paths, thresholds of elephants and policies are not included.
     pub fn digests(&self) -> Digests {
         let mut sums = Digests::default();
@@ -111,6 +111,7 @@ impl NodeTables {
             }
             Key::Index { .. } => {}
         });
+        self.visit_meters(&mut call);
     }
 
     /// A VRF and its routes, without those of a family that cannot all be read.
@@ -120,8 +121,10 @@ impl NodeTables {
         let Some(known) = known.map(|entry| entry.vrf).filter(|vrf| vrf.vni == vni) else {
             return call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
         };
-        let hash = EntryHash::vrf(vni, known.mtu, known.router4, known.router6);
-        call(EntryKey::Vrf(vni), hash.with_group(known.group));
+        let hash = EntryHash::vrf(vni, known.mtu, known.router4, known.router6).with_group(known.group);
+        let meter = self.counted_meter(self.internet_meter_at(cell));
+        let unreadable = EntryHash::unreadable(EntryKey::Vrf(vni));
+        call(EntryKey::Vrf(vni), meter.map_or(unreadable, |meter| hash.with_internet_meter(meter)));
         for root in roots(cell) {
             let mut routes = Vec::new();
             if lpm::inspect(memory, root, |prefix, leaf| routes.push((prefix, leaf))) == Err(Damaged) {

@@ -153,11 +153,18 @@ pub(super) fn internet_of(memory: &Memory, vrf_cell: u32) -> Option<u32> {
     is_its.then_some(cell)
 }
 
+/// The flags of a VRF with this Internet side; 0: it has none.
+pub(super) fn internet_flags(memory: &Memory, internet: u32) -> u32 {
+    let is_metered = internet != 0 && memory.load32(internet, offset_of!(internet, meter)) != 0;
+    let flags = [(internet != 0, layout::VRF_INTERNET), (is_metered, layout::VRF_METERED)];
+    flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
+}
+
 /// Links a VRF to its Internet side; 0 unlinks it.
-fn set_internet(memory: &Memory, vrf_cell: u32, internet: u32) {
+pub(super) fn set_internet(memory: &Memory, vrf_cell: u32, internet: u32) {
     let known: vrf = memory.read(vrf_cell);
-    let flags = if internet == 0 { 0 } else { layout::VRF_INTERNET };
-    // One word has MTU and flags. Only the writer reads the flag, which without a cell means nothing.
+    let flags = internet_flags(memory, internet);
+    // One word has MTU and flags. Without a cell, the flags mean nothing.
     let store_flags =
         || memory.store32(vrf_cell, offset_of!(vrf, mtu), u32::from(known.mtu) | flags << u16::BITS);
     if internet != 0 {
@@ -205,13 +212,16 @@ impl NodeTables {
         self.check_inside(vrf_cell, &public)?;
         self.check_outside(outside)?;
         let old = self.public_cell_of(outside);
-        if old.is_some_and(|cell| {
-            PublicPrefix::from_cell(self.memory(), cell) == Some(public)
+        let is_right = |known: &PublicPrefix, cell| {
+            PublicPrefix { meter: public.meter, ..*known } == public
                 && self.memory().load32(cell, offset_of!(public_prefix, vip)) == vip_cell
                 && self.source_of(&public) == Some(cell)
                 && self.is_outside_linked()
-        }) {
-            return Ok(false);
+        };
+        let known = old.and_then(|cell| Some((PublicPrefix::from_cell(self.memory(), cell)?, cell)));
+        if let Some((known, cell)) = known.filter(|(known, cell)| is_right(known, *cell)) {
+            self.memory().store32(cell, offset_of!(public_prefix, meter), public.meter);
+            return Ok(known.meter != public.meter);
         }
         let put = self.put_public_prefix(&public, vrf_cell, vip_cell, old);
         if put.is_err() {
@@ -265,7 +275,7 @@ impl NodeTables {
     }
 
     /// Checks that this node may have an entry on the Internet side of a VPC.
-    fn check_is_gateway(&self, vni: Vni, vrf_cell: u32, entry: EntryKey) -> Result<(), Error> {
+    pub(super) fn check_is_gateway(&self, vni: Vni, vrf_cell: u32, entry: EntryKey) -> Result<(), Error> {
         if group_id(&self.memory().read(vrf_cell)) == 0 {
             return Ok(());
         }
@@ -368,7 +378,7 @@ impl NodeTables {
         if self.outside == 0 { 0 } else { FAMILIES.map(count).iter().sum() }
     }
 
-    fn outside_cells(&self) -> impl Iterator<Item = (IpNet, u32)> + '_ {
+    pub(super) fn outside_cells(&self) -> impl Iterator<Item = (IpNet, u32)> + '_ {
         let families = if self.outside == 0 { &[][..] } else { &FAMILIES[..] };
         families.iter().flat_map(|family| PublicRoutes::outside(self.outside, *family).iter(self.memory()))
     }
@@ -440,8 +450,8 @@ impl NodeTables {
         Ok(cell)
     }
 
-    /// The Internet side of a VPC, which is made with its first public prefix or its NAT gateway.
-    fn make_internet(&mut self, vni: Vni, vrf_cell: u32) -> Result<u32, Error> {
+    /// The Internet side of a VPC, which is made with its first public prefix, its NAT gateway or its meter.
+    pub(super) fn make_internet(&mut self, vni: Vni, vrf_cell: u32) -> Result<u32, Error> {
         if let Some(cell) = internet_of(self.memory(), vrf_cell) {
             return Ok(cell);
         }
@@ -452,12 +462,13 @@ impl NodeTables {
         Ok(cell)
     }
 
-    /// Removes the Internet side of a VPC without public prefixes and NAT gateway.
-    fn drop_empty_internet(&mut self, vrf_cell: u32) {
+    /// Removes the Internet side of a VPC without public prefixes, NAT gateway and meter.
+    pub(super) fn drop_empty_internet(&mut self, vrf_cell: u32) {
         let Some(cell) = internet_of(self.memory(), vrf_cell) else { return };
         let is_empty = |family| PublicRoutes::sources(cell, family).iter(self.memory()).next().is_none();
-        let has_nat = self.memory().load32(cell, offset_of!(internet, nat)) != 0;
-        if !has_nat && FAMILIES.into_iter().all(is_empty) {
+        let is_used = |offset| self.memory().load32(cell, offset) != 0;
+        let is_used = is_used(offset_of!(internet, nat)) || is_used(offset_of!(internet, meter));
+        if !is_used && FAMILIES.into_iter().all(is_empty) {
             set_internet(self.memory(), vrf_cell, 0);
             self.retire_internet(cell);
         }
@@ -603,10 +614,11 @@ impl NodeTables {
                 let public = PublicPrefix::from_cell(memory, cell).filter(is_right);
                 let mut source = |public: &PublicPrefix| sources.remove(&(public.vni.get(), public.inside));
                 let public = public.filter(|public| source(public) == Some(cell));
-                let hash = public.map_or(EntryHash::unreadable(key), |it| {
-                    EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip, None)
+                let counted = public.and_then(|it| {
+                    let meter = self.counted_meter(it.meter)?;
+                    Some(EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip, meter))
                 });
-                call(key, hash);
+                call(key, counted.unwrap_or(EntryHash::unreadable(key)));
             }
         }
         for cell in sources.into_values() {

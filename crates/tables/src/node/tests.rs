@@ -1,6 +1,7 @@
 mod crash;
 mod digests;
 mod full;
+mod meters;
 mod nat_gateways;
 mod nat_ring;
 mod policies;

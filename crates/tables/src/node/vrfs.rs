@@ -1,7 +1,7 @@
 //! Changes to VRFs, and the assignment of per-VNI counters to them.
 
 use super::NodeTables;
-use super::public::internet_of;
+use super::public::{internet_flags, internet_of};
 use crate::encoding::{
     elephant_bytes, group_id, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes,
 };
@@ -162,7 +162,7 @@ impl NodeTables {
             by_role,
             group_id: vrf.group.unwrap_or(internet),
             mtu: vrf.mtu,
-            flags: if internet == 0 { 0 } else { layout::VRF_INTERNET as u16 },
+            flags: internet_flags(self.memory(), internet) as u16,
             router4: ipv4_to_word(vrf.router4),
             router6: ipv6_to_bytes(vrf.router6),
             ..known

@@ -30,6 +30,8 @@ pub(super) struct Content {
     directs: Vec<DirectPath>,
     public_prefixes: Vec<PublicPrefix>,
     nat_gateways: Vec<NatGateway>,
+    /// By VNI.
+    internet_meters: Vec<u32>,
 }
 
 impl Content {
@@ -57,6 +59,7 @@ impl Content {
             directs,
             public_prefixes,
             nat_gateways: tables.nat_gateways().collect(),
+            internet_meters: [5, 6, 7].map(|number| tables.internet_meter(vni(number))).to_vec(),
         }
     }
 }
@@ -429,6 +432,8 @@ fn killed_change_of_public_prefix_is_complete_or_absent() {
         PublicPrefix { vni: vni(7), ..known },
         PublicPrefix { inside: "10.0.0.3/32".parse().unwrap(), ..known },
         PublicPrefix { vip: ip("2001:db8::9"), ..known },
+        PublicPrefix { meter: 9, ..known },
+        PublicPrefix { vip: ip("2001:db8::9"), meter: 9, ..known },
         PublicPrefix { vni: vni(7), inside: known.outside, ..known },
     ] {
         die_everywhere_with(add_vpc, |tables| tables.upsert_public_prefix(&changed));
@@ -456,6 +461,25 @@ fn killed_change_of_public_prefix_is_complete_or_absent() {
     die_everywhere_with(add_many, |tables| tables.remove_public_prefix(one.outside));
     die_everywhere_with(add_many, |tables| tables.remove_vrf(vni(6)));
     die_everywhere_with(add_many, |tables| tables.upsert_vip(&Vip { mac: mac(2), ..vip() }));
+}
+
+#[test]
+fn killed_change_of_the_meter_of_a_vpc_is_complete_or_absent() {
+    // With and without another use of the Internet side.
+    let add_vpc = |tables: &mut NodeTables| {
+        tables.upsert_vrf(&plain_vrf(7)).unwrap();
+    };
+    for number in [6, 7] {
+        die_everywhere_with(add_vpc, |tables| tables.set_internet_meter(vni(number), 9));
+        let add_meter = |tables: &mut NodeTables| {
+            add_vpc(tables);
+            tables.set_internet_meter(vni(number), 9).unwrap();
+        };
+        die_everywhere_with(add_meter, |tables| tables.set_internet_meter(vni(number), 0));
+        die_everywhere_with(add_meter, |tables| tables.set_internet_meter(vni(number), 8));
+        die_everywhere_with(add_meter, |tables| tables.upsert_vrf(&Vrf { mtu: 1300, ..plain_vrf(number) }));
+        die_everywhere_with(add_meter, |tables| tables.remove_vrf(vni(number)));
+    }
 }
 
 #[test]

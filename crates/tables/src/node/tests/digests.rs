@@ -145,7 +145,7 @@ impl Cloud {
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
-        for PublicPrefix { outside, vni, inside, vip } in &self.public {
+        for PublicPrefix { outside, vni, inside, vip, meter: _ } in &self.public {
             sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip, None));
         }
         for nat in &self.nats {

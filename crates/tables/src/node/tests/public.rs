@@ -9,7 +9,13 @@ fn net(text: &str) -> IpNet {
 }
 
 pub(super) fn public(outside: &str, number: u32, inside: &str) -> PublicPrefix {
-    PublicPrefix { outside: net(outside), vni: vni(number), inside: net(inside), vip: ip("192.0.2.9") }
+    PublicPrefix {
+        outside: net(outside),
+        vni: vni(number),
+        inside: net(inside),
+        vip: ip("192.0.2.9"),
+        meter: 0,
+    }
 }
 
 /// Tables with VNIs 5 and 6 and two vIPs.
