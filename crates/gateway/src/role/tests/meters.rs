@@ -14,7 +14,7 @@ fn gateway_with(meters: u32) -> Gateway {
 }
 
 fn meter(id: u32) -> Meter {
-    let limit = MeterLimit::with_default_burst(1000 * u64::from(id));
+    let limit = MeterLimit { rate_kbps: 1000 * u64::from(id), burst_bytes: 200_000 };
     Meter { id, inward: Some(limit), outward: (id % 2 == 0).then_some(limit) }
 }
 
