@@ -168,11 +168,19 @@ impl EntryHash {
         Self::new(Kind::Delegated, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
     }
 
-    /// Public addresses of a VPC: its own addresses that they are translated to, the vIP whose owner answers for them, and
-    /// the identifier of their meter.
+    /// Public addresses of a VPC: its own addresses that they are translated to, the vIP whose owner answers for them,
+    /// the identifier of their meter, and whether they are mapped by NPTv6.
     #[must_use]
-    pub fn public_prefix(outside: IpNet, vni: Vni, inside: IpNet, vip: IpAddr, meter: Option<u32>) -> Self {
-        let vip = fold(address_hash(vip) ^ KEYS[0], u64::from(meter.unwrap_or(0)) ^ KEYS[1]);
+    pub fn public_prefix(
+        outside: IpNet,
+        vni: Vni,
+        inside: IpNet,
+        vip: IpAddr,
+        meter: Option<u32>,
+        nptv6: bool,
+    ) -> Self {
+        let further = u64::from(meter.unwrap_or(0)) << 1 | u64::from(nptv6);
+        let vip = fold(address_hash(vip) ^ KEYS[0], further ^ KEYS[1]);
         let value = [address_hash(inside.trunc().addr()), vip];
         Self::new(Kind::PublicPrefix, vni.get(), outside.trunc().addr(), outside.prefix_len(), value)
     }
@@ -382,9 +390,11 @@ mod tests {
         let at = |address: &str| address.parse::<IpAddr>().unwrap();
         let prefix = |prefix: &str| prefix.parse().unwrap();
         let router = "2001:db8::1".parse().ok();
-        let metered = |outside, number, inside, vip, meter| {
-            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip), meter)
+        let further = |outside, number, inside, vip, meter, nptv6| {
+            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip), meter, nptv6)
         };
+        let metered =
+            |outside, number, inside, vip, meter| further(outside, number, inside, vip, meter, false);
         let public = |outside, number, inside, vip| metered(outside, number, inside, vip, None);
         let limit = |rate_kbps, burst_bytes| Some(MeterLimit { rate_kbps, burst_bytes });
         let nat = |number, addresses: &[&str], vip, limits, any_remote| {
@@ -413,6 +423,7 @@ mod tests {
             public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.2"),
             metered("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.1", Some(1)),
             metered("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.1", Some(2)),
+            further("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.1", Some(2), true),
             EntryHash::meter(1, [None, None]),
             EntryHash::meter(1, [limit(64, 20_000), None]),
             EntryHash::meter(2, [limit(64, 20_000), None]),

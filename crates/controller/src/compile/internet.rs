@@ -74,7 +74,14 @@ impl State {
         let vips = self.clusters.get(&cluster)?.cluster.addresses();
         let Attached { outside, vpc, inside } = *attached;
         let vni = self.vpcs.get(&vpc)?.vpc.vni;
-        Some(PublicPrefix { outside, vni, inside, vip: vip_of_prefix(outside, &vips)?, meter: None })
+        Some(PublicPrefix {
+            outside,
+            vni,
+            inside,
+            vip: vip_of_prefix(outside, &vips)?,
+            meter: None,
+            nptv6: false,
+        })
     }
 
     fn nat_gateway(&self, stored: &StoredNatGateway) -> Option<NatGateway> {
