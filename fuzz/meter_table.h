@@ -20,7 +20,7 @@ static struct meter *find_meter(uint32_t number)
 	return number < METERS_KNOWN ? &meter_memory[number] : NULL;
 }
 
-/* Leaves 0 to 65535 bytes in both buckets, by the time of the packet. */
+/* Leaves 1 to 4096 bytes in the buckets of the first meter, by the time of the packet. */
 static void begin_meters(void)
 {
 	for (int i = 1; i < METERS_KNOWN; i++) {

@@ -69,7 +69,7 @@ __attribute__((noinline)) enum drop_reason meter_packet(struct packet *packet, _
 	}
 	if (!(prefix | vpc))
 		return DROP_none;
-	/* The coarse clock stands still for up to 10 ms, in which a gateway passes more than a small burst. */
+	/* The coarse clock stands still for up to 10 ms, in which more than a small burst may pass. */
 	now = bpf_ktime_get_ns();
 	bytes = packet->frame.ip_bytes;
 	/* A public prefix with the meter of its VPC takes from it once. */

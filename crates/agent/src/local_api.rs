@@ -93,6 +93,7 @@ async fn status<R: Role>(State(node): State<Arc<Node<R>>>) -> Result<Json<Value>
                 "routes": usage.routes,
                 "public_prefixes": usage.public_prefixes,
                 "nat_gateways": usage.nat_gateways,
+                "meters": usage.meters,
                 "endpoints": usage.endpoints,
                 "ports": usage.ports,
             })

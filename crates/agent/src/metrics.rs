@@ -177,11 +177,12 @@ fn register_usage(registry: &mut Registry, usage: &TableUsage) {
         ("conflicts", usage.conflicts, usage.conflict_slots),
         ("counters", usage.counters_used, usage.counters_total),
     ];
+    let meters = Some(("meters", usage.meters, usage.meters_total)).filter(|_| usage.meters_total > 0);
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     for (table, used) in without_limit {
         entries.get_or_create(&TableLabel { table }).set(number(used));
     }
-    for (table, used, limit) in with_limit {
+    for (table, used, limit) in with_limit.into_iter().chain(meters) {
         entries.get_or_create(&TableLabel { table }).set(number(used));
         limits.get_or_create(&TableLabel { table }).set(number(limit));
     }

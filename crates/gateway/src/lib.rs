@@ -7,6 +7,7 @@ mod args;
 mod identities;
 mod load_monitor;
 mod mailbox;
+mod meters;
 mod nat;
 mod nat_inputs;
 mod needed_neighbors;
@@ -108,6 +109,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let status = ownership.status();
     let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
     let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
+    let routes = routes.merge(meters::routes(node.writer.clone()));
     let monitored = ports.clone();
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;

@@ -49,6 +49,8 @@ pub enum AgentCommand {
     Status(Socket),
     /// Show a gateway's state in its cluster: its vIPs, its peers, whether its tables are current
     Cluster(Socket),
+    /// List a gateway's meters of Internet traffic, with the bytes that are left in their buckets
+    Meters(GatewaySocket),
     /// List the drop counters of this node by reason
     Drops {
         #[command(flatten)]
@@ -192,6 +194,18 @@ const NAT_COLUMNS: [&str; 14] = [
 
 const COPY_COLUMNS: [&str; 5] = ["vni", "vip", "owner", "is_own", "complete"];
 
+const METER_COLUMNS: [&str; 9] = [
+    "id",
+    "in_kbps",
+    "in_burst_bytes",
+    "in_left_bytes",
+    "out_kbps",
+    "out_burst_bytes",
+    "out_left_bytes",
+    "public_prefixes",
+    "vpcs",
+];
+
 const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];
 
 impl AgentCommand {
@@ -204,6 +218,10 @@ impl AgentCommand {
                 socket.output,
                 &socket.request("read the state of the cluster", "/cluster", None).await?,
             ),
+            Self::Meters(GatewaySocket { socket, output }) => {
+                let answer = Socket { socket, output }.request("list meters", "/meters", None).await?;
+                output::list(output, &METER_COLUMNS, list_field(&answer, "meters"))
+            }
             Self::Drops { socket, by_vni } => {
                 let drops = socket.request("read the drop counters", "/drops", None).await?;
                 let (list, columns): (_, &[&str]) = match by_vni {

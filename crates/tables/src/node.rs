@@ -267,6 +267,8 @@ impl NodeTables {
             routes: self.routes,
             public_prefixes: self.public_prefix_count(),
             nat_gateways: self.nats.len() as u64,
+            meters: self.meter_ids().count() as u64,
+            meters_total: self.meters_total().into(),
         }
     }
 

@@ -62,6 +62,10 @@ pub struct TableUsage {
     pub public_prefixes: u64,
     /// Number of NAT gateways.
     pub nat_gateways: u64,
+    /// Meters of Internet traffic.
+    pub meters: u64,
+    /// Meters for which there is room; 0 on a node that has none.
+    pub meters_total: u64,
 }
 
 impl TableUsage {

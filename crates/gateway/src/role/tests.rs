@@ -1,5 +1,6 @@
 //! Updates that only gateways get, over anonymous memory.
 
+mod meters;
 mod nat;
 
 use std::time::Instant;

@@ -1,0 +1,103 @@
+//! The meters of Internet traffic as the local API lists them: `GET /meters`. This file changes with what is shown of a meter.
+
+use axum::extract::State;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Serialize;
+use sluice_agent::local_api::ApiError;
+use sluice_agent::{TableWriter, monotonic_ns};
+use sluice_tables::NodeTables;
+use sluice_types::MeterLimit;
+
+use crate::role::GatewayRole;
+
+/// A meter, with what is left in its buckets. A direction without a limit has neither rate, burst nor bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct MeterView {
+    /// The controller's identifier, and the number of the meter on this gateway.
+    id: u32,
+    number: u32,
+    in_kbps: Option<u64>,
+    in_burst_bytes: Option<u64>,
+    in_left_bytes: Option<u64>,
+    out_kbps: Option<u64>,
+    out_burst_bytes: Option<u64>,
+    out_left_bytes: Option<u64>,
+    /// Public prefixes and VPCs of this gateway that have the meter.
+    public_prefixes: usize,
+    vpcs: usize,
+}
+
+/// All meters in the order of their identifiers, and for how many there is room.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct MeterViews {
+    meters: Vec<MeterView>,
+    total: u32,
+}
+
+/// Route `GET /meters`.
+pub fn routes(writer: TableWriter<GatewayRole>) -> Router {
+    Router::new().route("/meters", get(list_meters)).with_state(writer)
+}
+
+async fn list_meters(State(writer): State<TableWriter<GatewayRole>>) -> Result<Json<MeterViews>, ApiError> {
+    Ok(Json(writer.run(|applier| list(&applier.tables, monotonic_ns())).await?))
+}
+
+fn list(tables: &NodeTables, now_ns: u64) -> MeterViews {
+    let count = |numbers: Vec<u32>| move |number: u32| numbers.iter().filter(|it| **it == number).count();
+    let prefixes = count(tables.public_prefixes().map(|public| public.meter).collect());
+    let vpcs = count(tables.vrfs().map(|entry| tables.internet_meter(entry.vrf.vni)).collect());
+    let rate = |limit: Option<MeterLimit>| limit.map(|limit| limit.rate_kbps);
+    let burst = |limit: Option<MeterLimit>| limit.map(|limit| limit.burst_bytes);
+    let view = |(number, meter): (u32, sluice_tables::Meter)| {
+        let level = tables.meter_level(number, now_ns);
+        MeterView {
+            id: meter.id,
+            number,
+            in_kbps: rate(meter.inward),
+            in_burst_bytes: burst(meter.inward),
+            in_left_bytes: level.inward_bytes,
+            out_kbps: rate(meter.outward),
+            out_burst_bytes: burst(meter.outward),
+            out_left_bytes: level.outward_bytes,
+            public_prefixes: prefixes(number),
+            vpcs: vpcs(number),
+        }
+    };
+    MeterViews { meters: tables.meters().map(view).collect(), total: tables.meters_total() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_tables::{Immediate, Memory, Meter, NamedMeters, Sizes, Vrf};
+
+    #[test]
+    fn meters_are_shown_with_their_use_and_what_is_left() {
+        let memory = Memory::anonymous(4096).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes { endpoints: 1 }).unwrap();
+        let memory = Memory::anonymous(NamedMeters::cells_for(3)).unwrap();
+        tables.set_meters(NamedMeters::open(memory).unwrap());
+        let limit = MeterLimit { rate_kbps: 64, burst_bytes: 16_384 };
+        tables.upsert_meter(&Meter { id: 9, inward: Some(limit), outward: None }, 5).unwrap();
+        let vni = 7.try_into().unwrap();
+        let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+        tables.upsert_vrf(&vrf).unwrap();
+        let number = tables.meter_number(9).unwrap();
+        tables.set_internet_meter(vni, number).unwrap();
+        let expected = MeterView {
+            id: 9,
+            number,
+            in_kbps: Some(64),
+            in_burst_bytes: Some(16_384),
+            in_left_bytes: Some(16_384),
+            out_kbps: None,
+            out_burst_bytes: None,
+            out_left_bytes: None,
+            public_prefixes: 0,
+            vpcs: 1,
+        };
+        assert_eq!(list(&tables, 5), MeterViews { meters: vec![expected], total: 3 });
+    }
+}

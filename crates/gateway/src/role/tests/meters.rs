@@ -1,0 +1,140 @@
+//! Meters of Internet traffic: what a gateway writes of them, also if there are more than it has room for.
+
+use sluice_southbound::Meter;
+use sluice_tables::NamedMeters;
+use sluice_types::{Digests, MeterLimit};
+
+use super::*;
+
+fn gateway_with(meters: u32) -> Gateway {
+    let memory = Memory::anonymous(NamedMeters::cells_for(meters)).unwrap();
+    let mut gateway = Gateway::new();
+    gateway.applier.tables.set_meters(NamedMeters::open(memory).unwrap());
+    gateway
+}
+
+fn meter(id: u32) -> Meter {
+    let limit = MeterLimit::with_default_burst(1000 * u64::from(id));
+    Meter { id, inward: Some(limit), outward: (id % 2 == 0).then_some(limit) }
+}
+
+fn vrf(number: u32, internet_meter: Option<u32>) -> Vrf {
+    Vrf {
+        vni: Vni::new(number).unwrap(),
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps: 0,
+        internet_meter,
+    }
+}
+
+fn public(low: u8, meter: Option<u32>) -> PublicPrefix {
+    let [outside, inside] = ["198.51.100", "10.0.0"].map(|net| format!("{net}.{low}/32").parse().unwrap());
+    PublicPrefix { outside, vni: Vni::new(5).unwrap(), inside, vip: ip(B), meter }
+}
+
+/// A VPC with meter 2, and two public addresses of which one has meter 1.
+fn cloud() -> Update {
+    Update {
+        meters: vec![meter(1), meter(2)],
+        vrfs: vec![vrf(5, Some(2)), vrf(6, None)],
+        public_prefixes: vec![public(1, Some(1)), public(2, None)],
+        ..snapshot()
+    }
+}
+
+/// Identifiers of the meters of a public address and of VPC 5; 0: none.
+fn found(gateway: &Gateway, low: u8) -> [Option<u32>; 2] {
+    let tables = &gateway.applier.tables;
+    let prefix = tables.public_prefix(public(low, None).outside).unwrap();
+    [prefix.meter, tables.internet_meter(Vni::new(5).unwrap())].map(|number| tables.meter_id(number))
+}
+
+fn digests_of(update: &Update) -> Digests {
+    let mut sums = Digests::default();
+    update.entry_hashes().for_each(|(_, hash)| sums.add(hash));
+    sums
+}
+
+/// Meters come before what has them, and are counted by digests as the controller counts them.
+#[test]
+fn meters_come_with_what_has_them() {
+    let mut gateway = gateway_with(4);
+    assert_eq!(gateway.apply(cloud()), without_failures(10));
+    assert_eq!((found(&gateway, 1), found(&gateway, 2)), ([Some(1), Some(2)], [Some(0), Some(2)]));
+    assert_eq!(gateway.applier.digests(), Some((10, digests_of(&cloud()))));
+    // Changes of a rate, and of what has a meter.
+    let changed = Meter { id: 1, ..meter(7) };
+    let step = Update {
+        meters: vec![changed],
+        vrfs: vec![vrf(5, None), vrf(6, Some(2))],
+        public_prefixes: vec![public(1, Some(2)), public(2, Some(1))],
+        ..delta(11)
+    };
+    let after = Update { meters: vec![changed, meter(2)], ..step.clone() };
+    let after = Update { vips: vips(), ..after };
+    assert_eq!(gateway.apply(step), without_failures(11));
+    assert_eq!((found(&gateway, 1), found(&gateway, 2)), ([Some(2), Some(0)], [Some(1), Some(0)]));
+    assert_eq!(gateway.applier.digests(), Some((11, digests_of(&after))));
+    // A step that removes a meter with what had it, and a snapshot that does not mention one.
+    let step = Update {
+        removed_meters: vec![1],
+        removed_public_prefixes: vec![public(2, None).outside],
+        ..delta(12)
+    };
+    assert_eq!(gateway.apply(step), without_failures(12));
+    assert_eq!(gateway.applier.tables.meter_ids().collect::<Vec<_>>(), [2]);
+    let without = Update { meters: vec![meter(1)], vrfs: vec![vrf(5, Some(1))], ..snapshot() };
+    assert_eq!(
+        gateway.apply(Update { public_prefixes: vec![public(1, Some(1))], ..without }),
+        without_failures(10)
+    );
+    assert_eq!(
+        (gateway.applier.tables.meter_ids().collect::<Vec<_>>(), found(&gateway, 1)),
+        (vec![1], [Some(1); 2])
+    );
+}
+
+/// Catches an address that does not work because there is no room for its meter, and failures that do not name the meter, or stay
+/// when there is room.
+#[test]
+fn without_room_for_a_meter_its_address_works_and_has_failed() {
+    let mut gateway = gateway_with(1);
+    let applied = gateway.apply(cloud()).unwrap();
+    assert_eq!(applied.failed_entries, 2, "{applied:?}");
+    assert!(applied.failures[0].contains("meter 2: no room for meter 2: all 1 are in use"), "{applied:?}");
+    assert!(applied.failures[1].contains("VNI 5: meter 2 is not in the tables"), "{applied:?}");
+    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(1), Some(0)], false));
+    assert_eq!(gateway.applier.digests(), None);
+    // The address of the removed meter works without one.
+    let step = Update { removed_meters: vec![1], public_prefixes: vec![public(1, Some(3))], ..delta(11) };
+    let applied = gateway.apply(step).unwrap();
+    assert!(applied.failures[0].contains("public prefix 198.51.100.1/32: meter 3 is not in"), "{applied:?}");
+    let now = Instant::now();
+    assert_eq!(gateway.applier.retry(now).unwrap().failed_entries, 1, "that of meter 3");
+    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(0), Some(2)], false));
+    let step = Update { public_prefixes: vec![public(1, Some(2))], ..delta(12) };
+    assert_eq!(gateway.apply(step), without_failures(12));
+    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(2), Some(2)], true));
+}
+
+/// The controller finds and repairs an entry whose meter is another one.
+#[test]
+fn damaged_meters_are_repaired() {
+    let mut gateway = gateway_with(2);
+    gateway.apply(cloud());
+    let tables = &mut gateway.applier.tables;
+    let prefix = tables.public_prefix(public(2, None).outside).unwrap();
+    let wrong = sluice_tables::PublicPrefix { meter: tables.meter_number(2).unwrap(), ..prefix };
+    tables.upsert_public_prefix(&wrong).unwrap();
+    tables.set_internet_meter(Vni::new(6).unwrap(), 77).unwrap();
+    tables.remove_meters(&[1]);
+    let right = digests_of(&cloud());
+    assert_ne!(gateway.applier.digests(), Some((10, right)));
+    let repaired = gateway.apply(Update { verify_shards: u64::MAX, ..cloud() }).unwrap().repaired.unwrap();
+    assert_eq!(repaired.differences, 4, "{repaired:?}");
+    assert_eq!(gateway.applier.digests(), Some((10, right)));
+    assert_eq!(found(&gateway, 1), [Some(1), Some(2)]);
+}
