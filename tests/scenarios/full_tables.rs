@@ -61,7 +61,8 @@ impl<'a> Filler<'a> {
         let like = lab.api().get::<Vpc>(lab.vpc("web")?.id).await?;
         let name = "filler".to_owned();
         let (tenant, cluster) = (like.tenant, Some(like.cluster));
-        let vpc = NewVpc { name, tenant, cluster, vni: None, mtu: None, offload_kbps: None };
+        let vpc =
+            NewVpc { name, tenant, cluster, vni: None, mtu: None, offload_kbps: None, internet_meter: None };
         let vpc = lab.api().create((), &vpc).await?.object.id;
         let (ipv4, ipv6) = (Some("10.64.0.0/16".parse()?), Some("fd00:64::/64".parse()?));
         let subnet = NewSubnet { name: "filler".into(), ipv4, ipv6, ipv6_mode: None, dns: Vec::new() };

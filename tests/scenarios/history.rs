@@ -128,7 +128,15 @@ async fn make_newer(lab: &Lab) -> Result<Newer, Failure> {
 }
 
 fn new_vpc(tenant: sluice_types::TenantId, name: &str, vni: Option<sluice_types::Vni>) -> NewVpc {
-    NewVpc { name: name.into(), tenant, cluster: None, vni, mtu: None, offload_kbps: None }
+    NewVpc {
+        name: name.into(),
+        tenant,
+        cluster: None,
+        vni,
+        mtu: None,
+        offload_kbps: None,
+        internet_meter: None,
+    }
 }
 
 fn new_subnet() -> NewSubnet {

@@ -244,6 +244,7 @@ async fn create_vpc(lab: &Lab, like: &Vpc, number: usize) -> Result<VpcId, Failu
         vni: None,
         mtu: None,
         offload_kbps: None,
+        internet_meter: None,
     };
     Ok(create_admitted(lab, &vpc).await?.id)
 }

@@ -182,6 +182,7 @@ async fn fill_tables(lab: &Lab) -> Result<NewInstance, Failure> {
         vni: None,
         mtu: None,
         offload_kbps: None,
+        internet_meter: None,
     };
     let vpc = api.create((), &vpc).await?.object.id;
     let (ipv4, ipv6) = (Some("10.64.0.0/12".parse()?), Some("fd00:64::/64".parse()?));

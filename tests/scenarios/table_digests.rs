@@ -199,7 +199,15 @@ async fn fill_tables(lab: &Lab) -> Result<Vec<Victim>, Failure> {
     let host = api.create((), &host).await?.object.id;
     let name = || "many".to_owned();
     let (tenant, cluster) = (like.tenant, Some(like.cluster));
-    let vpc = NewVpc { name: name(), tenant, cluster, vni: None, mtu: None, offload_kbps: None };
+    let vpc = NewVpc {
+        name: name(),
+        tenant,
+        cluster,
+        vni: None,
+        mtu: None,
+        offload_kbps: None,
+        internet_meter: None,
+    };
     let vpc = api.create((), &vpc).await?.object;
     let (ipv4, ipv6) = (Some("10.64.0.0/12".parse()?), Some("fd00:64::/64".parse()?));
     let subnet = api

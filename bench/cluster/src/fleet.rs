@@ -257,6 +257,7 @@ impl Fleet {
                 vni: None,
                 mtu: None,
                 offload_kbps: None,
+                internet_meter: None,
             };
             let id = self.api.create((), &vpc).await?.object.id;
             let subnet = NewSubnet {

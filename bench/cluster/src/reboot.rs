@@ -62,7 +62,15 @@ async fn prepare(lab: &Lab, count: usize) -> Result<Ipv4Addr, Failure> {
     api.update::<Vpc>(web.id, &never, None).await?;
     let name = "large".to_owned();
     let (tenant, cluster) = (web.tenant, Some(web.cluster));
-    let vpc = NewVpc { name: name.clone(), tenant, cluster, vni: None, mtu: None, offload_kbps: None };
+    let vpc = NewVpc {
+        name: name.clone(),
+        tenant,
+        cluster,
+        vni: None,
+        mtu: None,
+        offload_kbps: None,
+        internet_meter: None,
+    };
     let vpc = api.create((), &vpc).await?.object.id;
     let (ipv4, ipv6) = (Some("10.64.0.0/12".parse()?), Some("fd00:64::/64".parse()?));
     let subnet =

@@ -50,6 +50,7 @@ pub async fn program(lab: &Lab) -> Result<Vec<Programmed>, Failure> {
             vni: None,
             mtu: None,
             offload_kbps: None,
+            internet_meter: None,
         };
         let vpc = lab.api().create((), &vpc).await?.object;
         let subnet = NewSubnet {

@@ -198,7 +198,7 @@ impl Applier<'_> {
         Ok(found.map(|object| object.id()))
     }
 
-    /// Tenants, clusters, gateways, hosts and public pools.
+    /// Tenants, clusters, gateways, hosts, public pools and meters.
     async fn top_level(&mut self, cloud: &CloudFile) -> Result<()> {
         for spec in &cloud.tenants {
             let body = NewTenant { name: spec.name.clone() };
@@ -225,6 +225,9 @@ impl Applier<'_> {
         for spec in &cloud.public_pools {
             self.public_pool(spec).await?;
         }
+        for spec in &cloud.meters {
+            self.meter(spec).await?;
+        }
         Ok(())
     }
 
@@ -235,9 +238,10 @@ impl Applier<'_> {
             None => Some(None),
         };
         let (vni, mtu, offload_kbps) = (spec.vni, spec.mtu, spec.offload_kbps);
-        let body = tenant.zip(cluster).map(|(tenant, cluster)| {
+        let meter = self.meter_of(tenant, spec.internet_meter.as_deref()).await?;
+        let body = tenant.zip(cluster).zip(meter).map(|((tenant, cluster), internet_meter)| {
             let name = spec.name.clone();
-            NewVpc { name, tenant, cluster, vni, mtu, offload_kbps }
+            NewVpc { name, tenant, cluster, vni, mtu, offload_kbps, internet_meter }
         });
         let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
         let id = self.create_or_compare(&spec.name, tenant.map(|_| ()), &[("tenant", &of)], body).await?;

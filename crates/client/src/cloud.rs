@@ -3,7 +3,7 @@
 mod internet;
 pub(crate) mod security;
 
-pub use internet::{EipSpec, NatGatewaySpec, PublicPoolSpec};
+pub use internet::{EipSpec, MeterSpec, NatGatewaySpec, PublicPoolSpec};
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -98,6 +98,8 @@ pub struct CloudFile {
     pub public_pools: Vec<PublicPoolSpec>,
     /// EIPs (elastic IPs) of tenants.
     pub eips: Vec<EipSpec>,
+    /// Meters of tenants, which EIPs and VPCs can have.
+    pub meters: Vec<MeterSpec>,
 }
 
 /// A tenant in a cloud file.
@@ -175,6 +177,9 @@ pub struct VpcSpec {
     /// offloading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_kbps: Option<u32>,
+    /// Meter of the tenant for its Internet traffic: name or id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internet_meter: Option<String>,
     /// Subnets of the VPC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<SubnetSpec>,
@@ -350,7 +355,8 @@ impl CloudFile {
         };
         let inside: usize = self.vpcs.iter().map(inside).sum();
         let top = self.tenants.len() + self.clusters.len() + self.gateways.len() + self.hosts.len();
-        top + self.vpcs.len() + self.peerings.len() + inside + self.public_pools.len() + self.eips.len()
+        let internet = self.public_pools.len() + self.eips.len() + self.meters.len();
+        top + self.vpcs.len() + self.peerings.len() + inside + internet
     }
 
     /// True if the file describes no object.

@@ -1,11 +1,11 @@
-//! Public pools, EIPs and NAT gateways: the objects of the API, and the requests that create them.
+//! Public pools, EIPs, NAT gateways and meters: the objects of the API, and the requests that create them.
 
 use crate::new::{difference, difference_if_given};
 use crate::{EntryFailure, NewObject};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, PublicPoolId, SubnetId,
-    TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, InstanceId, IpNet, MeterId, NatFiltering, NatGatewayId, PublicPoolId,
+    SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -59,6 +59,9 @@ pub struct Eip {
     /// The address of the instance, or the first one of the subnet's IPv6 prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<IpAddr>,
+    /// Meter of its traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meter: Option<MeterId>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision. One that is not attached is programmed when
@@ -97,6 +100,37 @@ pub struct NatGateway {
     pub failures: Vec<EntryFailure>,
 }
 
+/// A limit of the Internet traffic of all EIPs and VPCs that have this meter. They share it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Meter {
+    /// Identifier, such as `meter-7`.
+    pub id: MeterId,
+    /// Name, unique in the tenant.
+    pub name: String,
+    /// Tenant that owns it.
+    pub tenant: TenantId,
+    /// Rate in kbit/s of IP packets to the instances; `None`: not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_kbps: Option<u64>,
+    /// Bytes to the instances that pass at once after a pause; `None`: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_burst: Option<u64>,
+    /// Rate in kbit/s of IP packets from the instances; `None`: not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_kbps: Option<u64>,
+    /// Bytes from the instances that pass at once after a pause; `None`: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_burst: Option<u64>,
+    /// Revision of the last change: the ETag of the object.
+    pub revision: u64,
+    /// True if every gateway that has the meter has programmed this revision.
+    pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
+}
+
+crate::model::resource!(Meter, MeterId, "meters", "meter", ", or TENANT/METER", true, |it| it.name.clone());
 crate::model::resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it
     .name
     .clone());
@@ -173,6 +207,9 @@ pub struct NewEip {
     /// Which address of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<IpAddr>,
+    /// Meter of the tenant for its traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meter: Option<MeterId>,
 }
 
 impl NewObject for NewEip {
@@ -197,6 +234,7 @@ impl NewObject for NewEip {
             .or_else(|| difference_if_given("instance", self.instance.as_ref(), found.instance.as_ref()))
             .or_else(|| difference_if_given("subnet", self.subnet.as_ref(), found.subnet.as_ref()))
             .or_else(|| difference_if_given("inside", self.inside.as_ref(), found.inside.as_ref()))
+            .or_else(|| difference_if_given("meter", self.meter.as_ref(), found.meter.as_ref()))
     }
 }
 
@@ -246,5 +284,44 @@ impl NewObject for NewNatGateway {
             .or_else(|| difference_if_given("sessions", self.sessions.as_ref(), Some(&found.sessions)))
             .or_else(|| difference_if_given("blocks", self.blocks.as_ref(), Some(&found.blocks)))
             .or_else(|| difference_if_given("filtering", self.filtering.as_ref(), Some(&found.filtering)))
+    }
+}
+
+/// Request to create a meter, which has a rate in at least one direction.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NewMeter {
+    /// Name, unique in the tenant.
+    pub name: String,
+    /// Tenant that owns it.
+    pub tenant: TenantId,
+    /// Rate in kbit/s of IP packets to the instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_kbps: Option<u64>,
+    /// Bytes to the instances that pass at once after a pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_burst: Option<u64>,
+    /// Rate in kbit/s of IP packets from the instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_kbps: Option<u64>,
+    /// Bytes from the instances that pass at once after a pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_burst: Option<u64>,
+}
+
+impl NewObject for NewMeter {
+    type Object = Meter;
+    type Parent = ();
+    fn path((): ()) -> String {
+        "/v1/meters".to_owned()
+    }
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+    fn difference(&self, found: &Meter) -> Option<String> {
+        difference("tenant", &self.tenant, &found.tenant)
+            .or_else(|| difference("in_kbps", &self.in_kbps, &found.in_kbps))
+            .or_else(|| difference("in_burst", &self.in_burst, &found.in_burst))
+            .or_else(|| difference("out_kbps", &self.out_kbps, &found.out_kbps))
+            .or_else(|| difference("out_burst", &self.out_burst, &found.out_burst))
     }
 }

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     AddressPair, ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net,
-    MacAddr, PeeringId, Qos, RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    MacAddr, MeterId, PeeringId, Qos, RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt::{Debug, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -238,6 +238,9 @@ pub struct Vpc {
     /// gateways, 4294967295 disables offloading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_kbps: Option<u32>,
+    /// Meter of its Internet traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internet_meter: Option<MeterId>,
     /// During a move: cluster that the VPC is moving to. Both clusters have its entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving_to: Option<ClusterId>,

@@ -5,8 +5,8 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressPair, ClusterId, HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, RouteTableId,
-    SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    AddressPair, ClusterId, HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, PortSettings,
+    RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -99,6 +99,9 @@ new_object!(NewVpc => Vpc, "/v1/vpcs", |new, found| {
         .or_else(|| difference_if_given("vni", new.vni.as_ref(), Some(&found.vni)))
         .or_else(|| difference_if_given("mtu", new.mtu.as_ref(), Some(&found.mtu)))
         .or_else(|| difference_if_given("offload_kbps", new.offload_kbps.as_ref(), found.offload_kbps.as_ref()))
+        .or_else(|| {
+            difference_if_given("internet_meter", new.internet_meter.as_ref(), found.internet_meter.as_ref())
+        })
 });
 new_object!(NewPeering => Peering, "/v1/peerings", |new, found| {
     let (mut requested, mut have) = (new.vpcs, found.vpcs);
@@ -252,6 +255,9 @@ pub struct NewVpc {
     /// the gateways applies; 4294967295 disables offloading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_kbps: Option<u32>,
+    /// Meter of the tenant for its Internet traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internet_meter: Option<MeterId>,
 }
 
 /// Request to create a subnet.

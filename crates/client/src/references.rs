@@ -4,7 +4,7 @@
 use crate::cloud::name_in;
 use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Peering,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, Peering,
     PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
 };
 use sluice_types::{ClusterId, HostId, PublicPoolId, TenantId, VpcId};
@@ -39,6 +39,7 @@ pub(crate) struct References {
 pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<References> {
     let mut resolver = Resolver::new(client, cloud);
     resolver.top_level().await?;
+    resolver.meters().await?;
     for index in 0..cloud.vpcs.len() {
         resolver.subnets(index).await?;
         resolver.security_groups(index).await?;
@@ -159,12 +160,55 @@ impl<'a> Resolver<'a> {
             let object = || format!("public pool `{}`", spec.name);
             self.clusters.resolve(&spec.cluster, "cluster", object).await?;
         }
+        for spec in &cloud.meters {
+            let object = || format!("meter `{}`", spec.name);
+            self.tenants.resolve(&spec.tenant, "tenant", object).await?;
+        }
         for spec in &cloud.eips {
             let object = || format!("EIP `{}`", spec.name);
             self.tenants.resolve(&spec.tenant, "tenant", object).await?;
             self.pools.resolve(&spec.pool, "pool", object).await?;
         }
         Ok(())
+    }
+
+    /// Resolves the meters of VPCs and EIPs, which belong to the same tenants.
+    async fn meters(&mut self) -> Result<()> {
+        let cloud = self.cloud;
+        for spec in &cloud.vpcs {
+            let object = || format!("VPC `{}`", spec.name);
+            self.meter(&spec.tenant, spec.internet_meter.as_deref(), "internet_meter", object).await?;
+        }
+        for spec in &cloud.eips {
+            let object = || format!("EIP `{}`", spec.name);
+            self.meter(&spec.tenant, spec.meter.as_deref(), "meter", object).await?;
+        }
+        Ok(())
+    }
+
+    /// Resolves the meter of an object of a tenant.
+    async fn meter(
+        &mut self,
+        tenant: &'a str,
+        text: Option<&str>,
+        field: &'static str,
+        object: impl FnOnce() -> String,
+    ) -> Result<()> {
+        let Some(text) = text else { return Ok(()) };
+        let cloud = self.cloud;
+        let id = self.tenant_id(tenant).await?;
+        for spec in cloud.meters.iter().filter(|spec| spec.name == name_in(text)) {
+            // One of both may give the id of the tenant, and the other its name.
+            let is_same = name_in(&spec.tenant) == name_in(tenant);
+            if is_same || id.is_some() && self.tenant_id(&spec.tenant).await? == id {
+                return Ok(());
+            }
+        }
+        let found = match id {
+            Some(id) => self.client.find::<Meter>(text, &[("tenant", &id.to_string())]).await.map(drop),
+            None => Err(no_such_name::<Meter>(text)),
+        };
+        found.map_err(|error| in_field::<Meter>(error, text, field, object()))
     }
 
     /// Resolves the subnets of a VPC's instances.

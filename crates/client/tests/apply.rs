@@ -47,7 +47,10 @@ fn objects(kind: &str) -> Vec<Value> {
         }
         "eips" => json!([
             {"id": "eip-1", "name": "www", "tenant": "tenant-1", "pool": "pool-1", "address": "198.51.100.1",
-             "prefix_length": 32, "vpc": "vpc-1", "instance": "inst-1", "inside": "10.0.0.2"},
+             "prefix_length": 32, "vpc": "vpc-1", "instance": "inst-1", "inside": "10.0.0.2", "meter": "meter-1"},
+        ]),
+        "meters" => json!([
+            {"id": "meter-1", "name": "gold", "tenant": "tenant-1", "in_kbps": 8000, "in_burst": 50_000},
         ]),
         "nat-gateways" => json!([
             {"id": "nat-1", "name": "out", "vpc": "vpc-1", "pool": "pool-1", "addresses": ["198.51.100.2", "198.51.100.3"],
@@ -203,6 +206,22 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
             "vpcs: [{name: v, tenant: red, nat_gateway: {name: n, pool: far}}]",
             neither("NAT gateway `n` of VPC `v`: `pool`", "public pool `far`"),
         ),
+        ("meters: [{name: m, tenant: blue, in_kbps: 64}]", neither("meter `m`: `tenant`", "tenant `blue`")),
+        ("eips: [{name: e, tenant: red, pool: world, meter: x}]", neither("EIP `e`: `meter`", "meter `x`")),
+        (
+            "vpcs: [{name: v, tenant: red, internet_meter: meter-9}]",
+            neither("VPC `v`: `internet_meter`", "meter `meter-9`"),
+        ),
+        // The meter belongs to another tenant.
+        (
+            "tenants: [{name: blue}]\nvpcs: [{name: v, tenant: blue, internet_meter: gold}]",
+            neither("VPC `v`: `internet_meter`", "meter `gold`"),
+        ),
+        (
+            "tenants: [{name: blue}]\nmeters: [{name: m, tenant: blue, in_kbps: 64}]\n\
+             vpcs: [{name: v, tenant: red, internet_meter: m}]",
+            neither("VPC `v`: `internet_meter`", "meter `m`"),
+        ),
         // The subnet is in another VPC.
         (
             "vpcs: [{name: v, tenant: red}]\neips: [{name: e, tenant: red, pool: world, vpc: v, subnet: front}]",
@@ -322,6 +341,37 @@ eips:
   - {name: b, tenant: red, pool: world, vpc: web, instance: inst-1}
 ";
     assert_eq!(tally(new).await, (8, 0, 0));
+}
+
+/// Catches meters that are compared with less than the file says, and those that the file creates.
+#[tokio::test]
+async fn meters_are_compared_with_the_cloud() {
+    let tally = async |yaml: &str| {
+        let total = run(yaml, true).await.unwrap().total();
+        (total.created, total.unchanged, total.differing)
+    };
+    let gold = async |fields: &str| tally(&format!("meters: [{{name: gold, tenant: red, {fields}}}]")).await;
+    assert_eq!(gold("in_kbps: 8000, in_burst: 50000").await, (0, 1, 0));
+    for other in
+        ["in_kbps: 8000", "in_kbps: 8001, in_burst: 50000", "in_kbps: 8000, in_burst: 50000, out_kbps: 64"]
+    {
+        assert_eq!(gold(other).await, (0, 0, 1), "{other}");
+    }
+    let www = async |fields: &str| {
+        let silver = "meters: [{name: silver, tenant: red, in_kbps: 64}]";
+        tally(&format!("{silver}\neips: [{{name: www, tenant: red, pool: world{fields}}}]")).await
+    };
+    assert_eq!(www("").await, (1, 1, 0));
+    assert_eq!(www(", meter: gold").await, (1, 1, 0));
+    assert_eq!(www(", meter: silver").await, (1, 0, 1));
+    assert_eq!(tally("vpcs: [{name: web, tenant: red, internet_meter: gold}]").await, (0, 0, 1));
+    let new = "
+tenants: [{name: blue}]
+meters: [{name: m, tenant: 'name:blue', in_kbps: 64}]
+vpcs: [{name: v, tenant: blue, internet_meter: m}, {name: w, tenant: red, internet_meter: gold}]
+eips: [{name: e, tenant: red, pool: world, meter: gold}]
+";
+    assert_eq!(tally(new).await, (5, 0, 0));
 }
 
 /// Catches NAT gateways that are compared with less than the file says, and those of objects that the file creates.

@@ -217,6 +217,7 @@ pub(crate) fn eips(topology: &Topology) -> Vec<EipSpec> {
             instance: Some(vm.name.clone()),
             subnet: None,
             inside: None,
+            meter: None,
         })
     };
     topology.internet.iter().flat_map(|internet| &internet.eips).filter_map(spec).collect()

@@ -75,6 +75,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         vni: vpc.vni,
         mtu: vpc.mtu,
         offload_kbps: None,
+        internet_meter: None,
         subnets: vpc.subnets.iter().map(subnet).collect(),
         security_groups: vpc.security_groups.clone(),
         instances: instances.collect(),

@@ -732,3 +732,63 @@ eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
     site.ok(&["eip", "delete", "post"]);
     assert_eq!(site.json(&["eip", "list", "--tenant", "red"]).as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn meters_by_file_and_by_commands() {
+    let site = Site::start();
+    let cloud = CLOUD.replace("  - name: web\n", "  - name: web\n    internet_meter: all\n");
+    assert_ne!(cloud, CLOUD);
+    let internet = "
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24]}]
+meters: [{name: all, tenant: red, in_kbps: 8000, out_kbps: 64, out_burst: 16384}, {name: gold, tenant: red, out_kbps: 1000}]
+eips: [{name: www, tenant: red, pool: world, meter: gold}]
+";
+    let file = site.file("cloud.yaml", &(cloud + internet));
+    let created = site.ok(&["apply", "-f", &file]);
+    assert!(created.ends_with(" created, 0 unchanged\n"), "{created}");
+    assert!(site.ok(&["apply", "-f", &file]).contains("\n0 created, "), "{created}");
+    let all = site.json(&["meters", "show", "red/all"]);
+    assert_eq!(
+        (&all["in_kbps"], &all["out_burst"], &all["in_burst"]),
+        (&8000.into(), &16384.into(), &Value::Null)
+    );
+    let gold = site.json(&["meter", "show", "gold"])["id"].clone();
+    assert_eq!(site.json(&["vpc", "show", "red/web"])["internet_meter"], all["id"]);
+    assert_eq!(site.json(&["eip", "show", "www"])["meter"], gold);
+    let listed = site.ok(&["meters", "list", "--tenant", "red"]);
+    assert!(listed.contains("all") && listed.contains("8000"), "{listed}");
+
+    let create = |rest: &[&str]| [&["meters", "create", "new", "--tenant", "red"], rest].concat();
+    site.fails(2, &create(&[]));
+    site.fails(2, &create(&["--in-kbps", "64", "--out-burst", "20000"]));
+    let error = site.fails(1, &create(&["--in-kbps", "63"]));
+    assert!(error.contains("a rate of 63 kbit/s is not between 64 and 400000000"), "{error}");
+    let new = site.json(&create(&["--in-kbps", "64", "--in-burst", "16384"]));
+    let update = |rest: &[&str]| site.json(&[&["meters", "update", "new"], rest].concat());
+    let changed = update(&["--out-kbps", "65", "--in-burst", "none"]);
+    assert_eq!((&changed["out_kbps"], &changed["in_burst"]), (&65.into(), &Value::Null));
+    let changed = update(&["--in-kbps", "none", "--name", "next"]);
+    assert_eq!((&changed["in_kbps"], &changed["name"]), (&Value::Null, &"next".into()));
+    site.fails(2, &["meters", "update", "next"]);
+    let error = site.fails(1, &["meters", "update", "next", "--out-kbps", "none"]);
+    assert!(error.contains("a meter needs a limit"), "{error}");
+
+    assert_eq!(site.json(&["eip", "update", "www", "--meter", "next"])["meter"], new["id"]);
+    let eips = site.json(&["eip", "list", "--meter", "next"]);
+    assert_eq!(eips.as_array().unwrap().len(), 1);
+    let error = site.fails(1, &["meters", "delete", "next"]);
+    assert!(error.contains("meter `next` is still used by EIP `www`"), "{error}");
+    assert_eq!(site.json(&["eip", "update", "www", "--meter", "none"])["meter"], Value::Null);
+    let with = ["vpc", "update", "red/web", "--internet-meter", "next"];
+    assert_eq!(site.json(&with)["internet_meter"], new["id"]);
+    let without = ["vpc", "update", "red/web", "--internet-meter", "none"];
+    assert_eq!(site.json(&without)["internet_meter"], Value::Null);
+    let made = site.json(&["vpc", "create", "metered", "--tenant", "red", "--internet-meter", "next"]);
+    assert_eq!(made["internet_meter"], new["id"]);
+    site.ok(&["vpc", "delete", "metered"]);
+    let create = ["eip", "create", "mail", "--tenant", "red", "--pool", "world", "--meter", "next"];
+    assert_eq!(site.json(&create)["meter"], new["id"]);
+    site.fails(4, &["eip", "update", "mail", "--meter", "unknown"]);
+    site.ok(&["eip", "delete", "mail"]);
+    site.ok(&["meters", "delete", "next"]);
+}

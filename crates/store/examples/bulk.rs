@@ -37,6 +37,7 @@ async fn main() -> Fallible<()> {
             cluster: cluster.id,
             mtu: 1430,
             offload_kbps: None,
+            internet_meter: None,
         };
         let vpc = store.create_vpc(new).await?.into_inner();
         let subnet = NewSubnet {

@@ -127,6 +127,12 @@ pub enum Conflict {
          the VPC first"
     )]
     VpcHasEip { vpc: String, eip: String, cluster: String },
+    #[error("meter `{meter}` and {user} belong to different tenants")]
+    MeterAcrossTenants { meter: String, user: String },
+    #[error(
+        "tenant `{tenant}` has {max} meters already, which is the limit; EIPs and VPCs can share a meter"
+    )]
+    TooManyMeters { tenant: String, max: u64 },
     #[error("VPC `{vpc}` has NAT gateway `{nat_gateway}`, and a VPC has at most one")]
     VpcHasNatGateway { vpc: String, nat_gateway: String },
     #[error("public pool `{pool}` is on cluster `{cluster}`, but VPC `{vpc}` is on cluster `{vpc_cluster}`")]

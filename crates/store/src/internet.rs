@@ -1,9 +1,10 @@
-//! Pools of public addresses, and the EIPs (elastic IPs) and NAT gateways that tenants have from them.
+//! Pools of public addresses, the EIPs (elastic IPs) and NAT gateways that tenants have from them, and meters of Internet
+//! traffic.
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, PublicPoolId, SubnetId,
-    TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, InstanceId, IpNet, MeterId, MeterRate, NatFiltering, NatGatewayId,
+    PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,6 +19,9 @@ pub const EIP_LENGTH_MIN: u8 = 48;
 
 /// Longest IPv6 prefix that is an EIP but for a single address: the network of one link (RFC 4291).
 pub const EIP_LENGTH_MAX: u8 = 64;
+
+/// Most meters of a tenant: a quarter of those that a gateway holds by default, so that no tenant takes all of them.
+pub const MAX_METERS: u64 = 1024;
 
 /// Public addresses that the gateways of a cluster announce. Names are unique in the cloud.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +49,8 @@ pub struct Eip {
     /// The public addresses.
     pub prefix: IpNet,
     pub attachment: Option<EipAttachment>,
+    /// Meter of its traffic, which it keeps when it is detached. Of the same tenant.
+    pub meter: Option<MeterId>,
     pub revision: u64,
 }
 
@@ -108,6 +114,8 @@ pub struct NewEip {
     pub prefix_length: Option<u8>,
     /// `None`: a new EIP is not attached, and an existing one may be.
     pub attach: Option<Attach>,
+    /// `None`: a new EIP has no meter, and an existing one may have one.
+    pub meter: Option<MeterId>,
 }
 
 /// A request to attach an EIP.
@@ -124,6 +132,8 @@ pub struct EipUpdate {
     pub name: Option<String>,
     /// `Some(None)` detaches it.
     pub attach: Option<Option<Attach>>,
+    /// `Some(None)` removes the meter.
+    pub meter: Option<Option<MeterId>>,
 }
 
 /// Selects EIPs; fields that are `None` select all.
@@ -133,6 +143,7 @@ pub struct EipFilter {
     pub pool: Option<PublicPoolId>,
     pub vpc: Option<VpcId>,
     pub instance: Option<InstanceId>,
+    pub meter: Option<MeterId>,
     pub name: Option<String>,
 }
 
@@ -195,4 +206,34 @@ pub struct NatGatewayFilter {
     pub vpc: Option<VpcId>,
     pub pool: Option<PublicPoolId>,
     pub name: Option<String>,
+}
+
+/// A limit of the Internet traffic of all EIPs and VPCs that have this meter, which share it. Names are unique in the tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meter {
+    pub id: MeterId,
+    pub name: String,
+    pub tenant: TenantId,
+    /// Limit of packets to the instances. `None`: not limited; then packets in the other direction are.
+    pub inward: Option<MeterRate>,
+    /// Limit of packets from the instances.
+    pub outward: Option<MeterRate>,
+    pub revision: u64,
+}
+
+/// A request for a meter.
+#[derive(Clone, Debug)]
+pub struct NewMeter {
+    pub name: String,
+    pub tenant: TenantId,
+    pub inward: Option<MeterRate>,
+    pub outward: Option<MeterRate>,
+}
+
+/// New values of the fields of a meter; all of them are set.
+#[derive(Clone, Debug)]
+pub struct MeterUpdate {
+    pub name: String,
+    pub inward: Option<MeterRate>,
+    pub outward: Option<MeterRate>,
 }

@@ -3,11 +3,11 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
-use crate::{Eip, GroupSet, NatGateway, PublicPool, SecurityGroup, SecurityRule};
+use crate::{Eip, GroupSet, Meter, NatGateway, PublicPool, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos,
-    RouteId, RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, PeeringId,
+    Qos, RouteId, RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,6 +32,8 @@ pub struct Vpc {
     /// A flow of at least this rate, in kbit/s, is offloaded. `None` is the threshold of the gateways,
     /// [`OFFLOAD_NEVER`] disables offloading.
     pub offload_kbps: Option<u32>,
+    /// Meter of its Internet traffic. Of the same tenant.
+    pub internet_meter: Option<MeterId>,
     /// Set while the VPC moves to another cluster.
     pub moving: Option<Move>,
     pub revision: u64,
@@ -581,6 +583,9 @@ pub enum Change {
     /// The NAT gateway was created, or anything of it was changed.
     NatGatewayUpserted(NatGateway),
     NatGatewayRemoved(NatGateway),
+    /// The meter was created, or anything of it was changed.
+    MeterUpserted(Meter),
+    MeterRemoved(Meter),
 }
 
 /// An instance before and after a change of its options; nothing else differs but its revision.

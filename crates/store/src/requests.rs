@@ -2,11 +2,11 @@
 //! snapshots.
 
 use crate::{
-    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, NatGateway, NodeId, Peering, Route,
+    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, NatGateway, NodeId, Peering, Route,
     RouteTarget, SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, NatSeed,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, NatSeed,
     PortSettings, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -46,6 +46,8 @@ pub struct NewVpc {
     pub mtu: u16,
     /// See [`Vpc::offload_kbps`].
     pub offload_kbps: Option<u32>,
+    /// `None`: a new VPC has no meter, and an existing one may have one.
+    pub internet_meter: Option<MeterId>,
 }
 
 /// New values of the fields of a VPC; all of them are set.
@@ -55,6 +57,7 @@ pub struct VpcUpdate {
     pub mtu: u16,
     /// See [`Vpc::offload_kbps`].
     pub offload_kbps: Option<u32>,
+    pub internet_meter: Option<MeterId>,
 }
 
 #[derive(Clone, Debug)]
@@ -152,6 +155,7 @@ pub struct Topology {
     pub group_sets: Vec<GroupSet>,
     pub eips: Vec<Eip>,
     pub nat_gateways: Vec<NatGateway>,
+    pub meters: Vec<Meter>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
     /// Chosen at random when the database is created, and never changed.

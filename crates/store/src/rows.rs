@@ -4,13 +4,13 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
-    InstanceOptions, Move, NatGateway, Page, Peering, PublicPool, Remote, Result, Route, RouteTable,
+    InstanceOptions, Meter, Move, NatGateway, Page, Peering, PublicPool, Remote, Result, Route, RouteTable,
     RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, NatGatewayId, PeeringId, Protocol,
-    PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni,
-    VpcId,
+    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, NatGatewayId, PeeringId,
+    Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId,
+    TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -103,7 +103,7 @@ record!(
     VpcId,
     "VPC",
     "vpcs",
-    "id, name, tenant, vni, cluster, mtu, offload_kbps, moving_to, switched, move_id, revision",
+    "id, name, tenant, vni, cluster, mtu, offload_kbps, moving_to, switched, move_id, revision, internet_meter",
     row => Vpc {
         id: VpcId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -120,6 +120,7 @@ record!(
             }),
             None => None,
         },
+        internet_meter: meter(row, 11)?,
         revision: row.number(10)?,
     }
 );
@@ -244,7 +245,7 @@ record!(
     EipId,
     "EIP",
     "eips",
-    "id, name, tenant, pool, cluster, prefix, vpc, instance, subnet, inside, revision",
+    "id, name, tenant, pool, cluster, prefix, vpc, instance, subnet, inside, revision, meter",
     row => Eip {
         id: EipId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -263,6 +264,7 @@ record!(
             }),
             None => None,
         },
+        meter: meter(row, 11)?,
         revision: row.number(10)?,
     }
 );
@@ -286,6 +288,34 @@ record!(
         revision: row.number(9)?,
     }
 );
+
+record!(
+    Meter,
+    MeterId,
+    "meter",
+    "meters",
+    "id, name, tenant, in_kbps, in_burst, out_kbps, out_burst, revision",
+    row => Meter {
+        id: MeterId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        tenant: TenantId::new(row.number(2)?),
+        inward: meter_rate(row, 3)?,
+        outward: meter_rate(row, 5)?,
+        revision: row.number(7)?,
+    }
+);
+
+/// Rate and burst of one direction of a meter; the rate is in this column, and the burst in the next one.
+fn meter_rate(row: &Row, column: usize) -> Result<Option<MeterRate>> {
+    let Some(kbps) = row.opt_int(column)? else { return Ok(None) };
+    let burst = row.opt_int(column + 1)?.map(i64::unsigned_abs);
+    Ok(Some(MeterRate { kbps: kbps.unsigned_abs(), burst }))
+}
+
+/// The meter that an object has.
+fn meter(row: &Row, column: usize) -> Result<Option<MeterId>> {
+    Ok(row.opt_int(column)?.map(|id| MeterId::new(id.unsigned_abs())))
+}
 
 /// A column with a number below 256, or NULL.
 fn opt_byte(row: &Row, column: usize) -> Result<Option<u8>> {

@@ -34,6 +34,7 @@ pub use ipv6_mode::Ipv6Mode;
 pub use mac::{MacAddr, MacError};
 pub use meter::{
     METER_BURST_MIN, METER_KBPS_MAX, METER_KBPS_MIN, METER_REFILL_S_MAX, MeterLimit, MeterLimitError,
+    MeterRate,
 };
 pub use nat::{
     NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX,

@@ -27,6 +27,25 @@ pub struct MeterLimit {
     pub burst_bytes: u64,
 }
 
+/// The limit of one direction of a meter as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeterRate {
+    /// Rate in kbit/s of IP packets.
+    pub kbps: u64,
+    /// Bytes that pass at once after a pause; `None`: what passes in 0.4 s at the rate, and at least 192 KiB.
+    pub burst: Option<u64>,
+}
+
+impl MeterRate {
+    /// The limit, which is not checked.
+    #[must_use]
+    pub fn limit(self) -> MeterLimit {
+        // kbit/s times ms is bits.
+        let default = || (self.kbps.saturating_mul(DEFAULT_BURST_MS) / 8).max(DEFAULT_BURST_MIN);
+        MeterLimit { rate_kbps: self.kbps, burst_bytes: self.burst.unwrap_or_else(default) }
+    }
+}
+
 /// The limit of a meter is out of range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeterLimitError {
@@ -48,14 +67,6 @@ pub enum MeterLimitError {
 }
 
 impl MeterLimit {
-    /// A limit with the default burst: what passes in 0.4 s at the rate, and at least 192 KiB.
-    #[must_use]
-    pub fn with_default_burst(rate_kbps: u64) -> Self {
-        // kbit/s times ms is bits.
-        let burst_bytes = (rate_kbps.saturating_mul(DEFAULT_BURST_MS) / 8).max(DEFAULT_BURST_MIN);
-        Self { rate_kbps, burst_bytes }
-    }
-
     /// Checks the bounds. They are within those of the tables of gateways, so no gateway refuses what passes here.
     ///
     /// # Errors
@@ -80,12 +91,13 @@ mod tests {
     /// Catches: a default that is refused, and bounds that are off by one.
     #[test]
     fn limits_are_within_their_bounds() {
+        let default = |kbps| MeterRate { kbps, burst: None }.limit();
         for rate in [METER_KBPS_MIN, 8_000, METER_KBPS_MAX] {
-            let limit = MeterLimit::with_default_burst(rate);
+            let limit = default(rate);
             assert_eq!(limit.check(), Ok(limit));
         }
-        assert_eq!(MeterLimit::with_default_burst(64).burst_bytes, 196_608);
-        assert_eq!(MeterLimit::with_default_burst(8_000).burst_bytes, 400_000);
+        assert_eq!(default(64).burst_bytes, 196_608);
+        assert_eq!(default(8_000).burst_bytes, 400_000);
         let check = |rate_kbps, burst_bytes| MeterLimit { rate_kbps, burst_bytes }.check().is_ok();
         assert!(
             check(64, 16_384) && check(64, 8_000 * 86_400) && check(400_000_000, 50_000_000_000 * 86_400)
@@ -96,6 +108,6 @@ mod tests {
             assert!(!check(rate, burst), "{rate} {burst}");
         }
         let largest = MeterLimit { rate_kbps: u64::MAX, burst_bytes: u64::MAX };
-        assert!(largest.check().is_err() && MeterLimit::with_default_burst(u64::MAX).check().is_err());
+        assert!(largest.check().is_err() && default(u64::MAX).check().is_err());
     }
 }

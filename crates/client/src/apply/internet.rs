@@ -1,12 +1,12 @@
-//! Public pools, EIPs and NAT gateways.
+//! Public pools, EIPs, NAT gateways and meters.
 
 use super::Applier;
 use crate::references::End;
 use crate::{
-    CloudFile, EipSpec, Instance, NewEip, NewNatGateway, NewPublicPool, PublicPool, PublicPoolSpec, Resource,
-    Result, Subnet, VpcSpec,
+    CloudFile, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewPublicPool,
+    PublicPool, PublicPoolSpec, Resource, Result, Subnet, VpcSpec,
 };
-use sluice_types::{PublicPoolId, VpcId};
+use sluice_types::{MeterId, PublicPoolId, TenantId, VpcId};
 
 impl Applier<'_> {
     pub(super) async fn public_pool(&mut self, spec: &PublicPoolSpec) -> Result<()> {
@@ -36,9 +36,10 @@ impl Applier<'_> {
         let pool = self.pool(&spec.pool).await?;
         let instance = self.target::<Instance>(vpc, spec.instance.as_deref()).await?;
         let subnet = self.target::<Subnet>(vpc, spec.subnet.as_deref()).await?;
+        let meter = self.meter_of(tenant, spec.meter.as_deref()).await?;
         let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
-        let ids = tenant.zip(pool).zip(instance.zip(subnet));
-        let body = ids.map(|((tenant, pool), (instance, subnet))| NewEip {
+        let ids = tenant.zip(pool).zip(instance.zip(subnet)).zip(meter);
+        let body = ids.map(|(((tenant, pool), (instance, subnet)), meter)| NewEip {
             name: spec.name.clone(),
             tenant,
             pool,
@@ -48,6 +49,7 @@ impl Applier<'_> {
             instance,
             subnet,
             inside: spec.inside,
+            meter,
         });
         let parent = tenant.map(|_| ());
         self.create_or_compare(&spec.name, parent, &[("tenant", &of)], body).await.map(drop)
@@ -69,6 +71,27 @@ impl Applier<'_> {
         });
         let of = id.map(|id| id.to_string()).unwrap_or_default();
         self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await.map(drop)
+    }
+
+    pub(super) async fn meter(&mut self, spec: &MeterSpec) -> Result<()> {
+        let tenant = self.tenant(&spec.tenant).await?;
+        let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
+        let MeterSpec { name, in_kbps, in_burst, out_kbps, out_burst, .. } = spec.clone();
+        let body = tenant.map(|tenant| NewMeter { name, tenant, in_kbps, in_burst, out_kbps, out_burst });
+        let parent = tenant.map(|_| ());
+        self.create_or_compare(&spec.name, parent, &[("tenant", &of)], body).await.map(drop)
+    }
+
+    /// The meter of an EIP or a VPC of a tenant, if any. The outer `None`: a dry run would create it.
+    pub(super) async fn meter_of(
+        &self,
+        tenant: Option<TenantId>,
+        text: Option<&str>,
+    ) -> Result<Option<Option<MeterId>>> {
+        let Some(text) = text else { return Ok(Some(None)) };
+        let Some(tenant) = tenant else { return Ok(None) };
+        let found = self.client.id_of::<Meter>(text, &[("tenant", &tenant.to_string())]).await;
+        Ok(self.none_if_not_created_yet(found)?.map(Some))
     }
 
     /// The id of a pool. `None`: a dry run would create it.

@@ -1,4 +1,4 @@
-//! Public pools, EIPs and NAT gateways in a cloud file.
+//! Public pools, EIPs, NAT gateways and meters in a cloud file.
 
 use super::{CloudFile, CloudFileError, FieldError, check_unique, name_in};
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,31 @@ pub struct EipSpec {
     /// Which address of the instance; its own of the family if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<IpAddr>,
+    /// Meter of the tenant for its traffic: name or id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meter: Option<String>,
+}
+
+/// A meter in a cloud file, with a rate in at least one direction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeterSpec {
+    /// Name, unique in the tenant.
+    pub name: String,
+    /// Tenant that owns it: name or id.
+    pub tenant: String,
+    /// Rate in kbit/s of IP packets to the instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_kbps: Option<u64>,
+    /// Bytes to the instances that pass at once after a pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_burst: Option<u64>,
+    /// Rate in kbit/s of IP packets from the instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_kbps: Option<u64>,
+    /// Bytes from the instances that pass at once after a pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_burst: Option<u64>,
 }
 
 /// The NAT gateway of a VPC in a cloud file.
@@ -79,13 +104,39 @@ pub struct NatGatewaySpec {
     pub filtering: Option<NatFiltering>,
 }
 
-/// Checks that names are unique, that an EIP is attached to one thing, and that a NAT gateway is given addresses in one way.
+/// Checks that names are unique in their tenants. `all` are the tenant and the name of each object.
+fn check_unique_in_tenants<'a>(
+    kind: &'static str,
+    all: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+) -> Result<(), CloudFileError> {
+    let tenants: HashSet<&str> = all.clone().map(|(tenant, _)| name_in(tenant)).collect();
+    for tenant in tenants {
+        let of_tenant = all.clone().filter(|(of, _)| name_in(of) == tenant).map(|(_, name)| name);
+        check_unique(kind, &format!(" in tenant `{tenant}`"), of_tenant)?;
+    }
+    Ok(())
+}
+
+/// Checks that names are unique, that a meter limits something, that an EIP is attached to one thing, and that a NAT gateway is given addresses in one way.
 pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
     check_unique("public pool", "", cloud.public_pools.iter().map(|spec| spec.name.as_str()))?;
-    let tenants: HashSet<&str> = cloud.eips.iter().map(|eip| name_in(&eip.tenant)).collect();
-    for tenant in tenants {
-        let of_tenant = cloud.eips.iter().filter(|eip| name_in(&eip.tenant) == tenant);
-        check_unique("EIP", &format!(" in tenant `{tenant}`"), of_tenant.map(|eip| eip.name.as_str()))?;
+    let meters = cloud.meters.iter().map(|meter| (meter.tenant.as_str(), meter.name.as_str()));
+    check_unique_in_tenants("meter", meters)?;
+    let eips = cloud.eips.iter().map(|eip| (eip.tenant.as_str(), eip.name.as_str()));
+    check_unique_in_tenants("EIP", eips)?;
+    for MeterSpec { name, in_kbps, in_burst, out_kbps, out_burst, .. } in &cloud.meters {
+        let wrong = |field, problem: &str| {
+            let object = format!("meter `{name}`");
+            Err(FieldError { object, field, problem: problem.to_owned() }.into())
+        };
+        if in_kbps.is_none() && out_kbps.is_none() {
+            return wrong("in_kbps", "give in_kbps, out_kbps or both");
+        }
+        for (field, kbps, burst) in [("in_burst", in_kbps, in_burst), ("out_burst", out_kbps, out_burst)] {
+            if burst.is_some() && kbps.is_none() {
+                return wrong(field, "give the rate in this direction");
+            }
+        }
     }
     for vpc in &cloud.vpcs {
         if let Some(NatGatewaySpec { name, addresses: Some(_), address_count: Some(_), .. }) =
@@ -156,6 +207,30 @@ mod tests {
             parse("address_count: 1, addresses: [198.51.100.1]").unwrap_err(),
             "NAT gateway `n` of VPC `v`: `address_count`: give the addresses or their number, not both"
         );
+    }
+
+    #[test]
+    fn meters_have_a_rate() {
+        let parse = |fields: &str| {
+            CloudFile::parse(&format!("meters: [{{name: m, tenant: t, {fields}}}]"))
+                .map_err(|error| error.to_string())
+        };
+        for good in
+            ["in_kbps: 64", "out_kbps: 64, out_burst: 16384", "in_kbps: 64, out_kbps: 65, in_burst: 20000"]
+        {
+            assert_eq!(parse(good).unwrap().len(), 1, "{good}");
+        }
+        for (fields, problem) in [
+            ("", "`in_kbps`: give in_kbps, out_kbps or both"),
+            ("in_kbps: 64, out_burst: 20000", "`out_burst`: give the rate in this direction"),
+            ("out_kbps: 64, in_burst: 20000", "`in_burst`: give the rate in this direction"),
+        ] {
+            assert_eq!(parse(fields).unwrap_err(), format!("meter `m`: {problem}"));
+        }
+        let meter = |tenant: &str| format!("{{name: m, tenant: {tenant}, in_kbps: 64}}");
+        let twice = CloudFile::parse(&format!("meters: [{}, {}]", meter("a"), meter("name:a"))).unwrap_err();
+        assert_eq!(twice.to_string(), "meter `m` is defined twice in tenant `a`");
+        assert!(CloudFile::parse(&format!("meters: [{}, {}]", meter("a"), meter("b"))).is_ok());
     }
 
     #[test]

@@ -2,17 +2,20 @@
 
 use super::problem::Problem;
 use super::reply::{self, Programmed};
-use super::request::{Id, IfMatch, Json, check_name, check_unicast};
+use super::request::{Id, IfMatch, Json, check_name, check_unicast, set};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
+use crate::compile::meter_id;
 use crate::place::admission::Admission;
 use crate::place::admission::demand::{Demand, NewObjects};
 use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use sluice_store::{Attach, Created, EipTarget, EipUpdate, Page, Store, StoreError};
-use sluice_types::{AddressFamily, EipId, InstanceId, PublicPoolId, SubnetId, TenantId, VpcId, given};
+use sluice_types::{
+    AddressFamily, EipId, InstanceId, MeterId, PublicPoolId, SubnetId, TenantId, VpcId, given,
+};
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -53,6 +56,10 @@ struct Eip {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "10.0.0.2")]
     inside: Option<IpAddr>,
+    /// The meter of its traffic, which it keeps when it is detached; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, nullable = false, example = "meter-1")]
+    meter: Option<MeterId>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -68,10 +75,11 @@ impl Resource for Eip {
     }
     fn entries(stored: &Self::Stored) -> Entries {
         let vpcs = stored.attachment.map(|at| at.vpc).into_iter().collect();
-        Entries { vpcs, public_prefixes: vec![stored.prefix], ..Entries::default() }
+        let meters = stored.meter.map(meter_id).into_iter().collect();
+        Entries { vpcs, public_prefixes: vec![stored.prefix], meters, ..Entries::default() }
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::Eip { id, name, tenant, pool, prefix, attachment, revision, .. } = stored;
+        let sluice_store::Eip { id, name, tenant, pool, prefix, attachment, meter, revision, .. } = stored;
         let (instance, subnet) = match attachment.map(|at| at.target) {
             Some(EipTarget::Instance(instance)) => (Some(instance), None),
             Some(EipTarget::Subnet(subnet)) => (None, Some(subnet)),
@@ -88,6 +96,7 @@ impl Resource for Eip {
             instance,
             subnet,
             inside: attachment.map(|at| at.inside.addr()),
+            meter,
             revision,
             programmed,
         }
@@ -123,6 +132,9 @@ pub(super) struct NewEip {
     /// Which address of the instance: an own or a secondary one. If left out, its own of the family.
     #[schema(value_type = Option<String>)]
     inside: Option<IpAddr>,
+    /// A meter of the tenant for its traffic. If left out, a new EIP has none.
+    #[schema(value_type = Option<String>, example = "meter-1")]
+    meter: Option<MeterId>,
 }
 
 /// A change of an EIP. Fields that are left out keep their values. One request attaches an EIP that is attached elsewhere.
@@ -145,11 +157,10 @@ pub(super) struct EipPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, nullable = false)]
     inside: Option<IpAddr>,
-}
-
-/// Decodes a field that is absent, null or a value, which are three different things.
-fn set<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(from).map(Some)
+    /// A meter of the tenant for its traffic; null for none.
+    #[serde(default, deserialize_with = "set")]
+    #[schema(value_type = Option<String>)]
+    meter: Option<Option<MeterId>>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -168,6 +179,9 @@ pub(super) struct EipFilter {
     /// Only EIPs that are attached to this instance.
     #[param(value_type = Option<String>)]
     instance: Option<InstanceId>,
+    /// Only EIPs that have this meter.
+    #[param(value_type = Option<String>)]
+    meter: Option<MeterId>,
     /// Only EIPs with this name, at most one for each tenant.
     name: Option<String>,
 }
@@ -215,7 +229,7 @@ async fn update_eip(
     IfMatch(expected): IfMatch,
     Json(body): Json<EipPatch>,
 ) -> Result<Response, Problem> {
-    let EipPatch { name, instance, subnet, inside } = body;
+    let EipPatch { name, instance, subnet, inside, meter } = body;
     name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
     let attach = match (instance, subnet) {
         (None, None) if inside.is_none() => None,
@@ -227,7 +241,8 @@ async fn update_eip(
     let before = store.eip(id).await.map_err(of_store)?;
     let is_attached = async { Ok(before.attachment.is_some()) };
     let admission = admit(&api, attach.as_ref().and_then(Option::as_ref), is_attached).await?;
-    let updated = store.update_eip(id, EipUpdate { name, attach }, expected).await.map_err(of_store)?;
+    let updated =
+        store.update_eip(id, EipUpdate { name, attach, meter }, expected).await.map_err(of_store)?;
     if before.attachment.is_none() && updated.revision > before.revision {
         admission.commit(updated.revision);
     }
@@ -237,8 +252,8 @@ async fn update_eip(
 impl Listable for Eip {
     type Filter = EipFilter;
     async fn list(store: &Store, filter: EipFilter, page: Page) -> Result<Vec<Self::Stored>, StoreError> {
-        let EipFilter { tenant, pool, vpc, instance, name } = filter;
-        store.eips(&sluice_store::EipFilter { tenant, pool, vpc, instance, name }, page).await
+        let EipFilter { tenant, pool, vpc, instance, meter, name } = filter;
+        store.eips(&sluice_store::EipFilter { tenant, pool, vpc, instance, meter, name }, page).await
     }
 }
 
@@ -256,8 +271,8 @@ impl Creatable for Eip {
         };
         let exists = async { Ok(!api.db.store.eips(&named, super::FIRST).await?.is_empty()) };
         let admission = admit(api, attach.as_ref(), exists).await?;
-        let NewEip { name, tenant, pool, address, family, prefix_length, .. } = new;
-        let new = sluice_store::NewEip { name, tenant, pool, address, family, prefix_length, attach };
+        let NewEip { name, tenant, pool, address, family, prefix_length, meter, .. } = new;
+        let new = sluice_store::NewEip { name, tenant, pool, address, family, prefix_length, attach, meter };
         let created = api.db.store.create_eip(new).await.map_err(|error| Problem::of_store(error, None))?;
         super::settle(admission, &created);
         Ok(created)

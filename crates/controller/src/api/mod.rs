@@ -10,6 +10,7 @@ mod gateways;
 mod guard;
 mod hosts;
 mod instances;
+mod meters;
 mod metrics;
 mod nat_gateways;
 mod nodes;
@@ -59,6 +60,9 @@ use std::sync::atomic::AtomicU64;
 use system::Readiness;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
+
+/// Attempts of an update without If-Match while others update the same object.
+const ATTEMPTS: u32 = 5;
 
 /// Most bulk creations at a time; others wait. The body of each may have a quarter of a gigabyte.
 const BULKS: usize = 2;
@@ -193,6 +197,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(security_rules::routes())
         .merge(public_pools::routes())
         .merge(eips::routes())
+        .merge(meters::routes())
         .merge(nat_gateways::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())

@@ -271,6 +271,8 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::VpcHasNatGateway { nat_gateway, .. } => conflict_with("has-nat-gateway", nat_gateway),
         Conflict::NatGatewayAcrossClusters { pool, .. } => conflict_with("nat-gateway-across-clusters", pool),
         Conflict::NatGatewayStays { nat_gateway, .. } => conflict_with("vpc-has-nat-gateway", nat_gateway),
+        Conflict::MeterAcrossTenants { meter, .. } => invalid("meter-across-tenants", meter),
+        Conflict::TooManyMeters { tenant, .. } => conflict_with("too-many-meters", tenant),
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),
         Conflict::PlanDone { plan } => conflict_with("plan-done", &plan.to_string()),
         Conflict::PlanNotApplying { plan } => conflict_with("plan-not-applying", &plan.to_string()),

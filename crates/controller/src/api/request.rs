@@ -242,6 +242,14 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
+/// Decodes a field that is absent, null or a value, which are three different things.
+///
+/// # Errors
+/// Those of the value.
+pub fn set<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
 /// Decodes a list of objects, for fields of structures.
 ///
 /// # Errors

@@ -2,9 +2,10 @@
 
 use super::problem::Problem;
 use super::reply::{self, Programmed};
-use super::request::{Id, IfMatch, Json, check_name};
+use super::request::{Id, IfMatch, Json, check_name, set};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
-use super::{Api, App, FIRST, settle};
+use super::{ATTEMPTS, Api, App, FIRST, settle};
+use crate::compile::meter_id;
 use crate::place::admission::demand::NewObjects;
 use crate::place::admission::{Admission, Full};
 use crate::place::new_vpc::{Unplaced, cluster_for};
@@ -14,15 +15,13 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{MTU, Page, Store, StoreError, VpcUpdate};
-use sluice_types::{ClusterId, TenantId, Vni, VpcId};
+use sluice_types::{ClusterId, MeterId, TenantId, Vni, VpcId};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Fits into VXLAN over IPv4 and IPv6 if the underlay carries 1500 bytes.
 const DEFAULT_MTU: u16 = 1430;
-/// Attempts of an update without If-Match while others update the same VPC.
-const ATTEMPTS: u32 = 5;
 
 #[derive(Serialize, ToSchema)]
 struct Vpc {
@@ -40,6 +39,10 @@ struct Vpc {
     /// 4294967295, no flow is offloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     offload_kbps: Option<u32>,
+    /// The meter of its Internet traffic; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, nullable = false, example = "meter-1")]
+    internet_meter: Option<MeterId>,
     /// Present during a move: both clusters have its entries.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "cluster-2")]
@@ -74,11 +77,12 @@ impl Resource for Vpc {
         Needs::Vpc(stored.id)
     }
     fn entries(stored: &Self::Stored) -> Entries {
-        Entries { vpcs: vec![stored.id], ..Entries::default() }
+        let meters = stored.internet_meter.map(meter_id).into_iter().collect();
+        Entries { vpcs: vec![stored.id], meters, ..Entries::default() }
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, offload_kbps, moving, revision } =
-            stored;
+        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, moving, revision, .. } = stored;
+        let (offload_kbps, internet_meter) = (stored.offload_kbps, stored.internet_meter);
         let moving_to = moving.map(|moving| moving.to);
         let phase = |switched| if switched { MovePhase::Switching } else { MovePhase::Filling };
         let move_phase = moving.map(|moving| phase(moving.switched));
@@ -91,6 +95,7 @@ impl Resource for Vpc {
             vni,
             mtu,
             offload_kbps,
+            internet_meter,
             moving_to,
             move_phase,
             move_waiting_for,
@@ -124,6 +129,9 @@ pub(super) struct NewVpc {
     /// 4294967295, no flow is offloaded.
     #[schema(minimum = 1)]
     offload_kbps: Option<u32>,
+    /// A meter of the tenant for the Internet traffic of the VPC. If left out, a new VPC has none.
+    #[schema(value_type = Option<String>, example = "meter-1")]
+    internet_meter: Option<MeterId>,
 }
 
 /// A change of a VPC: either a move to another cluster, or other fields. Fields that are left out keep their
@@ -135,18 +143,17 @@ pub(super) struct VpcPatch {
     #[schema(minimum = 1280, maximum = 9146)]
     mtu: Option<u16>,
     /// Rate in kbit/s from which a flow is offloaded; null for the gateways' own threshold.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "set")]
     #[schema(value_type = Option<u32>, minimum = 1)]
     offload_kbps: Option<Option<u32>>,
+    /// A meter of the tenant for the Internet traffic of the VPC; null for none.
+    #[serde(default, deserialize_with = "set")]
+    #[schema(value_type = Option<String>)]
+    internet_meter: Option<Option<MeterId>>,
     /// Moves the VPC to this cluster, together with all VPCs that it is peered with, directly or through
     /// others. During a move, its old cluster reverses the move.
     #[schema(value_type = Option<String>, example = "cluster-2")]
     cluster: Option<ClusterId>,
-}
-
-/// Distinguishes null from an absent field.
-fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u32>>, D::Error> {
-    Option::deserialize(from).map(Some)
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -240,7 +247,8 @@ async fn update_vpc(
     }
     body.mtu.map(check_mtu).transpose()?;
     body.offload_kbps.map(check_kbps).transpose()?;
-    let has_other_fields = body.name.is_some() || body.mtu.is_some() || body.offload_kbps.is_some();
+    let has_limits = body.offload_kbps.is_some() || body.internet_meter.is_some();
+    let has_other_fields = body.name.is_some() || body.mtu.is_some() || has_limits;
     let vpc = match body.cluster {
         // Both together need two revisions, and only one of them might succeed.
         Some(_) if has_other_fields => {
@@ -297,11 +305,15 @@ async fn change_vpc(
             name: patch.name.clone().unwrap_or(current.name),
             mtu: patch.mtu.unwrap_or(current.mtu),
             offload_kbps: patch.offload_kbps.unwrap_or(current.offload_kbps),
+            internet_meter: patch.internet_meter.unwrap_or(current.internet_meter),
         };
         let at = expected.unwrap_or(current.revision);
         match api.db.store.update_vpc(id, new, Some(at)).await {
             Ok(vpc) => return Ok(vpc),
             Err(StoreError::Stale { .. }) if expected.is_none() && attempts < ATTEMPTS => attempts += 1,
+            Err(error @ StoreError::NotFound { .. }) => {
+                return Err(Problem::of_store(error, Some(&id.to_string())));
+            }
             Err(error) => return Err(Problem::of_change(error, expected)),
         }
     }
@@ -333,8 +345,8 @@ impl Creatable for Vpc {
             }
         };
         let offload_kbps = check_kbps(new.offload_kbps)?;
-        let NewVpc { name, tenant, vni, .. } = new;
-        let new = sluice_store::NewVpc { name, tenant, vni, cluster, mtu, offload_kbps };
+        let NewVpc { name, tenant, vni, internet_meter, .. } = new;
+        let new = sluice_store::NewVpc { name, tenant, vni, cluster, mtu, offload_kbps, internet_meter };
         let created = api.db.store.create_vpc(new).await.map_err(|error| Problem::of_store(error, None))?;
         if let sluice_store::Created::New(vpc) = &created {
             api.place.add_committed_vpc(vpc);

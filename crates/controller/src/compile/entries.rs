@@ -1,6 +1,6 @@
 //! Entries of instances and VPCs: endpoints for gateways, ports and VRFs for hosts.
 
-use super::{Compiled, Gate, NodeGroup, Target, group_id};
+use super::{Compiled, Gate, NodeGroup, Target, group_id, meter_id};
 use sluice_southbound::{
     AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, PortOptions, Qos, Route, RouteKey, Scope, Vrf,
 };
@@ -34,7 +34,7 @@ pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clo
         router6: subnets.clone().find_map(|s| s.ipv6.as_ref().and_then(router6)),
         group: on_host.then(|| group_id(vpc.serving())),
         elephant_kbps: if on_host { ELEPHANT_DEFAULT } else { vpc.offload_kbps.unwrap_or(ELEPHANT_DEFAULT) },
-        internet_meter: None,
+        internet_meter: vpc.internet_meter.filter(|_| !on_host).map(meter_id),
     }
 }
 

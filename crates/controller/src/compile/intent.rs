@@ -83,7 +83,7 @@ pub struct Intent {
     policies: HashMap<Vni, PolicyHashes>,
     /// The last revision that changed more than endpoints, ports and policies.
     base_revision: u64,
-    /// The last revision that changed EIPs or NAT gateways, which only gateways have.
+    /// The last revision that changed EIPs, NAT gateways or meters, which only gateways have.
     public_revision: u64,
     /// Sums of the entries of a gateway without endpoints, by its cluster, with the newer of both revisions at that time.
     base: BTreeMap<ClusterId, (u64, Digests)>,
@@ -367,6 +367,8 @@ fn is_of_gateways(change: &Change) -> bool {
             | Change::EipRemoved(_)
             | Change::NatGatewayUpserted(_)
             | Change::NatGatewayRemoved(_)
+            | Change::MeterUpserted(_)
+            | Change::MeterRemoved(_)
     )
 }
 

@@ -1,10 +1,10 @@
 //! The public addresses of VPCs, for the gateways of their clusters. This file changes with what gateways get of EIPs and
 //! NAT gateways, or with which vIP's owner answers for an address.
 
-use super::{Compiled, State, Target};
+use super::{Compiled, State, Target, meter_id};
 use sluice_southbound::{NatGateway, PublicPrefix};
 use sluice_store::{Eip, NatGateway as StoredNatGateway};
-use sluice_types::{ClusterId, EipId, IpNet, NatFiltering, Vni, VpcId, bytes_hash};
+use sluice_types::{ClusterId, EipId, IpNet, MeterId, NatFiltering, Vni, VpcId, bytes_hash};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -14,6 +14,7 @@ struct Attached {
     outside: IpNet,
     vpc: VpcId,
     inside: IpNet,
+    meter: Option<MeterId>,
 }
 
 /// The public addresses of VPCs, by their cluster.
@@ -31,7 +32,8 @@ impl PublicAddresses {
         let of_cluster = self.eips.entry(eip.cluster).or_default();
         let old = match eip.attachment {
             Some(at) => {
-                let attached = Attached { outside: eip.prefix, vpc: at.vpc, inside: at.inside };
+                let attached =
+                    Attached { outside: eip.prefix, vpc: at.vpc, inside: at.inside, meter: eip.meter };
                 of_cluster.insert(eip.id, attached)
             }
             None => of_cluster.remove(&eip.id),
@@ -72,8 +74,9 @@ fn vip_of_nat(vni: Vni, vips: &[IpAddr]) -> Option<IpAddr> {
 impl State {
     fn public_prefix(&self, cluster: ClusterId, attached: &Attached) -> Option<PublicPrefix> {
         let vips = self.clusters.get(&cluster)?.cluster.addresses();
-        let Attached { outside, vpc, inside } = *attached;
+        let Attached { outside, vpc, inside, meter } = *attached;
         let vni = self.vpcs.get(&vpc)?.vpc.vni;
+<<<<<<< HEAD
         Some(PublicPrefix {
             outside,
             vni,
@@ -82,6 +85,10 @@ impl State {
             meter: None,
             nptv6: false,
         })
+=======
+        let vip = vip_of_prefix(outside, &vips)?;
+        Some(PublicPrefix { outside, vni, inside, vip, meter: meter.map(meter_id) })
+>>>>>>> mctl
     }
 
     fn nat_gateway(&self, stored: &StoredNatGateway) -> Option<NatGateway> {

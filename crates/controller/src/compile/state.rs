@@ -8,6 +8,7 @@ use super::entries::{
     port, remove_instances, routes, routes_of, vrf,
 };
 use super::internet::PublicAddresses;
+use super::meters::{MeterChanges, Meters};
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
 use super::security::{self, SecurityGroups};
@@ -50,6 +51,7 @@ pub struct State {
     /// The security groups of each VPC, by its VNI.
     pub(super) security: BTreeMap<Vni, SecurityGroups>,
     pub(super) public: PublicAddresses,
+    pub(super) meters: Meters,
     /// Filled only if the model preprograms paths.
     pub(super) instances: InstanceLocations,
 }
@@ -127,6 +129,7 @@ impl State {
         for nat_gateway in &topology.nat_gateways {
             state.public.set_nat_gateway(nat_gateway);
         }
+        state.meters = Meters::new(topology);
         state
     }
 
@@ -248,8 +251,10 @@ impl State {
         let mut out = Compiled { revision, ..Compiled::default() };
         let mut touched = Touched::default();
         let mut moved = LocationChanges::default();
+        let mut meters = MeterChanges::default();
         for change in changes {
             self.apply_one(change, &mut out, &mut touched);
+            self.meters.apply(change, &mut meters);
             if self.model.preprograms() {
                 self.instances.apply(change, &mut moved);
             }
@@ -259,6 +264,7 @@ impl State {
             self.send_paths(&moved, &touched, &mut out);
         }
         self.send_policies(&mut out);
+        self.send_meters(meters, &mut out);
         self.revision = revision;
         out
     }
@@ -337,6 +343,8 @@ impl State {
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
             Change::NatGatewayUpserted(nat_gateway) => self.upsert_nat_gateway(nat_gateway, out),
             Change::NatGatewayRemoved(nat_gateway) => self.remove_nat_gateway(nat_gateway, out),
+            // See `send_meters`.
+            Change::MeterUpserted(_) | Change::MeterRemoved(_) => {}
             // No node has tenants and pools, nor the names of groups.
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
@@ -414,6 +422,7 @@ impl State {
             update.vrfs.push(vrf_on_gateway(self.model, vpc));
             update.routes.extend(self.routes(vpc));
         }
+        update.meters = self.meters.of_clusters(&gateway.clusters().collect());
         update.public_prefixes =
             gateway.clusters().flat_map(|cluster| self.public_prefixes(cluster)).collect();
         update.nat_gateways = gateway.clusters().flat_map(|cluster| self.nat_gateways(cluster)).collect();

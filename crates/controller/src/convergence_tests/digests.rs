@@ -20,7 +20,8 @@ impl NodeTables {
         let vrfs = self
             .vrfs
             .values()
-            .map(|vrf| EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6).with_group(vrf.group));
+            .map(|vrf| (vrf, EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6)))
+            .map(|(vrf, hash)| hash.with_group(vrf.group).with_internet_meter(vrf.internet_meter));
         let routes =
             self.routes.iter().map(|(key, scope)| EntryHash::route(key.vni, key.prefix, (*scope).into()));
         let endpoints = self.endpoints.iter().map(|((vni, address), (mac, host))| {
@@ -38,6 +39,7 @@ impl NodeTables {
             )
         });
         let nat = self.nat.values().map(|nat| nat.entry_hash().1);
+        let meters = self.meters.values().map(|meter| meter.entry_hash().1);
         let mut sums = Digests::default();
         vteps
             .chain(vips)
@@ -49,6 +51,7 @@ impl NodeTables {
             .chain(policies)
             .chain(public)
             .chain(nat)
+            .chain(meters)
             .for_each(|hash| sums.add(hash));
         sums
     }
@@ -92,7 +95,7 @@ async fn only_gateways_wait_for_an_eip(
     let pool = world.store.create_public_pool(new).await.unwrap().into_inner().id;
     let attach = Some(Attach { target: EipTarget::Instance(instance), inside: None });
     let (address, family, prefix_length) = (None, None, None);
-    let new = NewEip { name: "e".into(), tenant, pool, address, family, prefix_length, attach };
+    let new = NewEip { name: "e".into(), tenant, pool, address, family, prefix_length, attach, meter: None };
     let eip = world.store.create_eip(new).await.unwrap().into_inner().id;
     world.follow().await;
     for (node, expected) in [(gateway, Comparison::Undecided), (host, Comparison::Equal)] {

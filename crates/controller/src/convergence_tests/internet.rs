@@ -159,12 +159,13 @@ pub(super) async fn execute(
                 family: (z % 4 == 1).then_some(AddressFamily::Ipv6),
                 prefix_length: (z % 4 == 0).then_some(64),
                 attach: target(store, vpcs, x, z).await,
+                meter: None,
             };
             store.create_eip(new).await.ok()?;
         }
         (30, _) => {
             let attach = if z % 5 == 0 { None } else { Some(target(store, vpcs, y, z).await?) };
-            let new = EipUpdate { name: None, attach: Some(attach) };
+            let new = EipUpdate { attach: Some(attach), ..EipUpdate::default() };
             store.update_eip(choose(&eips, x)?.id, new, None).await.ok()?;
         }
         (32, _) => execute_nat(store, (what, x, y, z), vpcs, &pools).await?,
@@ -225,7 +226,16 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
     let mut eips = Vec::new();
     for number in 0..16 {
         let (name, attach) = (format!("e{number}"), (number == 0).then_some(to));
-        let new = NewEip { name, tenant, pool, address: None, family: None, prefix_length: None, attach };
+        let new = NewEip {
+            name,
+            tenant,
+            pool,
+            address: None,
+            family: None,
+            prefix_length: None,
+            attach,
+            meter: None,
+        };
         eips.push(store.create_eip(new).await.unwrap().into_inner());
     }
     let steps = world.deltas;

@@ -6,6 +6,7 @@ mod addresses;
 mod digests;
 mod gateway_moves;
 mod internet;
+mod meters;
 mod moves;
 mod operations;
 mod paths;
@@ -23,8 +24,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route,
-    RouteKey, Scope, Update, Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix,
+    Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -51,10 +52,12 @@ struct NodeTables {
     paths: BTreeMap<PathKey, Path>,
     public: BTreeMap<IpNet, PublicPrefix>,
     nat: BTreeMap<Vni, NatGateway>,
+    meters: BTreeMap<u32, Meter>,
 }
 
 impl NodeTables {
     fn apply(&mut self, update: Update) {
+        self.add_meters(&update);
         self.vteps.extend(update.vteps.into_iter().map(|vtep| (vtep.address, vtep.role)));
         for keys in update.keys {
             self.keys.remove(&keys.cluster);
@@ -87,6 +90,7 @@ impl NodeTables {
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
         self.vrfs.retain(|vni, _| !update.removed_vnis.contains(vni));
+        self.remove_meters(&update.removed_meters);
         self.routes.retain(|key, _| !update.removed_vnis.contains(&key.vni));
         for e in update.removed_endpoints {
             for address in keys(e.ipv4, e.ipv6) {
@@ -305,6 +309,7 @@ impl World {
             assert_eq!(follower.view, fresh.view, "{node:?}");
             if let NodeId::Gateway(gateway) = node {
                 internet::check_public(&self.store, *gateway, &follower.tables).await;
+                meters::check_meters(&self.store, *gateway, &follower.tables).await;
                 gateway_moves::check_vteps(&self.store, *gateway, &follower.tables).await;
             }
             if let NodeId::Host(host) = node {
@@ -328,11 +333,19 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn new_vpc(name: &str, tenant: TenantId, cluster: ClusterId) -> NewVpc {
-    NewVpc { name: name.into(), tenant, vni: None, cluster, mtu: 1430, offload_kbps: None }
+    NewVpc {
+        name: name.into(),
+        tenant,
+        vni: None,
+        cluster,
+        mtu: 1430,
+        offload_kbps: None,
+        internet_meter: None,
+    }
 }
 
 fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
-    VpcUpdate { name: name.into(), mtu, offload_kbps: Some(u32::from(mtu) % 2) }
+    VpcUpdate { name: name.into(), mtu, offload_kbps: Some(u32::from(mtu) % 2), internet_meter: None }
 }
 
 fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
@@ -551,7 +564,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
     let totals = random_histories(Model::Zeta, (0..KINDS).collect());
-    assert!(totals.public > 24 * 2 && totals.nat > 24, "{totals:?}");
+    assert!(totals.public > 24 * 2 && totals.nat > 24 && totals.meters > 24, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -570,6 +583,8 @@ struct Totals {
     public: usize,
     /// NAT gateways that gateways had.
     nat: usize,
+    /// Meters that gateways had.
+    meters: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -581,11 +596,12 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
         Config { cases: Config::default().cases / 10, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&operations, |operations| {
+            let first = FIRST.into_iter().chain(internet::FIRST).chain(meters::FIRST);
             let chosen =
                 operations.into_iter().map(|(what, x, y, z)| (choose(&kinds, what).unwrap(), x, y, z));
             totals.set(runtime.block_on(async {
                 let (mut world, mut sum) = (World::of(model).await, totals.get());
-                for (index, operation) in FIRST.into_iter().chain(internet::FIRST).chain(chosen).enumerate() {
+                for (index, operation) in first.chain(chosen).enumerate() {
                     sum.executed += usize::from(execute(world.store.as_ref(), operation).await.is_some());
                     world.follow().await;
                     if index % 8 == 0 {
@@ -595,6 +611,7 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                         sum.paths += tables().map(|tables| tables.paths.len()).sum::<usize>();
                         sum.public += tables().map(|tables| tables.public.len()).sum::<usize>();
                         sum.nat += tables().map(|tables| tables.nat.len()).sum::<usize>();
+                        sum.meters += tables().map(|tables| tables.meters.len()).sum::<usize>();
                     }
                 }
                 world.check().await;

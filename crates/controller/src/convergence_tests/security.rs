@@ -263,6 +263,7 @@ fn topology(count: u16) -> (Topology, Change) {
         cluster: ClusterId::new(1),
         mtu: 1430,
         offload_kbps: None,
+        internet_meter: None,
         moving: None,
         revision: 1,
     };

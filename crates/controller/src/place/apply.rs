@@ -407,7 +407,15 @@ mod tests {
             }
             let (from, to) = (topology.clusters[0].id, topology.clusters[1].id);
             let name = "v".to_owned();
-            let new = NewVpc { name, tenant, vni: None, cluster: from, mtu: 1430, offload_kbps: None };
+            let new = NewVpc {
+                name,
+                tenant,
+                vni: None,
+                cluster: from,
+                mtu: 1430,
+                offload_kbps: None,
+                internet_meter: None,
+            };
             let vpc = store.create_vpc(new).await.unwrap().into_inner();
             let steps = vec![PlanStep { vpcs: vec![vpc.id], from, to, ..step(&[]) }];
             let id = store.add_plan(0, 1, "not read").await.unwrap();

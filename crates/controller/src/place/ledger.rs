@@ -350,6 +350,7 @@ pub mod tests {
             cluster: ClusterId::new(cluster),
             mtu: 1430,
             offload_kbps: None,
+            internet_meter: None,
             moving: None,
             revision,
         }

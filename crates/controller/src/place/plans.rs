@@ -182,6 +182,7 @@ mod tests {
             cluster: ClusterId::new(1),
             prefix,
             attachment: Some(EipAttachment { vpc, target, inside: prefix }),
+            meter: None,
             revision: 1,
         }
     }

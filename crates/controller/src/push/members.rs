@@ -7,8 +7,9 @@
 //! gateways is not programmed, because no gateway forwards its packets.
 
 use super::hub::Hub;
+use crate::compile::{ChangedUses, MeterUses};
 use sluice_store::{Change, Gateway, GatewayMove, Instance, Move, NodeId, Topology, Vpc};
-use sluice_types::{ClusterId, GatewayId, HostId, Vni, VpcId};
+use sluice_types::{ClusterId, GatewayId, HostId, MeterId, Vni, VpcId};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -25,6 +26,8 @@ pub enum Needs {
     HostsOf(VpcId),
     /// The gateways of this cluster, if it has any. For EIPs that are not attached, which gateways must not have.
     Gateways(ClusterId),
+    /// The gateways of the clusters that use this meter.
+    Meter(MeterId),
     /// All gateways. For hosts, whose packets every gateway must accept.
     AllGateways,
     /// The gateways of this cluster, and all hosts that run agents. For clusters.
@@ -68,6 +71,7 @@ pub struct Members {
     names: HashMap<NodeId, String>,
     /// Gateways that move between clusters.
     moving_gateways: BTreeMap<GatewayId, MovingGateway>,
+    meters: MeterUses,
 }
 
 /// A gateway that moves between clusters.
@@ -110,6 +114,7 @@ impl Members {
             gateways,
             agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
             instances: HashMap::new(),
+            meters: MeterUses::new(topology),
         };
         topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
         members
@@ -148,6 +153,7 @@ impl Members {
     /// Advances by a revision. `changes` are all changes of that revision.
     pub fn apply(&mut self, revision: u64, changes: &[Change]) {
         for change in changes {
+            self.meters.apply(change, &mut ChangedUses::default());
             match change {
                 Change::HostUpserted(host) if host.agent => {
                     self.agents.insert(host.id);
@@ -272,9 +278,12 @@ impl Members {
             }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
             (Needs::Cluster(cluster) | Needs::Gateways(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
+            (Needs::Meter(meter), NodeId::Gateway(id)) => {
+                self.meters.clusters(meter).any(|cluster| is_in(cluster, id))
+            }
             (Needs::Gateway(gateway), NodeId::Gateway(id)) => self.neighbors_of(gateway).contains(&id),
             (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
-            (Needs::Gateways(_), NodeId::Host(_)) => false,
+            (Needs::Gateways(_) | Needs::Meter(_), NodeId::Host(_)) => false,
             (Needs::Nothing | Needs::Vpc(_) | Needs::HostsOf(_) | Needs::AllGateways, _) => false,
         }
     }
@@ -348,6 +357,9 @@ impl Members {
                 Needs::Instance(id, _) => vpc(id),
                 Needs::HostsOf(id) => hosts_of(id),
                 Needs::Gateways(id) => cluster(id).unwrap_or(u64::MAX),
+                Needs::Meter(id) => {
+                    self.meters.clusters(*id).filter_map(|id| cluster(&id)).min().unwrap_or(u64::MAX)
+                }
                 Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
                 Needs::Gateway(id) => {
@@ -381,6 +393,7 @@ mod tests {
             cluster: ClusterId::new(1),
             mtu: 1430,
             offload_kbps: None,
+            internet_meter: None,
             moving: None,
             revision: 4,
         }

@@ -52,6 +52,8 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::EipRemoved(_)
             | Change::NatGatewayUpserted(_)
             | Change::NatGatewayRemoved(_)
+            | Change::MeterUpserted(_)
+            | Change::MeterRemoved(_)
     )
 }
 
@@ -163,6 +165,7 @@ mod tests {
             cluster: ClusterId::new(1),
             mtu: 1430,
             offload_kbps: None,
+            internet_meter: None,
             moving: None,
             revision: 1,
         };

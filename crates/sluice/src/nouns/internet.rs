@@ -1,8 +1,9 @@
 //! Arguments and verbs of public pools and EIPs.
 
+use super::meters::{meter_of, new_meter_of};
 use super::resource::{
-    ByName, Creatable, Create, Filter, Help, InVpc, Kind, NameOrId, NoPreview, Parent, Run, Select, Target,
-    Wait, optional_id,
+    ByName, Creatable, Create, Filter, Help, InVpc, Kind, NameInTenant, NameOrId, NoPreview, Parent, Run,
+    Target, Wait, optional_id,
 };
 use super::underlay::ByCluster;
 use crate::api::{self, ApiArgs};
@@ -11,7 +12,7 @@ use crate::output;
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, Value, json};
 use sluice_client::{
-    Client, Cluster, Eip, Instance, NewEip, NewPublicPool, PublicPool, Resource, Subnet, Tenant,
+    Client, Cluster, Eip, Instance, Meter, NewEip, NewPublicPool, PublicPool, Resource, Subnet, Tenant,
 };
 use sluice_types::{AddressFamily, InstanceId, IpNet, SubnetId, parse_prefix};
 use std::net::IpAddr;
@@ -122,7 +123,7 @@ impl Run for PublicPoolVerb {
 impl Kind for Eip {
     const HELP: Help = Help { list: "List EIPs", show: "Show one EIP" };
     const COLUMNS: &'static [&'static str] =
-        &["id", "name", "tenant", "address", "vpc", "instance", "subnet", "inside", "programmed"];
+        &["id", "name", "tenant", "address", "vpc", "instance", "subnet", "inside", "meter", "programmed"];
     type Selector = NameInTenant;
     type Filters = EipFilters;
 
@@ -144,24 +145,6 @@ impl Creatable for Eip {
     type Preview = NoPreview;
 }
 
-/// Selects an EIP by name or id; the name is unique in its tenant.
-#[derive(Args)]
-pub struct NameInTenant {
-    /// Name, TENANT/NAME if several tenants have an EIP of this name, or id
-    #[arg(value_name = "NAME|TENANT/NAME|ID")]
-    name: String,
-}
-
-impl Select<Eip> for NameInTenant {
-    async fn find(&self, client: &Client) -> Result<Eip, Failure> {
-        let Some((tenant, name)) = self.name.split_once('/') else {
-            return Ok(client.find(&self.name, &[]).await?);
-        };
-        let tenant = client.id_of::<Tenant>(tenant, &[]).await?;
-        Ok(client.find(name, &[("tenant", &tenant.to_string())]).await?)
-    }
-}
-
 #[derive(Args)]
 pub struct EipFilters {
     /// Only EIPs of this tenant: name or id
@@ -175,6 +158,9 @@ pub struct EipFilters {
     /// Only EIPs that are attached to this instance: name, VPC/NAME, TENANT/VPC/NAME or id
     #[arg(long, value_name = "VPC/NAME|ID")]
     instance: Option<String>,
+    /// Only EIPs that have this meter: name or id
+    #[arg(long)]
+    meter: Option<String>,
     #[command(flatten)]
     name: ByName,
 }
@@ -188,6 +174,11 @@ impl Filter for EipFilters {
         query.extend(pool.map(|pool| ("pool", pool.to_string())));
         let instance = id_in_vpc::<Instance>(client, self.instance.as_deref()).await?;
         query.extend(instance.map(|instance| ("instance", instance.to_string())));
+        let meter = match tenant {
+            Some(tenant) => meter_of(client, self.meter.as_deref(), tenant).await?,
+            None => optional_id::<Meter>(client, self.meter.as_deref()).await?,
+        };
+        query.extend(meter.map(|meter| ("meter", meter.to_string())));
         query.extend(self.vpc.id(client).await?.map(|vpc| ("vpc", vpc)));
         Ok(query)
     }
@@ -245,6 +236,9 @@ pub struct NewEipArgs {
     /// Length of an IPv6 prefix [default: a single address]
     #[arg(long, value_name = "BITS")]
     prefix_length: Option<u8>,
+    /// Meter of the tenant for its traffic: name or id [default: none]
+    #[arg(long)]
+    meter: Option<String>,
     #[command(flatten)]
     to: AttachTo,
 }
@@ -255,9 +249,12 @@ impl Create for NewEipArgs {
     async fn request(self, client: &Client) -> Result<(Parent<Self>, NewEip), Failure> {
         let tenant = client.id_of::<Tenant>(&self.tenant, &[]).await?;
         let pool = client.id_of::<PublicPool>(&self.pool, &[]).await?;
+        let meter = meter_of(client, self.meter.as_deref(), tenant).await?;
         let (instance, subnet) = self.to.ids(client).await?;
         let Self { name, address, family, prefix_length, to: AttachTo { inside, .. }, .. } = self;
-        Ok(((), NewEip { name, tenant, pool, address, family, prefix_length, instance, subnet, inside }))
+        let body =
+            NewEip { name, tenant, pool, address, family, prefix_length, instance, subnet, inside, meter };
+        Ok(((), body))
     }
 }
 
@@ -280,13 +277,19 @@ pub enum EipVerb {
         #[command(flatten)]
         wait: Wait,
     },
-    /// Rename an EIP
+    /// Rename an EIP, or change which meter it has
+    #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]
         target: Target<Eip>,
         /// New name
-        #[arg(long = "name", value_name = "NAME")]
-        new_name: String,
+        #[arg(long = "name", value_name = "NAME", group = "change")]
+        new_name: Option<String>,
+        /// Meter of its tenant for its traffic: name or id, or `none`
+        #[arg(long, group = "change")]
+        meter: Option<String>,
+        #[command(flatten)]
+        wait: Wait,
     },
 }
 
@@ -306,8 +309,14 @@ impl Run for EipVerb {
                 let eip = target.update(client, &json!({"instance": null})).await?;
                 wait.print_when(api, client, eip, |_| true).await
             }
-            Self::Update { target, new_name } => {
-                output::one(api.output, &target.update(client, &json!({"name": new_name})).await?)
+            Self::Update { target, new_name, meter, wait } => {
+                let eip = target.find(client).await?;
+                let meter = new_meter_of(client, meter.as_deref(), eip.tenant).await?;
+                let mut patch = Map::new();
+                patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
+                patch.extend(meter.map(|meter| ("meter".to_owned(), json!(meter))));
+                let eip = client.update::<Eip>(eip.id, &patch, target.expected()).await?;
+                wait.print_when(api, client, eip, |_| true).await
             }
         }
     }

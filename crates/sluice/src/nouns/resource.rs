@@ -8,7 +8,7 @@ use crate::output;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
-use sluice_client::{Client, Created, NewObject, Resource, Vpc};
+use sluice_client::{Client, Created, NewObject, Resource, Tenant, Vpc};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -314,6 +314,24 @@ pub struct VpcName {
 impl Select<Vpc> for VpcName {
     async fn find(&self, client: &Client) -> Result<Vpc, Failure> {
         api::vpc(client, &self.name).await
+    }
+}
+
+/// Selects by name or id; the name is unique in its tenant.
+#[derive(Args)]
+pub struct NameInTenant {
+    /// Name, TENANT/NAME if several tenants have one of this name, or id
+    #[arg(value_name = "NAME|TENANT/NAME|ID")]
+    name: String,
+}
+
+impl<K: Resource> Select<K> for NameInTenant {
+    async fn find(&self, client: &Client) -> Result<K, Failure> {
+        let Some((tenant, name)) = self.name.split_once('/') else {
+            return Ok(client.find(&self.name, &[]).await?);
+        };
+        let tenant = client.id_of::<Tenant>(tenant, &[]).await?;
+        Ok(client.find(name, &[("tenant", &tenant.to_string())]).await?)
     }
 }
 

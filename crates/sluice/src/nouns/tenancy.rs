@@ -1,6 +1,7 @@
 //! Arguments and verbs of what tenants own: tenants themselves, VPCs, subnets, instances.
 
 use super::addresses::{AddressPairs, Addresses, Protection, QosArgs};
+use super::meters::{meter_of, new_meter_of};
 use super::resource::{
     ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, NoPreview, Parent, Run,
     Target, VpcName, Wait, optional_id,
@@ -68,7 +69,7 @@ impl Run for TenantVerb {
 impl Kind for Vpc {
     const HELP: Help = Help { list: "List VPCs", show: "Show one VPC" };
     const COLUMNS: &'static [&'static str] =
-        &["id", "name", "tenant", "cluster", "moving_to", "vni", "mtu", "programmed"];
+        &["id", "name", "tenant", "cluster", "moving_to", "vni", "mtu", "internet_meter", "programmed"];
     type Selector = VpcName;
     type Filters = ByTenant;
 }
@@ -136,19 +137,24 @@ pub struct NewVpcArgs {
     /// (the threshold of the gateways) or `never`
     #[arg(long, value_name = "KBPS", value_parser = parse_offload)]
     offload_kbps: Option<OffloadThreshold>,
+    /// Meter of the tenant for the Internet traffic of the VPC: name or id [default: none]
+    #[arg(long, value_name = "METER")]
+    internet_meter: Option<String>,
 }
 
 impl Create for NewVpcArgs {
     type Object = Vpc;
     type Body = NewVpc;
     async fn request(self, client: &Client) -> Result<(Parent<Self>, NewVpc), Failure> {
+        let tenant = client.id_of::<Tenant>(&self.tenant, &[]).await?;
         let body = NewVpc {
             name: self.name,
-            tenant: client.id_of::<Tenant>(&self.tenant, &[]).await?,
+            tenant,
             cluster: optional_id::<Cluster>(client, self.cluster.as_deref()).await?,
             vni: self.vni,
             mtu: self.mtu,
             offload_kbps: self.offload_kbps.and_then(|threshold| threshold.0),
+            internet_meter: meter_of(client, self.internet_meter.as_deref(), tenant).await?,
         };
         Ok(((), body))
     }
@@ -156,7 +162,7 @@ impl Create for NewVpcArgs {
 
 #[derive(Subcommand)]
 pub enum VpcVerb {
-    /// Change the name, the MTU or the offload threshold of a VPC
+    /// Change the name, the MTU, the offload threshold or the meter of a VPC
     #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]
@@ -171,6 +177,11 @@ pub enum VpcVerb {
         /// (the threshold of the gateways) or `never`
         #[arg(long, value_name = "KBPS", value_parser = parse_offload, group = "change")]
         offload_kbps: Option<OffloadThreshold>,
+        /// Meter of its tenant for the Internet traffic of the VPC: name or id, or `none`
+        #[arg(long, value_name = "METER", group = "change")]
+        internet_meter: Option<String>,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Move a VPC and all VPCs that are peered with it to another cluster, without packet loss
     ///
@@ -189,12 +200,16 @@ pub enum VpcVerb {
 impl Run for VpcVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
-            Self::Update { target, new_name, mtu, offload_kbps } => {
+            Self::Update { target, new_name, mtu, offload_kbps, internet_meter, wait } => {
+                let vpc = target.find(client).await?;
+                let meter = new_meter_of(client, internet_meter.as_deref(), vpc.tenant).await?;
                 let mut patch = Map::new();
                 patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
                 patch.extend(mtu.map(|mtu| ("mtu".to_owned(), json!(mtu))));
                 patch.extend(offload_kbps.map(|threshold| ("offload_kbps".to_owned(), json!(threshold.0))));
-                output::one(api.output, &target.update(client, &patch).await?)
+                patch.extend(meter.map(|meter| ("internet_meter".to_owned(), json!(meter))));
+                let vpc = client.update::<Vpc>(vpc.id, &patch, target.expected()).await?;
+                wait.print_when(api, client, vpc, |_| true).await
             }
             Self::Move { target, to, wait } => {
                 let to = client.id_of::<Cluster>(&to, &[]).await?;

@@ -6,9 +6,9 @@
 
 use super::alloc::Family;
 use super::further::{bytes, range};
-use super::nat_gateways;
 use super::removals::{self, HeldKind, Hold};
 use super::vpcs::check_not_moving;
+use super::{meters, nat_gateways};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{Record, check_revision, find, find_one, get, ipv6};
@@ -18,7 +18,7 @@ use crate::{
     Attach, Change, Cluster, Conflict, Created, EIP_LENGTH_MAX, EIP_LENGTH_MIN, Eip, EipAttachment,
     EipFilter, EipTarget, EipUpdate, Instance, NewEip, PublicPool, Result, StoreError, Subnet, Tenant, Vpc,
 };
-use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, overlap};
+use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, MeterId, TenantId, overlap};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// An address, or a prefix of more than one.
@@ -37,6 +37,7 @@ pub(crate) fn filters(filter: &EipFilter) -> Vec<(&'static str, Option<Value>)> 
         ("pool", filter.pool.map(|id| id.get().into())),
         ("vpc", filter.vpc.map(|id| id.get().into())),
         ("instance", filter.instance.map(|id| id.get().into())),
+        ("meter", filter.meter.map(|id| id.get().into())),
         ("name", filter.name.as_deref().map(Into::into)),
     ]
 }
@@ -252,7 +253,9 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
     let (family, length) = shape(new, &pool)?;
     let wanted = new.address.map(|address| IpNet::new(address, length)).transpose();
     let wanted = wanted.map_err(|error| invalid("prefix_length", error.to_string()))?;
+    check_meter(w, new.meter, new.tenant, &new.name).await?;
     if let Some(existing) = named(w.q(), new).await? {
+        let meter = meters::name(w.q(), existing.meter).await?;
         let target = |attachment: Option<EipAttachment>| attachment.map(|attachment| attachment.target);
         Difference::default()
             .field("pool", existing.pool, pool.id)
@@ -265,6 +268,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
                 existing.attachment.map(|attachment| text(attachment.inside)),
                 new.attach.and_then(|attach| attach.inside).map(|inside| inside.to_string()),
             )
+            .given("meter", meter, meters::name(w.q(), new.meter).await?)
             .conflict("EIP", &new.name)?;
         return Ok(Created::Existing(existing));
     }
@@ -280,6 +284,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
         cluster: pool.cluster,
         prefix,
         attachment: None,
+        meter: new.meter,
         revision: w.revision,
     };
     if let Some(attach) = &new.attach {
@@ -305,11 +310,16 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
     Ok(Created::New(eip))
 }
 
+/// Checks that an EIP may have a meter.
+async fn check_meter(w: &mut Write, meter: Option<MeterId>, tenant: TenantId, eip: &str) -> Result<()> {
+    meters::check_owner(w.q(), meter, tenant, || format!("EIP `{eip}`")).await
+}
+
 async fn named(q: &mut dyn Query, new: &NewEip) -> Result<Option<Eip>> {
     find_one(q, vec![("tenant", new.tenant.get().into()), ("name", new.name.as_str().into())]).await
 }
 
-/// Stores name and attachment of an EIP, and publishes it.
+/// Stores name, attachment and meter of an EIP, and publishes it.
 async fn save(w: &mut Write, eip: &Eip) -> Result<()> {
     let at = eip.attachment;
     let (instance, subnet) = match at.map(|at| at.target) {
@@ -319,7 +329,7 @@ async fn save(w: &mut Write, eip: &Eip) -> Result<()> {
     };
     let inside = at.map(|at| range(at.inside));
     let sql = "UPDATE eips SET name = $2, vpc = $3, instance = $4, subnet = $5, inside = $6, inside_first = $7, \
-               inside_last = $8, revision = $9 WHERE id = $1";
+               inside_last = $8, meter = $9, revision = $10 WHERE id = $1";
     let values = args![
         eip.id.get(),
         eip.name.as_str(),
@@ -329,6 +339,7 @@ async fn save(w: &mut Write, eip: &Eip) -> Result<()> {
         at.map(|at| at.inside.to_string()),
         inside.map(|(first, _)| bytes(first)),
         inside.map(|(_, last)| bytes(last)),
+        eip.meter.map(|meter| meter.get() as i64),
         eip.revision,
     ];
     w.q().run(sql, values).await?;
@@ -419,7 +430,9 @@ pub(crate) async fn update(w: &mut Write, id: EipId, new: &EipUpdate, expected: 
         Some(None) => None,
         Some(Some(attach)) => Some(attachment(w.q(), &eip, attach).await?),
     };
-    if (&name, at) == (&eip.name, eip.attachment) {
+    let meter = new.meter.unwrap_or(eip.meter);
+    check_meter(w, meter, eip.tenant, &name).await?;
+    if (&name, at, meter) == (&eip.name, eip.attachment, eip.meter) {
         return Ok(eip);
     }
     if name != eip.name {
@@ -428,7 +441,7 @@ pub(crate) async fn update(w: &mut Write, id: EipId, new: &EipUpdate, expected: 
             Difference::default().field("the id", other.id, id).conflict("EIP", &name)?;
         }
     }
-    (eip.name, eip.attachment, eip.revision) = (name, at, w.revision);
+    (eip.name, eip.attachment, eip.meter, eip.revision) = (name, at, meter, w.revision);
     save(w, &eip).await?;
     Ok(eip)
 }

@@ -20,6 +20,7 @@ pub(crate) mod history;
 pub(crate) mod hosts;
 pub(crate) mod instances;
 pub(crate) mod keys;
+pub(crate) mod meters;
 pub(crate) mod nat_gateways;
 pub(crate) mod outbox;
 mod pair_macs;

@@ -44,6 +44,7 @@ pub(crate) async fn delete(w: &mut Write, id: TenantId, expected: Option<u64>) -
     let object = ("tenant", tenant.name.as_str(), id.get());
     check_unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE tenant = $1 LIMIT 1").await?;
     check_unused(w.q(), object, "EIP", "SELECT name FROM eips WHERE tenant = $1 LIMIT 1").await?;
+    check_unused(w.q(), object, "meter", "SELECT name FROM meters WHERE tenant = $1 LIMIT 1").await?;
     w.q().run("DELETE FROM tenants WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::TenantRemoved(tenant))?;
     Ok(w.revision)

@@ -1,13 +1,13 @@
 //! VPCs: creation with allocation of the VNI, update, deletion. Moves between clusters are in `vpc_moves.rs`.
 
 use super::removals::{self, Hold};
-use super::{check_unused, security_groups};
+use super::{check_unused, meters, security_groups};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Cluster, Conflict, Created, NewVpc, Result, StoreError, Tenant, Vpc, VpcUpdate};
-use sluice_types::{Vni, VpcId};
+use sluice_types::{MeterId, TenantId, Vni, VpcId};
 use std::ops::RangeInclusive;
 
 pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32>) -> Result<Created<Vpc>> {
@@ -15,6 +15,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
     check::mtu(new.mtu)?;
     get::<Tenant>(w.q(), new.tenant).await?;
     get::<Cluster>(w.q(), new.cluster).await?;
+    check_meter(w, new.internet_meter, new.tenant, &new.name).await?;
     let named = vec![("tenant", new.tenant.get().into()), ("name", new.name.as_str().into())];
     if let Some(existing) = find_one::<Vpc>(w.q(), named).await? {
         Difference::default()
@@ -22,6 +23,11 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
             .field("mtu", existing.mtu, new.mtu)
             .optional("offload_kbps", existing.offload_kbps, new.offload_kbps)
             .given("vni", Some(existing.vni), new.vni)
+            .given(
+                "internet_meter",
+                meters::name(w.q(), existing.internet_meter).await?,
+                meters::name(w.q(), new.internet_meter).await?,
+            )
             .conflict("VPC", &new.name)?;
         return Ok(Created::Existing(existing));
     }
@@ -37,20 +43,27 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
         cluster: new.cluster,
         mtu: new.mtu,
         offload_kbps: new.offload_kbps,
+        internet_meter: new.internet_meter,
         moving: None,
         revision: w.revision,
     };
     let (id, revision, table) = (vpc.id.get(), vpc.revision, w.id());
-    let sql = "INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, offload_kbps, revision) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    let sql = "INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, offload_kbps, internet_meter, revision) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
     let (tenant, cluster, kbps) = (vpc.tenant.get(), vpc.cluster.get(), vpc.offload_kbps.map(i64::from));
-    let values = args![id, vpc.name.as_str(), tenant, vni.get(), cluster, vpc.mtu, kbps, revision];
+    let meter = vpc.internet_meter.map(|id| id.get() as i64);
+    let values = args![id, vpc.name.as_str(), tenant, vni.get(), cluster, vpc.mtu, kbps, meter, revision];
     w.q().run(sql, values).await?;
     let sql = "INSERT INTO route_tables (id, name, vpc, revision) VALUES ($1, 'main', $2, $3)";
     w.q().run(sql, args![table, id, revision]).await?;
     w.push(&Change::VpcUpserted { vpc: vpc.clone(), subnets: Vec::new() })?;
     security_groups::create_default(w, &vpc).await?;
     Ok(Created::New(vpc))
+}
+
+/// Checks that the Internet traffic of a VPC may have a meter.
+async fn check_meter(w: &mut Write, meter: Option<MeterId>, tenant: TenantId, vpc: &str) -> Result<()> {
+    meters::check_owner(w.q(), meter, tenant, || format!("VPC `{vpc}`")).await
 }
 
 /// Checks that a requested VNI is free.
@@ -105,23 +118,26 @@ async fn first_free(w: &mut Write, first: u64, last: u64) -> Result<Option<u64>>
 }
 
 pub(crate) async fn update(w: &mut Write, id: VpcId, new: &VpcUpdate, expected: Option<u64>) -> Result<Vpc> {
-    let VpcUpdate { name, mtu, offload_kbps } = new;
+    let VpcUpdate { name, mtu, offload_kbps, internet_meter } = new;
     check::name("VPC", name)?;
     check::mtu(*mtu)?;
     let mut vpc: Vpc = get(w.q(), id).await?;
     check_revision(id, &vpc, expected)?;
-    if (&vpc.name, &vpc.mtu, &vpc.offload_kbps) == (name, mtu, offload_kbps) {
+    let before = (&vpc.name, &vpc.mtu, &vpc.offload_kbps, &vpc.internet_meter);
+    if before == (name, mtu, offload_kbps, internet_meter) {
         return Ok(vpc);
     }
+    check_meter(w, *internet_meter, vpc.tenant, name).await?;
     let named = vec![("tenant", vpc.tenant.get().into()), ("name", name.as_str().into())];
     if let Some(other) = find_one::<Vpc>(w.q(), named).await? {
         Difference::default().field("the id", other.id, id).conflict("VPC", name)?;
     }
     vpc.name.clone_from(name);
-    (vpc.mtu, vpc.offload_kbps, vpc.revision) = (*mtu, *offload_kbps, w.revision);
-    let sql = "UPDATE vpcs SET name = $2, mtu = $3, offload_kbps = $4, revision = $5 WHERE id = $1";
-    let kbps = offload_kbps.map(i64::from);
-    w.q().run(sql, args![id.get(), name.as_str(), *mtu, kbps, vpc.revision]).await?;
+    (vpc.mtu, vpc.offload_kbps, vpc.internet_meter) = (*mtu, *offload_kbps, *internet_meter);
+    vpc.revision = w.revision;
+    let sql = "UPDATE vpcs SET name = $2, mtu = $3, offload_kbps = $4, internet_meter = $5, revision = $6 WHERE id = $1";
+    let (kbps, meter) = (offload_kbps.map(i64::from), internet_meter.map(|id| id.get() as i64));
+    w.q().run(sql, args![id.get(), name.as_str(), *mtu, kbps, meter, vpc.revision]).await?;
     let subnets = find(w.q(), vec![("vpc", id.get().into())]).await?;
     w.push(&Change::VpcUpserted { vpc: vpc.clone(), subnets })?;
     Ok(vpc)

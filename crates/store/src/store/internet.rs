@@ -1,12 +1,12 @@
-//! The calls about public pools, EIPs and NAT gateways.
+//! The calls about public pools, EIPs, NAT gateways and meters.
 
 use super::{RETRIES, Store};
 use crate::backend::is_retryable;
-use crate::ops::{eips, nat_gateways, public_pools};
+use crate::ops::{eips, meters, nat_gateways, public_pools};
 use crate::rows::{get, page};
 use crate::write::Write;
 use crate::*;
-use sluice_types::{ClusterId, EipId, NatGatewayId, PublicPoolId};
+use sluice_types::{ClusterId, EipId, MeterId, NatGatewayId, PublicPoolId, TenantId};
 use std::time::Duration;
 
 impl Store {
@@ -57,7 +57,7 @@ impl Store {
         page(&mut self.reader(), eips::filters(filter), at).await
     }
 
-    /// Renames, attaches, moves or detaches an EIP.
+    /// Renames, attaches, moves or detaches an EIP, or changes which meter it has.
     pub async fn update_eip(&self, id: EipId, new: EipUpdate, expected: Option<u64>) -> Result<Eip> {
         write!(self, w => eips::update(w, id, &new, expected))
     }
@@ -95,5 +95,27 @@ impl Store {
     /// Deletes a NAT gateway. Nothing gets its addresses until the gateways of its cluster have removed them.
     pub async fn delete_nat_gateway(&self, id: NatGatewayId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => nat_gateways::delete(w, id, expected))
+    }
+
+    pub async fn create_meter(&self, new: NewMeter) -> Result<Created<Meter>> {
+        write!(self, w => meters::create(w, &new))
+    }
+
+    pub async fn meter(&self, id: MeterId) -> Result<Meter> {
+        get(&mut self.reader(), id).await
+    }
+
+    pub async fn meters(&self, tenant: Option<TenantId>, name: Option<&str>, at: Page) -> Result<Vec<Meter>> {
+        let filters = vec![("tenant", tenant.map(|id| id.get().into())), ("name", name.map(Into::into))];
+        page(&mut self.reader(), filters, at).await
+    }
+
+    pub async fn update_meter(&self, id: MeterId, new: MeterUpdate, expected: Option<u64>) -> Result<Meter> {
+        write!(self, w => meters::update(w, id, &new, expected))
+    }
+
+    /// Deletes a meter that no EIP and no VPC has.
+    pub async fn delete_meter(&self, id: MeterId, expected: Option<u64>) -> Result<u64> {
+        write!(self, w => meters::delete(w, id, expected))
     }
 }

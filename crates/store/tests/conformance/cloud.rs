@@ -44,11 +44,12 @@ pub fn vpc(name: &str, tenant: &Tenant, cluster: &Cluster) -> NewVpc {
         cluster: cluster.id,
         mtu: 1430,
         offload_kbps: None,
+        internet_meter: None,
     }
 }
 
 pub fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
-    VpcUpdate { name: name.into(), mtu, offload_kbps: None }
+    VpcUpdate { name: name.into(), mtu, offload_kbps: None, internet_meter: None }
 }
 
 pub fn subnet(name: &str, vpc: VpcId, ipv4: Option<&str>, ipv6: Option<&str>) -> NewSubnet {

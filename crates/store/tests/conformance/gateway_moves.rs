@@ -183,6 +183,7 @@ pub async fn vpc_that_arrives_during_a_move_keeps_the_last_gateway(f: Fixture) {
             cluster: far.id,
             mtu: 1430,
             offload_kbps: None,
+            internet_meter: None,
         })
         .await);
     assert!(s.advance_gateway_move(g3, leaving).await.unwrap());

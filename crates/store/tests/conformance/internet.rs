@@ -30,6 +30,7 @@ pub fn new_eip(c: &Cloud, pool: &PublicPool, name: &str) -> NewEip {
         family: None,
         prefix_length: None,
         attach: None,
+        meter: None,
     }
 }
 
@@ -45,12 +46,12 @@ pub async fn eip(c: &Cloud, pool: &PublicPool, name: &str) -> Eip {
     new(c.store.create_eip(new_eip(c, pool, name)).await)
 }
 
-fn to_instance(id: InstanceId) -> Attach {
+pub fn to_instance(id: InstanceId) -> Attach {
     Attach { target: EipTarget::Instance(id), inside: None }
 }
 
-fn attach(to: Option<Attach>) -> EipUpdate {
-    EipUpdate { name: None, attach: Some(to) }
+pub fn attach(to: Option<Attach>) -> EipUpdate {
+    EipUpdate { attach: Some(to), ..EipUpdate::default() }
 }
 
 pub async fn topology(s: &Store) -> Topology {
@@ -280,7 +281,7 @@ pub async fn addresses_of_eips(f: Fixture) {
         4
     );
     assert!(topology(s).await.eips.contains(&whole));
-    let named = EipUpdate { name: Some("b".into()), attach: None };
+    let named = EipUpdate { name: Some("b".into()), ..EipUpdate::default() };
     assert!(matches!(conflict(s.update_eip(whole.id, named, None).await), Conflict::NameTaken { .. }));
     s.delete_subnet(c.subnet.id, None).await.unwrap();
     s.delete_vpc(c.vpc.id, None).await.unwrap();

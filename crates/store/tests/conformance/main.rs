@@ -15,6 +15,7 @@ mod gateway_moves;
 mod history;
 mod instances;
 mod internet;
+mod meters;
 mod model;
 mod moves;
 mod nat_gateways;
@@ -101,6 +102,7 @@ fn cases() -> Vec<Case> {
         internet: pools, reserved_addresses, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets,
             eips_stay_on_their_cluster, internet_routes;
         nat_gateways: nat_gateways, addresses_of_nat_gateways, nat_gateways_stay_on_their_cluster;
+        meters: lifecycle, refused_limits, eips_have_meters, vpcs_have_meters, number_of_a_tenant;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;

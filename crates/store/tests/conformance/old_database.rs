@@ -5,7 +5,7 @@ use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnectOptions, sqlite:
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const MIGRATIONS: [&str; 13] = [
+const MIGRATIONS: [&str; 14] = [
     include_str!("../../migrations/0001.sql"),
     include_str!("../../migrations/0002.sql"),
     include_str!("../../migrations/0003.sql"),
@@ -19,6 +19,7 @@ const MIGRATIONS: [&str; 13] = [
     include_str!("../../migrations/0011.sql"),
     include_str!("../../migrations/0012.sql"),
     include_str!("../../migrations/0013.sql"),
+    include_str!("../../migrations/0014.sql"),
 ];
 
 /// The store of a SQLite database that had this version, with `rows`, the statements that insert what it contained. The

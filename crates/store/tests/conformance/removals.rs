@@ -136,6 +136,7 @@ pub async fn vnis_and_vteps_are_held(f: Fixture) {
         family: None,
         prefix_length: None,
         attach: None,
+        meter: None,
     };
     let revision = s.delete_eip(new(s.create_eip(eip).await).id, None).await.unwrap();
     s.delete_public_pool(pool, None).await.unwrap();
