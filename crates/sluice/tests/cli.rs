@@ -758,12 +758,12 @@ eips: [{name: www, tenant: red, pool: world, meter: gold}]
     let listed = site.ok(&["meters", "list", "--tenant", "red"]);
     assert!(listed.contains("all") && listed.contains("8000"), "{listed}");
 
-    let create = |rest: &[&str]| [&["meters", "create", "new", "--tenant", "red"], rest].concat();
-    site.fails(2, &create(&[]));
-    site.fails(2, &create(&["--in-kbps", "64", "--out-burst", "20000"]));
-    let error = site.fails(1, &create(&["--in-kbps", "63"]));
+    let create = ["meters", "create", "new", "--tenant", "red"];
+    site.fails(2, &create);
+    site.fails(2, &[&create[..], &["--in-kbps", "64", "--out-burst", "20000"]].concat());
+    let error = site.fails(1, &[&create[..], &["--in-kbps", "63"]].concat());
     assert!(error.contains("a rate of 63 kbit/s is not between 64 and 400000000"), "{error}");
-    let new = site.json(&create(&["--in-kbps", "64", "--in-burst", "16384"]));
+    let new = site.json(&[&create[..], &["--in-kbps", "64", "--in-burst", "16384"]].concat());
     let update = |rest: &[&str]| site.json(&[&["meters", "update", "new"], rest].concat());
     let changed = update(&["--out-kbps", "65", "--in-burst", "none"]);
     assert_eq!((&changed["out_kbps"], &changed["in_burst"]), (&65.into(), &Value::Null));

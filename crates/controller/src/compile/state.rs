@@ -343,12 +343,10 @@ impl State {
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
             Change::NatGatewayUpserted(nat_gateway) => self.upsert_nat_gateway(nat_gateway, out),
             Change::NatGatewayRemoved(nat_gateway) => self.remove_nat_gateway(nat_gateway, out),
-            // See `send_meters`.
-            Change::MeterUpserted(_) | Change::MeterRemoved(_) => {}
-            // No node has tenants and pools, nor the names of groups.
+            // No node has tenants and pools, nor the names of groups. Meters are in a state of their own.
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
-            Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
-            Change::SecurityGroupUpdated { .. } | Change::HistoryForked => {}
+            Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::MeterUpserted(_) => {}
+            Change::SecurityGroupUpdated { .. } | Change::HistoryForked | Change::MeterRemoved(_) => {}
         }
     }
 
