@@ -11,9 +11,9 @@ use sluice_datapath::{NAT_MAPS, SESSION_MAPS};
 use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
 use sluice_tables::sessions::ticks_now;
 use sluice_tables::{
-    Membarrier, NatAddress, NatGateway, NodeConfig, PublicPrefix, Route, Target, UnderlayPort,
+    Membarrier, Meter, NatAddress, NatGateway, NodeConfig, PublicPrefix, Route, Target, UnderlayPort,
 };
-use sluice_types::{IpNet, MacAddr, ROUTER_MAC, Vni};
+use sluice_types::{IpNet, MacAddr, MeterLimit, ROUTER_MAC, Vni};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -119,6 +119,20 @@ impl Edge {
             any_remote: false,
         })?;
         self.nat = Some(nat);
+        Ok(())
+    }
+
+    /// Limits what the VMs send.
+    ///
+    /// # Errors
+    /// Errors of the datapath or the tables.
+    pub fn limit(&mut self, outward: MeterLimit, now_ns: u64) -> Result<(), Failure> {
+        let meters = self.gateway.datapath().meters()?;
+        let tables = self.gateway.tables();
+        tables.set_meters(meters);
+        tables.upsert_meter(&Meter { id: 1, inward: None, outward: Some(outward) }, now_ns)?;
+        let number = tables.meter_number(1).ok_or("the tables have no meter")?;
+        tables.set_internet_meter(Vni::new(VNI)?, number)?;
         Ok(())
     }
 

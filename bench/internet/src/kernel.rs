@@ -44,13 +44,21 @@ impl Drop for Limits {
     }
 }
 
-/// Sets the kernel up in the current namespace, which has the interfaces of `rig`.
+/// Lets the kernel forward what VMs send in the current namespace, which has the interfaces of `rig`.
+///
+/// # Errors
+/// Errors of the tools.
+pub fn forward(vms: u32) -> Result<(), Failure> {
+    peers::set_up_kernel(Kernel::OneRoute, vms)?;
+    run("sysctl -qw net.ipv4.conf.out.rp_filter=0").map(drop)
+}
+
+/// Lets it translate that as well.
 ///
 /// # Errors
 /// Errors of the tools.
 pub fn set_up(vms: u32) -> Result<(), Failure> {
-    peers::set_up_kernel(Kernel::OneRoute, vms)?;
-    run("sysctl -qw net.ipv4.conf.out.rp_filter=0")?;
+    forward(vms)?;
     run("ip address add 203.0.113.1/32 dev out")?;
     // Answers to the other addresses are for this machine as well: they are translated before they are routed.
     let ruleset = format!(

@@ -20,10 +20,10 @@ pub struct Template {
     pub udp_sum: u32,
 }
 
-/// The template of packets to `to`, from `from`, with inner frames to `inner_to`.
-pub fn template(to: MacAddr, from: MacAddr, inner_to: MacAddr) -> Template {
+/// The template of packets of `bytes` to `to`, from `from`, with inner frames to `inner_to`.
+pub fn template(bytes: usize, to: MacAddr, from: MacAddr, inner_to: MacAddr) -> Template {
     let none = Ipv4Addr::UNSPECIFIED;
-    let inner_length = (PACKET_BYTES - 64) as u16;
+    let inner_length = (bytes - 64) as u16;
     let mut inner = ipv4(inner_length, none, none);
     inner[10..12].fill(0);
     let transport = udp(0, 2000, inner_length - 20);
@@ -31,8 +31,8 @@ pub fn template(to: MacAddr, from: MacAddr, inner_to: MacAddr) -> Template {
     packet.extend(to.octets());
     packet.extend(from.octets());
     packet.extend([0x08, 0x00]);
-    packet.extend(ipv4((PACKET_BYTES - 14) as u16, PEER, GATEWAY));
-    packet.extend(udp(50_000, 4789, (PACKET_BYTES - 34) as u16));
+    packet.extend(ipv4((bytes - 14) as u16, PEER, GATEWAY));
+    packet.extend(udp(50_000, 4789, (bytes - 34) as u16));
     packet.extend(0x0800_0000u32.to_be_bytes());
     packet.extend((VNI << 8).to_be_bytes());
     packet.extend(inner_to.octets());

@@ -113,7 +113,22 @@ impl Rig {
     /// # Errors
     /// Errors of the kernel.
     pub fn aim(&self, sessions: Sessions, order: Order, inner_mac: MacAddr) -> Result<(), Failure> {
+        self.aim_long(packet::PACKET_BYTES, sessions, order, inner_mac)
+    }
+
+    /// The same for packets of `bytes`, which [`Rig::send_long`] sends.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn aim_long(
+        &self,
+        bytes: usize,
+        sessions: Sessions,
+        order: Order,
+        inner_mac: MacAddr,
+    ) -> Result<(), Failure> {
         let template = packet::template(
+            bytes,
             MacAddr::new(self.interfaces.dut_mac),
             MacAddr::new(self.interfaces.gen_mac),
             inner_mac,
@@ -165,8 +180,16 @@ impl Rig {
     /// # Errors
     /// Errors of the kernel.
     pub fn send(&self, packets: u32) -> Result<(), Failure> {
-        let mut context = xdp_context(self.interfaces.gen_ifindex as u32, packet::TEMPLATE_BYTES as u32);
-        let data = [0u8; packet::TEMPLATE_BYTES];
+        self.send_long(packet::TEMPLATE_BYTES, packets)
+    }
+
+    /// The same with packets of `bytes`, at least those of the template.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn send_long(&self, bytes: usize, packets: u32) -> Result<(), Failure> {
+        let mut context = xdp_context(self.interfaces.gen_ifindex as u32, bytes as u32);
+        let data = vec![0u8; bytes];
         let input = ProgramInput {
             context_in: Some(&mut context),
             data_in: Some(&data),

@@ -466,7 +466,9 @@ fn killed_change_of_public_prefix_is_complete_or_absent() {
 #[test]
 fn killed_change_of_the_meter_of_a_vpc_is_complete_or_absent() {
     // With and without another use of the Internet side.
-    let add_vpc = |tables: &mut NodeTables| drop(tables.upsert_vrf(&plain_vrf(7)).unwrap());
+    let add_vpc = |tables: &mut NodeTables| {
+        tables.upsert_vrf(&plain_vrf(7)).unwrap();
+    };
     for number in [6, 7] {
         die_everywhere_with(add_vpc, |tables| tables.set_internet_meter(vni(number), 9));
         let add_meter = |tables: &mut NodeTables| {
