@@ -404,11 +404,9 @@ pub async fn prefixes_are_mapped_by_nptv6_on_request(f: Fixture) {
     let pool = pool(&c, &["198.51.100.0/24", "2001:db8:9::/56"]).await;
     let mapped = |name: &str| NewEip { nptv6: Some(true), ..new_eip(&c, &pool, name) };
     for single in [mapped("a"), NewEip { family: Some(AddressFamily::Ipv6), ..mapped("a") }] {
-        let error = invalid(s.create_eip(single).await);
-        assert_eq!(
-            error,
-            ("nptv6", "a single address is translated as it is: only an IPv6 prefix is mapped by NPTv6".into())
-        );
+        let error = conflict(s.create_eip(single).await);
+        let Conflict::Invalid { offender, .. } = &error else { panic!("{error}") };
+        assert_eq!(offender, "nptv6", "{error}");
     }
     let whole = new(s.create_eip(with_length(mapped("whole"), 64)).await);
     assert!(whole.nptv6 && s.eip(whole.id).await.unwrap().nptv6);
