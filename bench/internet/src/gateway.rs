@@ -94,6 +94,7 @@ impl Edge {
                 inside: IpNet::from(IpAddr::V4(instance(index))),
                 vip: GATEWAY.into(),
                 meter: 0,
+                nptv6: false,
             })?;
         }
         Ok(())

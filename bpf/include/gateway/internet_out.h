@@ -222,7 +222,7 @@ static __always_inline enum drop_reason find_source(struct xdp_md *ctx, struct p
 	if (!packet->source_public)
 		return find_nat_gateway(ctx, packet, vrf);
 	if (!to_outside(packet->source_public, packet->new_source))
-		return DROP_stale_index;
+		return unmapped_reason(packet->source_public, DROP_no_public_address);
 	/* Another VPC may have a longer prefix with this address, and what comes back goes there. */
 	cell = find_public(frame->flags, packet->new_source);
 	if (cell != packet->source_public)

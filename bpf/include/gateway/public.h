@@ -46,9 +46,42 @@ static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 fla
 				  : find_public_source4(vrf, address[1]);
 }
 
+/* Sum of the 16-bit words of an address in host order, folded. */
+static __always_inline __u32 address_sum(const __u64 *address)
+{
+	return bpf_ntohs(~checksum_fold(halves_sum(address)));
+}
+
 /*
- * Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with other bits, or is one of
- * source NAT, which stands for no address of a VPC.
+ * Makes the sum of an address, whose prefix was replaced, equal to `sum` again, as it was before (RFC 6296 sections 3.4 and 3.5).
+ * Of a prefix of 48 bits, the word behind it changes, otherwise the first word of the interface identifier that is not 0xffff. It never
+ * becomes 0xffff, so the other direction finds the same word. 0: there is no such word.
+ */
+static __always_inline int keep_address_sum(__u32 length, __u32 sum, __u64 *address)
+{
+	__u64 *half = length > 48 ? &address[1] : &address[0];
+	__u32 shift = length > 48 ? 48 : 0, word;
+
+#pragma unroll
+	for (int i = 0; i < 3; i++) {
+		if (shift && (*half >> shift & 0xffff) == 0xffff)
+			shift -= 16;
+	}
+	word = *half >> shift & 0xffff;
+	if (word == 0xffff)
+		return 0;
+	word += sum + (0xffff - address_sum(address));
+	word = (word & 0xffff) + (word >> 16);
+	word = (word & 0xffff) + (word >> 16);
+	*half &= ~(0xffffull << shift);
+	if (word != 0xffff)
+		*half |= (__u64)word << shift;
+	return 1;
+}
+
+/*
+ * Replaces the prefix `from` of an address by `to`, which are those of the cell. 0: the address begins with other bits, cannot be
+ * mapped by NPTv6, or is one of source NAT, which stands for no address of a VPC.
  */
 static __always_inline int replace_prefix(const struct public_prefix *public, const __u8 *from,
 					  const __u8 *to, __u64 *address)
@@ -60,15 +93,17 @@ static __always_inline int replace_prefix(const struct public_prefix *public, co
 	__u64 from_high = ipv6 ? load_half(from) : 0, to_high = ipv6 ? load_half(to) : 0;
 	__u64 from_low = ipv6 ? load_half(from + 8) : bpf_ntohl(LOAD32(from));
 	__u64 to_low = ipv6 ? load_half(to + 8) : bpf_ntohl(LOAD32(to));
+	__u32 sum;
 
 	if (public->flags & PUBLIC_NAT || (address[0] ^ from_high) & high || (address[1] ^ from_low) & low)
 		return 0;
+	sum = public->flags & PUBLIC_NPTV6 ? address_sum(address) : 0;
 	address[0] = to_high | (address[0] & ~high);
 	address[1] = to_low | (address[1] & ~low);
-	return 1;
+	return public->flags & PUBLIC_NPTV6 ? keep_address_sum(public->length, sum, address) : 1;
 }
 
-/* Replaces an address of the VPC by the public one that the cell gives. 0: the address is not in the cell. */
+/* Replaces an address of the VPC by the public one that the cell gives. 0: the address is not in the cell, or cannot be mapped. */
 static __always_inline int to_outside(__u32 cell, __u64 *address)
 {
 	const struct public_prefix *public = public_prefix_at(cell);
@@ -84,12 +119,20 @@ static __always_inline int is_owned_vip(__u32 cell)
 	return vip && READ_ONCE(vip->flags) & NEXT_HOP_OWNED;
 }
 
-/* Replaces a public address by that of the VPC. 0: the address is not in the cell. */
+/* Replaces a public address by that of the VPC. 0: the address is not in the cell, or is not the map of one. */
 static __always_inline int to_inside(__u32 cell, __u64 *address)
 {
 	const struct public_prefix *public = public_prefix_at(cell);
 
 	return public && replace_prefix(public, public->outside, public->inside, address);
+}
+
+/* Why to_outside() or to_inside() has refused an address: `unmapped` if NPTv6 maps no address to it or from it. */
+static __always_inline enum drop_reason unmapped_reason(__u32 cell, enum drop_reason unmapped)
+{
+	const struct public_prefix *public = public_prefix_at(cell);
+
+	return public && public->flags & PUBLIC_NPTV6 ? unmapped : DROP_stale_index;
 }
 
 /*
@@ -149,7 +192,7 @@ __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __
 		packet->new_destination[0] = packet->frame.destination[0];
 		packet->new_destination[1] = packet->frame.destination[1];
 		if (!to_inside(packet->destination_public, packet->new_destination))
-			return DROP_stale_index;
+			return unmapped_reason(packet->destination_public, DROP_no_endpoint);
 	}
 	packet->final_vrf = vrf_cell;
 	packet->mtu = READ_ONCE(vrf->mtu);

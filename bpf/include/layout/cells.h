@@ -363,6 +363,11 @@ struct next_hop {
  */
 #define PUBLIC_NAT 0x2
 #define PUBLIC_VIP_IPV6 0x4 /* `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
+/*
+ * Of IPv6, with a length of 48 to 64: addresses are mapped by RFC 6296 (NPTv6), by which no checksum changes. Not all bits behind the
+ * prefix stay.
+ */
+#define PUBLIC_NPTV6 0x8
 
 /*
  * Gateway: public addresses of a VPC, and its own addresses that they stand for, one by one: both are prefixes of the

@@ -290,7 +290,7 @@ impl UpdateContext<'_> {
 
     /// Writes a public prefix. Returns whether the tables changed.
     pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> bool {
-        let PublicPrefix { outside, vni, inside, vip, meter } = *public;
+        let PublicPrefix { outside, vni, inside, vip, meter, nptv6 } = *public;
         let number = self.meter_number(meter);
         let meter = *number.as_ref().unwrap_or(&0);
         let result = self.tables.upsert_public_prefix(&sluice_tables::PublicPrefix {
@@ -299,6 +299,7 @@ impl UpdateContext<'_> {
             inside,
             vip,
             meter,
+            nptv6,
         });
         // It works without a meter that is missing, but has failed.
         let result = result.and_then(|is_changed| number.map(|_| is_changed));

@@ -47,6 +47,9 @@ pub struct Eip {
     pub address: IpAddr,
     /// 32 or 128 for a single address, else the length of the IPv6 prefix.
     pub prefix_length: u8,
+    /// Addresses of the prefix are mapped by NPTv6 (RFC 6296).
+    #[serde(default)]
+    pub nptv6: bool,
     /// VPC to which it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vpc: Option<VpcId>,
@@ -198,6 +201,9 @@ pub struct NewEip {
     /// Length of an IPv6 prefix; `None` is a single address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
+    /// Maps the addresses of an IPv6 prefix by NPTv6 (RFC 6296).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nptv6: Option<bool>,
     /// Instance to attach it to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
@@ -231,6 +237,7 @@ impl NewObject for NewEip {
                 let length = self.prefix_length.as_ref();
                 difference_if_given("prefix_length", length, Some(&found.prefix_length))
             })
+            .or_else(|| difference_if_given("nptv6", self.nptv6.as_ref(), Some(&found.nptv6)))
             .or_else(|| difference_if_given("instance", self.instance.as_ref(), found.instance.as_ref()))
             .or_else(|| difference_if_given("subnet", self.subnet.as_ref(), found.subnet.as_ref()))
             .or_else(|| difference_if_given("inside", self.inside.as_ref(), found.inside.as_ref()))

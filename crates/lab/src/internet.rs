@@ -246,6 +246,7 @@ pub(crate) fn eips(topology: &Topology) -> Vec<EipSpec> {
             address: Some(eip.address),
             family: None,
             prefix_length: None,
+            nptv6: None,
             vpc: Some(vpc.name.clone()),
             instance: Some(vm.name.clone()),
             subnet: None,

@@ -36,8 +36,9 @@ impl Update {
             })
         });
         let public = self.public_prefixes.iter().map(|prefix| {
-            let PublicPrefix { outside, vni, inside, vip, meter } = *prefix;
-            (EntryKey::PublicPrefix(outside), EntryHash::public_prefix(outside, vni, inside, vip, meter))
+            let PublicPrefix { outside, vni, inside, vip, meter, nptv6 } = *prefix;
+            let hash = EntryHash::public_prefix(outside, vni, inside, vip, meter, nptv6);
+            (EntryKey::PublicPrefix(outside), hash)
         });
         let nat = self.nat_gateways.iter().map(NatGateway::entry_hash);
         let meters = self.meters.iter().map(Meter::entry_hash);

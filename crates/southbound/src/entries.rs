@@ -143,6 +143,8 @@ pub struct PublicPrefix {
     pub vip: IpAddr,
     /// The id of the meter of the traffic of these addresses.
     pub meter: Option<u32>,
+    /// Addresses of IPv6 are mapped so that no checksum changes (NPTv6, RFC 6296), by a prefix of length 48 to 64.
+    pub nptv6: bool,
 }
 
 /// A limit of the Internet traffic of all public prefixes and VPCs that have this meter. They share it.

@@ -125,10 +125,12 @@ fn public_prefixes() -> Vec<PublicPrefix> {
         inside: inside.parse().unwrap(),
         vip: vip.parse().unwrap(),
         meter,
+        nptv6: false,
     };
     vec![
         public("198.51.100.1/32", "10.0.0.2/32", "fd00::9", Some(9)),
         public("2001:db8:9::/64", "2001:db8:9::/64", "192.0.2.9", None),
+        PublicPrefix { nptv6: true, ..public("2001:db8:a::/48", "fd00::/48", "192.0.2.9", None) },
     ]
 }
 
@@ -152,6 +154,7 @@ fn public_addresses_have_one_address_each() {
     assert_eq!(message(|public| public.vip = None), Err(Malformed::NoAddress("public prefix's vIP")));
     assert!(message(|public| public.vni = 0).is_err());
     assert!(message(|public| public.outside.as_mut().unwrap().length = 8).is_err());
+    assert!(matches!(message(|public| public.nptv6 = true), Err(Malformed::Translation { .. })));
 }
 
 fn nat_gateway() -> NatGateway {

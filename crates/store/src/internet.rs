@@ -48,6 +48,8 @@ pub struct Eip {
     pub cluster: ClusterId,
     /// The public addresses.
     pub prefix: IpNet,
+    /// They are mapped by NPTv6 (RFC 6296) instead of one by one: only of an IPv6 prefix.
+    pub nptv6: bool,
     pub attachment: Option<EipAttachment>,
     /// Meter of its traffic, which it keeps when it is detached. Of the same tenant.
     pub meter: Option<MeterId>,
@@ -112,6 +114,8 @@ pub struct NewEip {
     pub family: Option<AddressFamily>,
     /// Length of an IPv6 prefix. `None`: a single address.
     pub prefix_length: Option<u8>,
+    /// See [`Eip::nptv6`]. `None`: a new EIP is not, and an existing one may be.
+    pub nptv6: Option<bool>,
     /// `None`: a new EIP is not attached, and an existing one may be.
     pub attach: Option<Attach>,
     /// `None`: a new EIP has no meter, and an existing one may have one.

@@ -245,7 +245,7 @@ record!(
     EipId,
     "EIP",
     "eips",
-    "id, name, tenant, pool, cluster, prefix, vpc, instance, subnet, inside, revision, meter",
+    "id, name, tenant, pool, cluster, prefix, vpc, instance, subnet, inside, revision, meter, nptv6",
     row => Eip {
         id: EipId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -265,6 +265,7 @@ record!(
             None => None,
         },
         meter: meter(row, 11)?,
+        nptv6: row.int(12)? != 0,
         revision: row.number(10)?,
     }
 );

@@ -59,7 +59,11 @@ impl PublicPrefix {
         let (outside, is_ipv6) = address_to_bytes(self.outside.addr());
         let (inside, _) = address_to_bytes(self.inside.addr());
         let (vip_address, vip_is_ipv6) = address_to_bytes(self.vip);
-        let flags = [(is_ipv6, layout::PUBLIC_IPV6), (vip_is_ipv6, layout::PUBLIC_VIP_IPV6)];
+        let flags = [
+            (is_ipv6, layout::PUBLIC_IPV6),
+            (vip_is_ipv6, layout::PUBLIC_VIP_IPV6),
+            (self.nptv6, layout::PUBLIC_NPTV6),
+        ];
         public_prefix {
             kind: layout::NEXT_HOP_PUBLIC as u8,
             flags: flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag as u8).sum(),
@@ -88,6 +92,7 @@ impl PublicPrefix {
             inside: net(known.inside)?,
             vip: address_from_bytes(known.vip_address, has(layout::PUBLIC_VIP_IPV6)),
             meter: known.meter,
+            nptv6: has(layout::PUBLIC_NPTV6),
         };
         // Flags that do not suit the addresses would mislead packets.
         (public.to_cell(known.vip) == known).then_some(public)
@@ -179,7 +184,8 @@ impl NatLink {
         let Self { vni, vip, address: NatAddress { address, number }, gateway } = self;
         let outside = IpNet::from(IpAddr::V4(address));
         let inside = IpNet::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let mut content = PublicPrefix { outside, vni, inside, vip, meter: 0 }.to_cell(vip_cell);
+        let mut content =
+            PublicPrefix { outside, vni, inside, vip, meter: 0, nptv6: false }.to_cell(vip_cell);
         content.flags |= layout::PUBLIC_NAT as u8;
         content.inside[..4].copy_from_slice(&gateway.to_ne_bytes());
         content.inside[4..6].copy_from_slice(&number.to_ne_bytes());

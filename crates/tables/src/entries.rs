@@ -198,6 +198,8 @@ pub struct PublicPrefix {
     /// Number of the meter from which its packets take, by [`NodeTables::meter_number`](crate::NodeTables::meter_number); 0: they
     /// take from none.
     pub meter: u32,
+    /// Addresses of IPv6 are mapped so that no checksum changes (NPTv6, RFC 6296), by a prefix of length 48 to 64.
+    pub nptv6: bool,
 }
 
 /// Gateways: a limit of Internet traffic, which public prefixes and VPCs share that have its number.

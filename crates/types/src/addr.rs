@@ -50,6 +50,12 @@ pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
 
+/// True for a prefix whose addresses can be mapped by NPTv6 (RFC 6296): of IPv6, and with a length of 48 to 64. The RFC maps shorter
+/// prefixes as those of 48 bits, but no object has one.
+pub fn is_nptv6_prefix(prefix: IpNet) -> bool {
+    prefix.addr().is_ipv6() && (48..=64).contains(&prefix.prefix_len())
+}
+
 /// True for an address that an interface may have: it is not unspecified, multicast, loopback, IPv4 broadcast
 /// or in 0.0.0.0/8.
 pub fn is_unicast(address: IpAddr) -> bool {

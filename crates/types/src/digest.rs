@@ -168,11 +168,19 @@ impl EntryHash {
         Self::new(Kind::Delegated, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
     }
 
-    /// Public addresses of a VPC: its own addresses that they are translated to, the vIP whose owner answers for them, and
-    /// the identifier of their meter.
+    /// Public addresses of a VPC: its own addresses that they are translated to, the vIP whose owner answers for them,
+    /// the identifier of their meter, and whether they are mapped by NPTv6.
     #[must_use]
-    pub fn public_prefix(outside: IpNet, vni: Vni, inside: IpNet, vip: IpAddr, meter: Option<u32>) -> Self {
-        let vip = fold(address_hash(vip) ^ KEYS[0], u64::from(meter.unwrap_or(0)) ^ KEYS[1]);
+    pub fn public_prefix(
+        outside: IpNet,
+        vni: Vni,
+        inside: IpNet,
+        vip: IpAddr,
+        meter: Option<u32>,
+        nptv6: bool,
+    ) -> Self {
+        let further = u64::from(meter.unwrap_or(0)) << 1 | u64::from(nptv6);
+        let vip = fold(address_hash(vip) ^ KEYS[0], further ^ KEYS[1]);
         let value = [address_hash(inside.trunc().addr()), vip];
         Self::new(Kind::PublicPrefix, vni.get(), outside.trunc().addr(), outside.prefix_len(), value)
     }
@@ -383,7 +391,7 @@ mod tests {
         let prefix = |prefix: &str| prefix.parse().unwrap();
         let router = "2001:db8::1".parse().ok();
         let public = |outside, number, inside, vip| {
-            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip), None)
+            EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip), None, false)
         };
         let nat = |number, addresses: &[&str], vip, limits, any_remote| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
@@ -460,13 +468,17 @@ mod tests {
     #[test]
     fn meters_change_the_hash() {
         let outside: IpNet = "198.51.100.1/32".parse().unwrap();
-        let metered = |meter| EntryHash::public_prefix(outside, vni(7), outside, outside.addr(), meter);
+        let mapped =
+            |meter, nptv6| EntryHash::public_prefix(outside, vni(7), outside, outside.addr(), meter, nptv6);
+        let metered = |meter| mapped(meter, false);
         let limit = |rate_kbps, burst_bytes| Some(MeterLimit { rate_kbps, burst_bytes });
         let vrf = EntryHash::vrf(vni(7), 1450, None, None);
         let all = [
             metered(None),
             metered(Some(1)),
             metered(Some(2)),
+            mapped(None, true),
+            mapped(Some(1), true),
             vrf,
             vrf.with_internet_meter(Some(1)),
             vrf.with_internet_meter(Some(2)),

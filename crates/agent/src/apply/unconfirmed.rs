@@ -185,9 +185,9 @@ impl UnconfirmedEntries {
         let vteps = self.vteps.iter().copied().map(Unconfirmed::Vtep);
         let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));
         let public = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
-        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip, meter }| {
+        let public = public.map(|sluice_tables::PublicPrefix { outside, vni, inside, vip, meter, nptv6 }| {
             let meter = tables.meter_id(meter).filter(|id| *id != 0);
-            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip, meter })
+            Unconfirmed::PublicPrefix(PublicPrefix { outside, vni, inside, vip, meter, nptv6 })
         });
         let endpoints = self.endpoints.iter().filter_map(|&(vni, address)| tables.endpoint(vni, address));
         let endpoints = endpoints.map(|found| Unconfirmed::Endpoint(of_address(&found)));

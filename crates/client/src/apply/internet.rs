@@ -46,6 +46,7 @@ impl Applier<'_> {
             address: spec.address,
             family: spec.family,
             prefix_length: spec.prefix_length,
+            nptv6: spec.nptv6,
             instance,
             subnet,
             inside: spec.inside,

@@ -40,6 +40,9 @@ pub struct EipSpec {
     /// Length of an IPv6 prefix; a single address if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
+    /// Maps the addresses of an IPv6 prefix by NPTv6 (RFC 6296).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nptv6: Option<bool>,
     /// VPC of the tenant that has the instance or the subnet: name or id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vpc: Option<String>,

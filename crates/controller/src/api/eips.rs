@@ -40,6 +40,8 @@ struct Eip {
     address: IpAddr,
     /// 32 or 128 for a single address, else the length of the IPv6 prefix.
     prefix_length: u8,
+    /// Addresses of the prefix are mapped by NPTv6 (RFC 6296), by which no checksum changes, instead of one by one.
+    nptv6: bool,
     /// The VPC to which it is attached; absent if it is not attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "vpc-1")]
@@ -79,7 +81,8 @@ impl Resource for Eip {
         Entries { vpcs, public_prefixes: vec![stored.prefix], meters, ..Entries::default() }
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::Eip { id, name, tenant, pool, prefix, attachment, meter, revision, .. } = stored;
+        let sluice_store::Eip { id, name, tenant, pool, prefix, nptv6, attachment, meter, revision, .. } =
+            stored;
         let (instance, subnet) = match attachment.map(|at| at.target) {
             Some(EipTarget::Instance(instance)) => (Some(instance), None),
             Some(EipTarget::Subnet(subnet)) => (None, Some(subnet)),
@@ -92,6 +95,7 @@ impl Resource for Eip {
             pool,
             address: prefix.addr(),
             prefix_length: prefix.prefix_len(),
+            nptv6,
             vpc: attachment.map(|at| at.vpc),
             instance,
             subnet,
@@ -123,6 +127,9 @@ pub(super) struct NewEip {
     family: Option<AddressFamily>,
     /// Length of an IPv6 prefix, 48 to 64; if left out, the EIP is a single address.
     prefix_length: Option<u8>,
+    /// Maps the addresses of an IPv6 prefix by NPTv6 (RFC 6296): no checksum changes, also of protocols that gateways do not know, but
+    /// bits behind the prefix do. If left out, a new EIP keeps these bits.
+    nptv6: Option<bool>,
     /// Attaches the EIP to an instance of the tenant.
     #[schema(value_type = Option<String>, example = "inst-1")]
     instance: Option<InstanceId>,
@@ -271,8 +278,9 @@ impl Creatable for Eip {
         };
         let exists = async { Ok(!api.db.store.eips(&named, super::FIRST).await?.is_empty()) };
         let admission = admit(api, attach.as_ref(), exists).await?;
-        let NewEip { name, tenant, pool, address, family, prefix_length, meter, .. } = new;
-        let new = sluice_store::NewEip { name, tenant, pool, address, family, prefix_length, attach, meter };
+        let NewEip { name, tenant, pool, address, family, prefix_length, nptv6, meter, .. } = new;
+        let new =
+            sluice_store::NewEip { name, tenant, pool, address, family, prefix_length, nptv6, attach, meter };
         let created = api.db.store.create_eip(new).await.map_err(|error| Problem::of_store(error, None))?;
         super::settle(admission, &created);
         Ok(created)

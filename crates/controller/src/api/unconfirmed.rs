@@ -370,6 +370,7 @@ mod tests {
             inside: inside.parse().unwrap(),
             vip: "192.0.2.100".parse().unwrap(),
             meter: None,
+            nptv6: false,
         })
     }
 

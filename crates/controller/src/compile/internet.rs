@@ -15,6 +15,7 @@ struct Attached {
     vpc: VpcId,
     inside: IpNet,
     meter: Option<MeterId>,
+    nptv6: bool,
 }
 
 /// The public addresses of VPCs, by their cluster.
@@ -32,8 +33,13 @@ impl PublicAddresses {
         let of_cluster = self.eips.entry(eip.cluster).or_default();
         let old = match eip.attachment {
             Some(at) => {
-                let attached =
-                    Attached { outside: eip.prefix, vpc: at.vpc, inside: at.inside, meter: eip.meter };
+                let attached = Attached {
+                    outside: eip.prefix,
+                    vpc: at.vpc,
+                    inside: at.inside,
+                    meter: eip.meter,
+                    nptv6: eip.nptv6,
+                };
                 of_cluster.insert(eip.id, attached)
             }
             None => of_cluster.remove(&eip.id),
@@ -74,10 +80,10 @@ fn vip_of_nat(vni: Vni, vips: &[IpAddr]) -> Option<IpAddr> {
 impl State {
     fn public_prefix(&self, cluster: ClusterId, attached: &Attached) -> Option<PublicPrefix> {
         let vips = self.clusters.get(&cluster)?.cluster.addresses();
-        let Attached { outside, vpc, inside, meter } = *attached;
+        let Attached { outside, vpc, inside, meter, nptv6 } = *attached;
         let vni = self.vpcs.get(&vpc)?.vpc.vni;
         let vip = vip_of_prefix(outside, &vips)?;
-        Some(PublicPrefix { outside, vni, inside, vip, meter: meter.map(meter_id) })
+        Some(PublicPrefix { outside, vni, inside, vip, meter: meter.map(meter_id), nptv6 })
     }
 
     fn nat_gateway(&self, stored: &StoredNatGateway) -> Option<NatGateway> {

@@ -29,7 +29,14 @@ impl NodeTables {
         });
         let policies = self.policies.values().map(|policy| policy.entry_hash().1);
         let public = self.public.values().map(|prefix| {
-            EntryHash::public_prefix(prefix.outside, prefix.vni, prefix.inside, prefix.vip, prefix.meter)
+            EntryHash::public_prefix(
+                prefix.outside,
+                prefix.vni,
+                prefix.inside,
+                prefix.vip,
+                prefix.meter,
+                prefix.nptv6,
+            )
         });
         let nat = self.nat.values().map(|nat| nat.entry_hash().1);
         let meters = self.meters.values().map(|meter| meter.entry_hash().1);

@@ -20,7 +20,7 @@ impl NodeTables {
             });
         }
         for prefix in prefixes {
-            let PublicPrefix { outside, vni, inside, vip, meter: _ } = *prefix;
+            let PublicPrefix { outside, vni, inside, vip, .. } = *prefix;
             assert!(self.vrfs.contains_key(&vni), "{outside} comes before its VRF {vni}");
             assert!(self.vips.contains_key(&vip), "{outside} comes before its vIP {vip}");
             let others = self.public.values().filter(|other| other.outside != outside && other.vni == vni);
@@ -245,7 +245,8 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
     assert!(world.deltas > steps);
     assert_eq!(world.gateway(gateway).routes[&RouteKey { vni: vpc.vni, prefix }], Scope::Internet);
     let inside = IpNet::from(IpAddr::from(vm.ipv4.unwrap()));
-    let expected = |vip| PublicPrefix { outside: eips[0].prefix, vni: vpc.vni, inside, vip, meter: None };
+    let expected =
+        |vip| PublicPrefix { outside: eips[0].prefix, vni: vpc.vni, inside, vip, meter: None, nptv6: false };
     assert_eq!(world.gateway(gateway).public, [(eips[0].prefix, expected(first))].into());
     assert!(world.gateway(far).public.is_empty() && world.host(host).public.is_empty());
 

@@ -274,8 +274,14 @@ mod tests {
     fn split_keeps_public_addresses_behind_vrfs() {
         let net = |address: u32| sluice_types::IpNet::from(std::net::IpAddr::V4(address.into()));
         let vip = std::net::IpAddr::from([192, 0, 2, 1]);
-        let public =
-            |n: u32| PublicPrefix { outside: net(n << 8), vni: vni(1), inside: net(n), vip, meter: None };
+        let public = |n: u32| PublicPrefix {
+            outside: net(n << 8),
+            vni: vni(1),
+            inside: net(n),
+            vip,
+            meter: None,
+            nptv6: false,
+        };
         let vrf = Vrf {
             vni: vni(1),
             mtu: 1430,

@@ -169,6 +169,7 @@ fn connect(world: &mut world::World) {
                 vip: ip(vip),
                 // As in fuzz/meter_table.h.
                 meter: u32::from(!outside.contains(':')),
+                nptv6: false,
             };
             world.bench.tables.upsert_public_prefix(&public).unwrap();
         }

@@ -2,7 +2,7 @@
 
 use crate::ask::{Answer, HIT, Kernel, Query, ask_rust};
 use sluice_tables::{Error, Membarrier, NatAddress, NatGateway, NodeTables, PublicPrefix, Sizes, Vip, Vrf};
-use sluice_types::{IpNet, MacAddr, Vni, overlap};
+use sluice_types::{IpNet, MacAddr, Vni, is_nptv6_prefix, overlap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -49,7 +49,15 @@ impl Random {
         let outside = net(self.address(is_ipv6, true));
         let inside = if self.below(5) == 0 { outside } else { net(self.address(is_ipv6, false)) };
         let vni = Vni::new(1 + self.below(VNIS.into()) as u32).unwrap();
-        PublicPrefix { outside, vni, inside, vip: VIPS[self.below(2) as usize].parse().unwrap(), meter: 0 }
+        let nptv6 = is_nptv6_prefix(outside) && self.below(2) == 0;
+        PublicPrefix {
+            outside,
+            vni,
+            inside,
+            vip: VIPS[self.below(2) as usize].parse().unwrap(),
+            meter: 0,
+            nptv6,
+        }
     }
 }
 

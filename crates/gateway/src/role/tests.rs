@@ -147,7 +147,7 @@ fn public_prefixes_come_with_their_vrf_and_vip() {
         internet_meter: None,
     };
     let (outside, inside) = ("198.51.100.1/32".parse().unwrap(), "10.0.0.2/32".parse().unwrap());
-    let public_prefixes = vec![PublicPrefix { outside, vni, inside, vip: ip(B), meter: None }];
+    let public_prefixes = vec![PublicPrefix { outside, vni, inside, vip: ip(B), meter: None, nptv6: false }];
     let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
     assert_eq!(gateway.apply(update), without_failures(10));
     let found = gateway.applier.tables.public_prefix(outside).unwrap();
@@ -179,7 +179,7 @@ fn public_prefixes_with_addresses_of_the_gateway_are_not_written() {
     };
     let public = |outside: &str| {
         let net: IpNet = outside.parse().unwrap();
-        PublicPrefix { outside: net, vni, inside: net, vip: ip(A), meter: None }
+        PublicPrefix { outside: net, vni, inside: net, vip: ip(A), meter: None, nptv6: false }
     };
     let public_prefixes = vec![public("198.51.100.0/24"), public("2001:db8::/64")];
     let update = Update { vrfs: vec![vrf], public_prefixes, ..snapshot() };
@@ -242,7 +242,7 @@ fn new_public_addresses_of_owned_vips_are_announced() {
     };
     let public = |outside: &str, inside: &str, vip: &str| {
         let [outside, inside] = [outside, inside].map(|text| text.parse().unwrap());
-        PublicPrefix { outside, vni, inside, vip: ip(vip), meter: None }
+        PublicPrefix { outside, vni, inside, vip: ip(vip), meter: None, nptv6: false }
     };
     let [a, b] = [MacAddr::local(1), MacAddr::local(2)];
     let vips = [(A, a), (B, b)].map(|(address, mac)| Vip { address: ip(address), mac });

@@ -236,6 +236,9 @@ pub struct NewEipArgs {
     /// Length of an IPv6 prefix [default: a single address]
     #[arg(long, value_name = "BITS")]
     prefix_length: Option<u8>,
+    /// Map the addresses of the prefix by NPTv6 (RFC 6296): no checksum changes, but bits behind the prefix do
+    #[arg(long, requires = "prefix_length")]
+    nptv6: bool,
     /// Meter of the tenant for its traffic: name or id [default: none]
     #[arg(long)]
     meter: Option<String>,
@@ -251,9 +254,20 @@ impl Create for NewEipArgs {
         let pool = client.id_of::<PublicPool>(&self.pool, &[]).await?;
         let meter = meter_of(client, self.meter.as_deref(), tenant).await?;
         let (instance, subnet) = self.to.ids(client).await?;
-        let Self { name, address, family, prefix_length, to: AttachTo { inside, .. }, .. } = self;
-        let body =
-            NewEip { name, tenant, pool, address, family, prefix_length, instance, subnet, inside, meter };
+        let Self { name, address, family, prefix_length, nptv6, to: AttachTo { inside, .. }, .. } = self;
+        let body = NewEip {
+            name,
+            tenant,
+            pool,
+            address,
+            family,
+            prefix_length,
+            nptv6: nptv6.then_some(true),
+            instance,
+            subnet,
+            inside,
+            meter,
+        };
         Ok(((), body))
     }
 }

@@ -3,7 +3,7 @@
 use super::{Malformed, Result, address, meter_id, prefix, unicast};
 use crate::entries::{Meter, NatGateway, PublicPrefix};
 use crate::proto;
-use sluice_types::{MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, Vni};
+use sluice_types::{MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, Vni, is_nptv6_prefix};
 use std::net::{IpAddr, Ipv4Addr};
 
 impl From<PublicPrefix> for proto::PublicPrefix {
@@ -14,6 +14,7 @@ impl From<PublicPrefix> for proto::PublicPrefix {
             inside: Some(public.inside.into()),
             vip: Some(public.vip.into()),
             meter: public.meter.unwrap_or(0),
+            nptv6: public.nptv6,
         }
     }
 }
@@ -29,7 +30,11 @@ impl TryFrom<proto::PublicPrefix> for PublicPrefix {
         }
         let vip = unicast("public prefix's vIP", address(public.vip, "public prefix's vIP")?)?;
         let meter = (public.meter != 0).then_some(public.meter);
-        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip, meter })
+        let nptv6 = public.nptv6;
+        if nptv6 && !is_nptv6_prefix(outside) {
+            return Err(Malformed::Translation { outside, inside });
+        }
+        Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip, meter, nptv6 })
     }
 }
 

@@ -253,6 +253,10 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
     let (family, length) = shape(new, &pool)?;
     let wanted = new.address.map(|address| IpNet::new(address, length)).transpose();
     let wanted = wanted.map_err(|error| invalid("prefix_length", error.to_string()))?;
+    if new.nptv6 == Some(true) && (family == AddressFamily::Ipv4 || length == 128) {
+        let text = "a single address is translated as it is: only an IPv6 prefix is mapped by NPTv6";
+        return Err(invalid("nptv6", text));
+    }
     check_meter(w, new.meter, new.tenant, &new.name).await?;
     if let Some(existing) = named(w.q(), new).await? {
         let meter = meters::name(w.q(), existing.meter).await?;
@@ -268,6 +272,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
                 existing.attachment.map(|attachment| text(attachment.inside)),
                 new.attach.and_then(|attach| attach.inside).map(|inside| inside.to_string()),
             )
+            .given("nptv6", Some(existing.nptv6), new.nptv6)
             .given("meter", meter, meters::name(w.q(), new.meter).await?)
             .conflict("EIP", &new.name)?;
         return Ok(Created::Existing(existing));
@@ -283,6 +288,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
         pool: pool.id,
         cluster: pool.cluster,
         prefix,
+        nptv6: new.nptv6.unwrap_or(false),
         attachment: None,
         meter: new.meter,
         revision: w.revision,
@@ -291,8 +297,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
         eip.attachment = Some(attachment(w.q(), &eip, attach).await?);
     }
     let (first, last) = range(prefix);
-    let sql = "INSERT INTO eips (id, name, tenant, pool, cluster, prefix, family, first, last, revision) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+    let sql = "INSERT INTO eips (id, name, tenant, pool, cluster, prefix, family, first, last, revision, nptv6) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let values = args![
         eip.id.get(),
         eip.name.as_str(),
@@ -304,6 +310,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewEip) -> Result<Created<Eip>> 
         bytes(first),
         bytes(last),
         eip.revision,
+        i64::from(eip.nptv6),
     ];
     w.q().run(sql, values).await?;
     save(w, &eip).await?;

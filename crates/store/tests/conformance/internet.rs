@@ -29,6 +29,7 @@ pub fn new_eip(c: &Cloud, pool: &PublicPool, name: &str) -> NewEip {
         address: None,
         family: None,
         prefix_length: None,
+        nptv6: None,
         attach: None,
         meter: None,
     }
@@ -395,6 +396,32 @@ pub async fn prefixes_are_attached_to_subnets(f: Fixture) {
     assert_eq!(used, "subnet `own` is still used by EIP `whole`");
     s.update_eip(whole.id, attach(None), None).await.unwrap();
     s.delete_subnet(own.id, None).await.unwrap();
+}
+
+pub async fn prefixes_are_mapped_by_nptv6_on_request(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let pool = pool(&c, &["198.51.100.0/24", "2001:db8:9::/56"]).await;
+    let mapped = |name: &str| NewEip { nptv6: Some(true), ..new_eip(&c, &pool, name) };
+    for single in [mapped("a"), NewEip { family: Some(AddressFamily::Ipv6), ..mapped("a") }] {
+        let error = conflict(s.create_eip(single).await);
+        let Conflict::Invalid { offender, .. } = &error else { panic!("{error}") };
+        assert_eq!(offender, "nptv6", "{error}");
+    }
+    let whole = new(s.create_eip(with_length(mapped("whole"), 64)).await);
+    assert!(whole.nptv6 && s.eip(whole.id).await.unwrap().nptv6);
+    // A request without it accepts what there is, and one with another value does not.
+    let again = s.create_eip(with_length(new_eip(&c, &pool, "whole"), 64)).await.unwrap();
+    assert_eq!(again, Created::Existing(whole.clone()));
+    let other = NewEip { nptv6: Some(false), ..with_length(mapped("whole"), 64) };
+    let error = conflict(s.create_eip(other).await).to_string();
+    assert!(error.contains("nptv6"), "{error}");
+    let plain = new(s.create_eip(with_length(new_eip(&c, &pool, "plain"), 64)).await);
+    assert!(!plain.nptv6);
+    // It stays, whatever else changes.
+    let to = Attach { target: EipTarget::Subnet(c.subnet.id), inside: None };
+    assert!(s.update_eip(whole.id, attach(Some(to)), None).await.unwrap().nptv6);
+    assert!(s.eip(whole.id).await.unwrap().nptv6);
 }
 
 pub async fn eips_stay_on_their_cluster(f: Fixture) {

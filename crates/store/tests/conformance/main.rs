@@ -99,7 +99,7 @@ fn cases() -> Vec<Case> {
             groups_of_an_instance_change, used_groups_are_not_deleted, identities_are_held_and_used_again,
             identities_jump_with_the_history, ids_within_ids_are_told_apart,
             the_last_identity_is_assigned_once, deletion_and_members_exclude_each_other, limits, groups_in_bulk;
-        internet: pools, reserved_addresses, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets,
+        internet: pools, reserved_addresses, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets, prefixes_are_mapped_by_nptv6_on_request,
             eips_stay_on_their_cluster, internet_routes;
         nat_gateways: nat_gateways, addresses_of_nat_gateways, nat_gateways_stay_on_their_cluster;
         meters: lifecycle, refused_limits, eips_have_meters, vpcs_have_meters, number_of_a_tenant;

@@ -135,6 +135,7 @@ pub async fn vnis_and_vteps_are_held(f: Fixture) {
         address: Some("192.0.2.50".parse().unwrap()),
         family: None,
         prefix_length: None,
+        nptv6: None,
         attach: None,
         meter: None,
     };

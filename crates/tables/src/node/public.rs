@@ -20,7 +20,7 @@ use crate::lpm::{self, Damaged, Family, Prefix, Root};
 use crate::memory::Memory;
 use crate::pool::{Pool, ReachableCells};
 use nat_gateways::NatEntries;
-use sluice_types::{EntryHash, EntryKey, IpNet, Vni, overlap};
+use sluice_types::{EntryHash, EntryKey, IpNet, Vni, is_nptv6_prefix, overlap};
 use std::collections::{HashMap, HashSet};
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -192,6 +192,11 @@ fn checked(public: &PublicPrefix) -> Result<PublicPrefix, Error> {
                 "the public prefix {outside} for {inside} is not possible: {net} does not begin with a unicast address"
             )));
         }
+    }
+    if public.nptv6 && !is_nptv6_prefix(outside) {
+        return Err(Error::Invalid(format!(
+            "the public prefix {outside} cannot be mapped by NPTv6: only IPv6 prefixes of length 48 to 64 can"
+        )));
     }
     Ok(PublicPrefix { outside, inside, ..*public })
 }
@@ -616,7 +621,7 @@ impl NodeTables {
                 let public = public.filter(|public| source(public) == Some(cell));
                 let counted = public.and_then(|it| {
                     let meter = self.counted_meter(it.meter)?;
-                    Some(EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip, meter))
+                    Some(EntryHash::public_prefix(it.outside, it.vni, it.inside, it.vip, meter, it.nptv6))
                 });
                 call(key, counted.unwrap_or(EntryHash::unreadable(key)));
             }

@@ -187,7 +187,7 @@ pub fn public_prefix(number: u32, Public { vni: at, inside, vip: of }: Public) -
         (1, 1) => outside,
         _ => net(0x0a00_0000 + (inside << 16), 0xfd00_u128 << 112),
     };
-    PublicPrefix { outside, vni: vni(at), inside, vip: vip(of), meter: 0 }
+    PublicPrefix { outside, vni: vni(at), inside, vip: vip(of), meter: 0, nptv6: false }
 }
 
 pub fn vni(number: u32) -> Vni {

@@ -28,6 +28,7 @@ fn public(low: u8) -> PublicPrefix {
         inside: "10.0.0.5/32".parse().unwrap(),
         vip: ip("192.0.2.100"),
         meter: None,
+        nptv6: false,
     }
 }
 

@@ -11,7 +11,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn public(outside: &str, number: u32, inside: &str) -> PublicPrefix {
     let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
-    PublicPrefix { outside, vni: vni(number), inside, vip: ip("192.0.2.100"), meter: None }
+    PublicPrefix { outside, vni: vni(number), inside, vip: ip("192.0.2.100"), meter: None, nptv6: false }
 }
 
 /// The cloud with three public prefixes.
@@ -36,6 +36,7 @@ fn found(applier: &Applier<TestRole>) -> Vec<PublicPrefix> {
         inside: it.inside,
         vip: it.vip,
         meter: None,
+        nptv6: false,
     });
     let mut all: Vec<_> = all.collect();
     all.sort_by_key(|it| it.outside);

@@ -32,7 +32,7 @@ fn vrf(number: u32, internet_meter: Option<u32>) -> Vrf {
 
 fn public(low: u8, meter: Option<u32>) -> PublicPrefix {
     let [outside, inside] = ["198.51.100", "10.0.0"].map(|net| format!("{net}.{low}/32").parse().unwrap());
-    PublicPrefix { outside, vni: Vni::new(5).unwrap(), inside, vip: ip(B), meter }
+    PublicPrefix { outside, vni: Vni::new(5).unwrap(), inside, vip: ip(B), meter, nptv6: false }
 }
 
 /// A VPC with meter 2, and two public addresses of which one has meter 1.

@@ -145,8 +145,8 @@ impl Cloud {
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
-        for PublicPrefix { outside, vni, inside, vip, meter: _ } in &self.public {
-            sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip, None));
+        for PublicPrefix { outside, vni, inside, vip, meter: _, nptv6 } in &self.public {
+            sums.add(EntryHash::public_prefix(*outside, *vni, *inside, *vip, None, *nptv6));
         }
         for nat in &self.nats {
             let addresses = nat.addresses.iter().map(|it| it.address);

@@ -15,6 +15,7 @@ pub(super) fn public(outside: &str, number: u32, inside: &str) -> PublicPrefix {
         inside: net(inside),
         vip: ip("192.0.2.9"),
         meter: 0,
+        nptv6: false,
     }
 }
 
