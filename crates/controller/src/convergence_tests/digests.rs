@@ -95,7 +95,17 @@ async fn only_gateways_wait_for_an_eip(
     let pool = world.store.create_public_pool(new).await.unwrap().into_inner().id;
     let attach = Some(Attach { target: EipTarget::Instance(instance), inside: None });
     let (address, family, prefix_length) = (None, None, None);
-    let new = NewEip { name: "e".into(), tenant, pool, address, family, prefix_length, attach, meter: None };
+    let new = NewEip {
+        name: "e".into(),
+        tenant,
+        pool,
+        address,
+        family,
+        prefix_length,
+        nptv6: None,
+        attach,
+        meter: None,
+    };
     let eip = world.store.create_eip(new).await.unwrap().into_inner().id;
     world.follow().await;
     for (node, expected) in [(gateway, Comparison::Undecided), (host, Comparison::Equal)] {

@@ -233,6 +233,7 @@ async fn gateways_have_the_public_addresses_of_their_cluster() {
             address: None,
             family: None,
             prefix_length: None,
+            nptv6: None,
             attach,
             meter: None,
         };

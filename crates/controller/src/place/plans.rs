@@ -181,6 +181,7 @@ mod tests {
             pool: PublicPoolId::new(1),
             cluster: ClusterId::new(1),
             prefix,
+            nptv6: false,
             attachment: Some(EipAttachment { vpc, target, inside: prefix }),
             meter: None,
             revision: 1,
