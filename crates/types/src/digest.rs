@@ -8,13 +8,13 @@
 //!
 //! The hash is part of the southbound protocol: a change of it needs another `DIGEST_VERSION`.
 
-use crate::{MacAddr, Vni, ipv6_halves};
+use crate::{MacAddr, PortForward, Vni, ipv6_halves};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 5;
+pub const DIGEST_VERSION: u32 = 6;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -173,7 +173,8 @@ impl EntryHash {
     }
 
     /// The NAT gateway of a VPC: its public addresses in ascending order, the vIP whose owner has the sessions, how many
-    /// sessions and port blocks each instance may have, and whether packets from any remote endpoint begin a session.
+    /// sessions and port blocks each instance may have, whether packets from any remote endpoint begin a session, and its port
+    /// forwards in ascending order.
     #[must_use]
     pub fn nat_gateway(
         vni: Vni,
@@ -181,9 +182,18 @@ impl EntryHash {
         vip: IpAddr,
         (sessions, blocks): (u32, u8),
         any_remote: bool,
+        forwards: &[PortForward],
     ) -> Self {
         let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | u64::from(any_remote);
-        let octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
+        let mut octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
+        for PortForward { protocol, outside, inside } in forwards {
+            octets.push(protocol.number());
+            for end in [outside, inside] {
+                octets.extend(end.ip().octets());
+                octets.extend(end.port().to_be_bytes());
+            }
+        }
+        octets.extend(forwards.len().to_be_bytes());
         let value = [fold(bytes_hash(&octets) ^ KEYS[0], limits ^ KEYS[1]), address_hash(vip)];
         Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
@@ -341,6 +351,7 @@ impl Digests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ForwardProtocol;
     use std::collections::BTreeSet;
 
     fn vni(number: u32) -> Vni {
@@ -363,7 +374,13 @@ mod tests {
         };
         let nat = |number, addresses: &[&str], vip, limits, any_remote| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
-            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote)
+            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote, &[])
+        };
+        let forwarding = |protocol, outside: &str, inside: &str| {
+            let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
+            let forwards = [PortForward { protocol, outside, inside }];
+            let address = [Ipv4Addr::new(198, 51, 100, 1)];
+            EntryHash::nat_gateway(vni(7), address, at("192.0.2.1"), (1, 1), false, &forwards)
         };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
@@ -393,6 +410,12 @@ mod tests {
             nat(7, &["198.51.100.1"], "192.0.2.1", (2, 1), false),
             nat(7, &["198.51.100.1"], "192.0.2.1", (1, 2), false),
             nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), true),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Udp, "198.51.100.1:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.2:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:2", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.2:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:2"),
             EntryHash::unreadable(EntryKey::NatGateway(vni(7))),
             EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),

@@ -108,6 +108,8 @@ ids! {
     EipId, "eip", "EIP";
     /// Identifier of a NAT gateway: public addresses that the instances of a VPC share.
     NatGatewayId, "nat", "NAT gateway";
+    /// Identifier of a port forward of a NAT gateway.
+    PortForwardId, "fwd", "port forward";
 }
 
 #[cfg(test)]
