@@ -115,6 +115,7 @@ impl Edge {
             sessions: u32::MAX,
             blocks: 16,
             any_remote: false,
+            forwards: Vec::new(),
         })?;
         self.nat = Some(nat);
         Ok(())

@@ -400,6 +400,7 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
         sessions: 10_000,
         blocks: 4,
         any_remote: true,
+        forwards: Vec::new(),
     };
     assert_eq!(nat, expected);
     assert!(["192.0.2.10", "fd00::10"].contains(&nat.vip.to_string().as_str()));

@@ -78,6 +78,9 @@ pub enum Malformed {
     /// The addresses or limits of a NAT gateway are out of range.
     #[error("the NAT gateway of VNI {0} has {1}")]
     Nat(Vni, &'static str),
+    /// The port forwards of a NAT gateway contradict each other, or are out of range.
+    #[error("the NAT gateway of VNI {0} is not possible: {1}")]
+    PortForwards(Vni, String),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,

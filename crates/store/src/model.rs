@@ -3,7 +3,7 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
-use crate::{Eip, GroupSet, NatGateway, PublicPool, SecurityGroup, SecurityRule};
+use crate::{Eip, GroupSet, NatGateway, PortForward, PublicPool, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PeeringId, Qos,
@@ -581,6 +581,8 @@ pub enum Change {
     /// The NAT gateway was created, or anything of it was changed.
     NatGatewayUpserted(NatGateway),
     NatGatewayRemoved(NatGateway),
+    PortForwardCreated(PortForward),
+    PortForwardRemoved(PortForward),
 }
 
 /// An instance before and after a change of its options; nothing else differs but its revision.

@@ -4,13 +4,13 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
-    InstanceOptions, Move, NatGateway, Page, Peering, PublicPool, Remote, Result, Route, RouteTable,
-    RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
+    InstanceOptions, Move, NatGateway, Page, Peering, PortForward, PublicPool, Remote, Result, Route,
+    RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, NatGatewayId, PeeringId, Protocol,
-    PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni,
-    VpcId,
+    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, NatGatewayId, PeeringId, PortForwardId,
+    Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId,
+    TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -284,6 +284,28 @@ record!(
         blocks: row.unsigned(7)?,
         filtering: row.parse(8)?,
         revision: row.number(9)?,
+    }
+);
+
+record!(
+    PortForward,
+    PortForwardId,
+    "port forward",
+    "port_forwards",
+    "id, name, nat_gateway, vpc, cluster, protocol, address, port, instance, inside, inside_port, revision",
+    row => PortForward {
+        id: PortForwardId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        nat_gateway: NatGatewayId::new(row.number(2)?),
+        vpc: VpcId::new(row.number(3)?),
+        cluster: ClusterId::new(row.number(4)?),
+        protocol: row.parse(5)?,
+        address: ipv4(row.int(6)?)?,
+        port: row.unsigned(7)?,
+        instance: InstanceId::new(row.number(8)?),
+        inside: ipv4(row.int(9)?)?,
+        inside_port: row.unsigned(10)?,
+        revision: row.number(11)?,
     }
 );
 

@@ -6,7 +6,7 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::{GatewayId, NatSeed};
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 13] = [
+const MIGRATIONS: [&str; 14] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
@@ -20,6 +20,7 @@ const MIGRATIONS: [&str; 13] = [
     include_str!("../migrations/0011.sql"),
     include_str!("../migrations/0012.sql"),
     include_str!("../migrations/0013.sql"),
+    include_str!("../migrations/0015.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.

@@ -4,8 +4,8 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
-    clusters, eips, events, gateways, hosts, instances, nat_gateways, peerings, placement, public_pools,
-    removals,
+    clusters, eips, events, gateways, hosts, instances, nat_gateways, peerings, placement, port_forwards,
+    public_pools, removals,
 };
 use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
@@ -109,6 +109,8 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body nat_gateways::NewNatGateway;
     body nat_gateways::NatGatewayPatch;
     list nat_gateways::NatGatewayFilter;
+    body port_forwards::NewPortForward;
+    list port_forwards::PortForwardFilter;
     query events::EventQuery;
     query removals::RemovalWait;
     body sluice_types::PlacementSettingsPatch;

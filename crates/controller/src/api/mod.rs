@@ -16,6 +16,7 @@ mod nodes;
 mod openapi;
 mod peerings;
 mod placement;
+mod port_forwards;
 mod problem;
 mod public_pools;
 mod removals;
@@ -194,6 +195,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(public_pools::routes())
         .merge(eips::routes())
         .merge(nat_gateways::routes())
+        .merge(port_forwards::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())

@@ -271,6 +271,14 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::VpcHasNatGateway { nat_gateway, .. } => conflict_with("has-nat-gateway", nat_gateway),
         Conflict::NatGatewayAcrossClusters { pool, .. } => conflict_with("nat-gateway-across-clusters", pool),
         Conflict::NatGatewayStays { nat_gateway, .. } => conflict_with("vpc-has-nat-gateway", nat_gateway),
+        Conflict::PortForwarded { endpoint, .. } => conflict_with("port-forwarded", &endpoint.to_string()),
+        Conflict::EndpointForwarded { endpoint, .. } => {
+            conflict_with("endpoint-forwarded", &endpoint.to_string())
+        }
+        Conflict::InsideForwarded { forward, .. } => conflict_with("has-port-forward", forward),
+        Conflict::TooManyPortForwards { nat_gateway, .. } => {
+            conflict_with("too-many-port-forwards", nat_gateway)
+        }
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),
         Conflict::PlanDone { plan } => conflict_with("plan-done", &plan.to_string()),
         Conflict::PlanNotApplying { plan } => conflict_with("plan-not-applying", &plan.to_string()),

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, NatGatewayId, PeeringId, PublicPoolId, RouteTableId,
+    ClusterId, EipId, GatewayId, HostId, NatGatewayId, PeeringId, PortForwardId, PublicPoolId, RouteTableId,
     SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 use std::fmt::Display;
@@ -103,6 +103,7 @@ stored! {
     PublicPool PublicPoolId public_pool delete_public_pool;
     Eip EipId eip delete_eip;
     NatGateway NatGatewayId nat_gateway delete_nat_gateway;
+    PortForward PortForwardId port_forward delete_port_forward;
 }
 
 /// An object as the API shows it. It is created from the model of the store, but its fields belong to the

@@ -367,6 +367,8 @@ fn is_of_gateways(change: &Change) -> bool {
             | Change::EipRemoved(_)
             | Change::NatGatewayUpserted(_)
             | Change::NatGatewayRemoved(_)
+            | Change::PortForwardCreated(_)
+            | Change::PortForwardRemoved(_)
     )
 }
 

@@ -127,6 +127,9 @@ impl State {
         for nat_gateway in &topology.nat_gateways {
             state.public.set_nat_gateway(nat_gateway);
         }
+        for port_forward in &topology.port_forwards {
+            state.public.add_port_forward(port_forward);
+        }
         state
     }
 
@@ -337,6 +340,8 @@ impl State {
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
             Change::NatGatewayUpserted(nat_gateway) => self.upsert_nat_gateway(nat_gateway, out),
             Change::NatGatewayRemoved(nat_gateway) => self.remove_nat_gateway(nat_gateway, out),
+            Change::PortForwardCreated(port_forward) => self.add_port_forward(port_forward, out),
+            Change::PortForwardRemoved(port_forward) => self.remove_port_forward(port_forward, out),
             // No node has tenants and pools, nor the names of groups.
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}

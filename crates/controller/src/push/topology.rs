@@ -52,6 +52,8 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::EipRemoved(_)
             | Change::NatGatewayUpserted(_)
             | Change::NatGatewayRemoved(_)
+            | Change::PortForwardCreated(_)
+            | Change::PortForwardRemoved(_)
     )
 }
 

@@ -180,6 +180,7 @@ fn connect(world: &mut world::World) {
         sessions: 100,
         blocks: 2,
         any_remote: false,
+        forwards: Vec::new(),
     };
     world.bench.tables.upsert_nat_gateway(&nat).unwrap();
     for gateway in [GATEWAY, NEXT] {

@@ -100,6 +100,7 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         group_sets: group_sets::all(q).await?,
         eips: find(q, vec![]).await?,
         nat_gateways: find(q, vec![]).await?,
+        port_forwards: find(q, vec![]).await?,
         keys: keys::list(q, None).await?,
         nat_seed: schema::nat_seed(q).await?,
     })
