@@ -5,6 +5,7 @@ mod addresses;
 mod internet;
 mod nat_gateways;
 mod placement;
+mod port_forwards;
 mod resource;
 mod routing;
 mod scheduler;
@@ -22,8 +23,8 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Eip, Gateway, Host, Instance, NatGateway, Peering, PendingRemoval, PublicPool, Route,
-    RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, Cluster, Eip, Gateway, Host, Instance, NatGateway, Peering, PendingRemoval, PortForward,
+    PublicPool, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -72,6 +73,9 @@ pub enum Noun {
     /// NAT gateways: public IPv4 addresses that the instances of a VPC share
     #[command(alias = "nat-gateway")]
     NatGateways(WithApi<Verb<NatGateway>>),
+    /// Port forwards of NAT gateways: ports of a public address that stand for ports of instances
+    #[command(alias = "port-forward")]
+    PortForwards(WithApi<Verb<PortForward>>),
     /// Placement of VPCs on clusters
     Placement(WithApi<placement::Placement>),
     /// The scheduler, which moves vIPs between gateways as their loads change
@@ -107,6 +111,7 @@ impl Noun {
             Self::PublicPools(command) => command.run().await,
             Self::Eips(command) => command.run().await,
             Self::NatGateways(command) => command.run().await,
+            Self::PortForwards(command) => command.run().await,
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,

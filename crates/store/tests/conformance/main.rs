@@ -18,6 +18,7 @@ mod internet;
 mod model;
 mod moves;
 mod nat_gateways;
+mod port_forwards;
 mod objects;
 mod old_database;
 mod outage;
@@ -101,6 +102,7 @@ fn cases() -> Vec<Case> {
         internet: pools, reserved_addresses, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets,
             eips_stay_on_their_cluster, internet_routes;
         nat_gateways: nat_gateways, addresses_of_nat_gateways, nat_gateways_stay_on_their_cluster;
+        port_forwards: port_forwards, impossible_port_forwards, port_forwards_and_eips_exclude_each_other, instances_take_their_port_forwards_with_them;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;
