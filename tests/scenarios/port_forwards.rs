@@ -91,7 +91,10 @@ async fn all_reach_the_server(lab: &Lab) -> Outcome {
     for from in [CLIENT, NEIGHBOR, TWIN, ELASTIC, SERVER] {
         for protocol in ["udp", "tcp"] {
             let name = who(lab, from, protocol, at).await?;
-            ensure!(name.as_deref() == Some(SERVER), "{from} asked {at} by {protocol}, and {name:?} answered");
+            ensure!(
+                name.as_deref() == Some(SERVER),
+                "{from} asked {at} by {protocol}, and {name:?} answered"
+            );
         }
     }
     let sessions = served_sessions(lab).await?;

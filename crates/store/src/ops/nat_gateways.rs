@@ -243,7 +243,7 @@ pub(crate) async fn delete(w: &mut Write, id: NatGatewayId, expected: Option<u64
     let nat_gateway: NatGateway = get(w.q(), id).await?;
     check_revision(id, &nat_gateway, expected)?;
     let object = (KIND, nat_gateway.name.as_str(), id.get());
-    let forwards = "SELECT name FROM port_forwards WHERE nat_gateway = $1 LIMIT 1";
+    let forwards = "SELECT name FROM port_forwards WHERE nat_gateway = $1 ORDER BY id LIMIT 1";
     check_unused(w.q(), object, "port forward", forwards).await?;
     w.q().run("DELETE FROM nat_addresses WHERE nat_gateway = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM nat_gateways WHERE id = $1", args![id.get()]).await?;

@@ -5,8 +5,8 @@ use crate::cloud::{ALL, Cloud, conflict, instance, last, new, subnet};
 use crate::internet::{eip, pool, topology};
 use crate::nat_gateways::{addresses, new_nat, these};
 use sluice_store::{
-    Attach, Change, Conflict, Created, EipTarget, EipUpdate, Instance, NatAddresses, NatGateway, NewNatGateway,
-    NewPortForward, PortForward, PortForwardFilter, StoreError,
+    Attach, Change, Conflict, Created, EipTarget, EipUpdate, Instance, NatAddresses, NatGateway,
+    NewNatGateway, NewPortForward, PortForward, PortForwardFilter, StoreError,
 };
 use sluice_types::{ForwardProtocol, InstanceId, PORT_FORWARDS_MAX};
 use std::net::IpAddr;
@@ -143,7 +143,8 @@ pub async fn impossible_port_forwards(f: Fixture) {
         assert_eq!(conflict(s.create_port_forward(wanted).await).to_string(), text);
     }
     for port in 1..PORT_FORWARDS_MAX as u16 {
-        let wanted = NewPortForward { inside_port: Some(1000 + port), ..to(&nat, &format!("p{port}"), port, two.id) };
+        let wanted =
+            NewPortForward { inside_port: Some(1000 + port), ..to(&nat, &format!("p{port}"), port, two.id) };
         if port != 443 {
             new(s.create_port_forward(wanted).await);
         }
