@@ -166,8 +166,8 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 	nat->remote_port = memory->flow.source_port;
 	answer = nat_find_in(nat);
 	if (answer == NAT_SESSIONLESS || answer == NAT_MISS) {
-		forwarded = nat_forward_of(LOAD32(public->inside), nat->class, 0, packet->frame.destination[1],
-					   nat->outside_port);
+		forwarded = nat_forward_of(LOAD32(public->inside), nat->class, 0,
+					   packet->frame.destination[1], nat->outside_port);
 		if (forwarded) {
 			packet->new_destination[1] = nat_forward_address(forwarded);
 			packet->new_destination_port = forwarded;

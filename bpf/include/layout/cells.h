@@ -425,7 +425,7 @@ struct nat_gateway {
  */
 struct nat_forward {
 	__u64 key; /* an endpoint, NAT_FORWARD_UDP unless it is of TCP, and NAT_FORWARD_OUT if it is the inside endpoint */
-	__u64 to;  /* the other endpoint */
+	__u64 to; /* the other endpoint */
 };
 
 #define NAT_FORWARDS_CELL 4
