@@ -376,12 +376,6 @@ mod tests {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
             EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote, &[])
         };
-        let forwarding = |protocol, outside: &str, inside: &str| {
-            let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
-            let forwards = [PortForward { protocol, outside, inside }];
-            let address = [Ipv4Addr::new(198, 51, 100, 1)];
-            EntryHash::nat_gateway(vni(7), address, at("192.0.2.1"), (1, 1), false, &forwards)
-        };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
             endpoint(2, 2, "192.0.2.1"),
@@ -410,12 +404,6 @@ mod tests {
             nat(7, &["198.51.100.1"], "192.0.2.1", (2, 1), false),
             nat(7, &["198.51.100.1"], "192.0.2.1", (1, 2), false),
             nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), true),
-            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),
-            forwarding(ForwardProtocol::Udp, "198.51.100.1:1", "10.0.0.1:1"),
-            forwarding(ForwardProtocol::Tcp, "198.51.100.2:1", "10.0.0.1:1"),
-            forwarding(ForwardProtocol::Tcp, "198.51.100.1:2", "10.0.0.1:1"),
-            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.2:1"),
-            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:2"),
             EntryHash::unreadable(EntryKey::NatGateway(vni(7))),
             EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),
@@ -451,6 +439,25 @@ mod tests {
             EntryHash::group(1, &[at("192.0.2.2"), at("192.0.2.1")]),
             EntryHash::group(1, &[at("192.0.2.1")]),
             EntryHash::group(2, &[at("192.0.2.1")]),
+        ];
+        assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
+    }
+
+    #[test]
+    fn every_field_of_a_port_forward_changes_the_hash() {
+        let forwarding = |protocol, outside: &str, inside: &str| {
+            let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
+            let forwards = [PortForward { protocol, outside, inside }];
+            let (address, vip) = ([Ipv4Addr::new(198, 51, 100, 1)], "192.0.2.1".parse().unwrap());
+            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards)
+        };
+        let all = [
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Udp, "198.51.100.1:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.2:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:2", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.2:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:2"),
         ];
         assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
     }

@@ -3,7 +3,7 @@
 
 use super::{Compiled, State, Target};
 use sluice_southbound::{NatGateway, PublicPrefix};
-use sluice_store::{Eip, NatGateway as StoredNatGateway, PortForward as StoredPortForward};
+use sluice_store::{Change, Eip, NatGateway as StoredNatGateway, PortForward as StoredPortForward};
 use sluice_types::{
     ClusterId, EipId, IpNet, NatFiltering, NatGatewayId, PortForward, Vni, VpcId, bytes_hash,
 };
@@ -133,20 +133,20 @@ impl State {
         out.of(Target::Cluster(new.cluster)).nat_gateways.extend(self.nat_gateway(new));
     }
 
-    /// Advances by a new port forward.
-    pub(super) fn add_port_forward(&mut self, new: &StoredPortForward, out: &mut Compiled) {
-        self.public.add_port_forward(new);
-        self.send_nat_gateway(new, out);
-    }
-
-    /// Advances by the deletion of a port forward.
-    pub(super) fn remove_port_forward(&mut self, old: &StoredPortForward, out: &mut Compiled) {
-        self.public.remove_port_forward(old);
-        self.send_nat_gateway(old, out);
-    }
-
-    /// Sends the NAT gateway of a port forward that has changed, once if several of a change belong to it.
-    fn send_nat_gateway(&self, changed: &StoredPortForward, out: &mut Compiled) {
+    /// Advances by a new port forward, or by the deletion of one. The NAT gateway is sent once if several changes of a revision
+    /// belong to it.
+    pub(super) fn set_forward(&mut self, change: &Change, out: &mut Compiled) {
+        let changed = match change {
+            Change::PortForwardCreated(new) => {
+                self.public.add_port_forward(new);
+                new
+            }
+            Change::PortForwardRemoved(old) => {
+                self.public.remove_port_forward(old);
+                old
+            }
+            _ => return,
+        };
         let of_cluster = self.public.nat_gateways.get(&changed.cluster);
         let stored = of_cluster.and_then(|of_cluster| of_cluster.get(&changed.vpc));
         if let Some(nat) = stored.and_then(|stored| self.nat_gateway(stored)) {

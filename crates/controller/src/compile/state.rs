@@ -340,12 +340,10 @@ impl State {
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
             Change::NatGatewayUpserted(nat_gateway) => self.upsert_nat_gateway(nat_gateway, out),
             Change::NatGatewayRemoved(nat_gateway) => self.remove_nat_gateway(nat_gateway, out),
-            Change::PortForwardCreated(port_forward) => self.add_port_forward(port_forward, out),
-            Change::PortForwardRemoved(port_forward) => self.remove_port_forward(port_forward, out),
+            Change::PortForwardCreated(_) | Change::PortForwardRemoved(_) => self.set_forward(change, out),
             // No node has tenants and pools, nor the names of groups.
-            Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
-            Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
-            Change::SecurityGroupUpdated { .. } | Change::HistoryForked => {}
+            Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) | Change::HistoryForked => {}
+            Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::SecurityGroupUpdated { .. } => {}
         }
     }
 

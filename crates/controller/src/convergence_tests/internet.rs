@@ -349,36 +349,7 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
     world.check().await;
     assert_eq!(world.gateway(gateway).nat[&vpc.vni].vip, next);
 
-    // Two port forwards to the instance, which takes them with it.
-    let forward = |port| NewPortForward {
-        name: format!("f{port}"),
-        nat_gateway: nat.id,
-        protocol: ForwardProtocol::Tcp,
-        address: None,
-        port,
-        instance: vm.id,
-        inside_port: None,
-    };
-    let forwards = async |world: &World, expected: &[u16]| {
-        let found = world.gateway(gateway).nat[&vpc.vni].forwards.clone();
-        assert_eq!(found.iter().map(|it| it.outside.port()).collect::<Vec<_>>(), expected);
-        assert!(found.iter().all(|it| Some(*it.inside.ip()) == vm.ipv4), "{found:?}");
-    };
-    for (port, expected) in [(443, &[443][..]), (80, &[80, 443])] {
-        store.create_port_forward(forward(port)).await.unwrap();
-        world.follow().await;
-        world.check().await;
-        world.check_digests().await;
-        forwards(&world, expected).await;
-    }
-    let steps = world.deltas;
-    store.delete_instance(vm.id, None).await.unwrap();
-    world.follow().await;
-    assert!(world.deltas > steps);
-    world.check().await;
-    world.check_digests().await;
-    forwards(&world, &[]).await;
-
+    port_forwards_go_with_their_instance(&mut world, gateway, &nat, &vm).await;
     let fewer = NatGatewayUpdate { addresses: Some(NatAddresses::Number(1)), ..Default::default() };
     store.update_nat_gateway(nat.id, fewer, None).await.unwrap();
     world.follow().await;
@@ -389,4 +360,39 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
     world.check().await;
     world.check_digests().await;
     assert!(world.gateway(gateway).nat.is_empty());
+}
+
+/// Two port forwards to an instance, which takes them with it.
+async fn port_forwards_go_with_their_instance(
+    world: &mut World,
+    gateway: GatewayId,
+    nat: &sluice_store::NatGateway,
+    vm: &Instance,
+) {
+    let store = world.store.clone();
+    let vni = store.vpc(nat.vpc).await.unwrap().vni;
+    for (port, expected) in [(443, &[443][..]), (80, &[80, 443]), (0, &[])] {
+        let new = NewPortForward {
+            name: format!("f{port}"),
+            nat_gateway: nat.id,
+            protocol: ForwardProtocol::Tcp,
+            address: None,
+            port,
+            instance: vm.id,
+            inside_port: None,
+        };
+        let steps = world.deltas;
+        if port == 0 {
+            store.delete_instance(vm.id, None).await.unwrap();
+        } else {
+            store.create_port_forward(new).await.unwrap();
+        }
+        world.follow().await;
+        assert!(world.deltas > steps);
+        world.check().await;
+        world.check_digests().await;
+        let found = world.gateway(gateway).nat[&vni].forwards.clone();
+        assert_eq!(found.iter().map(|it| it.outside.port()).collect::<Vec<_>>(), expected);
+        assert!(found.iter().all(|it| Some(*it.inside.ip()) == vm.ipv4), "{found:?}");
+    }
 }
