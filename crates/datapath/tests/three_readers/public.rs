@@ -73,9 +73,6 @@ fn nat_gateway(random: &mut Random) -> NatGateway {
     }
 }
 
-/// The ports of addresses and instances that are forwarded, and some that are not.
-const PORTS: u64 = 30;
-
 fn outside(low: u32, port: u16) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from(0xc633_6400 + low), port)
 }
@@ -229,22 +226,27 @@ impl Model {
         }
     }
 
+    /// An end of a port forward of the NAT gateway, or a port that is not forwarded.
+    fn forward_query(&self, random: &mut Random, vni: u32) -> Query {
+        let forwards = self.nats.get(&Vni::new(vni).unwrap()).map_or(&[][..], |nat| &nat.forwards);
+        let Some(it) = forwards.get(random.below(forwards.len().max(1) as u64) as usize) else {
+            return Query::NatForward(vni, ForwardProtocol::Tcp, outside(1, 1), false);
+        };
+        let is_inside = random.below(2) == 0;
+        let mut end = if is_inside { it.inside } else { it.outside };
+        end.set_port(end.port() + random.below(2) as u16);
+        Query::NatForward(vni, it.protocol, end, is_inside)
+    }
+
     /// Addresses of prefixes, first and last, and others.
     fn queries(&self, random: &mut Random) -> Vec<Query> {
         let known: Vec<&PublicPrefix> = self.prefixes.values().collect();
-        let mut one = || {
+        let one = |random: &mut Random| {
             let is_ipv6 = random.below(2) == 0;
             let vni = 1 + random.below(VNIS.into()) as u32;
             let known = known.get(random.below(known.len().max(1) as u64) as usize);
             match (random.below(11), known) {
-                (9 | 10, _) => {
-                    let protocol = [ForwardProtocol::Tcp, ForwardProtocol::Udp][random.below(2) as usize];
-                    let (port, low) = (random.below(PORTS) as u16, random.below(40) as u32);
-                    let inside = SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + low), port);
-                    let is_inside = random.below(2) == 0;
-                    let end = if is_inside { inside } else { outside(low, port) };
-                    Query::NatForward(vni, protocol, end, is_inside)
-                }
+                (9 | 10, _) => self.forward_query(random, vni),
                 (6, _) => Query::Nat(vni),
                 (7 | 8, _) => Query::NatAddress(Ipv4Addr::from(0xc633_6400 + random.below(40) as u32)),
                 (0, _) | (_, None) => Query::Public(random.address(is_ipv6, true)),
@@ -255,7 +257,7 @@ impl Model {
                 (_, Some(known)) => Query::Source(vni, known.inside.addr()),
             }
         };
-        (0..QUERIES).map(|_| one()).collect()
+        (0..QUERIES).map(|_| one(random)).collect()
     }
 }
 
@@ -302,7 +304,5 @@ fn three_readers_agree_on_public_prefixes() {
         "at most {most} prefixes; {hits:?} were found from outside and from inside, of NAT gateways their addresses, themselves and \
          their port forwards"
     );
-    // An endpoint is seldom one of those that this NAT gateway forwards.
-    let few = hits[4] > CHANGES / 100;
-    assert!(most > 100 && few && hits[..4].iter().all(|hits| *hits > CHANGES / 20), "{most}, {hits:?}");
+    assert!(most > 100 && hits.iter().all(|hits| *hits > CHANGES / 20), "{most}, {hits:?}");
 }
