@@ -159,7 +159,7 @@ pub fn nat_address(vni: u32, number: u32) -> NatAddress {
 /// The NAT gateway of a VPC.
 pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGateway {
     let addresses = (0..NAT_ADDRESSES).filter(|number| addresses >> number & 1 != 0);
-    let addresses = addresses.map(|number| nat_address(at, number)).collect();
+    let addresses: Vec<_> = addresses.map(|number| nat_address(at, number)).collect();
     let forwards = port_forwards(&addresses, sessions);
     let any_remote = sessions % 2 == 0;
     NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote, forwards }
