@@ -4,6 +4,7 @@
  * queries, which are answered in place.
  */
 #include "common/policy.h"
+#include "gateway/nat_forwards.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -26,13 +27,15 @@ enum table_query_kind {
 	QUERY_NAT_ADDRESS,
 	/* The NAT gateway of a VNI. */
 	QUERY_NAT,
+	/* The endpoint for which another one stands at the NAT gateway of a VNI. */
+	QUERY_NAT_FORWARD,
 };
 
 struct table_query {
 	__u32 kind;
 	__u32 vni;    /* QUERY_POLICY: id of the policy */
 	__u64 high;   /* IPv6: high half */
-	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
+	__u64 low;    /* IPv6: low half; key of a struct nat_forward; IPv4 address or index otherwise */
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
 	__u32 cell; /* public prefix: its VNI, and its length in bits 24..31; NAT gateway: its VNI, and number of addresses there */
 	/*
@@ -159,6 +162,22 @@ __attribute__((noinline)) int answer_nat(struct table_query *query)
 	return 0;
 }
 
+__attribute__((noinline)) int answer_forward(struct table_query *query)
+{
+	const struct nat_gateway *gateway;
+	__u32 cell = query ? nat_cell_of(query) : 0;
+
+	gateway = cell ? nat_gateway_at(cell) : NULL;
+	if (!query || !gateway)
+		return 0;
+	query->mac = nat_forward_of(cell, query->low >> NAT_FORWARD_UDP_SHIFT & 1 ? NAT_UDP : NAT_TCP,
+				    query->low & NAT_FORWARD_OUT, query->low >> NAT_FORWARD_ADDRESS_SHIFT,
+				    query->low);
+	query->answer = query->mac ? EXACT_HIT : EXACT_MISS;
+	query->cell = query->mac ? query->vni : 0;
+	return 0;
+}
+
 __attribute__((noinline)) int answer_policy(struct table_query *query)
 {
 	struct policy_packet packet = {};
@@ -249,7 +268,9 @@ int tables_test(struct xdp_md *ctx)
 			answer_policy(&query);
 		} else {
 			query.mac = 0;
-			if (query.kind >= QUERY_NAT_ADDRESS)
+			if (query.kind == QUERY_NAT_FORWARD)
+				answer_forward(&query);
+			else if (query.kind >= QUERY_NAT_ADDRESS)
 				answer_nat(&query);
 			else if (query.kind >= QUERY_PUBLIC4)
 				answer_public(&query);

@@ -44,6 +44,7 @@ mod not_a_router;
 mod overload;
 mod path_mtu;
 mod peered;
+mod port_forwards;
 mod preprogrammed;
 mod qos;
 mod readiness;
@@ -162,6 +163,7 @@ fn all() -> Vec<Scenario> {
         nat: OwnLab,
         nat_failover: OwnLab,
         nat_kills: OwnLab,
+        port_forwards: OwnLab,
         connections: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,

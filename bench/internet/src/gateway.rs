@@ -117,6 +117,7 @@ impl Edge {
             sessions: u32::MAX,
             blocks: 16,
             any_remote: false,
+            forwards: Vec::new(),
         })?;
         self.nat = Some(nat);
         Ok(())

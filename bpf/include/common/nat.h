@@ -11,7 +11,7 @@
  *   struct nat_ports *nat_ports_at(__u32 index);
  *
  * which return NULL if the index is out of bounds, and find_session4() and create_session4() as session_maps.h does. The calls
- * for a packet are nat_out(), nat_in() and nat_install() (nat_install.h); the caller fills `pool` from the struct nat_gateway of the VPC, and counts the
+ * for a packet are nat_out(), nat_in(), their two parts, and nat_install() (nat_install.h); the caller fills `pool` from the struct nat_gateway of the VPC, and counts the
  * packets that it drops. The session tables have the flag SESSION_RST_IN_DOUBT, and all their sessions are made here. An
  * answer is valid until the program ends. Loops are bounded, nothing sleeps.
  *
@@ -155,14 +155,10 @@ static __always_inline int nat_begins(const struct nat_packet *packet)
 	return packet->class == NAT_UDP || packet->flags & NAT_QUERY;
 }
 
-/*
- * A packet of a VM, from the inside endpoint to the remote endpoint. NAT_TRANSLATED and NAT_BEGUN: it leaves from the outside
- * endpoint.
- */
-static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
+/* The first part of nat_out(): finds the packet's session. NAT_SESSIONLESS: nat_begin_out() decides. */
+static __always_inline int nat_find_out(struct nat_packet *packet)
 {
 	const struct session_data *data;
-	int answer;
 
 	if (!nat_prepare(packet))
 		return NAT_PROTOCOL;
@@ -175,10 +171,29 @@ static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
 		nat_set_translation(packet, data);
 		return NAT_TRANSLATED;
 	}
+	return NAT_SESSIONLESS;
+}
+
+/* The second part of nat_out(): begins a session, if the packet may. */
+static __always_inline int nat_begin_out(struct nat_packet *packet)
+{
+	int answer;
+
 	if (!nat_begins(packet))
 		return NAT_NO_SESSION;
 	answer = nat_map(packet);
 	return answer == NAT_TRANSLATED ? nat_begin(packet, 0) : answer;
+}
+
+/*
+ * A packet of a VM, from the inside endpoint to the remote endpoint. NAT_TRANSLATED and NAT_BEGUN: it leaves from the outside
+ * endpoint.
+ */
+static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
+{
+	int answer = nat_find_out(packet);
+
+	return answer == NAT_SESSIONLESS ? nat_begin_out(packet) : answer;
 }
 
 /* Begins a session with a packet from the Internet that has none, if that is permitted. */
@@ -205,11 +220,8 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 	return nat_action(packet) == action ? answer : NAT_MISS;
 }
 
-/*
- * A packet from the Internet, from the remote endpoint to the outside endpoint. NAT_TRANSLATED and NAT_BEGUN: it goes to the
- * inside endpoint.
- */
-static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
+/* The first part of nat_in(): finds the packet's session. NAT_SESSIONLESS: nat_begin_in() decides. */
+static __always_inline int nat_find_in(struct nat_packet *packet)
 {
 	const struct session_data *data;
 
@@ -226,7 +238,18 @@ static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
 		if (nat_touch(packet) == NAT_TRANSLATED)
 			return NAT_TRANSLATED;
 	}
-	return nat_begin_in(packet);
+	return NAT_SESSIONLESS;
+}
+
+/*
+ * A packet from the Internet, from the remote endpoint to the outside endpoint. NAT_TRANSLATED and NAT_BEGUN: it goes to the
+ * inside endpoint.
+ */
+static __always_inline enum nat_answer nat_in(struct nat_packet *packet)
+{
+	int answer = nat_find_in(packet);
+
+	return answer == NAT_SESSIONLESS ? nat_begin_in(packet) : answer;
 }
 
 #endif

@@ -25,6 +25,8 @@
 
 /* No answer about a packet: it searches again. */
 #define NAT_AGAIN 16
+/* No answer either: the packet has no session, and may begin one. */
+#define NAT_SESSIONLESS 19
 
 /* nat_packet.flags */
 #define NAT_PEEK 0x1u  /* nothing changes: no session begins or is refreshed */

@@ -7,7 +7,7 @@
  * The packets of the VM go through the ring until the session is confirmed, at most NAT_RING_PACKETS of a session. The owner
  * translates nothing, but sends the frame as it came, in the tunnel of its VPC, to the next gateway that is alive; each gateway
  * installs the session and passes the packet on; the last one translates and sends it. What does not go to the Internet does
- * not use the ring, and neither do later fragments and ICMP errors, which begin no session.
+ * not use the ring, and neither do later fragments, ICMP errors and packets of port forwards, which begin no session.
  *
  * The record, in the headers of the tunnel:
  *
@@ -125,7 +125,8 @@ __attribute__((noinline)) int enter_nat_ring(struct packet *packet)
 	struct nat_packet *nat;
 	__u32 path;
 
-	if (!packet || !memory || !(place & CELL_INDEX_MASK) || packet->frame.flags & FRAME_LATER)
+	if (!packet || !memory || !(place & CELL_INDEX_MASK) || packet->frame.flags & FRAME_LATER ||
+	    packet->nat & PACKET_NO_SESSION)
 		return 0;
 	nat = &memory->packet;
 	data = session_data_at(4, &nat->hit);

@@ -10,13 +10,15 @@
  *                      PACKET_NAT_SOURCE if that is not the source in the frame. Fills in new_destination and
  *                      new_destination_port.
  *
- * They return 0, with PACKET_NAT_SOURCE or PACKET_NAT_DESTINATION set in `nat`; or the program's verdict, after the drop was
- * counted. Only the state of the packet is changed: translate() (translate.h) then writes what is new. The program calls them
+ * They return 0, with PACKET_NAT_SOURCE or PACKET_NAT_DESTINATION set in `nat`, and PACKET_NO_SESSION for a source that a port
+ * forward gives; or the program's verdict, after the drop was counted. A session that exists comes before a port forward, and that
+ * before a new session. Only the state of the packet is changed: translate() (translate.h) then writes what is new. The program calls them
  * itself, because nat.h needs the stack. Uses the maps of nat_maps.h, `nat_packets`, `cells` and those of count.h.
  */
 #ifndef SLUICE_NAT_STAGE_H
 #define SLUICE_NAT_STAGE_H
 
+#include "gateway/nat_forwards.h"
 #include "gateway/nat_fragments.h"
 #include "gateway/output.h"
 #include "gateway/public.h"
@@ -71,6 +73,8 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 {
 	struct nat_packet *nat = &memory->packet;
 	enum drop_reason reason = describe_to_nat(packet, packet->nat_gateway, packet->vni, memory);
+	__u64 forwarded;
+	int answer;
 
 	if (!reason && memory->flow.is_answer)
 		reason = DROP_no_session;
@@ -80,7 +84,19 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 	nat->inside_port = memory->flow.source_port;
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
-	reason = nat_drop_reason(nat_out(nat), DROP_no_session);
+	answer = nat_find_out(nat);
+	if (answer == NAT_SESSIONLESS) {
+		forwarded = nat_forward_of(packet->nat_gateway, nat->class, NAT_FORWARD_OUT, nat->inside,
+					   nat->inside_port);
+		if (forwarded) {
+			packet->nat |= PACKET_NO_SESSION;
+			packet->new_source[1] = nat_forward_address(forwarded);
+			packet->new_source_port = forwarded;
+			return DROP_none;
+		}
+		answer = nat_begin_out(nat);
+	}
+	reason = nat_drop_reason(answer, DROP_no_session);
 	packet->new_source[1] = nat->outside;
 	packet->new_source_port = nat->outside_port;
 	return reason;
@@ -136,6 +152,8 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 {
 	struct nat_packet *nat = &memory->packet;
 	enum drop_reason reason = describe_to_nat(packet, LOAD32(public->inside), public->vni, memory);
+	__u64 forwarded;
+	int answer;
 
 	/* Queries of the Internet have their own identifiers. */
 	if (!reason && memory->flow.flags & NAT_QUERY)
@@ -146,7 +164,19 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 	nat->outside_port = memory->flow.destination_port;
 	nat->remote = memory->flow.source;
 	nat->remote_port = memory->flow.source_port;
-	reason = nat_drop_reason(nat_in(nat), DROP_no_nat_session);
+	answer = nat_find_in(nat);
+	if (answer == NAT_SESSIONLESS || answer == NAT_MISS) {
+		forwarded = nat_forward_of(LOAD32(public->inside), nat->class, 0,
+					   packet->frame.destination[1], nat->outside_port);
+		if (forwarded) {
+			packet->new_destination[1] = nat_forward_address(forwarded);
+			packet->new_destination_port = forwarded;
+			return DROP_none;
+		}
+	}
+	if (answer == NAT_SESSIONLESS)
+		answer = nat_begin_in(nat);
+	reason = nat_drop_reason(answer, DROP_no_nat_session);
 	/* The number may be that of another address, for a moment after a change. */
 	if (!reason && nat->outside != packet->frame.destination[1])
 		reason = DROP_no_nat_session;

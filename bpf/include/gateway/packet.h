@@ -70,6 +70,7 @@ struct packet {
 #define PACKET_NAT_SOURCE 0x4	   /* source NAT has translated the source, and the port of the source */
 #define PACKET_NAT_DESTINATION 0x8 /* the same for the destination */
 #define PACKET_IN_RING 0x10	   /* the packet goes to the gateway in next_hop, with a record */
+#define PACKET_NO_SESSION 0x20 /* with PACKET_NAT_SOURCE: by a port forward, so the packet has no session */
 
 /*
  * Results of stages that are no verdicts: the program has to call the stage that is named next. The stages do not call each

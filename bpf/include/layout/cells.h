@@ -24,7 +24,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 6
+#define TABLES_LAYOUT_VERSION 7
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
@@ -416,7 +416,7 @@ struct internet {
 };
 
 /*
- * Gateway: source NAT of a VPC, for its instances without a public IPv4 address. Its public addresses are leaves of SCOPE_PUBLIC
+ * Gateway: source NAT of a VPC, for its instances without a public IPv4 address, and its port forwards. Its public addresses are leaves of SCOPE_PUBLIC
  * (PUBLIC_NAT). The sessions are at the owner of the vIP. Only `vip` changes; for any other change the writer makes another
  * cell, and other cells of the addresses.
  */
@@ -426,8 +426,31 @@ struct nat_gateway {
 	__u32 vni;
 	__u32 vip; /* as in struct public_prefix; the cells of the addresses have the address of the vIP */
 	struct nat_pool pool;
-	__u32 reserved32[3];
+	__u32 forwards; /* first cell of its port forwards; 0: it has none */
+	__u32 forward_entries;
+	__u32 reserved32;
 };
+
+/*
+ * A port forward of a NAT gateway: the outside endpoint stands for the inside endpoint, and for each there is an entry, by which
+ * packets find the other. An endpoint has its port in bits 0..15 and its IPv4 address in bits 16..47, in host order. The entries
+ * are in a run of cells, four in each, in ascending order of their keys. No entry changes: for other port forwards, the writer
+ * makes another NAT gateway with another run.
+ */
+struct nat_forward {
+	__u64 key; /* an endpoint, NAT_FORWARD_UDP unless it is of TCP, and NAT_FORWARD_OUT if it is the inside endpoint */
+	__u64 to; /* the other endpoint */
+};
+
+#define NAT_FORWARDS_CELL 4
+struct nat_forwards {
+	struct nat_forward entry[NAT_FORWARDS_CELL]; /* zero behind the last one */
+};
+
+#define NAT_FORWARD_ADDRESS_SHIFT 16
+#define NAT_FORWARD_UDP_SHIFT 48
+#define NAT_FORWARD_OUT (1ull << 49)
+#define NAT_FORWARD_ENTRIES_MAX 512 /* of 256 port forwards */
 
 /* Only for the writer, in the two cells behind a struct nat_gateway: what it was made of. */
 struct nat_addresses {

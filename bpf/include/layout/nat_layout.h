@@ -179,8 +179,8 @@ struct nat_group {
 	__u32 begun;
 	__u32 ended;
 	/*
-	 * The blocks, as bits, whose ports another gateway of the cluster gives out. Packets claim no such block, and no port in it;
-	 * nat_install() does.
+	 * The blocks, as bits, whose ports another gateway of the cluster gives out, or that have a forwarded port. Packets claim no
+	 * such block, and no port in it; nat_install() does.
 	 */
 	__u32 others;
 	__u32 reserved[11];

@@ -335,7 +335,7 @@ impl UpdateContext<'_> {
         nat: &NatGateway,
         numbers: impl FnOnce(&[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error>,
     ) -> bool {
-        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote } = *nat;
+        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards } = *nat;
         let entry = format_args!("NAT gateway of VNI {vni}");
         let numbers = match numbers(addresses) {
             Err(sluice_tables::Error::Invalid(reason)) => {
@@ -347,7 +347,8 @@ impl UpdateContext<'_> {
         let Some(numbers) = numbers else { return false };
         let addresses = addresses.iter().zip(numbers);
         let addresses = addresses.map(|(&address, number)| NatAddress { address, number }).collect();
-        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote };
+        let forwards = forwards.clone();
+        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards };
         let result = self.tables.upsert_nat_gateway(&nat);
         self.check(result, entry) == Some(true)
     }

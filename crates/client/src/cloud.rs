@@ -3,7 +3,7 @@
 mod internet;
 pub(crate) mod security;
 
-pub use internet::{EipSpec, MeterSpec, NatGatewaySpec, PublicPoolSpec};
+pub use internet::{EipSpec, MeterSpec, NatGatewaySpec, PortForwardSpec, PublicPoolSpec};
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -351,7 +351,8 @@ impl CloudFile {
             |vpc: &VpcSpec| -> usize { vpc.security_groups.iter().map(|group| 1 + group.rules.len()).sum() };
         let inside = |vpc: &VpcSpec| {
             let listed = vpc.subnets.len() + vpc.instances.len() + vpc.routes.len();
-            listed + groups(vpc) + usize::from(vpc.nat_gateway.is_some())
+            let nat = vpc.nat_gateway.as_ref().map_or(0, |nat| 1 + nat.port_forwards.len());
+            listed + groups(vpc) + nat
         };
         let inside: usize = self.vpcs.iter().map(inside).sum();
         let top = self.tenants.len() + self.clusters.len() + self.gateways.len() + self.hosts.len();

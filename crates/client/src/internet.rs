@@ -1,11 +1,11 @@
-//! Public pools, EIPs, NAT gateways and meters: the objects of the API, and the requests that create them.
+//! Public pools, EIPs, NAT gateways and their port forwards, and meters: the objects of the API, and the requests that create them.
 
 use crate::new::{difference, difference_if_given};
 use crate::{EntryFailure, NewObject};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, InstanceId, IpNet, MeterId, NatFiltering, NatGatewayId, PublicPoolId,
-    SubnetId, TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, MeterId, NatFiltering, NatGatewayId,
+    PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -133,6 +133,38 @@ pub struct Meter {
     pub failures: Vec<EntryFailure>,
 }
 
+/// A port of a NAT gateway's address that stands for a port of an instance, in both directions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PortForward {
+    /// Identifier, such as `fwd-7`.
+    pub id: PortForwardId,
+    /// Name, unique in the NAT gateway.
+    pub name: String,
+    /// Its NAT gateway.
+    pub nat_gateway: NatGatewayId,
+    /// VPC of the NAT gateway and of the instance.
+    pub vpc: VpcId,
+    /// Of both ports.
+    pub protocol: ForwardProtocol,
+    /// Public address, one of the NAT gateway.
+    pub address: Ipv4Addr,
+    /// Port of the public address.
+    pub port: u16,
+    /// The instance.
+    pub instance: InstanceId,
+    /// Its own IPv4 address.
+    pub inside: Ipv4Addr,
+    /// Port of the instance.
+    pub inside_port: u16,
+    /// Revision in which it was created: the ETag of the object.
+    pub revision: u64,
+    /// True if every node that needs the object has programmed this revision.
+    pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
+}
+
 crate::model::resource!(Meter, MeterId, "meters", "meter", ", or TENANT/METER", true, |it| it.name.clone());
 crate::model::resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it
     .name
@@ -142,6 +174,15 @@ crate::model::resource!(
     NatGatewayId,
     "nat-gateways",
     "NAT gateway",
+    ", or say --vpc",
+    true,
+    |it| it.name.clone()
+);
+crate::model::resource!(
+    PortForward,
+    PortForwardId,
+    "port-forwards",
+    "port forward",
     ", or say --vpc",
     true,
     |it| it.name.clone()
@@ -330,5 +371,46 @@ impl NewObject for NewMeter {
             .or_else(|| difference("in_burst", &self.in_burst, &found.in_burst))
             .or_else(|| difference("out_kbps", &self.out_kbps, &found.out_kbps))
             .or_else(|| difference("out_burst", &self.out_burst, &found.out_burst))
+    }
+}
+
+/// Request to create a port forward of a NAT gateway. What is `None` is chosen by the API.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NewPortForward {
+    /// Name, unique in the NAT gateway.
+    pub name: String,
+    /// Its NAT gateway.
+    pub nat_gateway: NatGatewayId,
+    /// Of both ports.
+    pub protocol: ForwardProtocol,
+    /// An address of the NAT gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// Port of the public address, not 0.
+    pub port: u16,
+    /// An instance of the VPC.
+    pub instance: InstanceId,
+    /// Port of the instance, not 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside_port: Option<u16>,
+}
+
+impl NewObject for NewPortForward {
+    type Object = PortForward;
+    type Parent = ();
+    fn path((): ()) -> String {
+        "/v1/port-forwards".to_owned()
+    }
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+    fn difference(&self, found: &PortForward) -> Option<String> {
+        let has = IpAddr::V4(found.address);
+        difference("nat_gateway", &self.nat_gateway, &found.nat_gateway)
+            .or_else(|| difference("protocol", &self.protocol, &found.protocol))
+            .or_else(|| difference_if_given("address", self.address.as_ref(), Some(&has)))
+            .or_else(|| difference("port", &self.port, &found.port))
+            .or_else(|| difference("instance", &self.instance, &found.instance))
+            .or_else(|| difference("inside_port", &self.inside_port.unwrap_or(self.port), &found.inside_port))
     }
 }

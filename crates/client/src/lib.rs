@@ -25,13 +25,16 @@ mod wait;
 pub use apply::{Event, Options, Report, Tally, apply};
 pub use cloud::{
     CloudFile, CloudFileError, ClusterSpec, EipSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec,
-    MeterSpec, NatGatewaySpec, PeeringSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec, SecurityGroupSpec,
-    SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
+    MeterSpec, NatGatewaySpec, PeeringSpec, PortForwardSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec,
+    SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
 };
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
-pub use internet::{Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPublicPool, PublicPool};
+pub use internet::{
+    Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPortForward, NewPublicPool, PortForward,
+    PublicPool,
+};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,

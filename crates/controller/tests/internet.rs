@@ -6,7 +6,7 @@ use common::{Answer, Basics, Cloud, Node, PATIENCE, basics, join};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sluice_southbound::{Missing, NatGateway, PublicPrefix, RouteKey, Scope, Update};
-use sluice_types::{EntryKey, IpNet};
+use sluice_types::{EntryKey, ForwardProtocol, IpNet, PortForward};
 
 async fn patch(cloud: &Cloud, path: &str, body: Value) -> Answer {
     cloud.send(cloud.request(Method::PATCH, path).json(&body)).await
@@ -400,6 +400,7 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
         sessions: 10_000,
         blocks: 4,
         any_remote: true,
+        forwards: Vec::new(),
     };
     assert_eq!(nat, expected);
     assert!(["192.0.2.10", "fd00::10"].contains(&nat.vip.to_string().as_str()));
@@ -416,6 +417,8 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
     assert_eq!(failed["failures"][0]["entry"], format!("NAT gateway of VNI {vni}"), "{failed}");
     gateway.connection.reports.missing(Missing::default()).await.unwrap();
     gateway.ack(revision).await;
+
+    port_forwards_are_part_of_it(&cloud, &basics, &mut gateway, (&made.id(), &expected)).await;
 
     // More addresses, then others; a snapshot has them.
     patch(&cloud, &path, json!({"address_count": 2, "sessions": 5})).await;
@@ -448,6 +451,51 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
         }
     };
     assert_eq!(removed, [vni]);
+}
+
+/// Creates and deletes a port forward of a NAT gateway, which the node has.
+async fn port_forwards_are_part_of_it(
+    cloud: &Cloud,
+    basics: &Basics,
+    gateway: &mut Node,
+    (id, expected): (&str, &NatGateway),
+) {
+    let vm = json!({"name": "vm", "subnet": basics.subnet, "host": basics.host});
+    let vm = cloud.post(&format!("/v1/vpcs/{}/instances", basics.vpc), vm).await;
+    let forward = |name: &str, port: u16| {
+        let (nat, vm) = (id, vm.id());
+        json!({"name": name, "nat_gateway": nat, "protocol": "tcp", "port": port, "instance": vm, "inside_port": 8443})
+    };
+    let web = cloud.post("/v1/port-forwards", forward("web", 443)).await;
+    assert_eq!(web.body["address"], "198.51.100.1", "{}", web.body);
+    let (revision, nat) = next_nat(gateway).await;
+    let inside = web.body["inside"].as_str().unwrap();
+    let forwarded = PortForward {
+        protocol: ForwardProtocol::Tcp,
+        outside: "198.51.100.1:443".parse().unwrap(),
+        inside: format!("{inside}:8443").parse().unwrap(),
+    };
+    assert_eq!(nat, NatGateway { forwards: vec![forwarded], ..expected.clone() });
+    let web = format!("/v1/port-forwards/{}", web.id());
+    assert_eq!(cloud.get(&web).await.body["programmed"], false);
+    gateway.ack(revision).await;
+    cloud.wait_until("programmed", &web, |body| body["programmed"] == true).await;
+    let twice = cloud.post("/v1/port-forwards", forward("other", 443)).await;
+    assert_eq!(twice.problem(), (409, "port-forwarded", "198.51.100.1:443"));
+    let twice = cloud.post("/v1/port-forwards", forward("other", 444)).await;
+    assert_eq!(twice.problem(), (409, "endpoint-forwarded", format!("{inside}:8443").as_str()));
+    let mut body = forward("other", 444);
+    body["protocol"] = json!("sctp");
+    assert_eq!(cloud.post("/v1/port-forwards", body).await.status, 422);
+    let mut body = forward("other", 444);
+    body["address"] = json!("198.51.100.9");
+    assert_eq!(cloud.post("/v1/port-forwards", body).await.problem(), (422, "invalid", "address"));
+    let used = cloud.delete(&format!("/v1/nat-gateways/{id}")).await;
+    assert_eq!(used.problem(), (409, "in-use", "port forward `web`"));
+    cloud.delete(&web).await;
+    let (revision, nat) = next_nat(gateway).await;
+    assert_eq!(nat, *expected);
+    gateway.ack(revision).await;
 }
 
 /// The next NAT gateway of a gateway, with the revision that is to be acknowledged.

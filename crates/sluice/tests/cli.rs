@@ -670,8 +670,46 @@ vpcs:
     assert!(error.contains("expected `address-and-port-dependent` or `endpoint-independent`"), "{error}");
     let error = site.fails(1, &["vpc", "delete", "db"]);
     assert!(error.contains("NAT gateway `nat`"), "{error}");
+    let error = site.fails(2, &["port-forward", "create", "x", "--nat-gateway", "nat", "--protocol", "sctp"]);
+    assert!(error.contains("expected `tcp` or `udp`"), "{error}");
     site.ok(&["nat-gateway", "delete", "nat"]);
     site.ok(&["vpc", "delete", "db"]);
+}
+
+#[test]
+fn port_forwards_by_file_and_by_commands() {
+    let site = Site::start();
+    let cloud = CLOUD.replace("    routes: [", "    nat_gateway: NAT\n    routes: [");
+    let forward = "{name: web, protocol: tcp, port: 443, instance: web-1, inside_port: 8443}";
+    let nat = format!("{{name: out, pool: world, address_count: 2, port_forwards: [{forward}]}}");
+    let pools = "
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24]}]
+";
+    let file = site.file("cloud.yaml", &(cloud.replace("NAT", &nat) + pools));
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("18 created, 0 unchanged\n"));
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("0 created, 18 unchanged\n"));
+    let other =
+        site.file("other.yaml", &(cloud.replace("NAT", &nat.replace("port: 443", "port: 444")) + pools));
+    let error = site.fails(1, &["apply", "-f", &other]);
+    assert!(error.contains("port forward `web`") && error.contains("port is 443, not 444"), "{error}");
+    let web = site.json(&["port-forward", "show", "web"]);
+    assert_eq!((&web["address"], &web["port"]), (&"198.51.100.1".into(), &443.into()));
+    assert_eq!((&web["inside"], &web["inside_port"]), (&"10.0.0.9".into(), &8443.into()));
+
+    let create = ["port-forward", "create", "dns", "--nat-gateway", "red/web/out", "--protocol", "udp"];
+    let to = ["--port", "53", "--instance", "red/web/web-1", "--address", "198.51.100.2"];
+    let made = site.json(&[&create[..], &to].concat());
+    assert_eq!((&made["address"], &made["inside_port"]), (&"198.51.100.2".into(), &53.into()));
+    let listed = site.ok(&["port-forwards", "list", "--vpc", "red/web", "--instance", "red/web/web-1"]);
+    assert!(listed.contains("198.51.100.1:443") && listed.contains("10.0.0.9:53"), "{listed}");
+    let error = site.fails(2, &[&create[..], &["--port", "0"], &to[2..]].concat());
+    assert!(error.contains("0 is not in 1..=65535"), "{error}");
+    let error = site.fails(1, &["nat-gateway", "delete", "out"]);
+    assert!(error.contains("port forward `web`"), "{error}");
+    for name in ["web", "red/web/dns"] {
+        site.ok(&["port-forward", "delete", name]);
+    }
+    site.ok(&["nat-gateway", "delete", "out"]);
 }
 
 #[test]

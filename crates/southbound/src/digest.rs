@@ -60,9 +60,9 @@ impl Policy {
 impl NatGateway {
     /// Hash of the NAT gateway.
     pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
-        let Self { vni, ref addresses, vip, sessions, blocks, any_remote } = *self;
+        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards } = *self;
         let addresses = addresses.iter().copied();
-        let hash = EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote);
+        let hash = EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote, forwards);
         (EntryKey::NatGateway(vni), hash)
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
-    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, ROUTER_MAC, RuleMatch, SecurityGroupId,
-    SecurityRuleId, Vni,
+    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, PortForward, ROUTER_MAC, RuleMatch,
+    SecurityGroupId, SecurityRuleId, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -174,6 +174,8 @@ pub struct NatGateway {
     /// A packet from any address of the Internet to a port that an instance uses begins a session (endpoint-independent
     /// filtering, RFC 4787 section 5).
     pub any_remote: bool,
+    /// Its port forwards in ascending order ([`PortForward::check_all`]).
+    pub forwards: Vec<PortForward>,
 }
 
 /// Identifies a route.

@@ -82,6 +82,9 @@ pub enum Malformed {
     /// A limit of a meter is out of range.
     #[error("meter {0}: {1}")]
     Meter(u32, MeterLimitError),
+    /// The port forwards of a NAT gateway contradict each other, or are out of range.
+    #[error("the NAT gateway of VNI {0} is not possible: {1}")]
+    PortForwards(Vni, String),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,

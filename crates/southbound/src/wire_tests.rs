@@ -5,8 +5,8 @@ use crate::entries::{
     SecurityRule, Vtep, VtepRole,
 };
 use sluice_types::{
-    AddressFamily, ClusterId, Direction, GatewayId, MeterLimit, NatSeed, PortRange, Protocol, Remote,
-    RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
+    AddressFamily, ClusterId, Direction, ForwardProtocol, GatewayId, MeterLimit, NatSeed, PortForward,
+    PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
 };
 
 fn vni(number: u32) -> Vni {
@@ -165,6 +165,13 @@ fn nat_gateway() -> NatGateway {
         sessions: 10_000,
         blocks: 16,
         any_remote: true,
+        forwards: [ForwardProtocol::Tcp, ForwardProtocol::Udp]
+            .map(|protocol| PortForward {
+                protocol,
+                outside: "198.51.100.8:53".parse().unwrap(),
+                inside: "10.0.0.7:5353".parse().unwrap(),
+            })
+            .to_vec(),
     }
 }
 
@@ -180,6 +187,11 @@ fn nat_gateways_have_addresses_and_limits() {
         |update| update.nat_gateways[0].sessions = 0,
         |update| update.nat_gateways[0].blocks = 0,
         |update| update.nat_gateways[0].blocks = 17,
+        |update| update.nat_gateways[0].forwards[0].protocol = 0,
+        |update| update.nat_gateways[0].forwards[0].port = 0x10035,
+        |update| update.nat_gateways[0].forwards[0].inside_port = 0,
+        |update| update.nat_gateways[0].forwards[1].protocol = 6,
+        |update| update.nat_gateways[0].forwards[1].address = 0xc633_640a,
         |update| update.nat_gateways[0].vip = None,
         |update| update.nat_gateways[0].vni = 0,
     ];

@@ -1,5 +1,8 @@
 //! Errors of the store.
 
+use sluice_types::ForwardProtocol;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
 /// Reason why a change contradicts the stored objects. The text names the objects that conflict.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
@@ -142,6 +145,16 @@ pub enum Conflict {
          gateway first"
     )]
     NatGatewayStays { vpc: String, nat_gateway: String, cluster: String },
+    #[error("{protocol} port {endpoint} is already forwarded by port forward `{forward}`")]
+    PortForwarded { protocol: ForwardProtocol, endpoint: SocketAddrV4, forward: String },
+    #[error(
+        "port forward `{forward}` leads to {protocol} port {endpoint} already, and answers of an instance have one way out"
+    )]
+    EndpointForwarded { protocol: ForwardProtocol, endpoint: SocketAddrV4, forward: String },
+    #[error("port forward `{forward}` leads to {inside}, which would answer by the EIP: delete it first")]
+    InsideForwarded { inside: Ipv4Addr, forward: String },
+    #[error("NAT gateway `{nat_gateway}` has {max} port forwards, the most that are possible")]
+    TooManyPortForwards { nat_gateway: String, max: usize },
     #[error("plan {plan} is being applied; only one plan can be applied at a time")]
     PlanApplying { plan: u64 },
     #[error("plan {plan} is already done")]

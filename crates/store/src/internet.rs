@@ -1,10 +1,10 @@
-//! Pools of public addresses, the EIPs (elastic IPs) and NAT gateways that tenants have from them, and meters of Internet
-//! traffic.
+//! Pools of public addresses, the EIPs (elastic IPs) and NAT gateways that tenants have from them, with their port forwards, and
+//! meters of Internet traffic.
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, InstanceId, IpNet, MeterId, MeterRate, NatFiltering, NatGatewayId,
-    PublicPoolId, SubnetId, TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, MeterId, MeterRate, NatFiltering,
+    NatGatewayId, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -240,4 +240,52 @@ pub struct MeterUpdate {
     pub name: String,
     pub inward: Option<MeterRate>,
     pub outward: Option<MeterRate>,
+}
+
+/// A port of a NAT gateway's address that stands for a port of an instance, in both directions. Names are unique in the NAT
+/// gateway. It never changes, and is deleted with the instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortForward {
+    pub id: PortForwardId,
+    pub name: String,
+    pub nat_gateway: NatGatewayId,
+    /// That of the NAT gateway.
+    pub vpc: VpcId,
+    /// That of the NAT gateway.
+    pub cluster: ClusterId,
+    pub protocol: ForwardProtocol,
+    /// An address of the NAT gateway.
+    pub address: Ipv4Addr,
+    /// The port there, not 0. No other port forward of the protocol has address and port.
+    pub port: u16,
+    /// In the VPC of the NAT gateway.
+    pub instance: InstanceId,
+    /// The instance's own IPv4 address.
+    pub inside: Ipv4Addr,
+    /// The port there, not 0. No other port forward of the protocol leads to it.
+    pub inside_port: u16,
+    pub revision: u64,
+}
+
+/// A request for a port forward.
+#[derive(Clone, Debug)]
+pub struct NewPortForward {
+    pub name: String,
+    pub nat_gateway: NatGatewayId,
+    pub protocol: ForwardProtocol,
+    /// `None`: the lowest address of the NAT gateway, and for an existing one any.
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    pub instance: InstanceId,
+    /// `None`: the same as `port`.
+    pub inside_port: Option<u16>,
+}
+
+/// Selects port forwards; fields that are `None` select all.
+#[derive(Clone, Debug, Default)]
+pub struct PortForwardFilter {
+    pub nat_gateway: Option<NatGatewayId>,
+    pub vpc: Option<VpcId>,
+    pub instance: Option<InstanceId>,
+    pub name: Option<String>,
 }

@@ -3,7 +3,7 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
-use crate::{Eip, GroupSet, Meter, NatGateway, PublicPool, SecurityGroup, SecurityRule};
+use crate::{Eip, GroupSet, Meter, NatGateway, PortForward, PublicPool, SecurityGroup, SecurityRule};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, PeeringId,
@@ -586,6 +586,8 @@ pub enum Change {
     /// The meter was created, or anything of it was changed.
     MeterUpserted(Meter),
     MeterRemoved(Meter),
+    PortForwardCreated(PortForward),
+    PortForwardRemoved(PortForward),
 }
 
 /// An instance before and after a change of its options; nothing else differs but its revision.

@@ -4,13 +4,13 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
-    InstanceOptions, Meter, Move, NatGateway, Page, Peering, PublicPool, Remote, Result, Route, RouteTable,
-    RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
+    InstanceOptions, Meter, Move, NatGateway, Page, Peering, PortForward, PublicPool, Remote, Result, Route,
+    RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
     ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, NatGatewayId, PeeringId,
-    Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, SubnetId,
-    TenantId, Vni, VpcId,
+    PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId,
+    SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -317,6 +317,28 @@ fn meter_rate(row: &Row, column: usize) -> Result<Option<MeterRate>> {
 fn meter(row: &Row, column: usize) -> Result<Option<MeterId>> {
     Ok(row.opt_int(column)?.map(|id| MeterId::new(id.unsigned_abs())))
 }
+
+record!(
+    PortForward,
+    PortForwardId,
+    "port forward",
+    "port_forwards",
+    "id, name, nat_gateway, vpc, cluster, protocol, address, port, instance, inside, inside_port, revision",
+    row => PortForward {
+        id: PortForwardId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        nat_gateway: NatGatewayId::new(row.number(2)?),
+        vpc: VpcId::new(row.number(3)?),
+        cluster: ClusterId::new(row.number(4)?),
+        protocol: row.parse(5)?,
+        address: ipv4(row.int(6)?)?,
+        port: row.unsigned(7)?,
+        instance: InstanceId::new(row.number(8)?),
+        inside: ipv4(row.int(9)?)?,
+        inside_port: row.unsigned(10)?,
+        revision: row.number(11)?,
+    }
+);
 
 /// A column with a number below 256, or NULL.
 fn opt_byte(row: &Row, column: usize) -> Result<Option<u8>> {

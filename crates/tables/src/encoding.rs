@@ -2,11 +2,10 @@
 
 use crate::entries::{NatAddress, NatGateway, PublicPrefix, Role, Target};
 use crate::error::Error;
-use crate::layout::{self, nat_addresses, nat_gateway, next_hop, public_prefix};
+use crate::layout::{self, nat_addresses, nat_forward, nat_forwards, nat_gateway, next_hop, public_prefix};
 use crate::memory::Memory;
-use sluice_types::{IpNet, MacAddr, Vni};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
+use sluice_types::{ForwardProtocol, IpNet, MacAddr, PortForward, Vni};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 impl Target {
     /// The leaf word of a route with this target. `cell`: that of [`Target::NextHop`], which has the address.
     pub(crate) fn to_leaf(self, cell: u32) -> u32 {
@@ -100,8 +99,9 @@ impl PublicPrefix {
 }
 
 impl NatGateway {
-    /// The contents of the NAT gateway's cells: the first, and those behind it. `vip_cell`: that of the vIP.
-    pub(crate) fn to_cells(&self, vip_cell: u32) -> (nat_gateway, nat_addresses) {
+    /// The contents of the NAT gateway's cells: the first, and those behind it. `vip_cell`: that of the vIP. `forwards_cell`: the
+    /// first one of its port forwards, 0 without any.
+    pub(crate) fn to_cells(&self, vip_cell: u32, forwards_cell: u32) -> (nat_gateway, nat_addresses) {
         let mut pool = layout::nat_pool {
             sessions_limit: self.sessions,
             blocks_limit: self.blocks,
@@ -116,7 +116,70 @@ impl NatGateway {
             behind.address[i] = ipv4_to_word(Some(*address));
         }
         let kind = layout::NEXT_HOP_NAT as u8;
-        (nat_gateway { kind, vni: self.vni.get(), vip: vip_cell, pool, ..Default::default() }, behind)
+        let (forwards, forward_entries) = (forwards_cell, 2 * self.forwards.len() as u32);
+        let vni = self.vni.get();
+        let gateway =
+            nat_gateway { kind, vni, vip: vip_cell, pool, forwards, forward_entries, ..Default::default() };
+        (gateway, behind)
+    }
+
+    /// The cells of the port forwards of the NAT gateway in a cell: the first, and their number.
+    pub(crate) fn forward_cells(memory: &Memory, cell: u32) -> Option<(u32, u32)> {
+        let known: nat_gateway = memory.contains(cell, 1).then(|| memory.read(cell))?;
+        (known.forwards != 0)
+            .then_some((known.forwards, known.forward_entries.div_ceil(layout::NAT_FORWARDS_CELL)))
+    }
+
+    /// Its port forwards as packets find them, by either endpoint.
+    fn forward_entries(&self) -> Vec<nat_forward> {
+        let endpoint = |end: SocketAddrV4| {
+            u64::from(u32::from(*end.ip())) << layout::NAT_FORWARD_ADDRESS_SHIFT | u64::from(end.port())
+        };
+        let both = self.forwards.iter().flat_map(|forward| {
+            let (outside, inside) = (endpoint(forward.outside), endpoint(forward.inside));
+            let is_udp = forward.protocol == ForwardProtocol::Udp;
+            let of = u64::from(is_udp) << layout::NAT_FORWARD_UDP_SHIFT;
+            let out = nat_forward { key: inside | of | layout::NAT_FORWARD_OUT, to: outside };
+            [nat_forward { key: outside | of, to: inside }, out]
+        });
+        let mut entries: Vec<_> = both.collect();
+        entries.sort_unstable_by_key(|entry| entry.key);
+        entries
+    }
+
+    /// The contents of the cells of its port forwards.
+    pub(crate) fn to_forward_cells(&self) -> Vec<nat_forwards> {
+        let entries = self.forward_entries();
+        let cells = entries.chunks(layout::NAT_FORWARDS_CELL as usize);
+        let cell = |entries: &[nat_forward]| {
+            let mut cell = nat_forwards::default();
+            cell.entry[..entries.len()].copy_from_slice(entries);
+            cell
+        };
+        cells.map(cell).collect()
+    }
+
+    /// The port forwards in the cells of a NAT gateway; `None` if they are not what the writer would have written.
+    fn forwards_from_cells(memory: &Memory, gateway: &nat_gateway) -> Option<Vec<PortForward>> {
+        let (first, count) = (gateway.forwards, gateway.forward_entries);
+        let cells = count.div_ceil(layout::NAT_FORWARDS_CELL);
+        if count == 0 {
+            return (first == 0).then(Vec::new);
+        }
+        if count > layout::NAT_FORWARD_ENTRIES_MAX || !memory.contains(first, cells) {
+            return None;
+        }
+        let cells = (first..first + cells).map(|cell| memory.read::<nat_forwards>(cell).entry);
+        let endpoint = |bits: u64| {
+            SocketAddrV4::new(((bits >> layout::NAT_FORWARD_ADDRESS_SHIFT) as u32).into(), bits as u16)
+        };
+        let outside = cells.flatten().take(count as usize).filter(|it| it.key & layout::NAT_FORWARD_OUT == 0);
+        let forwards = outside.map(|entry| {
+            let is_udp = entry.key >> layout::NAT_FORWARD_UDP_SHIFT & 1 != 0;
+            let protocol = if is_udp { ForwardProtocol::Udp } else { ForwardProtocol::Tcp };
+            PortForward { protocol, outside: endpoint(entry.key), inside: endpoint(entry.to) }
+        });
+        Some(forwards.collect())
     }
 
     /// The NAT gateway in cells; `None` if they have none.
@@ -134,13 +197,17 @@ impl NatGateway {
             sessions: known.pool.sessions_limit,
             blocks: known.pool.blocks_limit,
             any_remote: u32::from(known.pool.flags) & layout::NAT_ANY_REMOTE != 0,
+            forwards: Self::forwards_from_cells(memory, &known)?,
         };
         // What the writer would not have written would mislead packets.
-        let is_whole = nat.check().is_ok() && nat.to_cells(known.vip) == (known, behind);
-        is_whole.then_some(nat)
+        let is_whole = nat.check().is_ok() && nat.to_cells(known.vip, known.forwards) == (known, behind);
+        let cells = nat.to_forward_cells();
+        let are_right =
+            (known.forwards..).zip(cells).all(|(cell, entries)| memory.read::<nat_forwards>(cell) == entries);
+        (is_whole && are_right).then_some(nat)
     }
 
-    /// Whether the limits and addresses are possible.
+    /// Whether the limits, addresses and port forwards are possible.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { vni, ref addresses, sessions, blocks, .. } = *self;
         let mut numbers: Vec<u16> = addresses.iter().map(|it| it.number).collect();
@@ -159,7 +226,11 @@ impl NatGateway {
                 layout::NAT_BLOCKS_MAX
             )
         } else {
-            return Ok(());
+            let addresses: Vec<Ipv4Addr> = addresses.iter().map(|it| it.address).collect();
+            match PortForward::check_all(&self.forwards, &addresses) {
+                Ok(()) => return Ok(()),
+                Err(reason) => reason,
+            }
         };
         Err(Error::Invalid(format!("the NAT gateway of VNI {vni} is not possible: {reason}")))
     }

@@ -3,7 +3,7 @@
 //! A new kind of entry, or a new property of one, is added here, in `cells.h`, and in its file in `node`.
 
 use crate::layout;
-use sluice_types::{IpNet, MacAddr, MeterLimit, Vni};
+use sluice_types::{IpNet, MacAddr, MeterLimit, PortForward, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
@@ -229,6 +229,8 @@ pub struct NatGateway {
     pub blocks: u8,
     /// A packet from any address of the Internet to a port that an instance uses begins a session.
     pub any_remote: bool,
+    /// In ascending order; see [`PortForward::check_all`].
+    pub forwards: Vec<PortForward>,
 }
 
 /// A public address of a NAT gateway.

@@ -18,6 +18,7 @@ const _: () = {
     assert!(size_of::<internet>() == cell);
     assert!(size_of::<nat_gateway>() == cell);
     assert!(size_of::<nat_addresses>() == (NAT_GATEWAY_CELLS - 1) as usize * cell);
+    assert!(size_of::<nat_forwards>() == cell);
     assert!(size_of::<port>() == 2 * cell);
     assert!(size_of::<policy>() == cell);
     assert!(size_of::<group>() == GROUP_CELLS_MAX as usize * cell);

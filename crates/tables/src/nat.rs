@@ -23,6 +23,7 @@ use crate::seed::random_seed;
 use crate::sessions::{Family, Fate, Flow, Session, SessionRegions, SessionUsage, Sessions, Timeouts};
 use memory::Tables;
 use sluice_types::Vni;
+use std::collections::HashSet;
 use std::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU32;
@@ -225,6 +226,8 @@ pub struct Nat {
     progress: Progress,
     shares: Option<Shares>,
     logs: Option<Logs>,
+    /// Public addresses and numbers of their blocks that have forwarded ports.
+    forwarded: HashSet<(Ipv4Addr, u16)>,
 }
 
 /// Whether packets give out the ports of a block, by the public address and the number of the block in it.
@@ -263,7 +266,15 @@ impl Nat {
         config.store64(offset_of!(nat_config, port_seed), port_seed(seed));
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         open(&config, &tables);
-        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None, logs: None })
+        Ok(Self {
+            config,
+            tables,
+            sessions,
+            progress: Progress::default(),
+            shares: None,
+            logs: None,
+            forwarded: HashSet::new(),
+        })
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
@@ -323,7 +334,15 @@ impl Nat {
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
-        Ok(Self { config, tables, sessions, progress: Progress::default(), shares: None, logs: None })
+        Ok(Self {
+            config,
+            tables,
+            sessions,
+            progress: Progress::default(),
+            shares: None,
+            logs: None,
+            forwarded: HashSet::new(),
+        })
     }
 
     /// Makes `seed` the secret of the tables ([`Nat::create`]). If they have another one, all sessions and blocks end, and

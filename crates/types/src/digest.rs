@@ -8,7 +8,7 @@
 //!
 //! The hash is part of the southbound protocol: a change of it needs another `DIGEST_VERSION`.
 
-use crate::{MacAddr, MeterLimit, Vni, ipv6_halves};
+use crate::{MacAddr, MeterLimit, PortForward, Vni, ipv6_halves};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -186,7 +186,8 @@ impl EntryHash {
     }
 
     /// The NAT gateway of a VPC: its public addresses in ascending order, the vIP whose owner has the sessions, how many
-    /// sessions and port blocks each instance may have, and whether packets from any remote endpoint begin a session.
+    /// sessions and port blocks each instance may have, whether packets from any remote endpoint begin a session, and its port
+    /// forwards in ascending order.
     #[must_use]
     pub fn nat_gateway(
         vni: Vni,
@@ -194,9 +195,18 @@ impl EntryHash {
         vip: IpAddr,
         (sessions, blocks): (u32, u8),
         any_remote: bool,
+        forwards: &[PortForward],
     ) -> Self {
         let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | u64::from(any_remote);
-        let octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
+        let mut octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
+        for PortForward { protocol, outside, inside } in forwards {
+            octets.push(protocol.number());
+            for end in [outside, inside] {
+                octets.extend(end.ip().octets());
+                octets.extend(end.port().to_be_bytes());
+            }
+        }
+        octets.extend(forwards.len().to_be_bytes());
         let value = [fold(bytes_hash(&octets) ^ KEYS[0], limits ^ KEYS[1]), address_hash(vip)];
         Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
@@ -373,6 +383,7 @@ impl Digests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ForwardProtocol;
     use std::collections::BTreeSet;
 
     fn vni(number: u32) -> Vni {
@@ -395,7 +406,7 @@ mod tests {
         };
         let nat = |number, addresses: &[&str], vip, limits, any_remote| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
-            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote)
+            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote, &[])
         };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
@@ -492,6 +503,25 @@ mod tests {
             EntryHash::meter(1, [limit(65, 20_000), None]),
             EntryHash::meter(1, [limit(20_000, 64), None]),
             EntryHash::unreadable(EntryKey::Meter(1)),
+        ];
+        assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
+    }
+
+    #[test]
+    fn every_field_of_a_port_forward_changes_the_hash() {
+        let forwarding = |protocol, outside: &str, inside: &str| {
+            let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
+            let forwards = [PortForward { protocol, outside, inside }];
+            let (address, vip) = ([Ipv4Addr::new(198, 51, 100, 1)], "192.0.2.1".parse().unwrap());
+            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards)
+        };
+        let all = [
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Udp, "198.51.100.1:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.2:1", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:2", "10.0.0.1:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.2:1"),
+            forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:2"),
         ];
         assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
     }

@@ -110,6 +110,8 @@ ids! {
     NatGatewayId, "nat", "NAT gateway";
     /// Identifier of a meter: a limit of Internet traffic.
     MeterId, "meter", "meter";
+    /// Identifier of a port forward of a NAT gateway.
+    PortForwardId, "fwd", "port forward";
 }
 
 #[cfg(test)]

@@ -26,8 +26,9 @@ pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use id::{
-    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, PeeringId, PublicPoolId,
-    RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, PeeringId,
+    PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId,
+    VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use ipv6_mode::Ipv6Mode;
@@ -37,8 +38,8 @@ pub use meter::{
     MeterRate,
 };
 pub use nat::{
-    NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX,
-    NatFiltering,
+    ForwardProtocol, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT,
+    NAT_SESSIONS_MAX, NatFiltering, PORT_FORWARDS_MAX, PortForward,
 };
 pub use placement::{
     GATEWAY_CAPACITY_PPS_DEFAULT, GATEWAY_CAPACITY_PPS_MAX, PlacementSettings, PlacementSettingsError,

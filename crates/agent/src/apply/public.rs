@@ -97,6 +97,7 @@ impl<R: Role> Applier<R> {
     fn reduce_nat_gateway(&mut self, mut nat: NatGateway, stays: impl Fn(Ipv4Addr) -> bool) {
         let before = nat.addresses.len();
         nat.addresses.retain(|it| stays(it.address));
+        nat.forwards.retain(|it| stays(*it.outside.ip()));
         if nat.addresses.is_empty() {
             self.remove_nat_gateways(&[nat.vni]);
         } else if nat.addresses.len() != before {

@@ -1,12 +1,12 @@
-//! Public pools, EIPs, NAT gateways and meters.
+//! Public pools, EIPs, NAT gateways and their port forwards, and meters.
 
 use super::Applier;
 use crate::references::End;
 use crate::{
-    CloudFile, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewPublicPool,
-    PublicPool, PublicPoolSpec, Resource, Result, Subnet, VpcSpec,
+    CloudFile, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewPortForward,
+    NewPublicPool, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result, Subnet, VpcSpec,
 };
-use sluice_types::{MeterId, PublicPoolId, TenantId, VpcId};
+use sluice_types::{MeterId, NatGatewayId, PublicPoolId, TenantId, VpcId};
 
 impl Applier<'_> {
     pub(super) async fn public_pool(&mut self, spec: &PublicPoolSpec) -> Result<()> {
@@ -56,7 +56,7 @@ impl Applier<'_> {
         self.create_or_compare(&spec.name, parent, &[("tenant", &of)], body).await.map(drop)
     }
 
-    /// The NAT gateway of a VPC, if the file has one.
+    /// The NAT gateway of a VPC with its port forwards, if the file has one. After the instances.
     pub(super) async fn nat_gateway(&mut self, vpc: &VpcSpec) -> Result<()> {
         let Some(spec) = vpc.nat_gateway.clone() else { return Ok(()) };
         let id = self.vpc_id(vpc);
@@ -71,7 +71,32 @@ impl Applier<'_> {
             filtering: spec.filtering,
         });
         let of = id.map(|id| id.to_string()).unwrap_or_default();
-        self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await.map(drop)
+        let nat_gateway = self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await?;
+        for forward in &spec.port_forwards {
+            self.port_forward(forward, id, nat_gateway).await?;
+        }
+        Ok(())
+    }
+
+    async fn port_forward(
+        &mut self,
+        spec: &PortForwardSpec,
+        vpc: Option<VpcId>,
+        nat_gateway: Option<NatGatewayId>,
+    ) -> Result<()> {
+        let instance = self.target::<Instance>(vpc, Some(&spec.instance)).await?.flatten();
+        let body = nat_gateway.zip(instance).map(|(nat_gateway, instance)| NewPortForward {
+            name: spec.name.clone(),
+            nat_gateway,
+            protocol: spec.protocol,
+            address: spec.address,
+            port: spec.port,
+            instance,
+            inside_port: spec.inside_port,
+        });
+        let of = nat_gateway.map(|id| id.to_string()).unwrap_or_default();
+        let parent = nat_gateway.map(|_| ());
+        self.create_or_compare(&spec.name, parent, &[("nat_gateway", &of)], body).await.map(drop)
     }
 
     pub(super) async fn meter(&mut self, spec: &MeterSpec) -> Result<()> {
@@ -103,7 +128,7 @@ impl Applier<'_> {
         }
     }
 
-    /// The object of a VPC to which an EIP is attached, if any. The outer `None`: a dry run would create it.
+    /// The object of a VPC to which an EIP is attached or a port is forwarded, if any. The outer `None`: a dry run would create it.
     async fn target<T: Resource>(
         &self,
         vpc: Option<VpcId>,

@@ -2,7 +2,7 @@
 
 use super::{CloudFile, CloudFileError, FieldError, check_unique, name_in};
 use serde::{Deserialize, Serialize};
-use sluice_types::{AddressFamily, IpNet, NatFiltering};
+use sluice_types::{AddressFamily, ForwardProtocol, IpNet, NatFiltering};
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -105,6 +105,29 @@ pub struct NatGatewaySpec {
     /// `address-and-port-dependent` if omitted, or `endpoint-independent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filtering: Option<NatFiltering>,
+    /// At most 256.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub port_forwards: Vec<PortForwardSpec>,
+}
+
+/// A port forward of a NAT gateway in a cloud file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortForwardSpec {
+    /// Name, unique in the NAT gateway.
+    pub name: String,
+    /// `tcp` or `udp`.
+    pub protocol: ForwardProtocol,
+    /// Address of the NAT gateway; its lowest if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// Port of the address, 1 to 65535.
+    pub port: u16,
+    /// Instance of the VPC: name or id.
+    pub instance: String,
+    /// Port of the instance; the same as `port` if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside_port: Option<u16>,
 }
 
 /// Checks that names are unique in their tenants. `all` are the tenant and the name of each object.
@@ -142,6 +165,10 @@ pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
         }
     }
     for vpc in &cloud.vpcs {
+        if let Some(NatGatewaySpec { name, port_forwards, .. }) = &vpc.nat_gateway {
+            let names = port_forwards.iter().map(|forward| forward.name.as_str());
+            check_unique("port forward", &format!(" in NAT gateway `{name}`"), names)?;
+        }
         if let Some(NatGatewaySpec { name, addresses: Some(_), address_count: Some(_), .. }) =
             &vpc.nat_gateway
         {
@@ -239,6 +266,12 @@ mod tests {
     #[test]
     fn names_are_unique_in_their_scopes() {
         let error = |yaml: &str| CloudFile::parse(yaml).unwrap_err().to_string();
+        let forward = "{name: w, protocol: tcp, port: 80, instance: i}";
+        let nat = format!("{{name: n, pool: p, port_forwards: [{forward}, {forward}]}}");
+        assert_eq!(
+            error(&format!("vpcs: [{{name: v, tenant: t, nat_gateway: {nat}}}]")),
+            "port forward `w` is defined twice in NAT gateway `n`"
+        );
         let pool = "{name: p, cluster: c, prefixes: [198.51.100.0/24]}";
         assert_eq!(error(&format!("public_pools: [{pool}, {pool}]")), "public pool `p` is defined twice");
         let eip = |tenant: &str| format!("{{name: e, tenant: {tenant}, pool: p}}");

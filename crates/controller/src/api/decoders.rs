@@ -5,7 +5,7 @@ use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
     clusters, eips, events, gateways, hosts, instances, meters, nat_gateways, peerings, placement,
-    public_pools, removals,
+    port_forwards, public_pools, removals,
 };
 use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
@@ -112,6 +112,8 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body meters::NewMeter;
     body meters::MeterPatch;
     list meters::MeterFilter;
+    body port_forwards::NewPortForward;
+    list port_forwards::PortForwardFilter;
     query events::EventQuery;
     query removals::RemovalWait;
     body sluice_types::PlacementSettingsPatch;

@@ -17,6 +17,7 @@ mod nodes;
 mod openapi;
 mod peerings;
 mod placement;
+mod port_forwards;
 mod problem;
 mod public_pools;
 mod removals;
@@ -199,6 +200,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(eips::routes())
         .merge(meters::routes())
         .merge(nat_gateways::routes())
+        .merge(port_forwards::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())

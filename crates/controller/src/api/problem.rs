@@ -273,6 +273,14 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::NatGatewayStays { nat_gateway, .. } => conflict_with("vpc-has-nat-gateway", nat_gateway),
         Conflict::MeterAcrossTenants { meter, .. } => invalid("meter-across-tenants", meter),
         Conflict::TooManyMeters { tenant, .. } => conflict_with("too-many-meters", tenant),
+        Conflict::PortForwarded { endpoint, .. } => conflict_with("port-forwarded", &endpoint.to_string()),
+        Conflict::EndpointForwarded { endpoint, .. } => {
+            conflict_with("endpoint-forwarded", &endpoint.to_string())
+        }
+        Conflict::InsideForwarded { forward, .. } => conflict_with("has-port-forward", forward),
+        Conflict::TooManyPortForwards { nat_gateway, .. } => {
+            conflict_with("too-many-port-forwards", nat_gateway)
+        }
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),
         Conflict::PlanDone { plan } => conflict_with("plan-done", &plan.to_string()),
         Conflict::PlanNotApplying { plan } => conflict_with("plan-not-applying", &plan.to_string()),

@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, MeterId, NatGatewayId, PeeringId, PublicPoolId, RouteTableId,
-    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, MeterId, NatGatewayId, PeeringId, PortForwardId, PublicPoolId,
+    RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 use std::fmt::Display;
 use std::str::FromStr;
@@ -104,6 +104,7 @@ stored! {
     Eip EipId eip delete_eip;
     NatGateway NatGatewayId nat_gateway delete_nat_gateway;
     Meter MeterId meter delete_meter;
+    PortForward PortForwardId port_forward delete_port_forward;
 }
 
 /// An object as the API shows it. It is created from the model of the store, but its fields belong to the

@@ -369,6 +369,8 @@ fn is_of_gateways(change: &Change) -> bool {
             | Change::NatGatewayRemoved(_)
             | Change::MeterUpserted(_)
             | Change::MeterRemoved(_)
+            | Change::PortForwardCreated(_)
+            | Change::PortForwardRemoved(_)
     )
 }
 

@@ -3,10 +3,12 @@
 
 use super::{Compiled, State, Target, meter_id};
 use sluice_southbound::{NatGateway, PublicPrefix};
-use sluice_store::{Eip, NatGateway as StoredNatGateway};
-use sluice_types::{ClusterId, EipId, IpNet, MeterId, NatFiltering, Vni, VpcId, bytes_hash};
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use sluice_store::{Change, Eip, NatGateway as StoredNatGateway, PortForward as StoredPortForward};
+use sluice_types::{
+    ClusterId, EipId, IpNet, MeterId, NatFiltering, NatGatewayId, PortForward, Vni, VpcId, bytes_hash,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddrV4};
 
 /// An EIP that is attached.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,14 @@ pub(super) struct PublicAddresses {
     eips: BTreeMap<ClusterId, BTreeMap<EipId, Attached>>,
     /// The NAT gateways, by their VPC.
     nat_gateways: BTreeMap<ClusterId, BTreeMap<VpcId, StoredNatGateway>>,
+    /// The port forwards of NAT gateways that have some.
+    port_forwards: BTreeMap<NatGatewayId, BTreeSet<PortForward>>,
+}
+
+fn port_forward(stored: &StoredPortForward) -> PortForward {
+    let StoredPortForward { protocol, address, port, inside, inside_port, .. } = *stored;
+    let (outside, inside) = (SocketAddrV4::new(address, port), SocketAddrV4::new(inside, inside_port));
+    PortForward { protocol, outside, inside }
 }
 
 impl PublicAddresses {
@@ -50,6 +60,20 @@ impl PublicAddresses {
     /// Inserts or replaces a NAT gateway.
     pub fn set_nat_gateway(&mut self, new: &StoredNatGateway) {
         self.nat_gateways.entry(new.cluster).or_default().insert(new.vpc, new.clone());
+    }
+
+    /// Inserts a port forward.
+    pub fn add_port_forward(&mut self, new: &StoredPortForward) {
+        self.port_forwards.entry(new.nat_gateway).or_default().insert(port_forward(new));
+    }
+
+    fn remove_port_forward(&mut self, old: &StoredPortForward) {
+        if let Some(forwards) = self.port_forwards.get_mut(&old.nat_gateway) {
+            forwards.remove(&port_forward(old));
+            if forwards.is_empty() {
+                self.port_forwards.remove(&old.nat_gateway);
+            }
+        }
     }
 }
 
@@ -96,6 +120,7 @@ impl State {
             sessions: stored.sessions,
             blocks: stored.blocks,
             any_remote: stored.filtering == NatFiltering::EndpointIndependent,
+            forwards: self.public.port_forwards.get(&stored.id).into_iter().flatten().copied().collect(),
         })
     }
 
@@ -115,6 +140,29 @@ impl State {
     pub(super) fn upsert_nat_gateway(&mut self, new: &StoredNatGateway, out: &mut Compiled) {
         self.public.set_nat_gateway(new);
         out.of(Target::Cluster(new.cluster)).nat_gateways.extend(self.nat_gateway(new));
+    }
+
+    /// Advances by a new port forward, or by the deletion of one. The NAT gateway is sent once if several changes of a revision
+    /// belong to it.
+    pub(super) fn set_forward(&mut self, change: &Change, out: &mut Compiled) {
+        let changed = match change {
+            Change::PortForwardCreated(new) => {
+                self.public.add_port_forward(new);
+                new
+            }
+            Change::PortForwardRemoved(old) => {
+                self.public.remove_port_forward(old);
+                old
+            }
+            _ => return,
+        };
+        let of_cluster = self.public.nat_gateways.get(&changed.cluster);
+        let stored = of_cluster.and_then(|of_cluster| of_cluster.get(&changed.vpc));
+        if let Some(nat) = stored.and_then(|stored| self.nat_gateway(stored)) {
+            let sent = &mut out.of(Target::Cluster(changed.cluster)).nat_gateways;
+            sent.retain(|known| known.vni != nat.vni);
+            sent.push(nat);
+        }
     }
 
     /// Advances by the deletion of a NAT gateway.

@@ -129,6 +129,9 @@ impl State {
         for nat_gateway in &topology.nat_gateways {
             state.public.set_nat_gateway(nat_gateway);
         }
+        for port_forward in &topology.port_forwards {
+            state.public.add_port_forward(port_forward);
+        }
         state.meters = Meters::new(topology);
         state
     }
@@ -343,6 +346,7 @@ impl State {
             Change::EipRemoved(eip) => self.change_eip(&Eip { attachment: None, ..eip.clone() }, out),
             Change::NatGatewayUpserted(nat_gateway) => self.upsert_nat_gateway(nat_gateway, out),
             Change::NatGatewayRemoved(nat_gateway) => self.remove_nat_gateway(nat_gateway, out),
+            Change::PortForwardCreated(_) | Change::PortForwardRemoved(_) => self.set_forward(change, out),
             // No node has tenants and pools, nor the names of groups. Meters are in a state of their own.
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::MeterUpserted(_) => {}

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::compile::Comparison;
+use sluice_types::PortForward;
+use std::net::SocketAddrV4;
 
 /// Prefixes of pools, which overlap sometimes.
 const PREFIXES: [&str; 4] = ["203.0.113.0/28", "203.0.113.16/29", "203.0.113.0/27", "2001:db8:ff00::/60"];
@@ -78,13 +80,48 @@ async fn check_nat(store: &Store, gateway: &Gateway, tables: &NodeTables) {
         let vip = tables.nat.get(&vpc.vni).map(|nat| nat.vip);
         assert!(vip.is_some_and(|vip| vips.contains(&vip)), "{vip:?} of {}", nat.name);
         let any_remote = nat.filtering == NatFiltering::EndpointIndependent;
-        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, any_remote));
+        let of_nat = PortForwardFilter { nat_gateway: Some(nat.id), ..PortForwardFilter::default() };
+        let forwards = store.port_forwards(&of_nat, ALL).await.unwrap();
+        let mut forwards: Vec<_> = forwards.iter().map(port_forward).collect();
+        forwards.sort_unstable();
+        assert_eq!(PortForward::check_all(&forwards, &nat.addresses), Ok(()));
+        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, any_remote, forwards));
     }
     let found = tables.nat.iter().map(|(vni, nat)| {
-        let NatGateway { addresses, sessions, blocks, any_remote, .. } = nat.clone();
-        (*vni, (addresses, sessions, blocks, any_remote))
+        let NatGateway { addresses, sessions, blocks, any_remote, forwards, .. } = nat.clone();
+        (*vni, (addresses, sessions, blocks, any_remote, forwards))
     });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
+}
+
+fn port_forward(stored: &sluice_store::PortForward) -> PortForward {
+    let outside = SocketAddrV4::new(stored.address, stored.port);
+    PortForward {
+        protocol: stored.protocol,
+        outside,
+        inside: SocketAddrV4::new(stored.inside, stored.inside_port),
+    }
+}
+
+/// A random operation on port forwards: of a few ports, so that they exclude each other.
+async fn execute_forward(store: &Store, (_, x, y, z): Operation) -> Option<()> {
+    if z.is_multiple_of(4) {
+        let all = store.port_forwards(&PortForwardFilter::default(), ALL).await.unwrap();
+        return store.delete_port_forward(choose(&all, x)?.id, None).await.ok().map(drop);
+    }
+    let all = store.nat_gateways(&NatGatewayFilter::default(), ALL).await.unwrap();
+    let nat = choose(&all, x)?;
+    let instances = store.instances(Some(nat.vpc), None, None, ALL).await.unwrap();
+    let new = NewPortForward {
+        name: format!("f{}", z % 16),
+        nat_gateway: nat.id,
+        protocol: if y.is_multiple_of(2) { ForwardProtocol::Tcp } else { ForwardProtocol::Udp },
+        address: nat.addresses.last().copied().filter(|_| z.is_multiple_of(2)).map(IpAddr::V4),
+        port: 1 + u16::from(y % 4),
+        instance: choose(&instances, y)?.id,
+        inside_port: Some(1 + u16::from(z % 3)),
+    };
+    store.create_port_forward(new).await.ok().map(drop)
 }
 
 /// A random operation on NAT gateways.
@@ -158,6 +195,8 @@ pub(super) async fn execute(
                 address: None,
                 family: (z % 4 == 1).then_some(AddressFamily::Ipv6),
                 prefix_length: (z % 4 == 0).then_some(64),
+                nptv6: (y % 2 == 0).then_some(z % 4 == 0),
+                nptv6: Some(false),
                 attach: target(store, vpcs, x, z).await,
                 meter: None,
             };
@@ -168,6 +207,7 @@ pub(super) async fn execute(
             let new = EipUpdate { attach: Some(attach), ..EipUpdate::default() };
             store.update_eip(choose(&eips, x)?.id, new, None).await.ok()?;
         }
+        (33, _) => execute_forward(store, (what, x, y, z)).await?,
         (32, _) => execute_nat(store, (what, x, y, z), vpcs, &pools).await?,
         (_, 0) => {
             store.delete_eip(choose(&eips, x)?.id, None).await.ok()?;
@@ -280,7 +320,8 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
     let host = store.create_host(new).await.unwrap().into_inner().id;
     let vpc = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
     let subnet = store.create_subnet(new_subnet(vpc.id, "s", "10.1.0.0/24", None)).await.unwrap();
-    store.create_instance(vpc.id, new_instance("vm", subnet.into_inner().id, host)).await.unwrap();
+    let vm = store.create_instance(vpc.id, new_instance("vm", subnet.into_inner().id, host)).await;
+    let vm = vm.unwrap().into_inner();
     let prefixes = vec!["203.0.113.0/24".parse().unwrap()];
     let pool = NewPublicPool { name: "p".into(), cluster, prefixes, reserved: vec![] };
     let pool = store.create_public_pool(pool).await.unwrap().into_inner().id;
@@ -322,6 +363,7 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
     world.check().await;
     assert_eq!(world.gateway(gateway).nat[&vpc.vni].vip, next);
 
+    port_forwards_go_with_their_instance(&mut world, gateway, &nat, &vm).await;
     let fewer = NatGatewayUpdate { addresses: Some(NatAddresses::Number(1)), ..Default::default() };
     store.update_nat_gateway(nat.id, fewer, None).await.unwrap();
     world.follow().await;
@@ -332,4 +374,39 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
     world.check().await;
     world.check_digests().await;
     assert!(world.gateway(gateway).nat.is_empty());
+}
+
+/// Two port forwards to an instance, which takes them with it.
+async fn port_forwards_go_with_their_instance(
+    world: &mut World,
+    gateway: GatewayId,
+    nat: &sluice_store::NatGateway,
+    vm: &Instance,
+) {
+    let store = world.store.clone();
+    let vni = store.vpc(nat.vpc).await.unwrap().vni;
+    for (port, expected) in [(443, &[443][..]), (80, &[80, 443]), (0, &[])] {
+        let new = NewPortForward {
+            name: format!("f{port}"),
+            nat_gateway: nat.id,
+            protocol: ForwardProtocol::Tcp,
+            address: None,
+            port,
+            instance: vm.id,
+            inside_port: None,
+        };
+        let steps = world.deltas;
+        if port == 0 {
+            store.delete_instance(vm.id, None).await.unwrap();
+        } else {
+            store.create_port_forward(new).await.unwrap();
+        }
+        world.follow().await;
+        assert!(world.deltas > steps);
+        world.check().await;
+        world.check_digests().await;
+        let found = world.gateway(gateway).nat[&vni].forwards.clone();
+        assert_eq!(found.iter().map(|it| it.outside.port()).collect::<Vec<_>>(), expected);
+        assert!(found.iter().all(|it| Some(*it.inside.ip()) == vm.ipv4), "{found:?}");
+    }
 }

@@ -10,7 +10,7 @@ pub(super) fn choose<T: Clone>(from: &[T], number: u8) -> Option<T> {
 }
 
 /// Number of kinds of operations.
-pub(super) const KINDS: u8 = 34;
+pub(super) const KINDS: u8 = 35;
 
 /// Executes an operation. The store may refuse it.
 pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
@@ -21,8 +21,8 @@ pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
     match what % KINDS {
         16..=19 => execute_move(store, operation, &vpcs, &hosts, &clusters).await?,
         20..=23 => security::execute(store, operation, &vpcs).await?,
-        28..=32 => internet::execute(store, operation, &vpcs, &clusters).await?,
-        33 => meters::execute(store, operation, &vpcs).await?,
+        28..=33 => internet::execute(store, operation, &vpcs, &clusters).await?,
+        34 => meters::execute(store, operation, &vpcs).await?,
         24..=27 => addresses::execute(store, operation, &hosts).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();

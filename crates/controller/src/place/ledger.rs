@@ -5,7 +5,7 @@
 use sluice_store::{
     AddressCounts, Change, Cluster, Eip, Gateway, Instance, InstanceChange, NatGateway, Subnet, Topology, Vpc,
 };
-use sluice_types::{ClusterId, EipId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
+use sluice_types::{ClusterId, EipId, GatewayId, PortForwardId, RouteId, SubnetId, TenantId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A VPC in the ledger.
@@ -128,6 +128,8 @@ pub struct Ledger {
     eips: BTreeMap<EipId, VpcId>,
     /// The number of addresses of each VPC's NAT gateway.
     nat_addresses: BTreeMap<VpcId, u64>,
+    /// Port forwards of NAT gateways, with the VPCs of these.
+    port_forwards: BTreeMap<PortForwardId, VpcId>,
 }
 
 /// Entries of an attached EIP: its public address leads to the VPC, and the VPC's address to the public one.
@@ -146,6 +148,7 @@ impl Ledger {
             clusters: BTreeMap::new(),
             eips: BTreeMap::new(),
             nat_addresses: BTreeMap::new(),
+            port_forwards: topology.port_forwards.iter().map(|forward| (forward.id, forward.vpc)).collect(),
         };
         topology.eips.iter().for_each(|eip| ledger.set_eip(eip));
         topology.nat_gateways.iter().for_each(|nat_gateway| ledger.set_nat_gateway(nat_gateway));
@@ -205,10 +208,11 @@ impl Ledger {
     }
 
     /// Entries of the public addresses of each VPC that has EIPs or a NAT gateway: two for each EIP, and one for each address
-    /// of a NAT gateway. Such a VPC stays on its cluster.
+    /// and each port forward of a NAT gateway. Such a VPC stays on its cluster.
     pub fn public_entries(&self) -> BTreeMap<VpcId, u64> {
         let mut counts = self.nat_addresses.clone();
         self.eips.values().for_each(|vpc| *counts.entry(*vpc).or_default() += EIP_ENTRIES);
+        self.port_forwards.values().for_each(|vpc| *counts.entry(*vpc).or_default() += 1);
         counts
     }
 
@@ -283,6 +287,8 @@ impl Ledger {
                 Change::EipRemoved(eip) => drop(self.eips.remove(&eip.id)),
                 Change::NatGatewayUpserted(nat_gateway) => self.set_nat_gateway(nat_gateway),
                 Change::NatGatewayRemoved(nat_gateway) => drop(self.nat_addresses.remove(&nat_gateway.vpc)),
+                Change::PortForwardCreated(new) => drop(self.port_forwards.insert(new.id, new.vpc)),
+                Change::PortForwardRemoved(old) => drop(self.port_forwards.remove(&old.id)),
                 Change::PeeringCreated { a, b, .. } => {
                     self.peers.insert((a.id, b.id));
                 }

@@ -293,7 +293,15 @@ mod tests {
         };
         let nat_gateway = |n: u32| {
             let addresses = vec![(n << 8).into()];
-            NatGateway { vni: vni(n), addresses, vip, sessions: 1, blocks: 1, any_remote: false }
+            NatGateway {
+                vni: vni(n),
+                addresses,
+                vip,
+                sessions: 1,
+                blocks: 1,
+                any_remote: false,
+                forwards: Vec::new(),
+            }
         };
         let count = MAX_ENTRIES as u32 + 5;
         let update = Update {

@@ -54,6 +54,8 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::NatGatewayRemoved(_)
             | Change::MeterUpserted(_)
             | Change::MeterRemoved(_)
+            | Change::PortForwardCreated(_)
+            | Change::PortForwardRemoved(_)
     )
 }
 

@@ -4,12 +4,12 @@
 #[path = "../fixtures/gateway/world.rs"]
 mod world;
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddrV4};
 use std::path::Path;
 
 use sluice_tables::Target::{Internet, NextHop};
 use sluice_tables::{NatAddress, NatGateway, PublicPrefix, Role};
-use sluice_types::{MacAddr, ROUTER_MAC};
+use sluice_types::{ForwardProtocol, MacAddr, PortForward, ROUTER_MAC};
 
 use crate::Target;
 use crate::support::build::*;
@@ -184,6 +184,12 @@ fn connect(world: &mut world::World) {
         sessions: 100,
         blocks: 2,
         any_remote: false,
+        // Both ends are in the packets.
+        forwards: vec![PortForward {
+            protocol: ForwardProtocol::Udp,
+            outside: SocketAddrV4::new(address, 5000),
+            inside: SocketAddrV4::new(vm4(1, 13), 1),
+        }],
     };
     world.bench.tables.upsert_nat_gateway(&nat).unwrap();
     for gateway in [GATEWAY, NEXT] {

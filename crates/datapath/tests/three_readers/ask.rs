@@ -5,8 +5,8 @@ use sluice_datapath::{Datapath, ObjectName, Settings};
 use sluice_tables::{
     Busy, Direction, Lookup, NatGateway, PolicyPacket, PublicPrefix, Reader, Verdict, layout,
 };
-use sluice_types::{Vni, ipv6_halves};
-use std::net::{IpAddr, Ipv4Addr};
+use sluice_types::{ForwardProtocol, Vni, ipv6_halves};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 const QUERY_BYTES: usize = 40;
 /// `TABLE_QUERIES_MAX` of `bpf/tables_test.bpf.c`.
@@ -28,6 +28,8 @@ pub enum Query {
     NatAddress(Ipv4Addr),
     /// The NAT gateway of a VNI.
     Nat(u32),
+    /// The endpoint for which another one stands at the NAT gateway of a VNI: an inside one (true) or an outside one.
+    NatForward(u32, ForwardProtocol, SocketAddrV4, bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +65,10 @@ impl Query {
             Self::Source(vni, address) => (10, vni, halves(address).0, halves(address).1),
             Self::NatAddress(address) => (11, 0, 0, u32::from(address).into()),
             Self::Nat(vni) => (12, vni, 0, 0),
+            Self::NatForward(vni, protocol, end, is_inside) => {
+                let is_udp = protocol == ForwardProtocol::Udp;
+                (13, vni, 0, bits(end) | u64::from(is_udp) << 48 | u64::from(is_inside) << 49)
+            }
             Self::Policy(id, packet) => {
                 packet_word = word_of(&packet);
                 let (high, low) = halves(packet.remote);
@@ -77,6 +83,11 @@ impl Query {
         bytes[32..40].copy_from_slice(&packet_word.to_ne_bytes());
         bytes
     }
+}
+
+/// An endpoint as `struct nat_forward` has it.
+fn bits(end: SocketAddrV4) -> u64 {
+    u64::from(u32::from(*end.ip())) << 16 | u64::from(end.port())
 }
 
 /// A packet without its address, as `QUERY_PACKET_*` of `bpf/tables_test.bpf.c` say.
@@ -127,6 +138,22 @@ impl Answer {
     /// A NAT gateway by an address, with the number of that.
     pub fn of_nat_address(found: Option<(Vni, u16)>) -> Self {
         found.map_or(Self::NONE, |(vni, number)| Self { answer: HIT, cell: vni.get(), mac: number.into() })
+    }
+
+    /// The other endpoint of a port forward of a NAT gateway.
+    pub fn of_forward(
+        nat: Option<&NatGateway>,
+        protocol: ForwardProtocol,
+        end: SocketAddrV4,
+        is_inside: bool,
+    ) -> Self {
+        let all = nat.into_iter().flat_map(|nat| nat.forwards.iter().map(|it| (it, nat.vni)));
+        let mut of_protocol = all.filter(|(it, _)| it.protocol == protocol);
+        let found = of_protocol.find(|(it, _)| end == if is_inside { it.inside } else { it.outside });
+        found.map_or(Self::NONE, |(it, vni)| {
+            let other = if is_inside { it.outside } else { it.inside };
+            Self { answer: HIT, cell: vni.get(), mac: bits(other) }
+        })
     }
 
     /// A NAT gateway, as `struct table_query` says.
@@ -185,6 +212,10 @@ pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
         Query::Nat(vni) => {
             let found = reader.nat_gateway(Vni::new(vni).unwrap()).expect("nothing writes");
             return Answer::of_nat(found.as_ref());
+        }
+        Query::NatForward(vni, protocol, end, is_inside) => {
+            let found = reader.nat_gateway(Vni::new(vni).unwrap()).expect("nothing writes");
+            return Answer::of_forward(found.as_ref(), protocol, end, is_inside);
         }
         Query::Policy(id, packet) => {
             let cell = reader.policy_cell(id).expect("nothing writes").unwrap_or(0);

@@ -240,6 +240,7 @@ impl Model {
             | Query::Public(..)
             | Query::Source(..)
             | Query::Nat(_)
+            | Query::NatForward(..)
             | Query::NatAddress(_) => {
                 unreachable!("the histories of policies.rs and public.rs have these")
             }

@@ -2,9 +2,9 @@
 
 use crate::ask::{Answer, HIT, Kernel, Query, ask_rust};
 use sluice_tables::{Error, Membarrier, NatAddress, NatGateway, NodeTables, PublicPrefix, Sizes, Vip, Vrf};
-use sluice_types::{IpNet, MacAddr, Vni, is_nptv6_prefix, overlap};
+use sluice_types::{ForwardProtocol, IpNet, MacAddr, PortForward, Vni, is_nptv6_prefix, overlap};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 const CELLS: u32 = 1 << 16;
 const CHANGES: usize = 40_000;
@@ -65,6 +65,7 @@ impl Random {
 fn nat_gateway(random: &mut Random) -> NatGateway {
     let vni = Vni::new(1 + random.below(VNIS.into()) as u32).unwrap();
     let lows: BTreeSet<u32> = (0..=random.below(5)).map(|_| random.below(40) as u32).collect();
+    let forwards = port_forwards(&lows, random.below(20) as u16);
     let address = |low| NatAddress {
         address: Ipv4Addr::from(0xc633_6400 + low),
         number: (2 * low + random.below(2) as u32) as u16,
@@ -76,7 +77,25 @@ fn nat_gateway(random: &mut Random) -> NatGateway {
         sessions: 1 + random.below(3) as u32,
         blocks: 1,
         any_remote: random.below(2) == 0,
+        forwards,
     }
+}
+
+fn outside(low: u32, port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from(0xc633_6400 + low), port)
+}
+
+/// So many port forwards of each address, of both protocols.
+fn port_forwards(lows: &BTreeSet<u32>, number: u16) -> Vec<PortForward> {
+    let forward = |low: u32, port: u16| PortForward {
+        protocol: [ForwardProtocol::Tcp, ForwardProtocol::Udp][usize::from(port % 3 / 2)],
+        outside: outside(low, port),
+        inside: SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + low), 30 - port),
+    };
+    let mut all: Vec<_> =
+        lows.iter().flat_map(|low| (1..=number).map(move |port| forward(*low, port))).collect();
+    all.sort_unstable();
+    all
 }
 
 fn vrf(vni: Vni, mtu: u16) -> Vrf {
@@ -126,6 +145,9 @@ impl Model {
                 let mut all = nats.flat_map(|nat| nat.addresses.iter().map(|it| (it, nat.vni)));
                 let found = all.find(|(it, _)| it.address == address);
                 Answer::of_nat_address(found.map(|(it, vni)| (vni, it.number)))
+            }
+            Query::NatForward(vni, protocol, end, is_inside) => {
+                Answer::of_forward(self.nats.get(&Vni::new(vni).unwrap()), protocol, end, is_inside)
             }
             _ => Answer::of_public(Ok(self.public(query))),
         }
@@ -212,14 +234,27 @@ impl Model {
         }
     }
 
+    /// An end of a port forward of the NAT gateway, or a port that is not forwarded.
+    fn forward_query(&self, random: &mut Random, vni: u32) -> Query {
+        let forwards = self.nats.get(&Vni::new(vni).unwrap()).map_or(&[][..], |nat| &nat.forwards);
+        let Some(it) = forwards.get(random.below(forwards.len().max(1) as u64) as usize) else {
+            return Query::NatForward(vni, ForwardProtocol::Tcp, outside(1, 1), false);
+        };
+        let is_inside = random.below(2) == 0;
+        let mut end = if is_inside { it.inside } else { it.outside };
+        end.set_port(end.port() + random.below(2) as u16);
+        Query::NatForward(vni, it.protocol, end, is_inside)
+    }
+
     /// Addresses of prefixes, first and last, and others.
     fn queries(&self, random: &mut Random) -> Vec<Query> {
         let known: Vec<&PublicPrefix> = self.prefixes.values().collect();
-        let mut one = || {
+        let one = |random: &mut Random| {
             let is_ipv6 = random.below(2) == 0;
             let vni = 1 + random.below(VNIS.into()) as u32;
             let known = known.get(random.below(known.len().max(1) as u64) as usize);
-            match (random.below(9), known) {
+            match (random.below(11), known) {
+                (9 | 10, _) => self.forward_query(random, vni),
                 (6, _) => Query::Nat(vni),
                 (7 | 8, _) => Query::NatAddress(Ipv4Addr::from(0xc633_6400 + random.below(40) as u32)),
                 (0, _) | (_, None) => Query::Public(random.address(is_ipv6, true)),
@@ -230,7 +265,7 @@ impl Model {
                 (_, Some(known)) => Query::Source(vni, known.inside.addr()),
             }
         };
-        (0..QUERIES).map(|_| one()).collect()
+        (0..QUERIES).map(|_| one(random)).collect()
     }
 }
 
@@ -244,7 +279,7 @@ fn three_readers_agree_on_public_prefixes() {
         let vip = Vip { address: vip.parse().unwrap(), mac: MacAddr::local(number), owned: true };
         tables.upsert_vip(&vip).unwrap();
     }
-    let (mut random, mut model, mut most, mut hits) = (Random(0x5eed), Model::default(), 0, [0; 4]);
+    let (mut random, mut model, mut most, mut hits) = (Random(0x5eed), Model::default(), 0, [0; 5]);
     for change in 1..=CHANGES {
         model.change(&mut random, &mut tables);
         most = most.max(model.prefixes.len());
@@ -267,13 +302,15 @@ fn three_readers_agree_on_public_prefixes() {
                 Query::Source(..) => 1,
                 Query::NatAddress(_) => 2,
                 Query::Nat(_) => 3,
+                Query::NatForward(..) => 4,
                 _ => 0,
             };
             hits[kind] += usize::from(answer.answer == HIT);
         }
     }
     println!(
-        "at most {most} prefixes; {hits:?} were found from outside and from inside, of NAT gateways their addresses and themselves"
+        "at most {most} prefixes; {hits:?} were found from outside and from inside, of NAT gateways their addresses, themselves and \
+         their port forwards"
     );
     assert!(most > 100 && hits.iter().all(|hits| *hits > CHANGES / 20), "{most}, {hits:?}");
 }

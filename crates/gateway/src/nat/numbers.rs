@@ -1,32 +1,41 @@
 //! What the NAT gateways of the node's tables mean for the NAT tables: which addresses have numbers, and whose sessions may be here.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::Ipv4Addr;
 
 use sluice_agent::{NatAddresses, error_chain};
+use sluice_tables::NodeTables;
 use sluice_tables::nat::Nat;
 use sluice_tables::sessions::ticks_now;
-use sluice_tables::{NatGateway, NodeTables};
 use sluice_types::{NatSeed, Vni};
 use tokio::sync::watch;
 
 use super::SharedNat;
 use super::sync::NatUnits;
 
-/// What the node's tables say: the public addresses of all NAT gateways, and the VPCs that have them.
+/// What the node's tables say: the public addresses of all NAT gateways with the VPCs that have them, and the ports of these that
+/// are forwarded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted(BTreeMap<Ipv4Addr, Vni>);
+struct Wanted {
+    addresses: BTreeMap<Ipv4Addr, Vni>,
+    forwarded: BTreeSet<(Ipv4Addr, u16)>,
+}
 
 impl Wanted {
     fn of(tables: &NodeTables) -> Self {
-        let of_gateway = |nat: NatGateway| nat.addresses.into_iter().map(move |it| (it.address, nat.vni));
-        Self(tables.nat_gateways().flat_map(of_gateway).collect())
+        let mut wanted = Self::default();
+        for nat in tables.nat_gateways() {
+            wanted.addresses.extend(nat.addresses.iter().map(|it| (it.address, nat.vni)));
+            wanted.forwarded.extend(nat.forwards.iter().map(|it| (*it.outside.ip(), it.outside.port())));
+        }
+        wanted
     }
 
     /// Whether an address that a VPC had is another VPC's then. What VPCs have at addresses that are in no NAT gateway ends with
     /// the release of these.
     fn loses_to(&self, next: &Self) -> bool {
-        self.0.iter().any(|(address, of)| next.0.get(address).is_some_and(|next| next != of))
+        let other = |(address, of)| next.addresses.get(address).is_some_and(|next| next != of);
+        self.addresses.iter().any(other)
     }
 }
 
@@ -153,7 +162,7 @@ impl RoleNat {
     }
 
     /// Makes the NAT tables agree with the node's tables, if these have changed: ends what VPCs have at addresses of others, and
-    /// releases addresses. What fails is logged and tried again by the next call. Another owner of a vIP changes nothing: what
+    /// keeps packets from claiming forwarded ports, and releases addresses. What fails is logged and tried again by the next call. Another owner of a vIP changes nothing: what
     /// VPCs have here are copies of its sessions then, or it gets them from here.
     pub fn settle(&mut self, tables: &NodeTables) {
         self.apply_seed();
@@ -172,10 +181,11 @@ impl RoleNat {
         if self.settled.as_ref() == Some(&wanted) && self.asked.is_empty() && !self.ends_all {
             return;
         }
-        self.unused.retain(|address, _| wanted.0.contains_key(address));
+        self.unused.retain(|address, _| wanted.addresses.contains_key(address));
         let ends = self.ends_all || self.settled.as_ref().is_none_or(|before| before.loses_to(&wanted));
         let done: Result<(), sluice_tables::Error> = self.nat.as_ref().map_or(Ok(()), |shared| {
             let mut nat = shared.lock();
+            nat.set_forwarded(wanted.forwarded.iter().copied());
             release(&mut nat, &wanted)?;
             if ends {
                 end(&mut nat, &wanted, self.ends_all)?;
@@ -212,7 +222,7 @@ fn assign_all(nat: &mut Nat, total: u32, addresses: &[Ipv4Addr]) -> Result<Vec<u
 fn release(nat: &mut Nat, wanted: &Wanted) -> Result<(), sluice_tables::Error> {
     let released: Vec<_> = nat
         .addresses()
-        .filter(|known| !known.is_released && !wanted.0.contains_key(&known.address))
+        .filter(|known| !known.is_released && !wanted.addresses.contains_key(&known.address))
         .map(|known| known.address)
         .collect();
     nat.release(&released)?;
@@ -224,7 +234,7 @@ fn release(nat: &mut Nat, wanted: &Wanted) -> Result<(), sluice_tables::Error> {
 
 /// Ends what VPCs have at addresses that are not theirs any more; with `all`, what all have.
 fn end(nat: &mut Nat, wanted: &Wanted, all: bool) -> Result<(), sluice_tables::Error> {
-    let blocks = nat.end(|block| all || wanted.0.get(&block.outside) != Some(&block.vni))?;
+    let blocks = nat.end(|block| all || wanted.addresses.get(&block.outside) != Some(&block.vni))?;
     if blocks > 0 {
         tracing::info!(blocks, "ended sessions of VPCs that have lost their public addresses");
     }

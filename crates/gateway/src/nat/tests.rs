@@ -94,6 +94,7 @@ fn put(tables: &mut NodeTables, role: &mut RoleNat, of: Vni, at: u8, address: Ip
         sessions: 10,
         blocks: 1,
         any_remote: false,
+        forwards: Vec::new(),
     };
     tables.upsert_nat_gateway(&nat).unwrap();
     role.settle(tables);

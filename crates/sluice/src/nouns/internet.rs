@@ -172,7 +172,7 @@ impl Filter for EipFilters {
         query.extend(tenant.map(|tenant| ("tenant", tenant.to_string())));
         let pool = optional_id::<PublicPool>(client, self.pool.as_deref()).await?;
         query.extend(pool.map(|pool| ("pool", pool.to_string())));
-        let instance = id_in_vpc::<Instance>(client, self.instance.as_deref()).await?;
+        let instance = optional_id_in_vpc::<Instance>(client, self.instance.as_deref()).await?;
         query.extend(instance.map(|instance| ("instance", instance.to_string())));
         let meter = match tenant {
             Some(tenant) => meter_of(client, self.meter.as_deref(), tenant).await?,
@@ -201,19 +201,29 @@ pub struct AttachTo {
 impl AttachTo {
     async fn ids(&self, client: &Client) -> Result<(Option<InstanceId>, Option<SubnetId>), Failure> {
         Ok((
-            id_in_vpc::<Instance>(client, self.instance.as_deref()).await?,
-            id_in_vpc::<Subnet>(client, self.subnet.as_deref()).await?,
+            optional_id_in_vpc::<Instance>(client, self.instance.as_deref()).await?,
+            optional_id_in_vpc::<Subnet>(client, self.subnet.as_deref()).await?,
         ))
     }
 }
 
 /// The id of an object of a VPC, given as NAME, VPC/NAME, TENANT/VPC/NAME or id.
-async fn id_in_vpc<K: Resource>(client: &Client, text: Option<&str>) -> Result<Option<K::Id>, Failure> {
-    let Some(text) = text else { return Ok(None) };
+pub(super) async fn id_in_vpc<K: Resource>(client: &Client, text: &str) -> Result<K::Id, Failure> {
     // Names have no `/`.
-    let Some((vpc, name)) = text.rsplit_once('/') else { return optional_id::<K>(client, Some(text)).await };
+    let Some((vpc, name)) = text.rsplit_once('/') else { return Ok(client.id_of::<K>(text, &[]).await?) };
     let vpc = api::vpc(client, vpc).await?.id.to_string();
-    Ok(Some(client.id_of::<K>(name, &[("vpc", &vpc)]).await?))
+    Ok(client.id_of::<K>(name, &[("vpc", &vpc)]).await?)
+}
+
+/// The same, if it is given.
+pub(super) async fn optional_id_in_vpc<K: Resource>(
+    client: &Client,
+    text: Option<&str>,
+) -> Result<Option<K::Id>, Failure> {
+    match text {
+        Some(text) => id_in_vpc::<K>(client, text).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 #[derive(Args)]

@@ -6,6 +6,7 @@ mod internet;
 mod meters;
 mod nat_gateways;
 mod placement;
+mod port_forwards;
 mod resource;
 mod routing;
 mod scheduler;
@@ -23,8 +24,8 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Eip, Gateway, Host, Instance, Meter, NatGateway, Peering, PendingRemoval, PublicPool,
-    Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, Cluster, Eip, Gateway, Host, Instance, Meter, NatGateway, Peering, PendingRemoval, PortForward,
+    PublicPool, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -76,6 +77,9 @@ pub enum Noun {
     /// Meters: limits of Internet traffic, which EIPs and VPCs can have and share
     #[command(alias = "meter")]
     Meters(WithApi<Verb<Meter>>),
+    /// Port forwards of NAT gateways: ports of a public address that stand for ports of instances
+    #[command(alias = "port-forward")]
+    PortForwards(WithApi<Verb<PortForward>>),
     /// Placement of VPCs on clusters
     Placement(WithApi<placement::Placement>),
     /// The scheduler, which moves vIPs between gateways as their loads change
@@ -112,6 +116,7 @@ impl Noun {
             Self::Eips(command) => command.run().await,
             Self::NatGateways(command) => command.run().await,
             Self::Meters(command) => command.run().await,
+            Self::PortForwards(command) => command.run().await,
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,

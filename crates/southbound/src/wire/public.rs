@@ -3,8 +3,10 @@
 use super::{Malformed, Result, address, meter_id, prefix, unicast};
 use crate::entries::{Meter, NatGateway, PublicPrefix};
 use crate::proto;
-use sluice_types::{MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, Vni, is_nptv6_prefix};
-use std::net::{IpAddr, Ipv4Addr};
+use sluice_types::{
+    ForwardProtocol, MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, PortForward, Vni, is_nptv6_prefix,
+};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 impl From<PublicPrefix> for proto::PublicPrefix {
     fn from(public: PublicPrefix) -> Self {
@@ -47,8 +49,32 @@ impl From<NatGateway> for proto::NatGateway {
             sessions: nat.sessions,
             blocks: nat.blocks.into(),
             any_remote: nat.any_remote,
+            forwards: nat.forwards.into_iter().map(Into::into).collect(),
         }
     }
+}
+
+impl From<PortForward> for proto::PortForward {
+    fn from(forward: PortForward) -> Self {
+        let PortForward { protocol, outside, inside } = forward;
+        Self {
+            protocol: protocol.number().into(),
+            address: (*outside.ip()).into(),
+            port: outside.port().into(),
+            inside: (*inside.ip()).into(),
+            inside_port: inside.port().into(),
+        }
+    }
+}
+
+/// `None`: the protocol or a port is out of range.
+fn port_forward(forward: &proto::PortForward) -> Option<PortForward> {
+    let end = |address: u32, port: u32| Some(SocketAddrV4::new(address.into(), port.try_into().ok()?));
+    Some(PortForward {
+        protocol: ForwardProtocol::of_number(forward.protocol)?,
+        outside: end(forward.address, forward.port)?,
+        inside: end(forward.inside, forward.inside_port)?,
+    })
 }
 
 impl TryFrom<proto::NatGateway> for NatGateway {
@@ -69,8 +95,12 @@ impl TryFrom<proto::NatGateway> for NatGateway {
             return Err(Malformed::Nat(vni, "a number of sessions or blocks that is out of range"));
         }
         let vip = unicast("NAT gateway's vIP", address(nat.vip, "NAT gateway's vIP")?)?;
-        let blocks = nat.blocks as u8;
-        Ok(Self { vni, addresses, vip, sessions: nat.sessions, blocks, any_remote: nat.any_remote })
+        let forwards: Option<Vec<_>> = nat.forwards.iter().map(port_forward).collect();
+        let forwards = forwards.ok_or(Malformed::Nat(vni, "a protocol or port that it cannot forward"))?;
+        PortForward::check_all(&forwards, &addresses)
+            .map_err(|reason| Malformed::PortForwards(vni, reason))?;
+        let (blocks, any_remote) = (nat.blocks as u8, nat.any_remote);
+        Ok(Self { vni, addresses, vip, sessions: nat.sessions, blocks, any_remote, forwards })
     }
 }
 

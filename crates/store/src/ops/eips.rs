@@ -8,7 +8,7 @@ use super::alloc::Family;
 use super::further::{bytes, range};
 use super::removals::{self, HeldKind, Hold};
 use super::vpcs::check_not_moving;
-use super::{meters, nat_gateways};
+use super::{meters, nat_gateways, port_forwards};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{Record, check_revision, find, find_one, get, ipv6};
@@ -18,7 +18,7 @@ use crate::{
     Attach, Change, Cluster, Conflict, Created, EIP_LENGTH_MAX, EIP_LENGTH_MIN, Eip, EipAttachment,
     EipFilter, EipTarget, EipUpdate, Instance, NewEip, PublicPool, Result, StoreError, Subnet, Tenant, Vpc,
 };
-use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, MeterId, TenantId, overlap};
+use sluice_types::{AddressFamily, EipId, InstanceId, IpNet, MeterId, TenantId, VpcId, overlap};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// An address, or a prefix of more than one.
@@ -417,14 +417,26 @@ async fn attachment(q: &mut dyn Query, eip: &Eip, attach: &Attach) -> Result<Eip
         let (eip, cluster, vpc_cluster) = (eip.name.clone(), own.name, theirs.name);
         return Err(Conflict::EipAcrossClusters { eip, cluster, vpc: vpc.name, vpc_cluster }.into());
     }
-    let values = args![vpc.id.get(), eip.id.get()];
-    let other = overlapping(q, "vpc = $1 AND id <> $2", values, ("inside_first", found.inside)).await?;
+    check_inside_free(q, vpc.id, Some(eip.id), found.inside).await?;
+    port_forwards::check_none_to(q, vpc.id, found.inside).await?;
+    Ok(found)
+}
+
+/// Checks that no EIP but `own` stands for addresses of a VPC.
+pub(super) async fn check_inside_free(
+    q: &mut dyn Query,
+    vpc: VpcId,
+    own: Option<EipId>,
+    inside: IpNet,
+) -> Result<()> {
+    let values = args![vpc.get(), own.map_or(0, EipId::get)];
+    let other = overlapping(q, "vpc = $1 AND id <> $2", values, ("inside_first", inside)).await?;
     let theirs = other.and_then(|other| Some((other.name, other.attachment?.inside)));
-    if let Some((eip, existing)) = theirs.filter(|(_, existing)| overlap(existing, &found.inside)) {
-        let (inside, existing) = (text(found.inside), text(existing));
+    if let Some((eip, existing)) = theirs.filter(|(_, existing)| overlap(existing, &inside)) {
+        let (inside, existing) = (text(inside), text(existing));
         return Err(Conflict::InsideTaken { inside, existing, eip }.into());
     }
-    Ok(found)
+    Ok(())
 }
 
 pub(crate) async fn update(w: &mut Write, id: EipId, new: &EipUpdate, expected: Option<u64>) -> Result<Eip> {

@@ -2,7 +2,7 @@
 
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
-use super::{alloc, bulk, eips, events, families, further, group_sets};
+use super::{alloc, bulk, eips, events, families, further, group_sets, port_forwards};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Value, args};
@@ -137,6 +137,7 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     let name = instance.name.clone();
     w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })?;
     eips::detach_from(w, id).await?;
+    port_forwards::delete_of(w, id).await?;
     removals::record(w, ("instance", id.get(), &name), nodes, &holds).await
 }
 

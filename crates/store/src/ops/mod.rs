@@ -26,6 +26,7 @@ pub(crate) mod outbox;
 mod pair_macs;
 pub(crate) mod peerings;
 pub(crate) mod placement_plans;
+pub(crate) mod port_forwards;
 pub(crate) mod public_pools;
 pub(crate) mod removals;
 pub(crate) mod routes;

@@ -6,6 +6,7 @@
 use super::eips;
 use super::removals::{self, Hold};
 use super::vpcs::check_not_moving;
+use super::{check_unused, port_forwards};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{check_revision, find_one, get};
@@ -222,10 +223,11 @@ pub(crate) async fn update(
     if after == before {
         return Ok(before);
     }
+    let is_gone = |address: &&Ipv4Addr| !after.addresses.contains(address);
+    let gone: Vec<Ipv4Addr> = before.addresses.iter().filter(is_gone).copied().collect();
+    port_forwards::check_addresses(w.q(), &gone).await?;
     after.revision = w.revision;
     save(w, &after, &before.addresses).await?;
-    let gone: Vec<Ipv4Addr> =
-        before.addresses.into_iter().filter(|address| !after.addresses.contains(address)).collect();
     if !gone.is_empty() {
         let nodes = removals::gateways_of_clusters(w.q(), [after.cluster]).await?;
         removals::record(w, ("address of NAT gateway", id.get(), &after.name), nodes, &holds(&gone)).await?;
@@ -240,6 +242,9 @@ fn holds(addresses: &[Ipv4Addr]) -> Vec<Hold> {
 pub(crate) async fn delete(w: &mut Write, id: NatGatewayId, expected: Option<u64>) -> Result<u64> {
     let nat_gateway: NatGateway = get(w.q(), id).await?;
     check_revision(id, &nat_gateway, expected)?;
+    let object = (KIND, nat_gateway.name.as_str(), id.get());
+    let forwards = "SELECT name FROM port_forwards WHERE nat_gateway = $1 ORDER BY id LIMIT 1";
+    check_unused(w.q(), object, "port forward", forwards).await?;
     w.q().run("DELETE FROM nat_addresses WHERE nat_gateway = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM nat_gateways WHERE id = $1", args![id.get()]).await?;
     let nodes = removals::gateways_of_clusters(w.q(), [nat_gateway.cluster]).await?;

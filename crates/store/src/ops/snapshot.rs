@@ -101,6 +101,7 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         eips: find(q, vec![]).await?,
         nat_gateways: find(q, vec![]).await?,
         meters: find(q, vec![]).await?,
+        port_forwards: find(q, vec![]).await?,
         keys: keys::list(q, None).await?,
         nat_seed: schema::nat_seed(q).await?,
     })

@@ -1,12 +1,12 @@
-//! The calls about public pools, EIPs, NAT gateways and meters.
+//! The calls about public pools, EIPs, NAT gateways and their port forwards, and meters.
 
 use super::{RETRIES, Store};
 use crate::backend::is_retryable;
-use crate::ops::{eips, meters, nat_gateways, public_pools};
+use crate::ops::{eips, meters, nat_gateways, port_forwards, public_pools};
 use crate::rows::{get, page};
 use crate::write::Write;
 use crate::*;
-use sluice_types::{ClusterId, EipId, MeterId, NatGatewayId, PublicPoolId, TenantId};
+use sluice_types::{ClusterId, EipId, MeterId, NatGatewayId, PortForwardId, PublicPoolId, TenantId};
 use std::time::Duration;
 
 impl Store {
@@ -92,7 +92,24 @@ impl Store {
         write!(self, w => nat_gateways::update(w, id, &new, expected))
     }
 
-    /// Deletes a NAT gateway. Nothing gets its addresses until the gateways of its cluster have removed them.
+    /// Creates a port forward of a NAT gateway.
+    pub async fn create_port_forward(&self, new: NewPortForward) -> Result<Created<PortForward>> {
+        write!(self, w => port_forwards::create(w, &new))
+    }
+
+    pub async fn port_forward(&self, id: PortForwardId) -> Result<PortForward> {
+        get(&mut self.reader(), id).await
+    }
+
+    pub async fn port_forwards(&self, filter: &PortForwardFilter, at: Page) -> Result<Vec<PortForward>> {
+        page(&mut self.reader(), port_forwards::filters(filter), at).await
+    }
+
+    pub async fn delete_port_forward(&self, id: PortForwardId, expected: Option<u64>) -> Result<u64> {
+        write!(self, w => port_forwards::delete(w, id, expected))
+    }
+
+    /// Deletes a NAT gateway that has no port forward. Nothing gets its addresses until the gateways of its cluster have removed them.
     pub async fn delete_nat_gateway(&self, id: NatGatewayId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => nat_gateways::delete(w, id, expected))
     }

@@ -10,7 +10,7 @@ use sluice_store::{
 use sluice_types::NatFiltering;
 use std::net::Ipv4Addr;
 
-fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
+pub fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
     NewNatGateway {
         name: name.into(),
         vpc: vpc.id,
@@ -22,7 +22,7 @@ fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
     }
 }
 
-fn these(addresses: &[&str]) -> NatAddresses {
+pub fn these(addresses: &[&str]) -> NatAddresses {
     NatAddresses::These(addresses.iter().map(|address| address.parse().unwrap()).collect())
 }
 
@@ -30,7 +30,7 @@ fn v4(low: &[u8]) -> Vec<Ipv4Addr> {
     low.iter().map(|low| Ipv4Addr::new(198, 51, 100, *low)).collect()
 }
 
-fn addresses(wanted: NatAddresses) -> NatGatewayUpdate {
+pub fn addresses(wanted: NatAddresses) -> NatGatewayUpdate {
     NatGatewayUpdate { addresses: Some(wanted), ..NatGatewayUpdate::default() }
 }
 

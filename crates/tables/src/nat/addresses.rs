@@ -55,12 +55,7 @@ impl Nat {
     /// Gives a public address this number, which is free (`is_new`) or its own. Then packets may claim its blocks.
     pub(super) fn give(&self, number: u32, address: Ipv4Addr, is_new: bool) {
         let tables = &self.tables;
-        match &self.shares {
-            Some(shares) => tables.set_shares(number, |block| shares(address, block)),
-            None if is_new => tables.set_shares(number, |_| true),
-            // What an earlier agent has set.
-            None => {}
-        }
+        self.share_blocks(number, address, is_new);
         tables.set_draining(number, false);
         for group in tables.groups_of(number).rev() {
             tables.set_outside(group, address);
@@ -80,10 +75,36 @@ impl Nat {
     /// A packet that comes meanwhile may claim a block or port of the share before. As long as gateways do not agree on the members
     /// of the cluster, so may two of them.
     pub fn set_shares(&mut self, shares: impl Fn(Ipv4Addr, u16) -> bool + Send + 'static) {
-        for known in self.addresses() {
-            self.tables.set_shares(known.number.into(), |block| shares(known.address, block));
-        }
         self.shares = Some(Box::new(shares));
+        self.share_all_blocks();
+    }
+
+    /// Keeps packets from claiming ports that are forwarded: those of the blocks with one of these ports of public addresses, also of
+    /// addresses that get a number later. Mappings that these blocks have serve on until their sessions have ended. Before
+    /// [`Nat::set_shares`], ports that are forwarded no longer stay as they are.
+    ///
+    /// A packet that comes meanwhile may claim such a port.
+    pub fn set_forwarded(&mut self, ports: impl IntoIterator<Item = (Ipv4Addr, u16)>) {
+        let shift = self.tables.block_shift();
+        self.forwarded = ports.into_iter().map(|(address, port)| (address, port >> shift)).collect();
+        self.share_all_blocks();
+    }
+
+    fn share_all_blocks(&self) {
+        for known in self.addresses() {
+            self.share_blocks(known.number.into(), known.address, false);
+        }
+    }
+
+    /// Sets of which blocks of a public address packets give out the ports.
+    fn share_blocks(&self, number: u32, address: Ipv4Addr, is_new: bool) {
+        let is_own = |block| match &self.shares {
+            Some(shares) => shares(address, block),
+            // What an earlier agent has set.
+            None => is_new || self.tables.is_own(number, block),
+        };
+        let is_forwarded = |block| self.forwarded.contains(&(address, block));
+        self.tables.set_shares(number, |block| is_own(block) && !is_forwarded(block));
     }
 
     fn no_number(&self, address: Ipv4Addr) -> Error {

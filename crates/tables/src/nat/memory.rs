@@ -222,6 +222,13 @@ impl Tables {
         self.groups.store32(at, if drains { layout::NAT_DRAINING } else { 0 });
     }
 
+    /// Whether packets may claim ports of a block of a public address, both by number.
+    pub(super) fn is_own(&self, address: u32, block: u16) -> bool {
+        let (group, slot) = (u32::from(block) / GROUP_BLOCKS, u32::from(block) % GROUP_BLOCKS);
+        let at = Self::group_at(self.groups_of(address).start + group, offset_of!(nat_group, others));
+        self.groups.load32(at) >> slot & 1 == 0
+    }
+
     /// Sets of which blocks of a public address, by number, packets may claim ports: those for which `is_own` is true.
     pub(super) fn set_shares(&self, address: u32, is_own: impl Fn(u16) -> bool) {
         for (group, first) in self.groups_of(address).zip((0..).step_by(GROUP_BLOCKS as usize)) {

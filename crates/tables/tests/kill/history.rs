@@ -5,8 +5,8 @@ use sluice_tables::{
     DirectPath, Endpoint, Error, NatAddress, NatGateway, NodeTables, Policy, PolicyPacket, PublicPrefix,
     Role, Route, Target, Vip, Vrf,
 };
-use sluice_types::{IpNet, MacAddr, Vni};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use sluice_types::{ForwardProtocol, IpNet, MacAddr, PortForward, Vni};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::LazyLock;
 
 /// With this many endpoints, tables that have grown once are nearly full, so that insertions move other
@@ -159,8 +159,22 @@ pub fn nat_address(vni: u32, number: u32) -> NatAddress {
 /// The NAT gateway of a VPC.
 pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGateway {
     let addresses = (0..NAT_ADDRESSES).filter(|number| addresses >> number & 1 != 0);
-    let addresses = addresses.map(|number| nat_address(at, number)).collect();
-    NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote: sessions % 2 == 0 }
+    let addresses: Vec<_> = addresses.map(|number| nat_address(at, number)).collect();
+    let forwards = port_forwards(&addresses, sessions);
+    let any_remote = sessions % 2 == 0;
+    NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote, forwards }
+}
+
+/// The port forwards of a NAT gateway: the more sessions, the more, up to five of each address.
+pub fn port_forwards(addresses: &[NatAddress], sessions: u32) -> Vec<PortForward> {
+    let of_address = |address: Ipv4Addr| {
+        (1..=sessions as u16 % 6).map(move |port| PortForward {
+            protocol: ForwardProtocol::Tcp,
+            outside: SocketAddrV4::new(address, port),
+            inside: SocketAddrV4::new([10, 0, port as u8, address.octets()[3]].into(), 80),
+        })
+    };
+    addresses.iter().flat_map(|it| of_address(it.address)).collect()
 }
 
 pub fn vip(number: u32) -> IpAddr {

@@ -133,8 +133,11 @@ fn probes() -> Vec<ProbedAddress> {
     addresses.into_iter().map(|address| ProbedAddress { covering: covering(&address), address }).collect()
 }
 
-/// The limit of sessions and the addresses of a NAT gateway as bits.
+/// The limit of sessions and the addresses of a NAT gateway as bits. Its port forwards belong to these.
 fn value_of(vni: u32, nat: &NatGateway) -> (u32, u32) {
+    if nat.forwards != history::port_forwards(&nat.addresses, nat.sessions) {
+        return (0, 0);
+    }
     let has = |number: &u32| nat.addresses.contains(&history::nat_address(vni, *number));
     (nat.sessions, (0..NAT_ADDRESSES).filter(has).map(|number| 1 << number).sum())
 }

@@ -246,7 +246,15 @@ fn roles_without_public_addresses_report_them() {
     applier.apply(snapshot.into()).unwrap();
     let vip = ip("192.0.2.100");
     let addresses = vec!["198.51.100.2".parse().unwrap()];
-    let nat = NatGateway { vni: vni(1), addresses, vip, sessions: 1, blocks: 1, any_remote: false };
+    let nat = NatGateway {
+        vni: vni(1),
+        addresses,
+        vip,
+        sessions: 1,
+        blocks: 1,
+        any_remote: false,
+        forwards: Vec::new(),
+    };
     let public_prefixes = vec![public("198.51.100.1/32", 1, "10.0.0.5/32")];
     let update = Update { public_prefixes, nat_gateways: vec![nat], ..delta(11) };
     let applied = applier.apply(update.into()).unwrap().unwrap();

@@ -374,7 +374,15 @@ fn the_program_of_the_gateway_installs_sessions_of_nat_gateways() {
         let address = public(vni(number));
         let addresses = vec![NatAddress { address, number: nat.assign(address).unwrap() }];
         let of = vni(number);
-        let gateway = NatGateway { vni: of, addresses, vip, sessions: 10, blocks: 1, any_remote: false };
+        let gateway = NatGateway {
+            vni: of,
+            addresses,
+            vip,
+            sessions: 10,
+            blocks: 1,
+            any_remote: false,
+            forwards: Vec::new(),
+        };
         tables.upsert_nat_gateway(&gateway).unwrap();
     }
     let mut copies = Copies::new(SharedNat::new(nat, NatLog::default()), datapath.nat_copier().unwrap());

@@ -55,7 +55,15 @@ fn address(low: u8) -> Ipv4Addr {
 
 fn nat(number: u32, lows: &[u8]) -> NatGateway {
     let addresses = lows.iter().map(|low| address(*low)).collect();
-    NatGateway { vni: vni(number), addresses, vip: ip(A), sessions: 100, blocks: 1, any_remote: false }
+    NatGateway {
+        vni: vni(number),
+        addresses,
+        vip: ip(A),
+        sessions: 100,
+        blocks: 1,
+        any_remote: false,
+        forwards: Vec::new(),
+    }
 }
 
 fn cloud(nat_gateways: &[NatGateway]) -> Update {

@@ -1,6 +1,7 @@
 //! Numbers of public addresses, and pools that change.
 
 use super::*;
+use std::collections::BTreeSet;
 
 /// A packet of a VM of this VPC, with this pool, to a remote endpoint for each size of the pool.
 fn ask(tables: &TestNat, vni: u32, inside: SocketAddrV4, numbers: &[u16]) -> nat_test {
@@ -144,6 +145,32 @@ fn packets_claim_ports_only_in_the_share() {
     nat.assign(public(1)).unwrap();
     nat.set_shares(|_, _| true);
     assert_eq!(others(&nat), [0; 4]);
+}
+
+#[test]
+fn packets_claim_no_port_of_a_block_with_a_forwarded_one() {
+    // Four groups of 16 blocks, so an inside address has candidates in half of them.
+    let (tables, mut nat) = TestNat::new(size(1, 1024), nat_pool { blocks_limit: 1, ..limits() });
+    let before = tables.out(UDP, vm(7), server(53), NOW);
+    let block = before.outside_port / 1024;
+    nat.set_forwarded([(public(0), block * 1024 + 1023), (public(1), 2048)]);
+    let again = tables.out(UDP, vm(7), server(54), NOW);
+    assert_eq!((again.answer, again.outside_port), (testing::NAT_BEGUN, before.outside_port));
+    let other = tables.out(UDP, vm(8), server(53), NOW);
+    assert_eq!(other.answer, testing::NAT_BEGUN);
+    assert_ne!(other.outside_port / 1024, block);
+    // Another agent, before and after it knows the shares, keeps it as well.
+    let others = |nat: &Nat| (0..64).filter(|block| !nat.tables.is_own(0, *block)).collect::<Vec<_>>();
+    assert_eq!(others(&nat), [block]);
+    nat.set_shares(|_, block| block != 5);
+    assert_eq!(others(&nat), BTreeSet::from([5, block]).into_iter().collect::<Vec<_>>());
+    let mut nat = Nat::adopt(&tables.regions, tables.size, NOW, Immediate).unwrap();
+    nat.set_forwarded([(public(0), 9 * 1024)]);
+    assert_eq!(others(&nat), BTreeSet::from([5, 9, block]).into_iter().collect::<Vec<_>>());
+    nat.set_shares(|_, block| block != 5);
+    assert_eq!(others(&nat), [5, 9]);
+    nat.set_forwarded([]);
+    assert_eq!(others(&nat), [5]);
 }
 
 /// For a moment, packets from the Internet come with the VPC that gets an address, and the one that had it has its blocks.

@@ -2,7 +2,7 @@
 //!
 //! The cells to which `nat` of a struct internet leads are the authority: they have all that the gateway was made of. Each
 //! public address has another cell, which is found by the address as that of a public prefix is, and leads to the gateway
-//! (`NatLink`). A change makes other cells: first the addresses lead to the new gateway, those that it does not have are
+//! (`NatLink`). Its port forwards are in a run of cells to which it leads. A change makes other cells: first the addresses lead to the new gateway, those that it does not have are
 //! removed, and then one store makes it the VPC's. So a successor makes the addresses agree with the gateway that it finds.
 
 use super::{PublicRoutes, internet_of, prefix_of};
@@ -112,14 +112,11 @@ impl NodeTables {
 
     fn put_nat_gateway(&mut self, nat: &NatGateway, vrf_cell: u32, vip_cell: u32) -> Result<(), Error> {
         let internet = self.make_internet(nat.vni, vrf_cell)?;
-        let cell = self.pool.allocate(layout::NAT_GATEWAY_CELLS)?;
-        let (gateway, behind) = nat.to_cells(vip_cell);
-        self.memory().write(cell, &gateway);
-        self.memory().write(cell + 1, &behind);
+        let cell = self.write_nat_gateway(nat, vip_cell)?;
         let mut gateways = match self.put_links(nat, cell, vip_cell) {
             Ok(gateways) => gateways,
             Err(error) => {
-                self.pool.retire(cell, layout::NAT_GATEWAY_CELLS);
+                self.retire_nat_gateway(cell);
                 return Err(error);
             }
         };
@@ -132,6 +129,32 @@ impl NodeTables {
         gateways.extend(old);
         self.retire_gateways(gateways);
         Ok(())
+    }
+
+    /// Writes a NAT gateway with its port forwards into cells to which nothing leads yet. Returns its first cell.
+    fn write_nat_gateway(&mut self, nat: &NatGateway, vip_cell: u32) -> Result<u32, Error> {
+        let forwards = nat.to_forward_cells();
+        let cell = self.pool.allocate(layout::NAT_GATEWAY_CELLS)?;
+        let first = match forwards.len() as u32 {
+            0 => Ok(0),
+            cells => self.pool.allocate(cells),
+        };
+        let first = first.inspect_err(|_| self.pool.give_back(cell, layout::NAT_GATEWAY_CELLS))?;
+        for (cell, entries) in (first..).zip(&forwards) {
+            self.memory().write(cell, entries);
+        }
+        let (gateway, behind) = nat.to_cells(vip_cell, first);
+        self.memory().write(cell, &gateway);
+        self.memory().write(cell + 1, &behind);
+        Ok(cell)
+    }
+
+    /// Retires the cells of a NAT gateway and of its port forwards.
+    fn retire_nat_gateway(&mut self, cell: u32) {
+        if let Some((first, cells)) = NatGateway::forward_cells(self.memory(), cell) {
+            self.pool.retire(first, cells);
+        }
+        self.pool.retire(cell, layout::NAT_GATEWAY_CELLS);
     }
 
     /// Leads the addresses of a NAT gateway to its cell. Returns the cells of those to which they led. If memory is short,
@@ -198,7 +221,7 @@ impl NodeTables {
             // In damaged memory they may be another entry's cells.
             let known = NatGateway::from_cells(self.memory(), cell);
             if known.is_some_and(|known| self.nats.get(&known.vni.get()) != Some(&cell)) {
-                self.pool.retire(cell, layout::NAT_GATEWAY_CELLS);
+                self.retire_nat_gateway(cell);
             }
         }
     }
@@ -326,7 +349,7 @@ impl NatEntries {
             let hash = nat.map_or(EntryHash::unreadable(key), |nat| {
                 let limits = (nat.sessions, nat.blocks);
                 let addresses = nat.addresses.iter().map(|it| it.address);
-                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, nat.any_remote)
+                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, nat.any_remote, &nat.forwards)
             });
             call(key, hash);
         }
@@ -350,11 +373,25 @@ pub(super) fn adopt_linked(
 ) -> Result<(), Error> {
     let gateways = outside.iter(memory).filter_map(|(_, cell)| NatLink::from_cell(memory, cell));
     for gateway in gateways.map(|link| link.gateway) {
-        if claimed.insert(gateway) {
-            reachable.claim(gateway, layout::NAT_GATEWAY_CELLS)?;
-        }
+        claim(memory, gateway, reachable, claimed)?;
     }
     Ok(())
+}
+
+/// Claims the cells of a NAT gateway and of its port forwards, once.
+fn claim(
+    memory: &Memory,
+    cell: u32,
+    reachable: &mut ReachableCells,
+    claimed: &mut HashSet<u32>,
+) -> Result<(), Error> {
+    if !claimed.insert(cell) {
+        return Ok(());
+    }
+    if let Some((first, cells)) = NatGateway::forward_cells(memory, cell) {
+        reachable.claim(first, cells)?;
+    }
+    reachable.claim(cell, layout::NAT_GATEWAY_CELLS)
 }
 
 /// Claims the NAT gateway of another writer's Internet side. Returns its cell.
@@ -371,8 +408,6 @@ pub(super) fn adopt(
     if NatGateway::from_cells(memory, known.nat).is_none_or(|nat| nat.vni.get() != known.vni) {
         return Err(Error::Corrupt(format!("VNI {} has no NAT gateway at cell {}", known.vni, known.nat)));
     }
-    if claimed.insert(known.nat) {
-        reachable.claim(known.nat, layout::NAT_GATEWAY_CELLS)?;
-    }
+    claim(memory, known.nat, reachable, claimed)?;
     Ok(Some(known.nat))
 }

@@ -1,7 +1,7 @@
 //! Writers that die before any single access: the successor finds the change complete or absent, can repeat
 //! it, and has lost no cell.
 
-use super::nat_gateways::{check_nat, nat};
+use super::nat_gateways::{check_nat, forwards, nat};
 use super::policies::policy;
 use super::public::{check_public, public};
 use super::*;
@@ -497,9 +497,19 @@ fn killed_change_of_nat_gateway_is_complete_or_absent() {
         nat(6, &[4]),
         NatGateway { vip: ip("2001:db8::9"), ..known.clone() },
         NatGateway { sessions: 7, ..known.clone() },
+        NatGateway { forwards: forwards(&[1, 2], 2), ..known.clone() },
     ] {
         die_everywhere_with(add_vpc, |tables| tables.upsert_nat_gateway(&changed));
     }
+    let forwarding = NatGateway { forwards: forwards(&[1], 3), ..known.clone() };
+    let add_forwards = |tables: &mut NodeTables| {
+        add_vpc(tables);
+        tables.upsert_nat_gateway(&forwarding).unwrap();
+    };
+    die_everywhere_with(add_forwards, |tables| {
+        tables.upsert_nat_gateway(&NatGateway { forwards: forwards(&[1, 2], 1), ..known.clone() })
+    });
+    die_everywhere_with(add_forwards, |tables| tables.remove_nat_gateway(vni(6)));
     die_everywhere(|tables| tables.remove_nat_gateway(vni(6)));
     // The first and the last entry of the VPC's Internet side, and of the outside.
     let alone = |tables: &mut NodeTables| {

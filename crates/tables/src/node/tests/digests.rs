@@ -1,6 +1,6 @@
 //! Digests of tables whose memory is damaged, and their repair by writing the same entries again.
 
-use super::nat_gateways::nat;
+use super::nat_gateways::{forwards, nat};
 use super::*;
 use proptest::prelude::*;
 use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, IpNet, address_hash};
@@ -78,7 +78,10 @@ impl Cloud {
         routes.dedup_by_key(|route| (route.vni, route.prefix));
         let vip = Vip { address: ip("192.0.2.9"), mac: mac(9), owned: true };
         let public = public_prefixes();
-        let nats = vec![nat(3, &[1, 2, 3]), NatGateway { any_remote: true, ..nat(4, &[4]) }];
+        let nats = vec![
+            nat(3, &[1, 2, 3]),
+            NatGateway { any_remote: true, forwards: forwards(&[4], 3), ..nat(4, &[4]) },
+        ];
         Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip, public, nats }
     }
 
@@ -151,7 +154,14 @@ impl Cloud {
         for nat in &self.nats {
             let addresses = nat.addresses.iter().map(|it| it.address);
             let limits = (nat.sessions, nat.blocks);
-            sums.add(EntryHash::nat_gateway(nat.vni, addresses, nat.vip, limits, nat.any_remote));
+            sums.add(EntryHash::nat_gateway(
+                nat.vni,
+                addresses,
+                nat.vip,
+                limits,
+                nat.any_remote,
+                &nat.forwards,
+            ));
         }
         for port in &self.ports {
             port_hashes(port).into_iter().for_each(|(_, hash)| sums.add(hash));

@@ -5,7 +5,8 @@ use super::public::{gateway, public};
 use super::*;
 use crate::encoding::NatLink;
 use crate::layout::{nat_gateway, public_prefix};
-use sluice_types::{EntryHash, EntryKey};
+use sluice_types::{EntryHash, EntryKey, ForwardProtocol, PortForward};
+use std::net::SocketAddrV4;
 
 /// A NAT gateway whose addresses are 198.51.101.`low`, with the number 100 + `low`.
 pub(super) fn nat(number: u32, lows: &[u8]) -> NatGateway {
@@ -18,7 +19,23 @@ pub(super) fn nat(number: u32, lows: &[u8]) -> NatGateway {
         sessions: 1000,
         blocks: 4,
         any_remote: false,
+        forwards: Vec::new(),
     }
+}
+
+/// As many port forwards of each of the addresses 198.51.101.`low`, alternately of TCP and UDP, in ascending order.
+pub(super) fn forwards(lows: &[u8], number: u16) -> Vec<PortForward> {
+    let of_address = |low: &u8| {
+        let low = *low;
+        (1..=number).map(move |port| PortForward {
+            protocol: [ForwardProtocol::Tcp, ForwardProtocol::Udp][usize::from(port % 2)],
+            outside: SocketAddrV4::new([198, 51, 101, low].into(), port),
+            inside: SocketAddrV4::new([10, 0, 1, low].into(), 1000 + port),
+        })
+    };
+    let mut forwards: Vec<_> = lows.iter().flat_map(of_address).collect();
+    forwards.sort_unstable();
+    forwards
 }
 
 /// Packets find the NAT gateway from inside, and by each of its addresses from outside; all lead to the same cells.
@@ -52,7 +69,8 @@ fn nat_gateways_are_found_from_both_sides() {
     let mut tables = gateway();
     let empty = used_after_flush(&mut tables);
     let first = nat(5, &[1, 2, 3]);
-    let second = NatGateway { vip: ip("2001:db8::9"), any_remote: true, ..nat(6, &[4]) };
+    let second =
+        NatGateway { vip: ip("2001:db8::9"), any_remote: true, forwards: forwards(&[4], 7), ..nat(6, &[4]) };
     // A public prefix of the same VPC is apart, also one that has the addresses among others.
     let elastic = public("198.51.101.5/32", 5, "10.0.0.2/32");
     let wide = public("198.51.101.0/24", 6, "10.0.1.0/24");
@@ -111,6 +129,16 @@ fn another_nat_gateway_replaces_that_of_the_vpc() {
         assert_eq!(found(&tables).len(), 2, "others are gone");
         assert_eq!(used_after_flush(&mut tables), used);
     }
+    // Port forwards need half a cell each.
+    for (number, cells) in [(1, 1), (2, 2), (3, 3), (128, 128), (0, 0)] {
+        let changed = NatGateway { forwards: forwards(&[1, 2], number), ..first.clone() };
+        assert!(tables.upsert_nat_gateway(&changed).unwrap());
+        assert!(!tables.upsert_nat_gateway(&changed).unwrap());
+        check_nat(&tables, &changed);
+        tables = adopt_again(tables);
+        check_nat(&tables, &changed);
+        assert_eq!(used_after_flush(&mut tables), used + cells);
+    }
     let all: Vec<u8> = (1..17).collect();
     for lows in [&all[..], &[1]] {
         tables.upsert_nat_gateway(&nat(5, lows)).unwrap();
@@ -149,6 +177,7 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
         (NatGateway { sessions: 0, ..nat(6, &[3]) }, "not 0 and 4"),
         (NatGateway { blocks: 0, ..nat(6, &[3]) }, "not 1000 and 0"),
         (NatGateway { blocks: 17, ..nat(6, &[3]) }, "not 1000 and 17"),
+        (NatGateway { forwards: forwards(&[4], 1), ..nat(6, &[3]) }, "198.51.101.4:1, but does not have"),
     ] {
         let error = tables.upsert_nat_gateway(&nat).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -207,17 +236,22 @@ fn digests_see_what_is_wrong_with_a_nat_gateway() {
         entries
     };
     let key = EntryKey::NatGateway(vni(5));
-    let first = nat(5, &[1, 2]);
+    let first = NatGateway { forwards: forwards(&[1, 2], 3), ..nat(5, &[1, 2]) };
     let mut plain = gateway();
     plain.upsert_public_prefix(&public("198.51.101.5/32", 5, "10.0.0.2/32")).unwrap();
     let without = entries(&plain);
     plain.upsert_nat_gateway(&first).unwrap();
     let addresses = first.addresses.iter().map(|it| it.address);
-    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), false);
+    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), false, &first.forwards);
     let added: Vec<_> = entries(&plain).into_iter().filter(|entry| !without.contains(entry)).collect();
     assert_eq!(added, [(key, hash)]);
 
-    let damage: [fn(&NodeTables); 6] = [
+    let damage: [fn(&NodeTables); 8] = [
+        |tables| tables.memory().store32(tables.nats[&5], offset_of!(nat_gateway, forward_entries), 11),
+        |tables| {
+            let first = tables.memory().load32(tables.nats[&5], offset_of!(nat_gateway, forwards));
+            tables.memory().store32(first + 2, 8, 7);
+        },
         |tables| tables.memory().store32(tables.nats[&5], offset_of!(nat_gateway, pool), 7),
         |tables| tables.memory().store32(tables.nats[&5] + 1, 24, 7),
         |tables| tables.memory().store32(tables.nats[&5], offset_of!(nat_gateway, vip), 7),
