@@ -7,6 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 use sluice_bench_report::shell::{Failure, feed, run};
 use sluice_bench_report::{Better, Measure};
 use sluice_bench_spine::contender::{Contender, Turns};
+use sluice_bench_spine::rig::FRAMES_PER_RUN;
 use sluice_types::{MacAddr, MeterLimit, ROUTER_MAC};
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,6 @@ const BURST_MIN: u64 = 16 << 10;
 /// Time in which bursts are used up, and time of a measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
 const SECOND: Duration = Duration::from_secs(1);
-/// Packets between two looks at the clock.
-const STEP: u32 = 64;
 /// What differs by less counts as this, because the ratio of differences would have no meaning.
 const LEAST_PERCENT: f64 = 0.001;
 
@@ -38,8 +37,8 @@ fn error_percent(rig: &Rig, kbps: u64, bytes: u64) -> Result<f64, Failure> {
     let offer = |time: Duration| -> Result<(f64, u64, u64), Failure> {
         let (before, start, mut sent) = (rig.arrived()?.outside, Instant::now(), 0);
         while start.elapsed() < time {
-            rig.send_long(BYTES, STEP)?;
-            sent += u64::from(STEP);
+            rig.send_long(BYTES, FRAMES_PER_RUN)?;
+            sent += u64::from(FRAMES_PER_RUN);
         }
         Ok((start.elapsed().as_secs_f64(), rig.arrived()?.outside - before, sent))
     };
@@ -90,9 +89,9 @@ fn kernel(
 fn limit_by_nft(kbps: u64) -> Result<(), Failure> {
     let (rate, burst) = (kbps * 1000 / 8, burst(kbps));
     let ruleset = format!(
-        "table ip meter
-        delete table ip meter
-        table ip meter {{
+        "table ip limits
+        delete table ip limits
+        table ip limits {{
             chain out {{
                 type filter hook forward priority filter; policy accept;
                 oifname \"out\" limit rate over {rate} bytes/second burst {burst} bytes drop

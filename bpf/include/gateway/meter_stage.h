@@ -6,7 +6,7 @@
  * after it, only DROP_headroom is possible. It is asked once for each direction of a VPC: METER_OUT by the gateway that gives the
  * packet its public source, METER_IN by the one that finds the instance. It expects the parsed frame; for METER_OUT also
  * source_public, and `vrf` of `vni`; for METER_IN destination_public, and final_vrf of final_vni. DROP_none: the packet conforms to both meters,
- * or there is none. Otherwise the reason, and the drop counts for the VPC whose meter it is, because `vni` is that one then.
+ * or has none. Otherwise the reason, and the drop counts for the VPC whose meter it is, because `vni` is that one then.
  * Uses the maps `cells` and `meters`.
  */
 #ifndef SLUICE_METER_STAGE_H

@@ -196,7 +196,6 @@ pub(super) async fn execute(
                 family: (z % 4 == 1).then_some(AddressFamily::Ipv6),
                 prefix_length: (z % 4 == 0).then_some(64),
                 nptv6: (y % 2 == 0).then_some(z % 4 == 0),
-                nptv6: Some(false),
                 attach: target(store, vpcs, x, z).await,
                 meter: None,
             };

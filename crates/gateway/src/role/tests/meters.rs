@@ -15,7 +15,7 @@ fn gateway_with(meters: u32) -> Gateway {
 
 fn meter(id: u32) -> Meter {
     let limit = MeterLimit { rate_kbps: 1000 * u64::from(id), burst_bytes: 200_000 };
-    Meter { id, inward: Some(limit), outward: (id % 2 == 0).then_some(limit) }
+    Meter { id, inward: Some(limit), outward: id.is_multiple_of(2).then_some(limit) }
 }
 
 fn vrf(number: u32, internet_meter: Option<u32>) -> Vrf {
