@@ -90,7 +90,9 @@ impl SharedNat {
         Ok(Self::new(nat))
     }
 
-    pub(crate) fn new(nat: Nat) -> Self {
+    /// The tables of `nat`, to which nobody else writes.
+    #[must_use]
+    pub fn new(nat: Nat) -> Self {
         let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
         let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
         Self {
