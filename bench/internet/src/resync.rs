@@ -72,7 +72,8 @@ fn seconds(sessions: Sessions) -> Result<f64, Failure> {
     let max = MAX_PER_MILLION * sessions.count().div_ceil(1_000_000);
     while !*complete.borrow() {
         if begun.elapsed() > max {
-            return Err(format!("{} sessions are not copied within {max:?}", sessions.count()).into());
+            let lacks = joins.check_copies(&owner).err().map_or_else(String::new, |error| format!(": {error}"));
+            return Err(format!("the copies are not complete within {max:?}{lacks}").into());
         }
         std::thread::sleep(POLL);
     }

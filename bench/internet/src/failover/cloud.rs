@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const NAME: &str = "benchinternet";
+const NAME: &str = "benchnat";
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 128);
 const VMS: [&str; 2] = ["shop-1", "shop-2"];
 /// A gateway that starts with no tables needs its entries, its vIPs return one by one, and copies of all sessions come.
