@@ -57,11 +57,9 @@ impl Cloud {
         let many = serde_json::json!({ "sessions": NAT_SESSIONS_MAX });
         lab.api().update::<NatGateway>(nat, &many, None).await?;
         lab.api().wait_programmed::<NatGateway>(nat, BACK_MAX).await?;
-        let (isp, far) = (lab.paths().namespace(ISP), lab.paths().namespace_file(FAR));
-        run(&format!("ip -n {isp} route add 100.64.0.0/10 via 198.51.100.66"))?;
-        // Its router receives what a program sends only with a queue for it.
-        run(&format!("ip netns exec {isp} ethtool -K far0 gro on"))?;
-        let remote = Remote::start(&far, "isp0")?;
+        run(&format!("ip -n {} route add 100.64.0.0/10 via 198.51.100.66", lab.paths().namespace(ISP)))?;
+        let [far, isp] = [FAR, ISP].map(|place| lab.paths().namespace_file(place));
+        let remote = Remote::start((&far, "isp0"), (&isp, "far0"))?;
         let mut cloud = Self { lab, dead: None, _remote: remote };
         cloud.ready().await?;
         Ok(cloud)

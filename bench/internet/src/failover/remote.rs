@@ -16,20 +16,27 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Attaches the program to an interface of the namespace of this file.
+    /// Attaches the program to `interface` of one namespace, whose packets come from `peer` of another one.
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn start(namespace: &Path, interface: &'static str) -> Result<Self, Failure> {
+    pub fn start(
+        (namespace, interface): (&Path, &'static str),
+        (peers, peer): (&Path, &'static str),
+    ) -> Result<Self, Failure> {
         let (stop, stopped) = channel::<()>();
         let (answered, answer) = channel();
-        let file = File::open(namespace)?;
+        // A veth interface receives what a program sends only if it has a program itself.
+        let places = [(File::open(namespace)?, interface, "stamp"), (File::open(peers)?, peer, "pass")];
         let thread = std::thread::spawn(move || {
             let attached = || -> Result<_, Failure> {
-                setns(file, CloneFlags::CLONE_NEWNET)?;
                 let object = load_programs(1)?;
-                let link = program(&object, "stamp")?.attach_xdp(link_field(interface, "ifindex")?.parse()?)?;
-                Ok((object, link))
+                let mut links = Vec::new();
+                for (namespace, interface, name) in places {
+                    setns(namespace, CloneFlags::CLONE_NEWNET)?;
+                    links.push(program(&object, name)?.attach_xdp(link_field(interface, "ifindex")?.parse()?)?);
+                }
+                Ok((object, links))
             };
             let attached = attached().map_err(|error| format!("attach the remote endpoints: {error}"));
             let (programs, outcome) = match attached {

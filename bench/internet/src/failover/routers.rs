@@ -103,7 +103,8 @@ impl Routers {
             self.configure_router(router)?;
             self.start(router)?;
         }
-        self._remote = Some(Remote::start(&Path::new("/run/netns").join(namespace("far")), "isp0")?);
+        let [far, isp] = ["far", "isp"].map(|place| Path::new("/run/netns").join(namespace(place)));
+        self._remote = Some(Remote::start((&far, "isp0"), (&isp, "far0"))?);
         Ok(())
     }
 
@@ -137,9 +138,7 @@ impl Routers {
                  route add default via 198.51.100.65\n"
             ),
         )?;
-        at("isp", "sysctl -qw net.ipv4.ip_forward=1")?;
-        // Its router receives what a program sends only with a queue for it.
-        at("isp", "ethtool -K far0 gro on").map(drop)
+        at("isp", "sysctl -qw net.ipv4.ip_forward=1").map(drop)
     }
 
     fn configure_router(&self, router: usize) -> Result<(), Failure> {

@@ -48,9 +48,7 @@ impl Line {
         ] {
             feed(&format!("ip -n {name} -batch -"), lines).unwrap();
         }
-        for command in ["sysctl -qw net.ipv4.ip_forward=1", "ethtool -K out gro on"] {
-            run(&format!("ip netns exec {router} {command}")).unwrap();
-        }
+        run(&format!("ip netns exec {router} sysctl -qw net.ipv4.ip_forward=1")).unwrap();
         line
     }
 
@@ -70,8 +68,8 @@ impl Line {
 fn sessions_that_end_are_noticed_although_others_begin_in_their_place() {
     let line = Line::new();
     line.translate_to("10000-10999");
-    let _remote = Remote::start(&Path::new("/run/netns").join(NAMES[2]), "eth0").unwrap();
-    let namespace = Path::new("/run/netns").join(NAMES[0]);
+    let [namespace, router, far] = NAMES.map(|name| Path::new("/run/netns").join(name));
+    let _remote = Remote::start((&far, "eth0"), (&router, "out")).unwrap();
     let from = SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 11), 20_000);
     let clients = [Client::start(&Place { namespace, from }).unwrap()];
     open(&clients, SESSIONS).unwrap();
