@@ -17,6 +17,8 @@ const DRAINS: usize = 5;
 const LIVE: usize = 100_000;
 const FRESH_PER_S: u32 = 10_000;
 const RESYNCS: usize = 3;
+/// The default of a cluster.
+const HELLO_MS: u16 = 4;
 
 /// Options of the parts.
 #[derive(clap::Args)]
@@ -42,6 +44,9 @@ pub struct Args {
     /// New sessions in a second while owners die
     #[arg(long, default_value_t = FRESH_PER_S)]
     fresh_per_s: u32,
+    /// Milliseconds between two hellos of a gateway
+    #[arg(long, default_value_t = HELLO_MS)]
+    hello_ms: u16,
     /// Measure also how long copies of 10 million sessions take: four minutes more
     #[arg(long)]
     resync_10m: bool,
@@ -55,12 +60,13 @@ impl Args {
             && self.drains >= DRAINS
             && self.live >= LIVE
             && self.fresh_per_s >= FRESH_PER_S
+            && self.hello_ms == HELLO_MS
     }
 
     fn settings(&self) -> Settings {
-        let Self { kills, peer_kills, drains, live, fresh_per_s, .. } = *self;
+        let Self { kills, peer_kills, drains, live, fresh_per_s, hello_ms, .. } = *self;
         let (binary, probe) = (self.binary.clone(), self.probe.clone());
-        Settings { binary, probe, kills, peer_kills, live, fresh_per_s, drains }
+        Settings { binary, probe, kills, peer_kills, live, fresh_per_s, drains, hello_ms }
     }
 }
 

@@ -5,7 +5,7 @@ use super::Side;
 use super::load::Place;
 use super::remote::Remote;
 use sluice_bench_report::shell::{Failure, run};
-use sluice_client::{Gateway, NatGateway};
+use sluice_client::{Cluster, Gateway, NatGateway};
 use sluice_lab::internet::{FAR, ISP, WEB, web_address};
 use sluice_lab::{Lab, Options, Topology};
 use sluice_types::NAT_SESSIONS_MAX;
@@ -33,12 +33,14 @@ pub struct Cloud {
 /// Errors of the lab and of `work`.
 pub fn with_cloud<T>(
     binary: &Path,
+    hello_ms: u16,
     work: impl AsyncFnOnce(&mut Cloud) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut options = Options::standard(NAME, binary)?;
         options.topology = Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml"))?;
+        options.topology.cluster.hello_interval_ms = Some(hello_ms);
         let outcome = match Lab::up(options).await {
             Ok(lab) => match Cloud::new(lab).await {
                 Ok(mut cloud) => work(&mut cloud).await,
@@ -85,14 +87,27 @@ impl Cloud {
         Ok(owner)
     }
 
-    /// Ends the drain, and waits until the gateway has its address again.
+    /// Ends the drain, and waits until all gateways have their vIPs, and copies of what the others own.
     ///
     /// # Errors
-    /// If it does not return.
+    /// If they do not return.
     pub async fn undrain(&self, owner: usize) -> Result<(), Failure> {
         let id = self.lab.api().find::<Gateway>(&self.name_of(owner), &[]).await?.id;
         self.lab.api().drain(id, false, None).await?;
-        self.until(async || Ok(self.owner().await? == owner), "the address does not return").await
+        self.settled().await
+    }
+
+    /// Waits until all gateways have their vIPs, and copies of what the others own.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub async fn settled(&self) -> Result<(), Failure> {
+        let name = &self.lab.state().topology.cluster.name;
+        let is_settled = async || {
+            let vips = self.lab.api().find::<Cluster>(name, &[]).await?.vips;
+            Ok(vips.iter().all(|vip| vip.owner == vip.preferred_owner) && self.is_whole().await?)
+        };
+        self.until(is_settled, "not all vIPs have returned to their gateways").await
     }
 
     async fn until(&self, done: impl AsyncFn() -> Result<bool, Failure>, problem: &str) -> Result<(), Failure> {

@@ -49,6 +49,8 @@ pub struct Settings {
     pub fresh_per_s: u32,
     /// Drains.
     pub drains: usize,
+    /// Milliseconds between two hellos of a gateway.
+    pub hello_ms: u16,
 }
 
 /// Two or more gateways of which one translates.
@@ -138,14 +140,14 @@ async fn one_kill(
     Ok(kill)
 }
 
-/// Packets that each client lost while the owner hands over and gets its NAT gateway back.
+/// Packets that a client lost while the owner hands over and gets its NAT gateway back.
 async fn drains(cloud: &mut cloud::Cloud, settings: &Settings) -> Result<Vec<f64>, Failure> {
     let (_, clients) = clients(cloud)?;
     let sender = &clients[..1];
     load::open(sender, 1)?;
     let mut lost = Vec::new();
     for number in 1..=settings.drains {
-        cloud.ready().await?;
+        cloud.settled().await?;
         let end = Arc::new(AtomicBool::new(false));
         load::storm(sender, &Storm { probes_per_s: PLANNED_PROBES_PER_S, fresh_per_s: 0, end: end.clone() });
         tokio::time::sleep(BEFORE).await;
@@ -173,7 +175,7 @@ async fn drains(cloud: &mut cloud::Cloud, settings: &Settings) -> Result<Vec<f64
 /// # Errors
 /// Errors of the labs.
 pub fn measure(settings: &Settings) -> Result<(Vec<Measure>, Vec<String>), Failure> {
-    let (ours, planned) = cloud::with_cloud(&settings.binary, async |cloud| {
+    let (ours, planned) = cloud::with_cloud(&settings.binary, settings.hello_ms, async |cloud| {
         let planned = drains(cloud, settings).await?;
         Ok((kills(cloud, settings, settings.kills).await?, planned))
     })?;
@@ -201,10 +203,10 @@ fn report(
         Measure::alone("planned_lost_packets", "packets", planned),
     ];
     let sum = |kills: &[Kill], of: fn(&Kill) -> usize| kills.iter().map(of).sum::<usize>();
-    let note = |name: &str, kills: &[Kill]| {
+    let note = |name: &str, every: &str, kills: &[Kill]| {
         let fresh = sum(kills, |kill| kill.fresh) as f64 / kills.len().max(1) as f64;
         format!(
-            "failover, {name}: {} kills; {} sessions by UDP and {} by TCP stay, {fresh:.0} new ones around each kill; in all, {} \
+            "failover, {name}: {} kills, {every}; {} sessions by UDP and {} by TCP stay, {fresh:.0} new ones around each kill; in all, {} \
              sessions have another public endpoint afterwards, {} are silent, {} connections of TCP ended, and {} others failed",
             kills.len(),
             settings.live,
@@ -215,5 +217,7 @@ fn report(
             kills.last().map_or(0, |kill| kill.tcp.others_failed),
         )
     };
-    (measures, vec![note("Sluice", ours), note(PEER, theirs)])
+    let hellos = format!("a hello every {} ms", settings.hello_ms);
+    let advertisements = format!("an advertisement every {} s", routers::ADVERTISEMENT);
+    (measures, vec![note("Sluice", &hellos, ours), note(PEER, &advertisements, theirs)])
 }

@@ -27,7 +27,7 @@ const BRIDGES: [&str; 3] = ["in", "out", "sync"];
 const CLIENTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 11), Ipv4Addr::new(10, 77, 0, 12)];
 const SERVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 130);
 /// Seconds between two advertisements: the least that VRRP (RFC 5798) has.
-const ADVERTISEMENT: &str = "0.01";
+pub const ADVERTISEMENT: &str = "0.01";
 /// Connections that the kernel tracks: those that stay, and all of a run of kills.
 const SPARE: u32 = 2_000_000;
 const READY_MAX: Duration = Duration::from_secs(120);
