@@ -43,9 +43,7 @@ pub fn template(sender: Sender, to: MacAddr, from: MacAddr, inner_to: MacAddr) -
     let (address, port, flags) = match sender {
         Sender::Host => (PEER, 50_000, 0x0800_0000u32),
         // The record's group policy id needs its flag (`nat_ring.h`).
-        Sender::Owner => {
-            (OTHER, FIRST_SOURCE + (u16::from(OWNER) | u16::from(STANDBY) << 6), 0x8800_0000)
-        }
+        Sender::Owner => (OTHER, FIRST_SOURCE + (u16::from(OWNER) | u16::from(STANDBY) << 6), 0x8800_0000),
     };
     let none = Ipv4Addr::UNSPECIFIED;
     let inner_length = (PACKET_BYTES - 64) as u16;

@@ -30,7 +30,8 @@ fn id(at: usize) -> GatewayId {
 
 /// The cluster as gateway `at` sees it.
 fn view(at: usize) -> ClusterView {
-    let member = |at: usize| PlannedMember { gateway: id(at), vtep4: Some(VTEPS[at]), vtep6: None, draining: false };
+    let member =
+        |at: usize| PlannedMember { gateway: id(at), vtep4: Some(VTEPS[at]), vtep6: None, draining: false };
     let plan = GatewayPlan {
         cluster: ClusterId::new(1),
         revision: 1,
@@ -39,7 +40,12 @@ fn view(at: usize) -> ClusterView {
         hello_interval_ms: 4,
     };
     let contacts = Contacts { mutual: vec![id(1 - at)], has_heir: true, ..Contacts::default() };
-    ClusterView { plan: Some(plan), owners: BTreeMap::from([(GATEWAY.into(), id(0))]), contacts, ..ClusterView::default() }
+    ClusterView {
+        plan: Some(plan),
+        owners: BTreeMap::from([(GATEWAY.into(), id(0))]),
+        contacts,
+        ..ClusterView::default()
+    }
 }
 
 fn start(at: usize, edge: &mut Edge) -> Result<NatSync, Failure> {
@@ -62,7 +68,8 @@ fn seconds(sessions: Sessions) -> Result<f64, Failure> {
     }
     // A session for which the other table has no room would never be copied: both of its buckets may be full there.
     let room = Sessions { remotes: sessions.remotes * 2, ..sessions };
-    let [mut owner, mut joins] = [Edge::new(&rig, Public::Shared, room)?, Edge::new(&rig, Public::Shared, room)?];
+    let [mut owner, mut joins] =
+        [Edge::new(&rig, Public::Shared, room)?, Edge::new(&rig, Public::Shared, room)?];
     rig.aim(sessions, Order::From(0), ROUTER_MAC)?;
     rig.timed(owner.program()?.as_fd(), sessions.count())?;
     owner.check(sessions)?;
@@ -73,7 +80,8 @@ fn seconds(sessions: Sessions) -> Result<f64, Failure> {
     let max = MAX_PER_MILLION * sessions.count().div_ceil(1_000_000);
     while !*complete.borrow() {
         if begun.elapsed() > max {
-            let lacks = joins.check_copies(&owner).err().map_or_else(String::new, |error| format!(": {error}"));
+            let lacks =
+                joins.check_copies(&owner).err().map_or_else(String::new, |error| format!(": {error}"));
             return Err(format!("the copies are not complete within {max:?}{lacks}").into());
         }
         std::thread::sleep(POLL);
@@ -90,7 +98,9 @@ fn seconds(sessions: Sessions) -> Result<f64, Failure> {
 /// # Errors
 /// Errors of the datapath, the tables or the kernel; copies that are not complete.
 pub fn measure(rounds: usize, sessions: Sessions, size: &str) -> Result<Measure, Failure> {
-    let round = |_| std::thread::spawn(move || seconds(sessions)).join().map_err(|_| "the measuring thread panicked")?;
+    let round = |_| {
+        std::thread::spawn(move || seconds(sessions)).join().map_err(|_| "the measuring thread panicked")?
+    };
     let all = (0..rounds).map(round).collect::<Result<Vec<f64>, Failure>>()?;
     Ok(Measure::alone(format!("resync_s_{size}"), "s", &all))
 }

@@ -1,8 +1,8 @@
 //! Runs all parts at a small size. A run checks that all packets are translated, out and back; the figures are not checked.
 //! Needs root and two cores.
 
-use crate::{measures, replicated, resync};
 use crate::rig::Sessions;
+use crate::{measures, replicated, resync};
 use sluice_bench_report::Measure;
 use sluice_bench_spine::forward::Effort;
 

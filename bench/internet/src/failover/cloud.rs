@@ -83,7 +83,8 @@ impl Cloud {
         let owner = self.owner().await?;
         let id = self.lab.api().find::<Gateway>(&self.name_of(owner), &[]).await?.id;
         self.lab.api().drain(id, true, None).await?;
-        self.until(async || Ok(self.owner().await? != owner), "the drained gateway keeps the address").await?;
+        self.until(async || Ok(self.owner().await? != owner), "the drained gateway keeps the address")
+            .await?;
         Ok(owner)
     }
 
@@ -110,7 +111,11 @@ impl Cloud {
         self.until(is_settled, "not all vIPs have returned to their gateways").await
     }
 
-    async fn until(&self, done: impl AsyncFn() -> Result<bool, Failure>, problem: &str) -> Result<(), Failure> {
+    async fn until(
+        &self,
+        done: impl AsyncFn() -> Result<bool, Failure>,
+        problem: &str,
+    ) -> Result<(), Failure> {
         let begun = Instant::now();
         while !done().await? {
             if begun.elapsed() > BACK_MAX {

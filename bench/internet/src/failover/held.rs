@@ -77,10 +77,12 @@ impl Held {
     ) -> Result<Self, Failure> {
         let at = SocketAddrV4::new(address, PORT).to_string();
         let server = Probe::start(probe, server, &["keep", &at])?;
-        let mut namespaces: Vec<_> = clients.iter().filter_map(|place| place.namespace.file_name()?.to_str()).collect();
+        let mut namespaces: Vec<_> =
+            clients.iter().filter_map(|place| place.namespace.file_name()?.to_str()).collect();
         namespaces.dedup();
         let share = clients.len() / namespaces.len().max(1);
-        let [connections, per_s] = [usize::from(connections) * share, per_s as usize * share].map(|number| number.to_string());
+        let [connections, per_s] =
+            [usize::from(connections) * share, per_s as usize * share].map(|number| number.to_string());
         let words = ["hold", &at, &connections, &per_s];
         let probes = namespaces.into_iter().map(|namespace| Probe::start(probe, namespace, &words));
         let probes = probes.collect::<Result<_, _>>()?;

@@ -355,7 +355,9 @@ impl Worker {
         for _ in 0..ATTEMPTS {
             let missing = |sessions: &[Session], kind: u32, from: u64| -> Vec<(u32, u64)> {
                 let all = (from..).zip(sessions);
-                all.filter(|(_, session)| session.round != self.round).map(|(number, _)| (kind, number)).collect()
+                all.filter(|(_, session)| session.round != self.round)
+                    .map(|(number, _)| (kind, number))
+                    .collect()
             };
             let mut packets = missing(&self.live, OF_LIVE, 0);
             packets.extend(missing(&self.fresh, OF_FRESH, self.fresh_from));
@@ -393,7 +395,9 @@ impl Worker {
         self.round += 1;
         let begun = Instant::now();
         while !storm.end.load(Ordering::Relaxed) && begun.elapsed() < STORM_MAX {
-            while storm.probes_per_s > 0 && begun.elapsed() >= due(self.probes.len(), storm.probes_per_s.into()) {
+            while storm.probes_per_s > 0
+                && begun.elapsed() >= due(self.probes.len(), storm.probes_per_s.into())
+            {
                 self.send(OF_PROBE, self.probes.len() as u64)?;
                 self.probes.push((Instant::now(), false));
             }
@@ -415,7 +419,8 @@ impl Worker {
 
     fn check(&mut self) -> Result<Checked, Failure> {
         let never = |sessions: &[Session]| sessions.iter().filter(|session| !session.is_answered()).count();
-        let known: Vec<bool> = self.live.iter().chain(&self.fresh).map(|session| session.is_answered()).collect();
+        let known: Vec<bool> =
+            self.live.iter().chain(&self.fresh).map(|session| session.is_answered()).collect();
         self.exchange()?;
         let mut checked = Checked { never_begun: never(&self.fresh), ..Checked::default() };
         for (session, known) in self.live.iter_mut().chain(&mut self.fresh).zip(known) {
@@ -443,7 +448,8 @@ mod tests {
 
     #[test]
     fn gap_is_the_longest_run_of_lost_probes_after_the_kill() {
-        let (begun, probes) = probes(|number| (10..90).contains(&number) || (200..212).contains(&number) || number == 300);
+        let (begun, probes) =
+            probes(|number| (10..90).contains(&number) || (200..212).contains(&number) || number == 300);
         let since = |ms| longest_gap(&probes, begun + Duration::from_millis(ms)).unwrap();
         assert_eq!(since(100), Duration::from_millis(12));
         assert_eq!(since(250), Duration::from_millis(1));

@@ -11,8 +11,8 @@ mod tests;
 
 use held::{Connections, Held};
 use load::{Checked, Client, Place, Storm, Stormed};
-use sluice_bench_report::shell::Failure;
 use sluice_bench_report::Measure;
+use sluice_bench_report::shell::Failure;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -34,7 +34,9 @@ impl Remote {
                 let mut links = Vec::new();
                 for (namespace, interface, name) in places {
                     setns(namespace, CloneFlags::CLONE_NEWNET)?;
-                    links.push(program(&object, name)?.attach_xdp(link_field(interface, "ifindex")?.parse()?)?);
+                    links.push(
+                        program(&object, name)?.attach_xdp(link_field(interface, "ifindex")?.parse()?)?,
+                    );
                 }
                 Ok((object, links))
             };

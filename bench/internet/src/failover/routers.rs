@@ -32,6 +32,8 @@ pub const ADVERTISEMENT: &str = "0.01";
 const SPARE: u32 = 2_000_000;
 const READY_MAX: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(100);
+/// Time in which daemons start.
+const START: Duration = Duration::from_secs(1);
 /// A copy lacks what began or ended a moment ago.
 const COPIED_PERCENT: u64 = 98;
 
@@ -65,8 +67,13 @@ pub fn with_routers<T>(
     let folder = std::env::temp_dir().join(format!("sluice-bench-internet-{}", std::process::id()));
     fs::create_dir_all(&folder)?;
     let limits = Limits::raise(u32::try_from(sessions)? + SPARE)?;
-    let mut routers =
-        Routers { folder: folder.clone(), daemons: [const { Vec::new() }; 2], dead: None, _remote: None, _limits: limits };
+    let mut routers = Routers {
+        folder: folder.clone(),
+        daemons: [const { Vec::new() }; 2],
+        dead: None,
+        _remote: None,
+        _limits: limits,
+    };
     let outcome = match routers.build() {
         Ok(()) => runtime.block_on(work(&mut routers)),
         Err(error) => Err(error),
@@ -102,6 +109,8 @@ impl Routers {
         for router in 0..2 {
             self.configure_router(router)?;
             self.start(router)?;
+            // The first one has the addresses before the second one starts: otherwise both announce them.
+            std::thread::sleep(START);
         }
         let [far, isp] = ["far", "isp"].map(|place| Path::new("/run/netns").join(namespace(place)));
         self._remote = Some(Remote::start((&far, "isp0"), (&isp, "far0"))?);
@@ -160,8 +169,9 @@ impl Routers {
         ] {
             at(name, &format!("sysctl -qw {setting}"))?;
         }
+        // Not what the routers send themselves: VRRP must keep its source.
         let ruleset = "table ip nat {\n chain post {\n type nat hook postrouting priority srcnat; policy accept;\n \
-                       oifname \"out\" snat to 203.0.113.1\n }\n}\n";
+                       ip saddr 10.77.0.0/24 oifname \"out\" snat to 203.0.113.1\n }\n}\n";
         feed(&format!("ip netns exec {} nft -f -", namespace(name)), ruleset)?;
         let conntrackd = self.file(router, "conntrackd.conf");
         fs::write(&conntrackd, self.conntrackd(router))?;
@@ -201,7 +211,16 @@ impl Routers {
             Ok(command.stdout(log.try_clone()?).stderr(log).spawn()?)
         };
         let conntrackd = daemon(&["conntrackd", "-C", &file("conntrackd.conf")], "conntrackd.log")?;
-        let argv = ["keepalived", "-nlDPR", "-f", &file("keepalived.conf"), "-p", &file("pid"), "-r", &file("vrrp.pid")];
+        let argv = [
+            "keepalived",
+            "-nlDPR",
+            "-f",
+            &file("keepalived.conf"),
+            "-p",
+            &file("pid"),
+            "-r",
+            &file("vrrp.pid"),
+        ];
         let keepalived = daemon(&argv, "keepalived.log")?;
         self.daemons[router] = vec![conntrackd, keepalived];
         Ok(())
@@ -222,14 +241,20 @@ impl Routers {
         }
     }
 
-    /// The router that has the public address.
+    /// The router that has the public address, and to which clients and the Internet send.
     fn owner(&self) -> Result<usize, Failure> {
-        for router in 0..2 {
-            if self.dead != Some(router) && at(name_of(router), "ip -o -4 address show dev out")?.contains("203.0.113.1/") {
+        for router in (0..2).filter(|router| self.dead != Some(*router)) {
+            let name = name_of(router);
+            let has_address = at(name, "ip -o -4 address show dev out")?.contains("203.0.113.1/");
+            let is_used = |by: &str, address: &str, interface: &str| -> Result<bool, Failure> {
+                let mac = at(name, &format!("cat /sys/class/net/{interface}/address"))?;
+                Ok(at(by, &format!("ip neigh show {address}"))?.contains(mac.trim()))
+            };
+            if has_address && is_used("isp", "203.0.113.1", "out")? && is_used("client", "10.77.0.1", "in")? {
                 return Ok(router);
             }
         }
-        Err("no router has the public address".into())
+        Err("no router has the public address and gets all packets".into())
     }
 
     /// Sets the ports of a router, at the switches.
@@ -265,11 +290,13 @@ fn name_of(router: usize) -> &'static str {
 fn keepalived(router: usize, script: &Path) -> String {
     let (script, router) = (script.display(), router + 1);
     let mut text = format!(
-        "global_defs {{\n router_id r{router}\n vrrp_version 3\n vrrp_rt_priority 50\n script_user root\n enable_script_security\n}}\n\
+        "global_defs {{\n router_id r{router}\n vrrp_version 3\n vrrp_rt_priority 50\n vrrp_rlimit_rttime 2000000\n script_user root\n enable_script_security\n}}\n\
          vrrp_sync_group both {{\n group {{\n in\n out\n }}\n notify_master \"{script} primary\"\n notify_backup \"{script} backup\"\n \
          notify_fault \"{script} fault\"\n}}\n"
     );
-    for (number, (interface, address)) in [("in", "10.77.0.1/24"), ("out", "203.0.113.1/24")].into_iter().enumerate() {
+    for (number, (interface, address)) in
+        [("in", "10.77.0.1/24"), ("out", "203.0.113.1/24")].into_iter().enumerate()
+    {
         text.push_str(&format!(
             "vrrp_instance {interface} {{\n interface {interface}\n state BACKUP\n virtual_router_id {}\n priority {}\n \
              advert_int {ADVERTISEMENT}\n nopreempt\n virtual_ipaddress {{\n {address}\n }}\n}}\n",
@@ -307,7 +334,10 @@ impl Side for Routers {
                 Ok(true) => return Ok(()),
                 outcome if begun.elapsed() > READY_MAX => {
                     let problem = outcome.err().map_or_else(String::new, |error| format!(": {error}"));
-                    return Err(format!("conntrackd has not copied all sessions within {READY_MAX:?}{problem}").into());
+                    return Err(format!(
+                        "conntrackd has not copied all sessions within {READY_MAX:?}{problem}"
+                    )
+                    .into());
                 }
                 _ => tokio::time::sleep(POLL).await,
             }
@@ -334,7 +364,7 @@ impl Side for Routers {
             self.connect(dead, "up")?;
             self.start(dead)?;
             self.dead = None;
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(START).await;
         }
         self.ready().await
     }

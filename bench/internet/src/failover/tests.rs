@@ -38,7 +38,10 @@ impl Line {
         )
         .unwrap();
         for (name, lines) in [
-            (client, "link set eth0 up\naddress add 10.77.0.11/24 dev eth0\nroute add default via 10.77.0.1\n"),
+            (
+                client,
+                "link set eth0 up\naddress add 10.77.0.11/24 dev eth0\nroute add default via 10.77.0.1\n",
+            ),
             (
                 router,
                 "link set in up\nlink set out up\naddress add 10.77.0.1/24 dev in\naddress add 203.0.113.1/24 dev out\n\
