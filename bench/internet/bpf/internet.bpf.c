@@ -274,8 +274,9 @@ int stamp(struct xdp_md *ctx)
 	__u16 *mac = data, *port = data + 34, *check = data + 40, *seen = data + 42 + STAMP, swap16;
 	__u32 *ip = data + 26, swap32;
 
-	if (data + 42 + STAMP + 6 > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) || *(__u8 *)(data + 14) != 0x45 ||
-	    *(__u8 *)(data + 23) != 17 || (bpf_ntohl(ip[1]) & REMOTES_MASK) != REMOTES)
+	if (data + 42 + STAMP + 6 > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) ||
+	    *(__u8 *)(data + 14) != 0x45 || *(__u8 *)(data + 23) != 17 ||
+	    (bpf_ntohl(ip[1]) & REMOTES_MASK) != REMOTES)
 		return XDP_PASS;
 #pragma unroll
 	for (int i = 0; i < 3; i++) {

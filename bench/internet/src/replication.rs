@@ -86,11 +86,12 @@ and 4,000 connections by TCP, and begin 10,000 sessions a second from 0.5 s befo
 translates dies as its machine would: its interfaces, its processes, and its programs and tables. The remote end answers each datagram
 with the public endpoint that it came from. `_sessions_lost`: sessions that had been answered before, and have another public endpoint
 afterwards or no answer to five packets, and TCP connections that ended; `_gap_ms`: the longest time, of both VMs, in which none of the
-numbered packets that each sends once a millisecond was answered, from right before the kill; `_half_open`: sessions that began in the
-gap and whose first packet got no answer; they are at most the rate times the gap, and the packets on their way;
+numbered packets that each sends once a millisecond was answered, from right before the kill; `_half_open`: sessions that began
+around the kill and whose first packet got no answer, beside which the notes state the rate times the longest gap;
 `_never_begun`: those of them that repeated packets did not begin. Medians, least and most of the kills. `conntrackd`: two Linux
 routers in namespaces with the same clients, sessions and kills: nftables `snat`, keepalived with VRRP every 10 ms, which is its shortest
-interval, and conntrackd in its mode FTFW over a link of its own. The peer has fewer kills, and no turns are taken, so there is no ratio.
+interval, and conntrackd in its mode FTFW over a link of its own. Each client has ports of its own, which the peer keeps, so a session that it
+has lost goes on as well if its client is the first to send. The peer has fewer kills, and no turns are taken, so there is no ratio.
 `planned_lost_packets`: of 10,000 packets a second of one session by UDP, while the gateway that translates is drained and gets its vIPs
 back.";
 

@@ -205,12 +205,15 @@ fn report(
     let sum = |kills: &[Kill], of: fn(&Kill) -> usize| kills.iter().map(of).sum::<usize>();
     let note = |name: &str, every: &str, kills: &[Kill]| {
         let fresh = sum(kills, |kill| kill.fresh) as f64 / kills.len().max(1) as f64;
+        let half_open = kills.iter().map(|kill| kill.half_open).max().unwrap_or_default();
+        let gap_ms = kills.iter().map(|kill| kill.gap_ms).fold(0.0, f64::max);
         format!(
-            "failover, {name}: {} kills, {every}; {} sessions by UDP and {} by TCP stay, {fresh:.0} new ones around each kill; in all, {} \
-             sessions have another public endpoint afterwards, {} are silent, {} connections of TCP ended, and {} others failed",
+            "failover, {name}: {} kills, {every}; {} sessions by UDP and {} by TCP stay, {fresh:.0} new ones around each kill, of \
+             which at most {half_open} were half-open, and {:.0} would have begun in the longest gap; in all, {} sessions have another public endpoint afterwards, {} are silent, {} connections of TCP ended, and {} others failed",
             kills.len(),
             settings.live,
             kills.first().map_or(0, |kill| kill.tcp.held),
+            f64::from(settings.fresh_per_s) * gap_ms / 1e3,
             sum(kills, |kill| kill.checked.moved),
             sum(kills, |kill| kill.checked.silent),
             sum(kills, |kill| kill.tcp.lost as usize),
