@@ -152,7 +152,7 @@ impl Edge {
         tables.upsert_vtep(OTHER.into(), Role::Gateway)?;
         let next = (own == OWNER).then_some((STANDBY, OTHER.into()));
         tables.set_nat_ring(own, next)?;
-        Ok(rig.end_ring(FIRST_SHARED, own == OWNER)?)
+        rig.end_ring(FIRST_SHARED, own == OWNER)
     }
 
     /// The first packets of all sessions, as this gateway would send them into a ring.

@@ -209,7 +209,8 @@ fn report(
         let gap_ms = kills.iter().map(|kill| kill.gap_ms).fold(0.0, f64::max);
         format!(
             "failover, {name}: {} kills, {every}; {} sessions by UDP and {} by TCP stay, {fresh:.0} new ones around each kill, of \
-             which at most {half_open} were half-open, and {:.0} would have begun in the longest gap; in all, {} sessions have another public endpoint afterwards, {} are silent, {} connections of TCP ended, and {} others failed",
+             which at most {half_open} were half-open, and {:.0} would have begun in the longest gap; in all, {} sessions have \
+             another public endpoint afterwards, {} are silent, {} connections of TCP ended, and {} others failed",
             kills.len(),
             settings.live,
             kills.first().map_or(0, |kill| kill.tcp.held),
