@@ -45,7 +45,7 @@ pub enum Public {
 /// A loaded gateway.
 pub struct Edge {
     gateway: Gateway,
-    /// The owner of the sessions, if the VMs share addresses, and nobody else has it.
+    /// The owner of the sessions, if the VMs share addresses, and nothing else has it.
     nat: Option<Nat>,
     /// Reads these sessions.
     reader: Option<SessionReader>,

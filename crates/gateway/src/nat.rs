@@ -90,7 +90,7 @@ impl SharedNat {
         Ok(Self::new(nat))
     }
 
-    /// The tables of `nat`, to which nobody else writes.
+    /// The tables of `nat`, to which nothing else writes.
     #[must_use]
     pub fn new(nat: Nat) -> Self {
         let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());

@@ -119,12 +119,12 @@ impl Client {
         let thread = std::thread::spawn(move || {
             let mut worker = match Worker::new(&place) {
                 Ok(worker) => worker,
-                // The other side has ended if nobody receives the error.
+                // The other side has ended if nothing receives the error.
                 Err(error) => return drop(answered.send(Err(format!("client {}: {error}", place.from)))),
             };
             let mut is_open = answered.send(Ok(Answer::Opened)).is_ok();
             while let (true, Ok(order)) = (is_open, ordered.recv()) {
-                let answer = worker.obey(order).map_err(|error| format!("client {}: {error}", place.from));
+                let answer = worker.follow(order).map_err(|error| format!("client {}: {error}", place.from));
                 is_open = answered.send(answer).is_ok();
             }
         });
@@ -274,7 +274,7 @@ impl Worker {
         Ok(Self { sockets, live, fresh, fresh_from: 0, probes, round: 0 })
     }
 
-    fn obey(&mut self, order: Order) -> Result<Answer, Failure> {
+    fn follow(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
             Order::Open(sessions) => self.open(sessions).map(|()| Answer::Opened),
             Order::Storm(storm) => self.storm(&storm).map(Answer::Stormed),
