@@ -47,7 +47,7 @@ pub struct Settings {
     pub live: usize,
     /// New sessions in a second while a gateway fails.
     pub fresh_per_s: u32,
-    /// Drains.
+    /// Drains of the owner.
     pub drains: usize,
     /// Milliseconds between two hellos of a gateway.
     pub hello_ms: u16,
