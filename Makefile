@@ -59,10 +59,11 @@ bench-walls: ## Measure security groups beside nftables and conntrack
 	@sh scripts/build.sh -p sluice -p sluice-bench-walls
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-walls" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
-bench-internet: ## Measure source NAT and public addresses beside nftables and conntrack
-	@$(SETUP) build bench
-	@sh scripts/build.sh -p sluice-bench-internet
-	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-internet"
+bench-internet: ## Measure source NAT and its failover beside nftables, conntrack, keepalived and conntrackd
+	@$(SETUP) build run bench
+	@sh scripts/build.sh -p sluice -p sluice-scenarios -p sluice-bench-internet
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-internet" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice" \
+		--probe "$${CARGO_TARGET_DIR:-target}/release/sluice-probe"
 
 fuzz: ## Fuzz the packet programs and all decoders for FUZZ_SECONDS (default 600) in all
 	@$(SETUP) build fuzz

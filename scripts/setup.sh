@@ -17,7 +17,7 @@ packages_run="iproute2 nftables ethtool busybox-static dnsmasq-base isc-dhcp-cli
 packages_test="iperf3 tcpdump conntrack postgresql bpftool|linux-tools-common qemu-system-x86
 	keepalived bind9-dnsutils debian-archive-keyring"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
-packages_bench="iperf3 conntrack openvswitch-switch libdpdk-dev"
+packages_bench="iperf3 conntrack conntrackd keepalived openvswitch-switch libdpdk-dev"
 packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring
 	bpftool|linux-tools-common"
 
@@ -77,6 +77,7 @@ install_packages() {
 		return
 	fi
 	keep_postgresql_quiet "$missing"
+	keep_conntrackd_quiet "$missing"
 	say "installing $(echo $missing)"
 	export DEBIAN_FRONTEND=noninteractive
 	if ! apt-get update -q >&2; then say "apt-get update failed; trying with the lists that are here"; fi
@@ -92,6 +93,17 @@ keep_postgresql_quiet() {
 		if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
 			mkdir -p /etc/postgresql-common
 			echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
+		fi
+		;;
+	esac
+}
+
+# The bench starts daemons of its own. Installing the package must not start another one.
+keep_conntrackd_quiet() {
+	case " $(echo "$1" | tr '\n' ' ') " in
+	*" conntrackd "*)
+		if [ -d /run/systemd/system ] && [ ! -e /etc/systemd/system/conntrackd.service ]; then
+			ln -s /dev/null /etc/systemd/system/conntrackd.service
 		fi
 		;;
 	esac

@@ -1,20 +1,22 @@
 //! A gateway with an Internet interface, and VMs that share public addresses or have one each. It changes with what a gateway's
 //! tables need before packets leave.
 
-use crate::rig::{Order, Rig, Sessions};
+use crate::packet::{OTHER, OWNER, STANDBY};
+use crate::rig::{Order, Record, Rig, Sessions};
 use libbpf_rs::Link;
-use sluice_bench_report::shell::Failure;
+use sluice_bench_report::shell::{Failure, run};
 use sluice_bench_spine::gateway::{Gateway, Routes};
 use sluice_bench_spine::packet::{GATEWAY, VNI};
 use sluice_bench_spine::peers::instance;
-use sluice_datapath::{NAT_MAPS, SESSION_MAPS};
-use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
-use sluice_tables::sessions::ticks_now;
+use sluice_datapath::{NAT_MAPS, NatCopier, SESSION_MAPS};
+use sluice_gateway::SharedNat;
+use sluice_tables::nat::{Nat, NatRegions, NatSize, Translation, default_timeouts};
+use sluice_tables::sessions::{Family, Session, SessionReader, ticks_now};
 use sluice_tables::{
-    Membarrier, Meter, NatAddress, NatGateway, NodeConfig, PublicPrefix, Route, Target, UnderlayPort,
+    Membarrier, Meter, NatAddress, NatGateway, NodeConfig, PublicPrefix, Role, Route, Target, UnderlayPort,
 };
 use sluice_types::{IpNet, MacAddr, MeterLimit, ROUTER_MAC, Vni};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// 16 public addresses in blocks of 64 ports.
@@ -43,8 +45,10 @@ pub enum Public {
 /// A loaded gateway.
 pub struct Edge {
     gateway: Gateway,
-    /// The owner of the sessions, if the VMs share addresses.
+    /// The owner of the sessions, if the VMs share addresses, and nothing else has it.
     nat: Option<Nat>,
+    /// Reads these sessions.
+    reader: Option<SessionReader>,
 }
 
 impl Edge {
@@ -77,7 +81,7 @@ impl Edge {
             ],
         })?;
         tables.upsert_route(&Route { vni, prefix: "0.0.0.0/0".parse()?, target: Target::Internet })?;
-        let mut edge = Self { gateway, nat: None };
+        let mut edge = Self { gateway, nat: None, reader: None };
         match public {
             Public::Own => edge.give_addresses(vni, sessions.vms)?,
             Public::Shared => edge.share_addresses(vni)?,
@@ -119,6 +123,7 @@ impl Edge {
             any_remote: false,
             forwards: Vec::new(),
         })?;
+        self.reader = Some(nat.sessions().reader().clone());
         self.nat = Some(nat);
         Ok(())
     }
@@ -134,6 +139,77 @@ impl Edge {
         tables.upsert_meter(&Meter { id: 1, inward: None, outward: Some(outward) }, now_ns)?;
         let number = tables.meter_number(1).ok_or("the tables have no meter")?;
         tables.set_internet_meter(Vni::new(VNI)?, number)?;
+        Ok(())
+    }
+
+    /// Gives the NAT tables away, to what copies sessions. They stay in the gateway.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn share_nat(&mut self) -> Result<SharedNat, Failure> {
+        Ok(SharedNat::new(self.nat.take().ok_or("the gateway has no NAT tables")?))
+    }
+
+    /// The program that installs copies.
+    ///
+    /// # Errors
+    /// Errors of the datapath.
+    pub fn copier(&self) -> Result<NatCopier, Failure> {
+        Ok(self.gateway.datapath().nat_copier()?)
+    }
+
+    /// Makes this gateway a member of a ring of two: its owner, or the other one.
+    ///
+    /// # Errors
+    /// Errors of the tools and the tables.
+    pub fn join_ring(&mut self, rig: &Rig, own: u8) -> Result<(), Failure> {
+        let gen_mac = MacAddr::new(rig.interfaces.gen_mac);
+        run(&format!("ip neigh replace {OTHER} lladdr {gen_mac} dev dut nud permanent"))?;
+        let tables = self.gateway.tables();
+        tables.upsert_vtep(OTHER.into(), Role::Gateway)?;
+        let next = (own == OWNER).then_some((STANDBY, OTHER.into()));
+        tables.set_nat_ring(own, next)?;
+        rig.end_ring(FIRST_SHARED, own == OWNER)
+    }
+
+    /// The first packets of all sessions, as this gateway would send them into a ring.
+    ///
+    /// # Errors
+    /// If a session has another public address than those of the NAT gateway.
+    pub fn records(&self) -> Result<Vec<Record>, Failure> {
+        let record = |shown: Translation| {
+            let (SocketAddr::V4(inside), SocketAddr::V4(remote)) = (shown.inside, shown.remote) else {
+                return Err(Failure::from("a session is not of IPv4"));
+            };
+            let outside = u32::from(*shown.outside.ip());
+            let index = outside.wrapping_sub(FIRST_SHARED.into());
+            if index >= SIZE.addresses {
+                return Err(format!("{} is no address of the NAT gateway", shown.outside).into());
+            }
+            // The index in the pool, and nat_ring_check() of the address.
+            let address = (index << 4 | (outside % 15 + 1)) as u8;
+            Ok(Record { inside, remote: *remote.ip(), outside_port: shown.outside.port(), address })
+        };
+        self.reader.iter().flatten().map(|session| record(session.into())).collect()
+    }
+
+    /// Fails if this gateway has not all sessions of another one, with the same public endpoints.
+    ///
+    /// # Errors
+    /// The number that it lacks.
+    pub fn check_copies(&self, owner: &Self) -> Result<(), Failure> {
+        let (copies, sessions) = (self.reader.as_ref(), owner.reader.as_ref());
+        let (copies, sessions) = copies.zip(sessions).ok_or("a gateway has no NAT tables")?;
+        let (now, mut all, mut lacks) = (ticks_now(), 0, 0);
+        for session in sessions {
+            let copy = copies.lookup(&session.flow, now);
+            let outside = |session: Session| Translation::from(session).outside;
+            all += 1;
+            lacks += usize::from(copy.map(|(copy, _)| outside(copy)) != Some(outside(session)));
+        }
+        if all == 0 || lacks > 0 {
+            return Err(format!("{lacks} of {all} sessions are not copied").into());
+        }
         Ok(())
     }
 
@@ -161,8 +237,8 @@ impl Edge {
     /// # Errors
     /// The number that has.
     pub fn check(&self, sessions: Sessions) -> Result<(), Failure> {
-        let Some(nat) = &self.nat else { return Ok(()) };
-        let live = nat.translations().count();
+        let Some(reader) = &self.reader else { return Ok(()) };
+        let live = reader.iter().count();
         if live * 100 < sessions.count() as usize * 95 {
             return Err(format!("only {live} of {} sessions have begun", sessions.count()).into());
         }
@@ -184,11 +260,29 @@ impl Edge {
     }
 }
 
-/// Begins sessions until the table refuses one. Returns the bytes of all memory for each session.
+/// A table that has refused a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Filled {
+    /// Sessions that it has.
+    pub sessions: usize,
+    /// Memory of all NAT tables.
+    pub bytes: usize,
+    /// Slots of the session table.
+    pub slots: usize,
+}
+
+impl Filled {
+    /// Bytes of the tables for each session.
+    pub fn bytes_each(self) -> f64 {
+        self.bytes as f64 / self.sessions as f64
+    }
+}
+
+/// Begins sessions until the table refuses one.
 ///
 /// # Errors
 /// Errors of the datapath, the tables or the kernel; a table that refuses none.
-pub fn fill(rig: &Rig, sessions: Sessions) -> Result<f64, Failure> {
+pub fn fill(rig: &Rig, sessions: Sessions) -> Result<Filled, Failure> {
     let edge = Edge::new(rig, Public::Shared, sessions)?;
     let nat = edge.nat.as_ref().ok_or("the VMs share no addresses")?;
     // A table for these sessions has no room for as many again.
@@ -205,5 +299,6 @@ pub fn fill(rig: &Rig, sessions: Sessions) -> Result<f64, Failure> {
     }
     let regions = edge.gateway.datapath().nat()?;
     let bytes = regions.groups.bytes() + regions.ports.bytes() + regions.sessions.ipv4.bytes();
-    Ok(bytes as f64 / nat.translations().count() as f64)
+    let slots = nat.sessions().buckets(Family::Ipv4) as usize * SLOTS as usize;
+    Ok(Filled { sessions: nat.translations().count(), bytes, slots })
 }

@@ -1,11 +1,15 @@
 //! The command of `make bench-internet`: what the Internet edge costs.
 #![forbid(unsafe_code)]
 
+mod failover;
 mod gateway;
 mod kernel;
 mod measures;
 mod meters;
 mod packet;
+mod replicated;
+mod replication;
+mod resync;
 mod rig;
 mod side;
 #[cfg(test)]
@@ -26,7 +30,7 @@ struct Args {
     #[arg(long, default_value_t = ROUNDS)]
     rounds: usize,
     /// Measure only these parts
-    #[arg(long, value_delimiter = ',', default_values_t = PARTS.map(str::to_owned))]
+    #[arg(long, value_delimiter = ',', default_values_t = parts().map(str::to_owned))]
     parts: Vec<String>,
     /// Numbers of established sessions
     #[arg(long, value_delimiter = ',', default_values_t = SIZES.map(|(_, name)| name.to_owned()))]
@@ -34,11 +38,18 @@ struct Args {
     /// Print the results without recording them
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    replication: replication::Args,
 }
 
 const SECONDS: f64 = 0.5;
 const ROUNDS: usize = 10;
 const PARTS: [&str; 5] = ["established", "beginning", "memory", "public", "meters"];
+
+/// Names of all parts.
+fn parts() -> impl Iterator<Item = &'static str> {
+    PARTS.into_iter().chain(replication::PARTS)
+}
 
 /// Explanation of the measurements for readers of the results.
 const METHOD: &str = "\
@@ -63,7 +74,7 @@ fn main() -> Result<(), Failure> {
             Err(Failure::from(format!("{name} is unknown; known are: {}", known.join(", "))))
         })
     };
-    unknown(&args.parts, &PARTS)?;
+    unknown(&args.parts, &parts().collect::<Vec<_>>())?;
     unknown(&args.sizes, &SIZES.map(|(_, name)| name))?;
     let run = Run::begin("internet")?;
     let effort = Effort { seconds: args.seconds, rounds: args.rounds.max(1), peers_to: 0 };
@@ -84,9 +95,13 @@ fn main() -> Result<(), Failure> {
     if wants("meters") {
         measures.extend(meters::errors(effort.rounds)?);
     }
+    let (more, notes) = replication::measure(&args.replication, effort, wants)?;
+    measures.extend(more);
     let how = format!("{} rounds of {} s", args.rounds, args.seconds);
-    let text = run.section("Internet", &how, METHOD, &measures, &[])?;
-    let is_whole = PARTS.iter().all(|part| wants(part))
+    let method = format!("{METHOD}\n\n{}", replication::METHOD);
+    let text = run.section("Internet", &how, &method, &measures, &notes)?;
+    let is_whole = parts().all(wants)
+        && args.replication.are_whole()
         && args.sizes.len() == SIZES.len()
         && args.rounds >= ROUNDS
         && args.seconds >= SECONDS;

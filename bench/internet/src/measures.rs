@@ -41,7 +41,11 @@ fn pair(
     Ok((ours()?, first))
 }
 
-fn pairs(
+/// Turns of both sides, in each round one of each.
+///
+/// # Errors
+/// Errors of the sides.
+pub fn pairs(
     effort: Effort,
     ours: impl Fn() -> Result<f64, Failure>,
     theirs: impl Fn() -> Result<f64, Failure>,
@@ -136,7 +140,7 @@ pub fn memory(sessions: Sessions) -> Result<Vec<Measure>, Failure> {
         // As a contender: where the generator changes its core, queues drop most packets.
         sluice_bench_report::stay_on(FORWARDS)?;
         let rig = Rig::new()?;
-        let ours = gateway::fill(&rig, sessions)?;
+        let ours = gateway::fill(&rig, sessions)?.bytes_each();
         kernel::set_up(sessions.vms)?;
         rig.aim(sessions, Order::From(0), sluice_bench_spine::peers::ROUTER.parse()?)?;
         let before = kernel::slab_bytes()?;

@@ -20,8 +20,31 @@ pub struct Template {
     pub udp_sum: u32,
 }
 
+/// The first position of a UDP source port, which is 0 (`VXLAN_SOURCE_MIN`).
+const FIRST_SOURCE: u16 = 49_152;
+/// Positions in the ring of gateways: of the owner, and of the one that gets its packets.
+pub const OWNER: u8 = 0;
+/// The other one.
+pub const STANDBY: u8 = 1;
+/// VTEP of the other gateway, whichever of the two is measured.
+pub const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
+
+/// Who sends the packets of a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// The host of all VMs.
+    Host,
+    /// The owner in a ring of gateways, to the other one.
+    Owner,
+}
+
 /// The template of packets of `bytes` to `to`, from `from`, with inner frames to `inner_to`.
-pub fn template(bytes: usize, to: MacAddr, from: MacAddr, inner_to: MacAddr) -> Template {
+pub fn template(sender: Sender, bytes: usize, to: MacAddr, from: MacAddr, inner_to: MacAddr) -> Template {
+    let (address, port, flags) = match sender {
+        Sender::Host => (PEER, 50_000, 0x0800_0000u32),
+        // The record's group policy id needs its flag (`nat_ring.h`).
+        Sender::Owner => (OTHER, FIRST_SOURCE + (u16::from(OWNER) | u16::from(STANDBY) << 6), 0x8800_0000),
+    };
     let none = Ipv4Addr::UNSPECIFIED;
     let inner_length = (bytes - 64) as u16;
     let mut inner = ipv4(inner_length, none, none);
@@ -31,9 +54,9 @@ pub fn template(bytes: usize, to: MacAddr, from: MacAddr, inner_to: MacAddr) -> 
     packet.extend(to.octets());
     packet.extend(from.octets());
     packet.extend([0x08, 0x00]);
-    packet.extend(ipv4((bytes - 14) as u16, PEER, GATEWAY));
-    packet.extend(udp(50_000, 4789, (bytes - 34) as u16));
-    packet.extend(0x0800_0000u32.to_be_bytes());
+    packet.extend(ipv4((bytes - 14) as u16, address, GATEWAY));
+    packet.extend(udp(port, 4789, (bytes - 34) as u16));
+    packet.extend(flags.to_be_bytes());
     packet.extend((VNI << 8).to_be_bytes());
     packet.extend(inner_to.octets());
     packet.extend([0x02, 0, 0, 0, 0, 9]);

@@ -6,18 +6,29 @@
 //!   VXLAN, of VMs                                   plain IP, answered
 //! ```
 
-use crate::packet;
+use crate::packet::{self, Sender};
 use libbpf_rs::{Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, ProgramMut};
 use sluice_bench_report::shell::{Failure, run};
 use sluice_bench_spine::rig::{
     Aligned, FRAMES_PER_RUN, Interfaces, LIVE_FRAMES, bring_up, link_field, mac_of, map, program, xdp_context,
 };
-use sluice_types::MacAddr;
-use std::net::Ipv4Addr;
+use sluice_types::{MacAddr, ROUTER_MAC};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/internet.bpf.o")));
+
+/// Loads the programs of the generator, the mirror and the remote endpoints, with room for so many records.
+///
+/// # Errors
+/// Errors of the kernel.
+pub fn load_programs(records: u32) -> Result<Object, Failure> {
+    let mut object = ObjectBuilder::default().name("internet")?.open_memory(&OBJECT.0)?;
+    let mut map = object.maps_mut().find(|map| map.name() == "records").ok_or("no map records")?;
+    map.set_max_entries(records)?;
+    Ok(object.load()?)
+}
 
 /// The gateway's own address on the Internet side.
 pub const OUT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 253);
@@ -60,6 +71,31 @@ pub struct Arrived {
     pub outside: u64,
 }
 
+/// The first packet of a session, as the owner in a ring sends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The endpoint of the VM.
+    pub inside: SocketAddrV4,
+    /// The remote address.
+    pub remote: Ipv4Addr,
+    /// The outside port.
+    pub outside_port: u16,
+    /// The index of the public address, and its check (`nat_ring.h`).
+    pub address: u8,
+}
+
+impl Record {
+    fn bytes(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&self.inside.ip().octets());
+        bytes[4..8].copy_from_slice(&self.remote.octets());
+        bytes[8..10].copy_from_slice(&self.inside.port().to_be_bytes());
+        bytes[10..12].copy_from_slice(&self.outside_port.to_be_bytes());
+        bytes[12] = self.address;
+        bytes
+    }
+}
+
 /// The generator, the mirror and the interfaces.
 pub struct Rig {
     object: Object,
@@ -78,6 +114,14 @@ impl Rig {
     /// # Errors
     /// Errors of the tools or the kernel.
     pub fn new() -> Result<Self, Failure> {
+        Self::with_records(1)
+    }
+
+    /// The same, for so many packets that [`Rig::send_records`] sends.
+    ///
+    /// # Errors
+    /// Errors of the tools or the kernel.
+    pub fn with_records(records: u32) -> Result<Self, Failure> {
         let interfaces = Interfaces::create()?;
         run(
             "ip link add out numrxqueues 1 numtxqueues 1 type veth peer name web numrxqueues 1 numtxqueues 1",
@@ -92,7 +136,7 @@ impl Rig {
             mac_of(&router_mac)?.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
         ))?;
         run(&format!("ip route add {}/10 via {ROUTER} dev out", packet::REMOTES))?;
-        let object = ObjectBuilder::default().name("internet")?.open_memory(&OBJECT.0)?.load()?;
+        let object = load_programs(records)?;
         let web: i32 = link_field("web", "ifindex")?.parse()?;
         let links = [
             program(&object, "sink")?.attach_xdp(interfaces.gen_ifindex)?,
@@ -113,7 +157,7 @@ impl Rig {
     /// # Errors
     /// Errors of the kernel.
     pub fn aim(&self, sessions: Sessions, order: Order, inner_mac: MacAddr) -> Result<(), Failure> {
-        self.aim_long(packet::PACKET_BYTES, sessions, order, inner_mac)
+        self.aim_from((Sender::Host, packet::PACKET_BYTES), sessions, order, inner_mac)
     }
 
     /// The same for packets of `bytes`, which [`Rig::send_long`] sends.
@@ -127,7 +171,18 @@ impl Rig {
         order: Order,
         inner_mac: MacAddr,
     ) -> Result<(), Failure> {
+        self.aim_from((Sender::Host, bytes), sessions, order, inner_mac)
+    }
+
+    fn aim_from(
+        &self,
+        (sender, bytes): (Sender, usize),
+        sessions: Sessions,
+        order: Order,
+        inner_mac: MacAddr,
+    ) -> Result<(), Failure> {
         let template = packet::template(
+            sender,
             bytes,
             MacAddr::new(self.interfaces.dut_mac),
             MacAddr::new(self.interfaces.gen_mac),
@@ -175,6 +230,31 @@ impl Rig {
         Ok(Arrived { back: sum(0)?, outside: sum(1)? })
     }
 
+    /// Sets the first public address, by which packets of a ring leave it, and whether the mirror answers.
+    ///
+    /// # Errors
+    /// Errors of the tools or the kernel.
+    pub fn end_ring(&self, first_public: Ipv4Addr, answers: bool) -> Result<(), Failure> {
+        let mut value = mac_of(&link_field("web", "address")?)?.to_vec();
+        value.extend(self.out_mac.octets());
+        for word in [self.out_ifindex as u32, u32::from(first_public), u32::from(!answers)] {
+            value.extend(word.to_ne_bytes());
+        }
+        Ok(map(&self.object, "edge")?.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?)
+    }
+
+    /// Sets the packets that the owner in a ring sends: as many as there is room for.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn set_records(&self, records: &[Record]) -> Result<(), Failure> {
+        let values: Vec<u8> = records.iter().flat_map(Record::bytes).collect();
+        let keys: Vec<u8> = (0..records.len() as u32).flat_map(u32::to_ne_bytes).collect();
+        let count = u32::try_from(records.len())?;
+        let map = map(&self.object, "records")?;
+        Ok(map.update_batch(&keys, &values, count, MapFlags::ANY, MapFlags::ANY)?)
+    }
+
     /// Sends `packets`, out of `gen`.
     ///
     /// # Errors
@@ -188,6 +268,20 @@ impl Rig {
     /// # Errors
     /// Errors of the kernel.
     pub fn send_long(&self, bytes: usize, packets: u32) -> Result<(), Failure> {
+        self.send_by("generate", bytes, packets)
+    }
+
+    /// Sends the first `packets` that were set, out of `gen`, as the owner in a ring does.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn send_records(&self, packets: u32) -> Result<(), Failure> {
+        let one = Sessions { vms: 1, ports: 1, remotes: 1 };
+        self.aim_from((Sender::Owner, packet::PACKET_BYTES), one, Order::From(0), ROUTER_MAC)?;
+        self.send_by("generate_records", packet::TEMPLATE_BYTES, packets)
+    }
+
+    fn send_by(&self, name: &str, bytes: usize, packets: u32) -> Result<(), Failure> {
         let mut context = xdp_context(self.interfaces.gen_ifindex as u32, bytes as u32);
         let data = vec![0u8; bytes];
         let input = ProgramInput {
@@ -197,7 +291,7 @@ impl Rig {
             repeat: packets,
             ..ProgramInput::default()
         };
-        program(&self.object, "generate")?.test_run(input)?;
+        self.program(name)?.test_run(input)?;
         Ok(())
     }
 

@@ -3,12 +3,22 @@
 
 use crate::gateway::{Edge, Public};
 use crate::kernel;
+use crate::packet::{OWNER, STANDBY};
 use crate::rig::{Order, Rig, Sessions};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_spine::contender::{Contender, Turns};
 use sluice_types::ROUTER_MAC;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
+
+/// A gateway's part in a ring of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The first packets of its sessions go to the other gateway. Its answers come from the Internet.
+    Owner,
+    /// It gets them, installs the sessions, and sends the packets to the Internet.
+    Standby,
+}
 
 /// What is measured in a turn.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +56,7 @@ pub fn sluice(name: &'static str, public: Public, sessions: Sessions) -> Result<
                 edge.forget()?;
                 rig.aim(sessions, Order::From(0), ROUTER_MAC)?;
                 let links = edge.attach(&rig)?;
-                let rate = fresh(&rig, sessions)?;
+                let rate = fresh(&rig, sessions, Rig::send)?;
                 drop(links);
                 edge.check(sessions)?;
                 Ok(rate)
@@ -76,9 +86,47 @@ pub fn nftables(sessions: Sessions) -> Result<Contender<Turn>, Failure> {
                 kernel::forget()?;
                 rig.aim(sessions, Order::From(0), router)?;
                 let _links = rig.pass()?;
-                fresh(&rig, sessions)
+                fresh(&rig, sessions, Rig::send)
             }
             Turn::Nanoseconds(_) => Err("only a program can be timed alone".into()),
+        })
+    })
+}
+
+/// Starts a gateway with a part in a ring, without sessions. It takes turns of [`Turn::Fresh`].
+///
+/// # Errors
+/// Errors of the datapath, the tables or the kernel.
+pub fn in_ring(part: Part, sessions: Sessions) -> Result<Contender<Turn>, Failure> {
+    let name = match part {
+        Part::Owner => "owner",
+        Part::Standby => "standby",
+    };
+    Contender::start(name, move |turns: &Turns<Turn>| {
+        let rig = Rig::with_records(sessions.count())?;
+        let mut edge = Edge::new(&rig, Public::Shared, sessions)?;
+        if part == Part::Standby {
+            // What an owner with the same secret gives them.
+            rig.aim(sessions, Order::From(0), ROUTER_MAC)?;
+            rig.timed(edge.program()?.as_fd(), sessions.count())?;
+            edge.check(sessions)?;
+            rig.set_records(&edge.records()?)?;
+        }
+        edge.join_ring(&rig, if part == Part::Owner { OWNER } else { STANDBY })?;
+        turns.serve(|turn| {
+            if !matches!(turn, Turn::Fresh) {
+                return Err("gateways in a ring are measured by new sessions only".into());
+            }
+            edge.forget()?;
+            rig.aim(sessions, Order::From(0), ROUTER_MAC)?;
+            let links = edge.attach(&rig)?;
+            let rate = match part {
+                Part::Owner => fresh(&rig, sessions, Rig::send)?,
+                Part::Standby => fresh(&rig, sessions, Rig::send_records)?,
+            };
+            drop(links);
+            edge.check(sessions)?;
+            Ok(rate)
         })
     })
 }
@@ -91,10 +139,14 @@ fn peers_router() -> Result<sluice_types::MacAddr, Failure> {
 const QUIET: Duration = Duration::from_millis(50);
 
 /// Sends the first packet of each session. Returns the number of those that left, in a second.
-fn fresh(rig: &Rig, sessions: Sessions) -> Result<f64, Failure> {
+fn fresh(
+    rig: &Rig,
+    sessions: Sessions,
+    send: impl FnOnce(&Rig, u32) -> Result<(), Failure>,
+) -> Result<f64, Failure> {
     let before = rig.arrived()?.outside;
     let start = Instant::now();
-    rig.send(sessions.count())?;
+    send(rig, sessions.count())?;
     let (mut begun, mut last) = (rig.arrived()?.outside, Instant::now());
     while last.elapsed() < QUIET {
         let now = rig.arrived()?.outside;

@@ -1,8 +1,8 @@
 //! Runs all parts at a small size. A run checks that all packets are translated, out and back; the figures are not checked.
 //! Needs root and two cores.
 
-use crate::measures;
 use crate::rig::Sessions;
+use crate::{measures, replicated, resync};
 use sluice_bench_report::Measure;
 use sluice_bench_spine::forward::Effort;
 
@@ -34,4 +34,27 @@ fn memory_of_sessions() {
 #[test]
 fn public_addresses() {
     have_figures(&measures::public(EFFORT, SESSIONS).unwrap(), 1);
+}
+
+#[test]
+fn sessions_that_begin_in_a_ring() {
+    let measures = replicated::beginning(EFFORT, SESSIONS).unwrap();
+    have_figures(&measures[..1], 1);
+    assert!(measures[2].measure == "nat_cps_standby" && measures[2].ours.median > 0.0, "{measures:?}");
+}
+
+/// Catches a fill that ends early: a session takes the bytes of its slot, and of the free ones beside it.
+#[test]
+fn sessions_in_16_gb() {
+    let measures = replicated::capacity(SESSIONS).unwrap();
+    let figure = |at: usize| measures[at].ours.median;
+    assert!(figure(0) >= f64::from(SESSIONS.count()), "{measures:?}");
+    assert!(figure(1) > 64.0 && (figure(1) * figure(2) - 16e9).abs() < 1.0, "{measures:?}");
+}
+
+/// The copies are compared with the owner's sessions within.
+#[test]
+fn copies_for_a_gateway_that_joins() {
+    let measure = resync::measure(1, SESSIONS, "small").unwrap();
+    assert!(measure.measure == "resync_s_small" && measure.ours.median > 0.0, "{measure:?}");
 }

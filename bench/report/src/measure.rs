@@ -127,6 +127,16 @@ impl Measure {
         Self::row(measure.into(), unit, Figure::computed(ours), peer, Some(Figure::computed(theirs)), ratio)
     }
 
+    /// Figures of two sides that did not take turns, so there is no ratio.
+    pub fn apart(
+        measure: impl Into<String>,
+        unit: &'static str,
+        ours: &[f64],
+        (peer, theirs): (&'static str, &[f64]),
+    ) -> Self {
+        Self::row(measure.into(), unit, Figure::of(ours), peer, Some(Figure::of(theirs)), None)
+    }
+
     /// A figure whose peer did not finish.
     pub fn unfinished(
         measure: impl Into<String>,

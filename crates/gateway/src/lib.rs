@@ -24,7 +24,10 @@ mod rsp_responder;
 mod underlay_monitor;
 
 pub use args::Args;
+pub use nat::SharedNat;
+pub use nat::copies::Copies;
 pub use nat::list::Endpoints;
+pub use nat::sync::{NatSync, NatUnits, SyncConfig};
 pub use sluice_agent::Error;
 
 use std::collections::HashSet;
@@ -44,9 +47,7 @@ use sluice_tables::{AgentHeartbeat, NamedMeters};
 use sluice_types::GatewayId;
 
 use crate::load_monitor::LoadMonitor;
-use crate::nat::copies::Copies;
-use crate::nat::sync::{NatSync, SyncConfig};
-use crate::nat::{NatKeeper, RoleNat, SharedNat};
+use crate::nat::{NatKeeper, RoleNat};
 use crate::nat_inputs::{NatInputs, follow_cluster};
 use crate::offload_metrics::OffloadStats;
 use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};

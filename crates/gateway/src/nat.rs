@@ -41,9 +41,9 @@ use sluice_tables::sessions::{Family, SessionReader, ticks_now};
 use sluice_types::Vni;
 
 pub use args::{LoggedEvents, NatArgs};
-pub(crate) use log::NatLog;
 pub use numbers::RoleNat;
 
+use log::NatLog;
 use sessions::SessionLog;
 
 /// Time between two turns of the thread, and for how long one works. So it takes at most about a tenth of a processor.
@@ -90,10 +90,16 @@ impl SharedNat {
         let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
         nat.limit_vpcs(args.vpc_sessions());
-        Ok(Self::new(nat, NatLog::new(args.nat_ipfix)?))
+        Ok(Self::with_log(nat, NatLog::new(args.nat_ipfix)?))
     }
 
-    pub(crate) fn new(mut nat: Nat, log: NatLog) -> Self {
+    /// The tables of `nat`, to which nothing else writes, without a collector of the log.
+    #[must_use]
+    pub fn new(nat: Nat) -> Self {
+        Self::with_log(nat, NatLog::default())
+    }
+
+    fn with_log(mut nat: Nat, log: NatLog) -> Self {
         let log = Arc::new(log);
         nat.log_blocks_of({
             let log = log.clone();

@@ -145,6 +145,9 @@ pub struct Gateway {
     /// Memory of its tables; the agent's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table_memory_mib: Option<u32>,
+    /// Sessions of source NAT that its tables have room for, and that one VPC may have; the agent's defaults if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_sessions: Option<u32>,
 }
 
 /// A host; its underlay has one family.

@@ -307,6 +307,9 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
         argv.extend(topology.internet.as_ref().map(|_| "--internet=eth1".to_owned()));
         argv.extend(gateway.ipv4.map(|address| format!("--vtep4={address}")));
         argv.extend(gateway.table_memory_mib.map(|mib| format!("--table-memory-mib={mib}")));
+        for option in ["nat-sessions", "nat-sessions-per-vpc"] {
+            argv.extend(gateway.nat_sessions.map(|sessions| format!("--{option}={sessions}")));
+        }
         argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {

@@ -28,7 +28,7 @@ impl Kernel {
     fn nat(&self) -> SharedNat {
         let regions = self.0.nat().unwrap();
         let nat = Nat::open(&regions, SIZE, &default_timeouts(), ticks_now(), Immediate).unwrap();
-        SharedNat::new(nat, NatLog::default())
+        SharedNat::new(nat)
     }
 
     /// Begins a session of a VM from port 7, at the public address with this number.

@@ -15,7 +15,6 @@ use sluice_tables_testing::nat::{self as testing, nat_test};
 use sluice_types::{MacAddr, NatSeed};
 
 use super::*;
-use crate::nat::NatLog;
 use crate::nat::RoleNat;
 use crate::nat::naive::{Key, Table, key, public};
 
@@ -92,7 +91,7 @@ fn copies(program: &Rc<Datapath>) -> (Copies<Host>, Host) {
         nat.assign(*address).unwrap();
     }
     let host = Host { program: Rc::clone(program), addresses, now };
-    (Copies::new(SharedNat::new(nat, NatLog::default()), host.clone()), host)
+    (Copies::new(SharedNat::new(nat), host.clone()), host)
 }
 
 fn vni(number: u32) -> Vni {
@@ -385,7 +384,7 @@ fn the_program_of_the_gateway_installs_sessions_of_nat_gateways() {
         };
         tables.upsert_nat_gateway(&gateway).unwrap();
     }
-    let mut copies = Copies::new(SharedNat::new(nat, NatLog::default()), datapath.nat_copier().unwrap());
+    let mut copies = Copies::new(SharedNat::new(nat), datapath.nat_copier().unwrap());
     // More than the program takes at once. Another VPC has the address of the last but one, and no VPC that of the last one.
     let mut records: Vec<_> =
         (0..40).map(|number| Record { idle: 80, ..record(1 + number % 2, 0, number as u16, 0) }).collect();

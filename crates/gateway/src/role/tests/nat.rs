@@ -8,7 +8,7 @@ use sluice_tables::{Grace, GraceError};
 use sluice_types::NatSeed;
 
 use super::*;
-use crate::nat::{NatLog, SharedNat};
+use crate::nat::SharedNat;
 
 /// Counts how often the NAT tables have waited for packets, and fails if it has to.
 #[derive(Clone, Debug, Default)]
@@ -39,10 +39,7 @@ impl Waits {
 fn shared(addresses: u32, waits: &(impl Grace + Clone + 'static)) -> SharedNat {
     let size = NatSize { addresses, block_ports: 4096 };
     let regions = NatRegions::anonymous(size, 16).unwrap();
-    SharedNat::new(
-        Nat::create(&regions, size, 1, &default_timeouts(), 0, waits.clone()).unwrap(),
-        NatLog::default(),
-    )
+    SharedNat::new(Nat::create(&regions, size, 1, &default_timeouts(), 0, waits.clone()).unwrap())
 }
 
 fn vni(number: u32) -> Vni {
