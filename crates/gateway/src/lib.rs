@@ -111,9 +111,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
     let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
     let routes = routes.merge(meters::routes(node.writer.clone()));
-    let monitored = ports.clone();
     let underlay =
-        UnderlayMonitor::new((netlink, changes), node.clone(), monitored, vteps, ownership.clone())?;
+        UnderlayMonitor::new((netlink, changes), node.clone(), ports.clone(), vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
     let nat_inputs =

@@ -234,9 +234,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::SubnetFull { subnet, .. } => conflict_with("subnet-full", subnet),
         Conflict::VniTaken { vni, .. } => conflict_with("vni-taken", &vni.to_string()),
         Conflict::Held { what, .. } => conflict_with("held", what),
-        Conflict::VniExhausted { .. } => {
-            Problem::new(StatusCode::CONFLICT, "vni-exhausted", text.clone()).offender("vni")
-        }
+        Conflict::VniExhausted { .. } => conflict_with("vni-exhausted", "vni"),
         Conflict::PeeringOverlap { b_prefix, .. } => conflict_with("peering-overlap", b_prefix),
         Conflict::PeeringAcrossTenants { b, .. } => invalid("peering-across-tenants", b),
         Conflict::AlreadyPeered { peering, .. } => conflict_with("already-peered", peering),

@@ -290,13 +290,7 @@ impl State {
             Change::ClusterUpserted { cluster, gateways } => self.upsert_cluster(cluster, gateways, out),
             Change::ClusterRemoved(cluster) => self.remove_cluster(cluster, out),
             Change::VpcUpserted { vpc, subnets } => self.upsert_vpc(vpc, subnets, out, touched),
-            Change::VpcRemoved(vpc) => {
-                self.vpcs.remove(&vpc.id);
-                self.security.remove(&vpc.vni);
-                for cluster in vpc.clusters() {
-                    out.of(Target::Cluster(cluster)).removed_vnis.push(vpc.vni);
-                }
-            }
+            Change::VpcRemoved(vpc) => self.remove_vpc(vpc, out),
             Change::SubnetUpserted { vpc, subnets, subnet, peers: _ }
             | Change::SubnetRemoved { vpc, subnets, subnet, peers: _ } => {
                 self.upsert_vpc(vpc, subnets, out, touched);
@@ -351,6 +345,14 @@ impl State {
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::MeterUpserted(_) => {}
             Change::SecurityGroupUpdated { .. } | Change::HistoryForked | Change::MeterRemoved(_) => {}
+        }
+    }
+
+    fn remove_vpc(&mut self, vpc: &Vpc, out: &mut Compiled) {
+        self.vpcs.remove(&vpc.id);
+        self.security.remove(&vpc.vni);
+        for cluster in vpc.clusters() {
+            out.of(Target::Cluster(cluster)).removed_vnis.push(vpc.vni);
         }
     }
 
