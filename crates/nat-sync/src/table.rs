@@ -30,9 +30,11 @@ pub enum Source {
 pub enum Installed {
     /// The table has the session, as it was sent or with newer activity.
     Done,
-    /// The table cannot have the session now: it is full, does not know the public address yet, or another session must leave
-    /// first. The sender sends it again soon.
+    /// The table cannot have the session now: it does not know the public address yet, or another session must leave first. The
+    /// sender sends it again soon.
     Later,
+    /// There is no room for the session where it could be, until others end. A few such sessions do not make a copy incomplete.
+    Full,
     /// The table will not have the session: its outside port belongs to another inside endpoint, which the sender does not
     /// know about.
     Refused,

@@ -135,6 +135,7 @@ impl<I: Installer> Copies<I> {
                 Source::Other => Installed::Refused,
             },
             layout::nat_answer_NAT_PROTOCOL => Installed::Refused,
+            layout::nat_answer_NAT_FULL => Installed::Full,
             _ => Installed::Later,
         }
     }

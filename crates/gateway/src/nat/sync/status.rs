@@ -152,6 +152,11 @@ impl MetricSource for SyncMetrics {
                 sessions.later,
             ),
             (
+                "nat_sync_sessions_full",
+                "Sessions that came and for which the table had no room",
+                sessions.full,
+            ),
+            (
                 "nat_sync_sessions_refused",
                 "Sessions that came and whose port belonged to another VM",
                 sessions.refused,
