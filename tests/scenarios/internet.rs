@@ -1,16 +1,16 @@
 //! VMs and the Internet, in both address families: they fetch pages, and are reached at their public addresses; a VM
-//! without one is not. ICMP errors find their way in both directions. A public address moves to another VM under traffic,
-//! and a gateway dies during downloads, which go on, because gateways keep no connections.
+//! without one is not. ICMP errors find their way in both directions. A meter limits what a VM sends and gets. A public address moves
+//! to another VM under traffic, and a gateway dies during downloads, which go on, because gateways keep no connections.
 
 use crate::Ground;
 use crate::security_groups::{group, permit, set_groups};
 use crate::streams::Streams;
 use crate::support::{
     Failure, Outcome, PROBE, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute,
-    number, ping, slow_hellos, who,
+    iperf, number, ping, slow_hellos, who,
 };
 use serde_json::json;
-use sluice_client::{Eip, Remote};
+use sluice_client::{Eip, Meter, NewMeter, Remote, Tenant};
 use sluice_lab::internet::{CLIENT, ISP, LARGE_FILE, WEB, page, web_address};
 use sluice_lab::{Lab, Options};
 use sluice_types::Protocol;
@@ -56,6 +56,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     routes_can_be_traced(&lab).await?;
     pool_is_scanned(&lab).await?;
     eip_moves(&lab).await?;
+    meters_limit(&lab).await?;
     owner_dies(&lab).await
 }
 
@@ -288,6 +289,65 @@ async fn eip_moves(lab: &Lab) -> Outcome {
             // Between the two VMs, a gateway has neither for a moment.
             ensure_timely!(20 * (sent - received) <= sent, "{stream}: {received} of {sent} were answered");
         }
+    }
+    Ok(())
+}
+
+/// Rate of the meter, in kbit/s of IP packets. The burst is that of 16 ms.
+const METERED_KBPS: u64 = 8_000;
+const METERED_BURST: u64 = 16 << 10;
+const METERED_PORT: u16 = 5261;
+/// Bytes of UDP payload, and seconds for which twice the rate is offered.
+const OFFERED_BYTES: u64 = 1000;
+const OFFERED_S: u64 = 1;
+
+/// Both public addresses of a VM share a meter, by which the rate is limited that it sends to the Internet, and that it gets from
+/// there. What exceeds it is counted; without the meter, all passes.
+async fn meters_limit(lab: &Lab) -> Outcome {
+    let tenant = lab.api().find::<Tenant>("red", &[]).await?.id;
+    let limit = (Some(METERED_KBPS), Some(METERED_BURST));
+    let ((in_kbps, in_burst), (out_kbps, out_burst)) = (limit, limit);
+    let new = NewMeter { name: "slow".into(), tenant, in_kbps, in_burst, out_kbps, out_burst };
+    let meter = lab.api().create((), &new).await?.object.id;
+    for ipv6 in [false, true] {
+        let name = format!("{}-v{}", PUBLIC[0], if ipv6 { 6 } else { 4 });
+        let eip = lab.api().find::<Eip>(&name, &[]).await?.id;
+        for metered in [true, false] {
+            let change = json!({ "meter": metered.then_some(meter) });
+            lab.api().update::<Eip>(eip, &change, None).await?;
+            lab.api().wait_programmed::<Eip>(eip, PROGRAMMED).await?;
+            for reason in ["meter_out", "meter_in"] {
+                passes_a_meter(lab, ipv6, metered, reason).await?;
+            }
+        }
+    }
+    Ok(lab.api().delete::<Meter>(meter, None).await.map(drop)?)
+}
+
+/// Offers twice the rate in the direction whose drop reason is given.
+async fn passes_a_meter(lab: &Lab, ipv6: bool, metered: bool, reason: &str) -> Outcome {
+    let vni = lab.vm(PUBLIC[0])?.vni;
+    let before = drops(lab, vni, reason).await?;
+    let (bytes, rate) = (OFFERED_BYTES.to_string(), format!("{}K", 2 * METERED_KBPS));
+    let seconds = OFFERED_S.to_string();
+    let mut options = vec!["-u", "-l", &bytes, "-b", &rate, "-t", &seconds];
+    options.extend((reason == "meter_in").then_some("-R"));
+    let report = iperf(lab, (PUBLIC[0], WEB), web_address(ipv6), METERED_PORT, &options).await?;
+    let sum = &report["end"]["sum"];
+    let passed = number(sum, "packets")? - number(sum, "lost_packets")?;
+    let headers = if ipv6 { 48 } else { 28 };
+    let kbps = passed * (OFFERED_BYTES + headers) * 8 / 1000 / OFFERED_S;
+    let dropped = drops(lab, vni, reason).await? - before;
+    if metered {
+        // The burst and what iperf3 sends beyond its time are 2% of what passes.
+        ensure!(
+            kbps * 20 <= METERED_KBPS * 21 && dropped > 0.0,
+            "{reason}: {kbps} kbit/s, {dropped} dropped"
+        );
+        ensure_timely!(kbps * 10 >= METERED_KBPS * 9, "{reason}: only {kbps} kbit/s");
+    } else {
+        ensure!(dropped == 0.0, "{reason}: {dropped} dropped without a meter");
+        ensure_timely!(kbps * 2 >= METERED_KBPS * 3, "{reason}: only {kbps} kbit/s without a meter");
     }
     Ok(())
 }
