@@ -194,9 +194,9 @@ impl NatParts {
     ) -> Result<Self, Error> {
         let table = Box::new(Copies::new(nat.clone(), node.datapath.nat_copier()?));
         let sync = NatSync::start(SyncConfig { own, vteps, port: args.nat_sync_port, table })?;
-        let owned = sync.owned();
+        let owners = sync.owners();
         Ok(Self {
-            keeper: NatKeeper::start(nat.clone(), args.nat.nat_log, owned)?,
+            keeper: NatKeeper::start(nat.clone(), args.nat.nat_log, owners)?,
             copied: (nat, Arc::new(sync)),
         })
     }

@@ -26,7 +26,6 @@ pub mod sync;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -38,12 +37,11 @@ use sluice_datapath::Datapath;
 use sluice_tables::Membarrier;
 use sluice_tables::nat::{Nat, NatUsage, default_timeouts};
 use sluice_tables::sessions::{Family, SessionReader, ticks_now};
-use sluice_types::Vni;
 
 pub use args::{LoggedEvents, NatArgs};
 pub use numbers::RoleNat;
 
-use log::NatLog;
+use log::{NatLog, Owners};
 use sessions::SessionLog;
 
 /// Time between two turns of the thread, and for how long one works. So it takes at most about a tenth of a processor.
@@ -90,7 +88,7 @@ impl SharedNat {
         let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
         nat.limit_vpcs(args.vpc_sessions());
-        Ok(Self::with_log(nat, NatLog::new(args.nat_ipfix)?))
+        Ok(Self::with_log(nat, NatLog::new(args.nat_ipfix)))
     }
 
     /// The tables of `nat`, to which nothing else writes, without a collector of the log.
@@ -103,7 +101,7 @@ impl SharedNat {
         let log = Arc::new(log);
         nat.log_blocks_of({
             let log = log.clone();
-            move |vni| log.logs(vni)
+            move |vni| log.logged_by(vni)
         });
         let (reader, usage) = (nat.sessions().reader().clone(), nat.usage());
         let status = Arc::new(Mutex::new(Status { usage, ..Status::default() }));
@@ -148,14 +146,14 @@ pub struct NatKeeper {
 }
 
 impl NatKeeper {
-    /// Starts the thread. `owned` are the VPCs whose NAT gateways this gateway translates for, if they are known.
+    /// Starts the thread. `owners` says for which NAT gateways this gateway translates, if that is known.
     ///
     /// # Errors
     /// If the system refuses to start a thread.
     pub fn start(
         nat: SharedNat,
         logged: LoggedEvents,
-        owned: impl Fn() -> Option<HashSet<Vni>> + Send + 'static,
+        owners: impl Fn() -> Option<Owners> + Send + 'static,
     ) -> Result<Self, Error> {
         let (reader, status, log) = (nat.reader(), nat.status.clone(), nat.log.clone());
         let (stop, stopped) = mpsc::channel();
@@ -164,7 +162,8 @@ impl NatKeeper {
             SessionLog::new(reader.clone(), buckets)
         });
         let now = Instant::now();
-        let mut keeper = Keeper { nat, round_began: now, sessions, pass_began: now, owned: Box::new(owned) };
+        let mut keeper =
+            Keeper { nat, round_began: now, sessions, pass_began: now, owners: Box::new(owners) };
         let run = move || {
             let mut wait = Duration::ZERO;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -207,7 +206,7 @@ struct Keeper {
     /// `None`: sessions are not logged.
     sessions: Option<SessionLog>,
     pass_began: Instant,
-    owned: Box<dyn Fn() -> Option<HashSet<Vni>> + Send>,
+    owners: Box<dyn Fn() -> Option<Owners> + Send>,
 }
 
 fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
@@ -217,8 +216,8 @@ fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
 impl Keeper {
     /// Makes steps of the round and of the log. Returns the time until the next turn.
     fn take_turn(&mut self) -> Duration {
-        if let Some(owned) = (self.owned)() {
-            self.nat.log.set_owned(owned);
+        if let Some(owners) = (self.owners)() {
+            self.nat.log.set_owners(owners);
         }
         let wait = self.make_round();
         self.log_sessions();
@@ -272,11 +271,11 @@ impl Keeper {
         if began < self.pass_began {
             return;
         }
-        // Until it is known what this gateway owns, sessions wait for the log.
-        let Some(owned) = self.nat.log.owned() else { return };
+        // Until it is known who owns what, sessions wait for the log.
+        let Some(owners) = self.nat.log.owners() else { return };
         let log = &mut |change, session: &_| self.nat.log.session(change, session);
         while began.elapsed() < WORK {
-            if sessions.step(STEP_BUCKETS, &owned, log) {
+            if sessions.step(STEP_BUCKETS, &owners, log) {
                 self.pass_began = Instant::now() + PASS;
                 return;
             }

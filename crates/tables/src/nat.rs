@@ -233,8 +233,18 @@ pub struct Nat {
 /// Whether packets give out the ports of a block, by the public address and the number of the block in it.
 type Shares = Box<dyn Fn(Ipv4Addr, u16) -> bool + Send>;
 
-/// Whether the blocks of a VPC are logged.
-type Logs = Box<dyn Fn(Vni) -> bool + Send>;
+/// Which gateway logs the blocks of a VPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoggedBy {
+    /// This one.
+    This,
+    /// Another one, or none.
+    Another,
+    /// It is not known who has them, as after the end of a NAT gateway: what this one has logged before ends in its log.
+    Unknown,
+}
+
+type Logs = Box<dyn Fn(Vni) -> LoggedBy + Send>;
 
 impl Nat {
     /// Lays out empty tables without public addresses, at a time in ticks. Packets that use tables in this memory meanwhile are
@@ -398,10 +408,9 @@ impl Nat {
         self.config.store32(offset_of!(nat_config, vpc_sessions), sessions.get());
     }
 
-    /// Logs only the blocks of VPCs for which `is_logged` is true: another gateway logs the others. It is asked for each block that
-    /// is not logged yet, in each round. New tables log all.
-    pub fn log_blocks_of(&mut self, is_logged: impl Fn(Vni) -> bool + Send + 'static) {
-        self.logs = Some(Box::new(is_logged));
+    /// Asks which gateway logs the blocks of a VPC: for each block in each round. Otherwise this one logs all.
+    pub fn log_blocks_of(&mut self, logged_by: impl Fn(Vni) -> LoggedBy + Send + 'static) {
+        self.logs = Some(Box::new(logged_by));
     }
 
     /// Ends the session of a flow between an inside and a remote endpoint, as [`Sessions::remove`]. Its port is free after the

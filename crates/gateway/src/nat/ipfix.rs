@@ -5,7 +5,7 @@
 //! so a collector knows how many it lacks.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime};
 
 use sluice_tables::nat::NatBlock;
@@ -75,7 +75,9 @@ pub struct ExportCounts {
 /// Collects records into messages, and sends these to a collector.
 #[derive(Debug)]
 pub struct Exporter {
-    socket: UdpSocket,
+    collector: SocketAddr,
+    /// Is opened with a message, and again after a failure: without a route to the collector, the gateway must work.
+    socket: Option<UdpSocket>,
     messages: Messages,
     templates_sent: Option<Instant>,
     counts: ExportCounts,
@@ -91,25 +93,15 @@ pub enum Change {
 }
 
 impl Exporter {
-    /// A socket that sends to the collector. Nothing is sent yet.
-    ///
-    /// # Errors
-    /// If the system has no socket or no route of this address family.
-    pub fn new(collector: SocketAddr) -> io::Result<Self> {
-        let any: SocketAddr = match collector {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(collector)?;
-        // A full queue of the interface loses a message; it must not stop the thread that frees ports.
-        socket.set_nonblocking(true)?;
-        Ok(Self {
-            socket,
+    /// What sends to a collector. Nothing is sent yet.
+    pub fn new(collector: SocketAddr) -> Self {
+        Self {
+            collector,
+            socket: None,
             messages: Messages::default(),
             templates_sent: None,
             counts: ExportCounts::default(),
-        })
+        }
     }
 
     /// Adds a record of a block, at a time in milliseconds since 1970.
@@ -145,17 +137,40 @@ impl Exporter {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         // RFC 7011: 32 bits of seconds, which wrap in 2106.
         let message = self.messages.take(since_1970.as_secs() as u32);
-        if self.socket.send(&message).is_err() {
+        if let Err(error) = self.send(&message) {
+            tracing::debug!(%error, collector = %self.collector, "cannot send to the collector of the NAT log");
+            self.socket = None;
             self.counts.lost += u64::from(records);
             // A collector that starts later needs them with its first message.
             self.templates_sent = None;
         }
     }
 
+    fn send(&mut self, message: &[u8]) -> io::Result<usize> {
+        let socket = match &mut self.socket {
+            Some(socket) => socket,
+            none => none.insert(connect(self.collector)?),
+        };
+        socket.send(message)
+    }
+
     /// How many records there were.
     pub fn counts(&self) -> ExportCounts {
         self.counts
     }
+}
+
+/// A socket that sends to the collector.
+fn connect(collector: SocketAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = match collector {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    // A full queue of the interface loses a message; it must not stop the thread that frees ports.
+    socket.set_nonblocking(true)?;
+    socket.connect(collector)?;
+    Ok(socket)
 }
 
 /// The message that is being filled.
@@ -304,7 +319,7 @@ mod tests {
     #[test]
     fn records_have_the_form_of_their_templates() {
         let collector = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut exporter = Exporter::new(collector.local_addr().unwrap()).unwrap();
+        let mut exporter = Exporter::new(collector.local_addr().unwrap());
         let receive = || {
             let mut buffer = [0; 2000];
             let bytes = collector.recv(&mut buffer).unwrap();
@@ -347,7 +362,7 @@ mod tests {
     #[test]
     fn full_messages_are_sent_and_what_cannot_be_sent_is_counted() {
         let collector = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut exporter = Exporter::new(collector.local_addr().unwrap()).unwrap();
+        let mut exporter = Exporter::new(collector.local_addr().unwrap());
         const RECORDS: u32 = 100;
         for _ in 0..RECORDS {
             exporter.session(Change::Begin, 1, &session());
@@ -370,5 +385,21 @@ mod tests {
             exporter.flush();
         }
         assert!(exporter.counts().lost > 0);
+    }
+
+    #[test]
+    fn records_are_lost_as_long_as_there_is_no_way_to_the_collector() {
+        // No socket may send there.
+        let mut exporter = Exporter::new("255.255.255.255:4739".parse().unwrap());
+        exporter.block(Change::Begin, 1, &block());
+        exporter.flush();
+        assert_eq!(exporter.counts(), ExportCounts { records: 1, lost: 1 });
+        let collector = UdpSocket::bind("127.0.0.1:0").unwrap();
+        exporter.collector = collector.local_addr().unwrap();
+        exporter.block(Change::End, 2, &block());
+        exporter.flush();
+        let mut buffer = [0; 2000];
+        let bytes = collector.recv(&mut buffer).unwrap();
+        assert_eq!(sets(&buffer[..bytes], 1).iter().map(|set| set.0).collect::<Vec<_>>(), [2, 256]);
     }
 }

@@ -1,14 +1,14 @@
 //! The log of source NAT, by which the holder of a public endpoint at some time is found later (RFC 6888 REQ-12, RFC 7422): lines, and
-//! IPFIX messages if there is a collector. The gateway logs what it owns; if that is not known yet, it logs all blocks.
+//! IPFIX messages if there is a collector. The gateway logs what it owns, and the end of what it has
+//! logged, unless another one owns that now. Until that is known, it logs all blocks.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use sluice_agent::Error;
 use sluice_tables::layout;
-use sluice_tables::nat::{NatBlock, NatEvent};
+use sluice_tables::nat::{LoggedBy, NatBlock, NatEvent};
 use sluice_tables::sessions::ticks_now;
 use sluice_types::Vni;
 use time::OffsetDateTime;
@@ -32,10 +32,22 @@ pub struct LogCounts {
     pub export: ExportCounts,
 }
 
+/// The VPCs with a NAT gateway: whether this gateway has its vIP, or another one; `None`: no gateway is known to have it.
+pub type Owners = HashMap<Vni, Option<bool>>;
+
+/// Which gateway logs what a VPC has.
+pub fn logged_by(owners: &Owners, vni: Vni) -> LoggedBy {
+    match owners.get(&vni) {
+        Some(Some(true)) => LoggedBy::This,
+        Some(Some(false)) => LoggedBy::Another,
+        Some(None) | None => LoggedBy::Unknown,
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    /// The VPCs of whose NAT gateways this gateway has the vIP; `None`: it is not known yet.
-    owned: Option<HashSet<Vni>>,
+    /// The VPCs with a NAT gateway, and whether this gateway has its vIP; `None`: it is not known yet.
+    owners: Option<Owners>,
     exporter: Option<Exporter>,
     counts: LogCounts,
 }
@@ -46,32 +58,27 @@ pub struct NatLog(Mutex<State>);
 
 impl NatLog {
     /// A log, with a collector of IPFIX messages.
-    ///
-    /// # Errors
-    /// If the system has no socket for it.
-    pub fn new(collector: Option<SocketAddr>) -> Result<Self, Error> {
-        let exporter = collector.map(Exporter::new).transpose();
-        let exporter = exporter.map_err(Error::io("open the socket to the collector of the NAT log"))?;
-        Ok(Self(Mutex::new(State { exporter, ..State::default() })))
+    pub fn new(collector: Option<SocketAddr>) -> Self {
+        Self(Mutex::new(State { exporter: collector.map(Exporter::new), ..State::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the VPCs whose NAT gateways this gateway translates for.
-    pub fn set_owned(&self, owned: HashSet<Vni>) {
-        self.lock().owned = Some(owned);
+    /// Sets for which NAT gateways this gateway translates.
+    pub fn set_owners(&self, owners: Owners) {
+        self.lock().owners = Some(owners);
     }
 
-    /// The VPCs whose NAT gateways this gateway translates for, if they are known.
-    pub fn owned(&self) -> Option<HashSet<Vni>> {
-        self.lock().owned.clone()
+    /// For which NAT gateways this gateway translates, if that is known.
+    pub fn owners(&self) -> Option<Owners> {
+        self.lock().owners.clone()
     }
 
-    /// Whether this gateway logs the blocks of a VPC.
-    pub fn logs(&self, vni: Vni) -> bool {
-        self.lock().owned.as_ref().is_none_or(|owned| owned.contains(&vni))
+    /// Which gateway logs what a VPC has.
+    pub fn logged_by(&self, vni: Vni) -> LoggedBy {
+        self.lock().owners.as_ref().map_or(LoggedBy::This, |owners| logged_by(owners, vni))
     }
 
     /// Number of events.

@@ -3,15 +3,15 @@
 //! Packets tell nothing. A pass looks at all slots of the session table and compares each with what the pass before saw there. A
 //! session lives for its timeout at least, which is longer than a pass, so that none is missed.
 
-use std::collections::HashSet;
 use std::net::{SocketAddr, SocketAddrV4};
 
 use sluice_tables::layout;
-use sluice_tables::nat::Translation;
+use sluice_tables::nat::{LoggedBy, Translation};
 use sluice_tables::sessions::{Family, Session, SessionReader};
 use sluice_types::Vni;
 
 use super::ipfix::Change;
+use super::log::{Owners, logged_by};
 
 /// A session as it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,33 +69,37 @@ impl SessionLog {
         Self { reader, buckets, next: 0, logged: vec![None; slots] }
     }
 
-    /// Looks at the next buckets for sessions of these VPCs; what others have is logged by their gateways. Returns true at the end of the
-    /// pass.
+    /// Looks at the next buckets. What other gateways own is logged by these; what has no owner any more only ends. Returns true at the
+    /// end of the pass.
     pub fn step(
         &mut self,
         buckets: u32,
-        owned: &HashSet<Vni>,
+        owners: &Owners,
         log: &mut dyn FnMut(Change, &LoggedSession),
     ) -> bool {
         let end = self.next.saturating_add(buckets).min(self.buckets);
         let slots = [self.next, end].map(|bucket| bucket as usize * layout::SESSION_SLOTS as usize);
-        let is_owned = |vni: u32| Vni::new(vni).is_ok_and(|vni| owned.contains(&vni));
+        let logged_by = |session: &LoggedSession| {
+            Vni::new(session.vni).map_or(LoggedBy::Another, |vni| logged_by(owners, vni))
+        };
         let mut present = vec![None; slots[1] - slots[0]];
         self.reader.visit(Family::Ipv4, self.next..end, |slot, session| {
-            present[slot - slots[0]] = LoggedSession::new(session).filter(|session| is_owned(session.vni));
+            present[slot - slots[0]] = LoggedSession::new(session);
         });
         for (logged, present) in self.logged[slots[0]..slots[1]].iter_mut().zip(present) {
+            if logged.as_ref().is_some_and(|known| logged_by(known) == LoggedBy::Another) {
+                *logged = None;
+            }
             if *logged == present {
                 continue;
             }
-            // Another gateway logs the end of what it owns now.
-            if let Some(ended) = logged.as_ref().filter(|ended| is_owned(ended.vni)) {
-                log(Change::End, ended);
+            if let Some(ended) = logged.take() {
+                log(Change::End, &ended);
             }
-            if let Some(begun) = &present {
-                log(Change::Begin, begun);
+            if let Some(begun) = present.filter(|begun| logged_by(begun) == LoggedBy::This) {
+                log(Change::Begin, &begun);
+                *logged = Some(begun);
             }
-            *logged = present;
         }
         self.next = if end == self.buckets { 0 } else { end };
         self.next == 0

@@ -9,7 +9,6 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -24,6 +23,7 @@ use sluice_nat_sync::SessionTable;
 use sluice_types::{GatewayId, Vni};
 use tokio::sync::watch;
 
+use super::log::Owners;
 use crate::mailbox::{Mailbox, mailbox};
 use crate::ownership::{ClusterView, SocketUse, Sockets, now};
 use peer::SyncPeer;
@@ -116,10 +116,10 @@ impl NatSync {
         self.complete.clone()
     }
 
-    /// A function that returns the VPCs whose NAT gateways this gateway translates for; `None` until they are known.
-    pub fn owned(&self) -> impl Fn() -> Option<HashSet<Vni>> + Send + 'static {
+    /// A function that says for which NAT gateways this gateway translates; `None` until that is known.
+    pub fn owners(&self) -> impl Fn() -> Option<Owners> + Send + 'static {
         let status = self.status.clone();
-        move || lock(&status).owned()
+        move || lock(&status).owners()
     }
 
     /// The route of the local API that shows the copies: `GET /nat/copies`.

@@ -187,10 +187,14 @@ fn the_thread_makes_rounds_and_logs_what_this_gateway_owns() {
         let at = nat.lock().assign(public(number)).unwrap();
         kernel.begin(vni(number.into()), at, 53);
     }
-    let owned = Arc::new(Mutex::new(Some(HashSet::from([vni(1)]))));
+    let owners_of = |owned: &[u32], others: &[u32]| -> Option<Owners> {
+        let all = owned.iter().map(|of| (*of, true)).chain(others.iter().map(|of| (*of, false)));
+        Some(all.map(|(of, is_own)| (vni(of), Some(is_own))).collect())
+    };
+    let owners = Arc::new(Mutex::new(owners_of(&[1], &[2])));
     let keeper = NatKeeper::start(nat.clone(), LoggedEvents::Sessions, {
-        let owned = owned.clone();
-        move || owned.lock().unwrap().clone()
+        let owners = owners.clone();
+        move || owners.lock().unwrap().clone()
     })
     .unwrap();
     let reach = |what: &str, blocks: [u64; 2], sessions: [u64; 2], left: u64| {
@@ -204,11 +208,13 @@ fn the_thread_makes_rounds_and_logs_what_this_gateway_owns() {
     };
     reach("the owned one is logged", [1, 0], [1, 0], 2);
     // The vIP of the other NAT gateway is taken over.
-    *owned.lock().unwrap() = Some(HashSet::from([vni(1), vni(2)]));
+    *owners.lock().unwrap() = owners_of(&[1, 2], &[]);
     reach("the other one is logged", [2, 0], [2, 0], 2);
-    *owned.lock().unwrap() = Some(HashSet::from([vni(2)]));
+    // Another gateway has one of them, and the other one is deleted.
+    *owners.lock().unwrap() = owners_of(&[], &[1]);
+    reach("both are there", [2, 0], [2, 0], 2);
     nat.lock().end(|_| true).unwrap();
-    reach("the end is logged of what is owned", [2, 1], [2, 1], 0);
+    reach("the end is logged of what no other gateway has", [2, 1], [2, 1], 0);
 }
 
 #[test]
@@ -219,8 +225,9 @@ fn passes_log_each_session_once() {
     let buckets = nat.lock().sessions().buckets(Family::Ipv4);
     let mut log = SessionLog::new(nat.reader(), buckets);
     let mut pass = |owned: &[Vni]| {
-        let (mut events, owned) = (Vec::new(), owned.iter().copied().collect());
-        while !log.step(7, &owned, &mut |change, session| events.push((change, session.remote.port()))) {}
+        let (mut events, mut owners) = (Vec::new(), Owners::from([(vni(1), Some(false))]));
+        owners.extend(owned.iter().map(|vni| (*vni, Some(true))));
+        while !log.step(7, &owners, &mut |change, session| events.push((change, session.remote.port()))) {}
         events.sort_by_key(|(change, port)| (*change as u8, *port));
         events
     };

@@ -2,7 +2,7 @@
 //! `nat_layout.h` explains the order of the steps.
 
 use super::memory::{BlockId, BlockWord, PortWord, Tables};
-use super::{Nat, NatBlock, NatEvent, Translation};
+use super::{LoggedBy, Nat, NatBlock, NatEvent, Translation};
 use crate::error::Error;
 use crate::layout::{self, nat_config};
 use crate::sessions::{Fate, Session};
@@ -340,13 +340,16 @@ impl Nat {
     /// Logs the claim of a block, unless this was done. Returns the block, if it is one that is logged.
     fn log_claim(&self, id: BlockId, word: BlockWord, log: &mut dyn FnMut(NatEvent)) -> Option<NatBlock> {
         let block = self.tables.content(id, word)?;
-        if self.logs.as_ref().is_some_and(|is_logged| !is_logged(block.vni)) {
-            return None;
+        let is_logged = self.tables.is_logged(id);
+        match self.logs.as_ref().map_or(LoggedBy::This, |logged_by| logged_by(block.vni)) {
+            LoggedBy::This if !is_logged => {
+                log(NatEvent::Claimed(block.clone()));
+                self.tables.set_logged(id);
+                Some(block)
+            }
+            LoggedBy::This => Some(block),
+            LoggedBy::Unknown => is_logged.then_some(block),
+            LoggedBy::Another => None,
         }
-        if !self.tables.is_logged(id) {
-            log(NatEvent::Claimed(block.clone()));
-            self.tables.set_logged(id);
-        }
-        Some(block)
     }
 }

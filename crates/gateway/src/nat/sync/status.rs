@@ -1,6 +1,6 @@
 //! The copies of sessions as operators see them: the local API and metrics. This file changes when they need another figure.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +12,8 @@ use serde::Serialize;
 use sluice_agent::metric_source::{MetricSource, counter, gauge};
 use sluice_nat_sync::Counters;
 use sluice_types::{GatewayId, Vni};
+
+use crate::nat::log::Owners;
 
 /// What this gateway has of a NAT gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -75,11 +77,11 @@ impl SyncStatus {
         CopiesView { copies: self.copies.clone(), has_heir: self.has_heir }
     }
 
-    /// The VPCs whose NAT gateways this gateway translates for; `None` until they are known.
+    /// For which NAT gateways this gateway translates; `None` until that is known.
     #[must_use]
-    pub fn owned(&self) -> Option<HashSet<Vni>> {
-        let owned = self.copies.iter().filter(|copy| copy.is_own).map(|copy| copy.vni);
-        self.is_known.then(|| owned.collect())
+    pub fn owners(&self) -> Option<Owners> {
+        let owners = self.copies.iter().map(|copy| (copy.vni, copy.owner.map(|_| copy.is_own)));
+        self.is_known.then(|| owners.collect())
     }
 
     /// Whether sessions of NAT gateways that this gateway owns would end if it died.
