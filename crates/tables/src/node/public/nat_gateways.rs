@@ -112,6 +112,13 @@ impl NodeTables {
 
     fn put_nat_gateway(&mut self, nat: &NatGateway, vrf_cell: u32, vip_cell: u32) -> Result<(), Error> {
         let internet = self.make_internet(nat.vni, vrf_cell)?;
+        let old = self.nats.get(&nat.vni.get()).copied();
+        // Before the first store: between the stores, packets find one NAT gateway from outside and another one from inside, and the
+        // search takes milliseconds.
+        let is_left = |link: &NatLink| {
+            link.vni == nat.vni && nat.addresses.iter().all(|it| it.address != link.address.address)
+        };
+        let stale = old.map(|_| self.find_links(is_left)).unwrap_or_default();
         let cell = self.write_nat_gateway(nat, vip_cell)?;
         let mut gateways = match self.put_links(nat, cell, vip_cell) {
             Ok(gateways) => gateways,
@@ -120,10 +127,7 @@ impl NodeTables {
                 return Err(error);
             }
         };
-        let old = self.nats.get(&nat.vni.get()).copied();
-        if old.is_some() {
-            gateways.extend(self.take_links(|link| link.vni == nat.vni && link.gateway != cell)?);
-        }
+        gateways.extend(self.take_links(stale)?);
         self.memory().store32(internet, offset_of!(internet, nat), cell);
         self.nats.insert(nat.vni.get(), cell);
         gateways.extend(old);
@@ -191,13 +195,17 @@ impl NodeTables {
         Ok(old.filter_map(|cell| self.retire_link(cell)).collect())
     }
 
-    /// Removes addresses of NAT gateways. Returns the gateways' cells.
-    fn take_links(&mut self, is_stale: impl Fn(&NatLink) -> bool) -> Result<Vec<u32>, Error> {
+    /// Addresses of NAT gateways, and their cells. Reads all public prefixes.
+    fn find_links(&self, is_wanted: impl Fn(&NatLink) -> bool) -> Vec<(IpNet, u32)> {
         let links = self.outside_cells().filter_map(|(net, cell)| {
             let link = NatLink::from_cell(self.memory(), cell)?;
-            (net_of(link.address.address) == net && is_stale(&link)).then_some((net, cell))
+            (net_of(link.address.address) == net && is_wanted(&link)).then_some((net, cell))
         });
-        let links: Vec<_> = links.collect();
+        links.collect()
+    }
+
+    /// Removes these addresses of NAT gateways. Returns the gateways' cells.
+    fn take_links(&mut self, links: Vec<(IpNet, u32)>) -> Result<Vec<u32>, Error> {
         let mut gateways = Vec::new();
         for (net, cell) in links {
             PublicRoutes::outside(self.outside, Family::V4).take(&mut self.pool, prefix_of(net))?;
@@ -232,7 +240,7 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_nat_gateway(&mut self, vni: Vni) -> Result<bool, Error> {
         // A removal of the VRF whose grace period failed may have left addresses without the gateway.
-        let mut gateways = self.take_links(|link| link.vni == vni)?;
+        let mut gateways = self.take_links(self.find_links(|link| link.vni == vni))?;
         let vrf_cell = self.vrfs.get(&vni.get()).copied();
         if let Some(internet) = vrf_cell.and_then(|cell| internet_of(self.memory(), cell)) {
             self.memory().store32(internet, offset_of!(internet, nat), 0);
@@ -298,7 +306,8 @@ impl NodeTables {
                 nat.addresses.into_iter().map(move |it| (it.address, cell))
             })
             .collect();
-        gateways.extend(self.take_links(|link| !valid.contains(&(link.address.address, link.gateway)))?);
+        let is_stale = |link: &NatLink| !valid.contains(&(link.address.address, link.gateway));
+        gateways.extend(self.take_links(self.find_links(is_stale))?);
         self.retire_gateways(gateways);
         let vrfs: Vec<u32> = self.vrfs.values().copied().collect();
         vrfs.into_iter().for_each(|cell| self.drop_empty_internet(cell));
