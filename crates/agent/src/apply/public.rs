@@ -8,16 +8,15 @@ use sluice_tables::NatGateway;
 use sluice_types::{IpNet, Vni};
 
 use super::retries::{Entry, Key};
-use super::{Applier, Role};
+use super::{Applier, Role, UpdateContext};
 
 impl<R: Role> Applier<R> {
     /// Entries that have waited for a new meter are tried again at once.
     pub(super) fn upsert_meters(&mut self, meters: &[Meter]) {
         for meter in meters {
             let is_new = self.tables.meter_number(meter.id).is_none();
-            if self.fails(false, |role, context| role.upsert_meter(context, meter)) {
-                self.try_again(Entry::Meter(*meter));
-            } else if is_new && self.retries.len() > 0 {
+            let write = |role: &mut R, context: &mut UpdateContext<'_>| role.upsert_meter(context, meter);
+            if self.write_metered(Entry::Meter(*meter), write) && is_new && self.retries.len() > 0 {
                 self.retries.expedite();
             }
         }
@@ -55,9 +54,8 @@ impl<R: Role> Applier<R> {
         let moved: Vec<IpNet> = all.iter().filter(has_moved).map(|new| new.outside).collect();
         self.remove_public_prefixes(&moved);
         for public in all {
-            if self.fails(false, |role, context| role.upsert_public_prefix(context, public)) {
-                self.try_again(Entry::PublicPrefix(*public));
-            } else {
+            let entry = Entry::PublicPrefix(*public);
+            if self.write_metered(entry, |role, context| role.upsert_public_prefix(context, public)) {
                 // It may have failed to give up its addresses above. That removal would take the new one away.
                 self.retries.remove(Key::PublicPrefix(public.outside));
             }
