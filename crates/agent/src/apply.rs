@@ -303,6 +303,7 @@ impl<R: Role> Applier<R> {
             }
             self.remove_unmentioned(&mentioned, is_other_database);
         }
+        self.remove_unused_meters();
         let (role, mut context) = self.split(is_other_database);
         for key in role.remove_unused(&mut context) {
             self.retries.remove(Key::Policy(key));
@@ -362,6 +363,7 @@ impl<R: Role> Applier<R> {
         self.upsert(&mut update);
         self.remove(&update, false);
         self.remove_idle_networks();
+        self.remove_unused_meters();
         if self.is_uncommitted {
             self.commit(self.last_revision);
         }

@@ -22,6 +22,12 @@ impl<R: Role> Applier<R> {
         }
     }
 
+    /// Removes meters that were kept only for entries that the database had lost, and that have been removed or have others now.
+    pub(super) fn remove_unused_meters(&mut self) {
+        let removed_meters = self.unconfirmed.take_unused_meters(&self.tables);
+        self.remove(&Update { removed_meters, ..Update::default() }, false);
+    }
+
     /// Public prefixes and NAT gateways that are removed, or stand for other addresses than before, give up these first:
     /// another entry of the update may get them.
     pub(super) fn upsert_public(&mut self, update: &mut Update) {

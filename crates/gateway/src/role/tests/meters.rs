@@ -186,3 +186,36 @@ fn damaged_meters_are_repaired() {
     assert_eq!(gateway.applier.digests(), Some((10, right)));
     assert_eq!(found(&gateway, 1), [Some(1), Some(2)]);
 }
+
+/// Catches a meter that stays when the entry is gone for which it was kept, and one that the database has again and that is removed.
+#[test]
+fn meters_that_the_database_lost_go_with_what_has_them() {
+    let older = Update {
+        meters: vec![meter(2)],
+        public_prefixes: vec![public(2, None)],
+        commit_id: 0x100,
+        keep_unmentioned: true,
+        ..cloud()
+    };
+    let removal = Update {
+        removed_public_prefixes: vec![public(1, None).outside],
+        removes_unconfirmed: true,
+        ..delta(11)
+    };
+    let without_meter = Update { public_prefixes: vec![public(1, None)], ..delta(11) };
+    let with_meter =
+        Update { meters: vec![meter(1)], public_prefixes: vec![public(1, Some(1))], ..delta(11) };
+    for (step, is_kept) in [(removal, false), (without_meter, false), (with_meter, true)] {
+        let mut gateway = gateway_with(4);
+        gateway.apply(Update { commit_id: 0x12, ..cloud() });
+        assert_eq!(gateway.apply(older.clone()), without_failures(10));
+        let ids = |gateway: &Gateway| gateway.applier.tables.meter_ids().collect::<Vec<_>>();
+        assert_eq!((ids(&gateway), gateway.applier.unconfirmed().len()), (vec![1, 2], 1));
+        let mut compiled = older.clone();
+        compiled.meters.extend(step.meters.clone());
+        compiled.public_prefixes.extend(step.public_prefixes.clone());
+        assert_eq!(gateway.apply(step), without_failures(11));
+        assert_eq!(ids(&gateway), if is_kept { vec![1, 2] } else { vec![2] });
+        assert_eq!(gateway.applier.digests(), Some((11, digests_of(&compiled))));
+    }
+}
