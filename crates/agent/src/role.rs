@@ -288,8 +288,8 @@ impl UpdateContext<'_> {
         self.check(result, format_args!("VNI {}", vrf.vni));
     }
 
-    /// Writes a public prefix. Returns whether the tables changed.
-    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> bool {
+    /// Writes a public prefix.
+    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) {
         let PublicPrefix { outside, vni, inside, vip, meter, nptv6 } = *public;
         let number = self.meter_number(meter);
         let meter = *number.as_ref().unwrap_or(&0);
@@ -301,8 +301,7 @@ impl UpdateContext<'_> {
             meter,
             nptv6,
         });
-        let result = result.and_then(|is_changed| number.map(|_| is_changed));
-        self.check_metered(result, format_args!("public prefix {outside}")) == Some(true)
+        self.check_metered(result.and(number), format_args!("public prefix {outside}"));
     }
 
     /// Writes a VRF of a gateway with the meter of its Internet traffic.
@@ -317,19 +316,14 @@ impl UpdateContext<'_> {
 
     /// Like [`UpdateContext::check`], for a meter or for what has one. It works without a meter for which there is no room, but
     /// has failed: tenants can use up all meters, which must not make the tables incomplete.
-    fn check_metered<T>(
-        &mut self,
-        result: Result<T, sluice_tables::Error>,
-        entry: impl Display,
-    ) -> Option<T> {
+    fn check_metered<T>(&mut self, result: Result<T, sluice_tables::Error>, entry: impl Display) {
         match result {
             Err(
                 error @ (sluice_tables::Error::UnknownMeter(_) | sluice_tables::Error::NoMeterNumber { .. }),
             ) => {
                 self.failures.add_unmetered(|| format!("{entry}: {}", error_chain(&error)));
-                None
             }
-            result => self.check(result, entry),
+            result => drop(self.check(result, entry)),
         }
     }
 

@@ -219,3 +219,19 @@ fn meters_that_the_database_lost_go_with_what_has_them() {
         assert_eq!(gateway.applier.digests(), Some((11, digests_of(&compiled))));
     }
 }
+
+/// Catches a new address that is not announced because its meter is missing, and one that is announced because it has another meter.
+#[test]
+fn addresses_are_announced_whatever_their_meters() {
+    let mut gateway = gateway_with(1);
+    gateway.set_owned(&[B]);
+    gateway.apply(Update { vrfs: vec![vrf(5, None)], meters: vec![meter(1)], ..snapshot() });
+    let now = Instant::now();
+    let mut step = |revision, meter| {
+        let public_prefixes = vec![public(1, meter)];
+        let failed = gateway.apply(Update { public_prefixes, ..delta(revision) }).unwrap().failed_entries;
+        (failed, gateway.applier.role.public.take_batch(now))
+    };
+    assert_eq!(step(11, Some(2)), (1, vec![ip("198.51.100.1")]));
+    assert_eq!((step(12, Some(1)), step(13, None)), ((0, Vec::new()), (0, Vec::new())));
+}
