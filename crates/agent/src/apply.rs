@@ -38,9 +38,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{ClusterKeys, Endpoint, EndpointKey, Missing, Route, RouteKey, Scope, Update};
+use sluice_southbound::{ClusterKeys, Endpoint, EndpointKey, Meter, Missing, Route, RouteKey, Scope, Update};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{Digests, EntryKey, MacAddr};
+use sluice_types::{Digests, EntryHash, EntryKey, MacAddr};
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -106,7 +106,9 @@ impl<R: Role> Applier<R> {
     pub fn new(tables: NodeTables, role: R, keys: KeyStore) -> Self {
         let complete = watch::Sender::new(tables.complete_revision());
         // What the earlier agent would have tried again, or has kept for a role's entries that wait, is lost.
-        let needs_snapshot = tables.complete_revision() != tables.applied_revision();
+        let is_behind = tables.complete_revision() != tables.applied_revision();
+        // So is what lacks only its meter, which the tables do not say.
+        let needs_snapshot = is_behind || tables.meters_are_full();
         Self {
             tables,
             role,
@@ -155,21 +157,36 @@ impl<R: Role> Applier<R> {
     /// The revision of the tables, and digests of what lookups find in them; `None` while the tables are of no revision.
     pub fn digests(&self) -> Option<(u64, Digests)> {
         let revision = self.tables.applied_revision();
-        let is_between = self.snapshot.is_some() || self.in_step || !self.is_complete() || revision == 0;
+        let is_between = self.is_in_step() || !self.is_complete() || revision == 0;
         // With unconfirmed entries, the tables differ from what the controller compiled.
         let is_comparable = !is_between && self.unconfirmed.is_empty() && self.role.is_settled();
         is_comparable.then(|| {
             let mut sums = Digests::default();
-            self.role.visit_entries(&self.tables, &mut |_, hash| sums.add(hash));
+            self.visit_entries(&mut |_, hash| sums.add(hash));
             (revision, sums)
         })
     }
 
-    /// Whether all entries of the last step and of those before are in the tables.
+    /// Calls `call` for every entry that digests count. What lacks only its meter, because there is no room for it, is counted with
+    /// it: the tables are not damaged.
+    fn visit_entries(&self, call: &mut dyn FnMut(EntryKey, EntryHash)) {
+        self.role.visit_entries(&self.tables, &mut |key, hash| call(key, self.retries.counted(key, hash)));
+        for (key, hash) in self.retries.meters().map(Meter::entry_hash) {
+            call(key, hash);
+        }
+    }
+
+    /// Whether some messages of a step have been applied, and the last one has not.
+    pub fn is_in_step(&self) -> bool {
+        self.snapshot.is_some() || self.in_step
+    }
+
+    /// Whether all entries of the last step and of those before are in the tables. Meters for which there is no room are not
+    /// needed for that.
     pub fn is_complete(&self) -> bool {
         let is_nothing_behind = !self.needs_snapshot && !self.is_uncommitted;
         is_nothing_behind
-            && self.retries.len() == 0
+            && self.retries.has_only_unmetered()
             && self.refused.is_empty()
             && self.role.waiting().is_empty()
     }
@@ -190,7 +207,7 @@ impl<R: Role> Applier<R> {
         })
     }
 
-    /// Number of entries that wait to be tried again, at most [`RETRIES_MAX`].
+    /// Number of entries that wait to be tried again: at most [`RETRIES_MAX`], and those that lack only a meter.
     pub fn retries(&self) -> usize {
         self.retries.len()
     }
@@ -224,12 +241,12 @@ impl<R: Role> Applier<R> {
                 self.set_complete_revision(0);
             }
             self.snapshot = Some(SnapshotEntries::default());
-            // It has all entries.
-            (self.retries, self.needs_snapshot) = (Retries::default(), false);
-            self.refused.clear();
             if update.verify_shards != 0 {
                 self.begin_verification(update.verify_shards);
             }
+            // It has all entries.
+            (self.retries, self.needs_snapshot) = (Retries::default(), false);
+            self.refused.clear();
         }
         let ours = self.tables.database_id();
         if self.snapshot.is_none() && update.database_id != ours {
@@ -261,7 +278,9 @@ impl<R: Role> Applier<R> {
         if Verification::is_mass(shards) {
             self.set_complete_revision(0);
         }
-        let (verification, result) = Verification::begin(&mut self.tables, &self.role, shards);
+        let mut verification = Verification::begin(shards);
+        self.visit_entries(&mut |key, hash| verification.note_present(key, hash));
+        let result = self.tables.remove_damage();
         self.failures.check(result, "removal of damaged entries");
         self.verification = Some(verification);
     }
@@ -284,6 +303,7 @@ impl<R: Role> Applier<R> {
             }
             self.remove_unmentioned(&mentioned, is_other_database);
         }
+        self.remove_unused_meters();
         let (role, mut context) = self.split(is_other_database);
         for key in role.remove_unused(&mut context) {
             self.retries.remove(Key::Policy(key));
@@ -326,7 +346,7 @@ impl<R: Role> Applier<R> {
     /// called about once a second.
     pub fn retry(&mut self, now: Instant) -> Option<Applied> {
         let applied = self.write_again(now);
-        if self.snapshot.is_none() && !self.in_step {
+        if !self.is_in_step() {
             self.role.settle(&self.tables);
         }
         applied
@@ -343,6 +363,7 @@ impl<R: Role> Applier<R> {
         self.upsert(&mut update);
         self.remove(&update, false);
         self.remove_idle_networks();
+        self.remove_unused_meters();
         if self.is_uncommitted {
             self.commit(self.last_revision);
         }
@@ -361,6 +382,20 @@ impl<R: Role> Applier<R> {
         let (role, mut context) = self.split(is_other_database);
         write(role, &mut context);
         self.failures.retriable() > before
+    }
+
+    /// Runs `write` of a meter, or of an entry that may have one. Returns whether all of it is in the tables. If not, it is tried
+    /// again.
+    fn write_metered(&mut self, entry: Entry, write: impl FnOnce(&mut R, &mut UpdateContext<'_>)) -> bool {
+        let before = self.failures.unmetered();
+        if self.fails(false, write) {
+            self.try_again(entry);
+        } else if self.failures.unmetered() > before {
+            self.retries.add_unmetered(entry, self.failures.last_reason());
+        } else {
+            return true;
+        }
+        false
     }
 
     fn try_again(&mut self, entry: Entry) {
@@ -416,9 +451,7 @@ impl<R: Role> Applier<R> {
         }
         self.upsert_meters(&update.meters);
         for vrf in &update.vrfs {
-            if self.fails(false, |role, context| role.upsert_vrf(context, vrf)) {
-                self.try_again(Entry::Vrf(*vrf));
-            }
+            self.write_metered(Entry::Vrf(*vrf), |role, context| role.upsert_vrf(context, vrf));
         }
         self.upsert_endpoints(&update.endpoints);
         for route in &update.routes {

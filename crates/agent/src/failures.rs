@@ -18,6 +18,8 @@ pub(crate) struct Failures {
     retriable: u64,
     /// Number of those that only a snapshot brings again.
     lost: u64,
+    /// Number of those that are written and lack only their meter, and of meters without room.
+    unmetered: u64,
     /// Whether failures are not logged as errors, because they are of a repeated attempt.
     repeated: bool,
     /// The last failure.
@@ -45,6 +47,18 @@ impl Failures {
     /// Adds the failure of an entry that is written when another one comes.
     pub(crate) fn add_waiting(&mut self, text: impl FnOnce() -> String) {
         self.record(1, text);
+    }
+
+    /// Adds the failure of an entry that is written and lacks only its meter, or of a meter for which there is no room. It is
+    /// tried again, and the tables are complete without it.
+    pub(crate) fn add_unmetered(&mut self, text: impl FnOnce() -> String) {
+        self.unmetered += 1;
+        self.record(1, text);
+    }
+
+    /// Number of failures of [`Failures::add_unmetered`].
+    pub(crate) fn unmetered(&self) -> u64 {
+        self.unmetered
     }
 
     /// Number of failures of entries that may be tried again.

@@ -18,7 +18,7 @@ use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 use crate::claims::Claims;
 use crate::failures::Failures;
 use crate::rsp::KeyKind;
-use crate::{NatAddresses, NodeLoad};
+use crate::{NatAddresses, NodeLoad, error_chain};
 
 /// Numbers of sessions by instance, or why they cannot be found.
 pub type EndingSessionsJob = Box<dyn FnOnce() -> Result<BTreeMap<InstanceId, u64>, String> + Send>;
@@ -288,8 +288,8 @@ impl UpdateContext<'_> {
         self.check(result, format_args!("VNI {}", vrf.vni));
     }
 
-    /// Writes a public prefix. Returns whether the tables changed.
-    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) -> bool {
+    /// Writes a public prefix.
+    pub fn upsert_public_prefix(&mut self, public: &PublicPrefix) {
         let PublicPrefix { outside, vni, inside, vip, meter, nptv6 } = *public;
         let number = self.meter_number(meter);
         let meter = *number.as_ref().unwrap_or(&0);
@@ -301,9 +301,7 @@ impl UpdateContext<'_> {
             meter,
             nptv6,
         });
-        // It works without a meter that is missing, but has failed.
-        let result = result.and_then(|is_changed| number.map(|_| is_changed));
-        self.check(result, format_args!("public prefix {outside}")) == Some(true)
+        self.check_metered(result.and(number), format_args!("public prefix {outside}"));
     }
 
     /// Writes a VRF of a gateway with the meter of its Internet traffic.
@@ -313,7 +311,20 @@ impl UpdateContext<'_> {
         let result = result
             .and_then(|_| self.tables.set_internet_meter(vrf.vni, *number.as_ref().unwrap_or(&0)))
             .and(number);
-        self.check(result, format_args!("VNI {}", vrf.vni));
+        self.check_metered(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    /// Like [`UpdateContext::check`], for a meter or for what has one. It works without a meter for which there is no room, but
+    /// has failed: tenants can use up all meters, which must not make the tables incomplete.
+    fn check_metered<T>(&mut self, result: Result<T, sluice_tables::Error>, entry: impl Display) {
+        match result {
+            Err(
+                error @ (sluice_tables::Error::UnknownMeter(_) | sluice_tables::Error::NoMeterNumber { .. }),
+            ) => {
+                self.failures.add_unmetered(|| format!("{entry}: {}", error_chain(&error)));
+            }
+            result => drop(self.check(result, entry)),
+        }
     }
 
     /// The number of the meter of an entry; 0: it has none.
@@ -325,7 +336,7 @@ impl UpdateContext<'_> {
     pub fn upsert_meter(&mut self, meter: &Meter) {
         let Meter { id, inward, outward } = *meter;
         let result = self.tables.upsert_meter(&sluice_tables::Meter { id, inward, outward }, monotonic_ns());
-        self.check(result, format_args!("meter {id}"));
+        self.check_metered(result, format_args!("meter {id}"));
     }
 
     /// Writes a NAT gateway, for whose addresses `numbers` gives numbers as [`Role::nat_numbers`] does. Returns whether the

@@ -333,7 +333,8 @@ impl<R: Role> StreamClient<R> {
     async fn retry(&self, reports: &ReportSender) -> Result<(), Error> {
         let job = |applier: &mut Applier<R>| {
             let applied = applier.retry(Instant::now());
-            let missing = if applied.is_some() { applier.take_missing() } else { None };
+            // A new stream has not reported meters without room, which need no snapshot.
+            let missing = if applier.is_in_step() { None } else { applier.take_missing() };
             (applied, missing, applier.is_complete(), applier.topology_changes())
         };
         let (applied, missing, is_complete, changes) = self.writer.run(job).await?;

@@ -1,5 +1,7 @@
 //! The meters of Internet traffic as the local API lists them: `GET /meters`. This file changes with what is shown of a meter.
 
+use std::collections::HashMap;
+
 use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
@@ -45,9 +47,9 @@ async fn list_meters(State(writer): State<TableWriter<GatewayRole>>) -> Result<J
 }
 
 fn list(tables: &NodeTables, now_ns: u64) -> MeterViews {
-    let count = |numbers: Vec<u32>| move |number: u32| numbers.iter().filter(|it| **it == number).count();
-    let prefixes = count(tables.public_prefixes().map(|public| public.meter).collect());
-    let vpcs = count(tables.vrfs().map(|entry| tables.internet_meter(entry.vrf.vni)).collect());
+    let prefixes = counts(tables.public_prefixes().map(|public| public.meter));
+    let vpcs = counts(tables.vrfs().map(|entry| tables.internet_meter(entry.vrf.vni)));
+    let used = |counts: &HashMap<u32, usize>, number| counts.get(&number).copied().unwrap_or_default();
     let rate = |limit: Option<MeterLimit>| limit.map(|limit| limit.rate_kbps);
     let burst = |limit: Option<MeterLimit>| limit.map(|limit| limit.burst_bytes);
     let view = |(number, meter): (u32, sluice_tables::Meter)| {
@@ -61,11 +63,18 @@ fn list(tables: &NodeTables, now_ns: u64) -> MeterViews {
             out_kbps: rate(meter.outward),
             out_burst_bytes: burst(meter.outward),
             out_left_bytes: level.outward_bytes,
-            public_prefixes: prefixes(number),
-            vpcs: vpcs(number),
+            public_prefixes: used(&prefixes, number),
+            vpcs: used(&vpcs, number),
         }
     };
     MeterViews { meters: tables.meters().map(view).collect(), total: tables.meters_total() }
+}
+
+/// How often each number occurs. The writer of the tables counts: one pass for all meters.
+fn counts(numbers: impl Iterator<Item = u32>) -> HashMap<u32, usize> {
+    let mut counts = HashMap::new();
+    numbers.for_each(|number| *counts.entry(number).or_default() += 1);
+    counts
 }
 
 #[cfg(test)]

@@ -226,8 +226,10 @@ impl Role for GatewayRole {
             context.fail(|| format!("public prefix {outside}: this gateway itself has {own}"));
             return;
         }
-        let is_new = context.upsert_public_prefix(public);
-        if is_new && self.owned.contains(&vip) {
+        // Whatever else changes, or fails: neighbors have to know the address and its vIP.
+        let had = context.tables.public_vip(outside) == Some(vip);
+        context.upsert_public_prefix(public);
+        if !had && context.tables.public_vip(outside) == Some(vip) && self.owned.contains(&vip) {
             self.public.announce(single_address(outside));
         }
     }

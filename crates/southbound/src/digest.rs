@@ -1,6 +1,6 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Meter, NatGateway, Policy, Port, PublicPrefix, Scope, Update, VtepRole, proto};
+use crate::{Meter, NatGateway, Policy, Port, PublicPrefix, Scope, Update, Vrf, VtepRole, proto};
 use prost::Message;
 use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
 use std::net::IpAddr;
@@ -15,12 +15,7 @@ impl Update {
         });
         let vips =
             self.vips.iter().map(|vip| (EntryKey::Vip(vip.address), EntryHash::vip(vip.address, vip.mac)));
-        let vrfs = self
-            .vrfs
-            .iter()
-            .map(|vrf| (vrf, EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6)))
-            .map(|(vrf, hash)| (vrf, hash.with_group(vrf.group).with_internet_meter(vrf.internet_meter)))
-            .map(|(vrf, hash)| (EntryKey::Vrf(vrf.vni), hash));
+        let vrfs = self.vrfs.iter().map(Vrf::entry_hash);
         let groups = self.groups.iter().filter(|group| !group.vips.is_empty());
         let groups = groups.map(|group| (EntryKey::Group(group.id), EntryHash::group(group.id, &group.vips)));
         let ports = self.ports.iter().flat_map(Port::entry_hashes);
@@ -35,11 +30,7 @@ impl Update {
                 (EntryKey::Endpoint(vni, address), EntryHash::endpoint(vni, address, mac, host))
             })
         });
-        let public = self.public_prefixes.iter().map(|prefix| {
-            let PublicPrefix { outside, vni, inside, vip, meter, nptv6 } = *prefix;
-            let hash = EntryHash::public_prefix(outside, vni, inside, vip, meter, nptv6);
-            (EntryKey::PublicPrefix(outside), hash)
-        });
+        let public = self.public_prefixes.iter().map(PublicPrefix::entry_hash);
         let nat = self.nat_gateways.iter().map(NatGateway::entry_hash);
         let meters = self.meters.iter().map(Meter::entry_hash);
         let policies = self.policies.iter().map(Policy::entry_hash);
@@ -54,6 +45,24 @@ impl Policy {
         let rules = bytes_hash(&proto::Policy::from(self.clone()).encode_to_vec());
         let key = self.key;
         (EntryKey::Policy(key.vni, key.identity), EntryHash::policy(key.vni, key.identity, rules))
+    }
+}
+
+impl Vrf {
+    /// Hash of the VRF, without its routes.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        let Self { vni, mtu, router4, router6, group, elephant_kbps: _, internet_meter } = *self;
+        let hash = EntryHash::vrf(vni, mtu, router4, router6);
+        (EntryKey::Vrf(vni), hash.with_group(group).with_internet_meter(internet_meter))
+    }
+}
+
+impl PublicPrefix {
+    /// Hash of the public prefix.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        let Self { outside, vni, inside, vip, meter, nptv6 } = *self;
+        let hash = EntryHash::public_prefix(outside, vni, inside, vip, meter, nptv6);
+        (EntryKey::PublicPrefix(outside), hash)
     }
 }
 

@@ -4,23 +4,28 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use sluice_southbound::{Meter, PublicPrefix, Update};
-use sluice_tables::NatGateway;
-use sluice_types::{IpNet, Vni};
+use sluice_tables::{Error, NatGateway};
+use sluice_types::{IpNet, PortForward, Vni};
 
 use super::retries::{Entry, Key};
-use super::{Applier, Role};
+use super::{Applier, Role, UpdateContext};
 
 impl<R: Role> Applier<R> {
     /// Entries that have waited for a new meter are tried again at once.
     pub(super) fn upsert_meters(&mut self, meters: &[Meter]) {
         for meter in meters {
             let is_new = self.tables.meter_number(meter.id).is_none();
-            if self.fails(false, |role, context| role.upsert_meter(context, meter)) {
-                self.try_again(Entry::Meter(*meter));
-            } else if is_new && self.retries.len() > 0 {
+            let write = |role: &mut R, context: &mut UpdateContext<'_>| role.upsert_meter(context, meter);
+            if self.write_metered(Entry::Meter(*meter), write) && is_new && self.retries.len() > 0 {
                 self.retries.expedite();
             }
         }
+    }
+
+    /// Removes meters that were kept only for entries that the database had lost, and that have been removed or have others now.
+    pub(super) fn remove_unused_meters(&mut self) {
+        let removed_meters = self.unconfirmed.take_unused_meters(&self.tables);
+        self.remove(&Update { removed_meters, ..Update::default() }, false);
     }
 
     /// Public prefixes and NAT gateways that are removed, or stand for other addresses than before, give up these first:
@@ -35,9 +40,8 @@ impl<R: Role> Applier<R> {
         for nat in update.nat_gateways.drain(..) {
             match self.fails(false, |role, context| role.upsert_nat_gateway(context, &nat)) {
                 true => {
-                    let (vni, addresses) = (nat.vni, nat.addresses.clone());
-                    self.try_again(Entry::NatGateway(nat));
-                    self.keep_nat_addresses(vni, &addresses);
+                    self.try_again(Entry::NatGateway(nat.clone()));
+                    self.keep_of_nat_gateway(&nat);
                 }
                 // As below.
                 false => self.retries.remove(Key::NatGateway(nat.vni)),
@@ -55,9 +59,8 @@ impl<R: Role> Applier<R> {
         let moved: Vec<IpNet> = all.iter().filter(has_moved).map(|new| new.outside).collect();
         self.remove_public_prefixes(&moved);
         for public in all {
-            if self.fails(false, |role, context| role.upsert_public_prefix(context, public)) {
-                self.try_again(Entry::PublicPrefix(*public));
-            } else {
+            let entry = Entry::PublicPrefix(*public);
+            if self.write_metered(entry, |role, context| role.upsert_public_prefix(context, public)) {
                 // It may have failed to give up its addresses above. That removal would take the new one away.
                 self.retries.remove(Key::PublicPrefix(public.outside));
             }
@@ -82,28 +85,40 @@ impl<R: Role> Applier<R> {
         let known: Vec<_> = self.tables.nat_gateways().collect();
         for nat in known {
             let vni = nat.vni;
-            self.reduce_nat_gateway(nat, |it| given.get(&it).is_none_or(|holder| *holder == Some(vni)));
+            let stays = |it| given.get(&it).is_none_or(|holder| *holder == Some(vni));
+            self.reduce_nat_gateway(nat, stays, |_| true);
         }
     }
 
-    /// The NAT gateway of a VPC could not be written: it gives up the addresses that it has no longer. The new ones may wait for the
-    /// numbers of these, which become free then.
-    fn keep_nat_addresses(&mut self, vni: Vni, addresses: &[Ipv4Addr]) {
-        if let Some(known) = self.tables.nat_gateway(vni) {
-            self.reduce_nat_gateway(known, |it| addresses.contains(&it));
+    /// A NAT gateway could not be written: that of the tables gives up the addresses and port forwards that it has no longer. New
+    /// addresses may wait for the numbers of these, which become free then; a port that was closed must not stay open.
+    fn keep_of_nat_gateway(&mut self, new: &sluice_southbound::NatGateway) {
+        if let Some(known) = self.tables.nat_gateway(new.vni) {
+            self.reduce_nat_gateway(known, |it| new.addresses.contains(&it), |it| new.forwards.contains(it));
         }
     }
 
-    fn reduce_nat_gateway(&mut self, mut nat: NatGateway, stays: impl Fn(Ipv4Addr) -> bool) {
-        let before = nat.addresses.len();
+    /// Writes a NAT gateway of the tables with only the addresses that stay, and only their port forwards that stay.
+    fn reduce_nat_gateway(
+        &mut self,
+        mut nat: NatGateway,
+        stays: impl Fn(Ipv4Addr) -> bool,
+        is_forwarded: impl Fn(&PortForward) -> bool,
+    ) {
+        let sizes = |nat: &NatGateway| (nat.addresses.len(), nat.forwards.len());
+        let before = sizes(&nat);
         nat.addresses.retain(|it| stays(it.address));
-        nat.forwards.retain(|it| stays(*it.outside.ip()));
+        nat.forwards.retain(|it| stays(*it.outside.ip()) && is_forwarded(it));
         if nat.addresses.is_empty() {
             self.remove_nat_gateways(&[nat.vni]);
-        } else if nat.addresses.len() != before {
-            let result = self.tables.upsert_nat_gateway(&nat);
-            self.failures
-                .check(result, format_args!("fewer addresses of the NAT gateway of VNI {}", nat.vni));
+        } else if sizes(&nat) != before {
+            let mut result = self.tables.upsert_nat_gateway(&nat);
+            if matches!(result, Err(Error::Full { .. })) {
+                // It needs less memory without port forwards. Those that stay are written with the next attempt.
+                nat.forwards.clear();
+                result = self.tables.upsert_nat_gateway(&nat);
+            }
+            self.failures.check(result, format_args!("what stays of the NAT gateway of VNI {}", nat.vni));
         }
     }
 

@@ -4,16 +4,19 @@
 //! An entry waits here until it is written, or until the controller changes or removes it. There is an attempt one
 //! second after a failure; each attempt that writes nothing doubles the delay, up to a minute. A removal of other
 //! entries, which frees memory, makes the next attempt due at once.
+//!
+//! What is written and lacks only its meter waits as well, and so does the meter. Without it the tables are complete, because
+//! tenants can use up all meters.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_southbound::{
-    EndpointKey, Group, Meter, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix, Route, RouteKey,
-    Update, Vip, Vrf, Vtep,
+    EndpointKey, Group, MAX_MISSING, Meter, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix,
+    Route, RouteKey, Update, Vip, Vrf, Vtep,
 };
-use sluice_types::{EntryKey, InstanceId, IpNet, Vni};
+use sluice_types::{EntryHash, EntryKey, InstanceId, IpNet, Vni};
 
 use super::snapshot::addresses;
 
@@ -105,6 +108,9 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     entries: BTreeMap<Key, Waiting>,
+    /// Meters without room, and entries that lack only their meter: at most as many as the controller has sent. None of them is in
+    /// `entries`.
+    unmetered: BTreeMap<Key, Waiting>,
     /// Delay between the last attempt and the next; `None` before the first attempt.
     delay: Option<Duration>,
     /// When the next attempt is due.
@@ -112,13 +118,26 @@ pub(super) struct Retries {
 }
 
 impl Retries {
+    /// Number of all entries that wait.
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.entries.len() + self.unmetered.len()
+    }
+
+    /// Whether the tables are complete without what waits.
+    pub(super) fn has_only_unmetered(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// Adds an entry that could not be written. Returns false if there are too many.
     pub(super) fn add(&mut self, entry: Entry, reason: String) -> bool {
         self.insert(entry.key(), Waiting { entry: Some(entry), reason })
+    }
+
+    /// Adds a meter for which there is no room, or an entry that is written and lacks only its meter.
+    pub(super) fn add_unmetered(&mut self, entry: Entry, reason: String) {
+        let key = entry.key();
+        self.entries.remove(&key);
+        self.unmetered.insert(key, Waiting { entry: Some(entry), reason });
     }
 
     /// Adds an entry that could not be removed. Returns false if there are too many.
@@ -128,13 +147,14 @@ impl Retries {
 
     fn insert(&mut self, key: Key, waiting: Waiting) -> bool {
         let fits = self.entries.len() < RETRIES_MAX || self.entries.contains_key(&key);
+        self.unmetered.remove(&key);
         if fits {
             self.entries.insert(key, waiting);
         }
         fits
     }
 
-    /// The entries that are not in the tables. Those that could not be removed are not among them.
+    /// The entries that are not in the tables, or lack their meter. Those that could not be removed are not among them.
     pub(super) fn missing(&self) -> Missing {
         let mut missing = Missing::default();
         for Waiting { entry, reason } in self.entries.values() {
@@ -142,17 +162,51 @@ impl Retries {
                 missing.add(key, reason.clone());
             }
         }
+        // Those beyond the first are not reported: if there were others, nothing on this node would count as programmed.
+        for (waiting, entry) in self.unmetered.values().filter_map(|it| Some((it, it.entry.as_ref()?))) {
+            for key in entry.names() {
+                if missing.entries.len() < MAX_MISSING {
+                    missing.add(key, waiting.reason.clone());
+                }
+            }
+        }
         missing
+    }
+
+    /// The hash by which digests count what lookups find: of an entry that lacks only its meter, as the controller compiled it.
+    pub(super) fn counted(&self, key: EntryKey, found: EntryHash) -> EntryHash {
+        let waiting = match key {
+            EntryKey::Vrf(vni) => self.unmetered.get(&Key::Vrf(vni)),
+            EntryKey::PublicPrefix(outside) => self.unmetered.get(&Key::PublicPrefix(outside)),
+            _ => None,
+        };
+        let (written, compiled) = match waiting.and_then(|waiting| waiting.entry.as_ref()) {
+            Some(Entry::Vrf(vrf)) => (Vrf { internet_meter: None, ..*vrf }.entry_hash(), vrf.entry_hash()),
+            Some(Entry::PublicPrefix(public)) => {
+                (PublicPrefix { meter: None, ..*public }.entry_hash(), public.entry_hash())
+            }
+            _ => return found,
+        };
+        if written == (key, found) { compiled.1 } else { found }
+    }
+
+    /// The meters for which there is no room.
+    pub(super) fn meters(&self) -> impl Iterator<Item = &Meter> {
+        self.unmetered.values().filter_map(|waiting| match &waiting.entry {
+            Some(Entry::Meter(meter)) => Some(meter),
+            _ => None,
+        })
     }
 
     /// Forgets an entry that was written meanwhile.
     pub(super) fn remove(&mut self, key: Key) {
         self.entries.remove(&key);
+        self.unmetered.remove(&key);
     }
 
     /// Forgets the entries that an update writes or removes: they are out of date.
     pub(super) fn forget(&mut self, update: &Update) {
-        if self.entries.is_empty() {
+        if self.len() == 0 {
             return;
         }
         let endpoint = |vni, ipv4, ipv6| addresses(ipv4, ipv6).map(move |ip| Key::Endpoint(vni, ip));
@@ -178,9 +232,7 @@ impl Retries {
         let removed = removed.chain(update.removed_public_prefixes.iter().copied().map(Key::PublicPrefix));
         let removed = removed.chain(update.removed_nat_gateways.iter().copied().map(Key::NatGateway));
         let removed = removed.chain(update.removed_ports.iter().copied().map(Key::Port));
-        for key in written.chain(removed) {
-            self.entries.remove(&key);
-        }
+        written.chain(removed).for_each(|key| self.remove(key));
         if !update.removed_vnis.is_empty() {
             // The routes, public prefixes and NAT gateway of a VNI are removed with it.
             let vni_of = |key: &Key, waiting: &Waiting| match (key, &waiting.entry) {
@@ -190,7 +242,9 @@ impl Retries {
                 _ => None,
             };
             let is_removed = |vni: Option<Vni>| vni.is_some_and(|vni| update.removed_vnis.contains(&vni));
-            self.entries.retain(|key, waiting| !is_removed(vni_of(key, waiting)));
+            for entries in [&mut self.entries, &mut self.unmetered] {
+                entries.retain(|key, waiting| !is_removed(vni_of(key, waiting)));
+            }
         }
     }
 
@@ -207,7 +261,8 @@ impl Retries {
     /// Takes all entries, for an attempt. Those that fail again are added again.
     pub(super) fn take(&mut self) -> Update {
         let mut update = Update::default();
-        for (key, waiting) in std::mem::take(&mut self.entries) {
+        let unmetered = std::mem::take(&mut self.unmetered);
+        for (key, waiting) in std::mem::take(&mut self.entries).into_iter().chain(unmetered) {
             match waiting.entry {
                 Some(entry) => push(&mut update, entry),
                 None => push_removal(&mut update, key),

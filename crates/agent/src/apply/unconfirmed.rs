@@ -37,6 +37,8 @@ pub struct UnconfirmedEntries {
     /// By outside addresses.
     public_prefixes: BTreeMap<IpNet, Vni>,
     ports: BTreeSet<InstanceId>,
+    /// Meters that the database does not have and unconfirmed entries have. They are not counted: they go with the last of these.
+    meters: BTreeSet<u32>,
     changes: u64,
 }
 
@@ -44,7 +46,7 @@ impl UnconfirmedEntries {
     /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
-        let Self { vteps, networks, endpoints, routes, public_prefixes, ports, changes: _ } = self;
+        let Self { vteps, networks, endpoints, routes, public_prefixes, ports, meters: _, changes: _ } = self;
         vteps.len() + networks.len() + endpoints.len() + routes.len() + public_prefixes.len() + ports.len()
     }
 
@@ -91,6 +93,9 @@ impl UnconfirmedEntries {
     /// Forgets entries that a message mentions or removes: either way the database decides about them again. Returns
     /// the public prefixes that must be removed, because the message gives some of their addresses to others.
     pub(super) fn forget(&mut self, update: &Update) -> Vec<IpNet> {
+        for meter in &update.meters {
+            self.meters.remove(&meter.id);
+        }
         let before = self.len();
         if before == 0 {
             return Vec::new();
@@ -164,7 +169,7 @@ impl UnconfirmedEntries {
     }
 
     /// Removes unconfirmed entries from what would be removed, and the meters that they have.
-    pub(super) fn keep(&self, removals: &mut Update, tables: &NodeTables) {
+    pub(super) fn keep(&mut self, removals: &mut Update, tables: &NodeTables) {
         removals.removed_vteps.retain(|vtep| !self.vteps.contains(vtep));
         removals.removed_vnis.retain(|vni| !self.networks.contains(vni));
         removals.removed_public_prefixes.retain(|outside| !self.public_prefixes.contains_key(outside));
@@ -175,7 +180,18 @@ impl UnconfirmedEntries {
         let of_networks = self.networks.iter().map(|vni| tables.internet_meter(*vni));
         let numbers = of_prefixes.map(|public| public.meter).chain(of_networks);
         let kept: HashSet<u32> = numbers.filter_map(|number| tables.meter_id(number)).collect();
-        removals.removed_meters.retain(|id| !kept.contains(id));
+        self.meters = removals.removed_meters.extract_if(.., |id| kept.contains(id)).collect();
+    }
+
+    /// Takes the meters that were kept, and that no entry has any more.
+    pub(super) fn take_unused_meters(&mut self, tables: &NodeTables) -> Vec<u32> {
+        if self.meters.is_empty() {
+            return Vec::new();
+        }
+        let of_networks = tables.vrfs().map(|entry| tables.internet_meter(entry.vrf.vni));
+        let numbers = tables.public_prefixes().map(|public| public.meter).chain(of_networks);
+        let used: HashSet<u32> = numbers.filter_map(|number| tables.meter_id(number)).collect();
+        self.meters.extract_if(.., |id| !used.contains(id)).collect()
     }
 
     /// The list for the controller: at most [`MAX_UNCONFIRMED`] entries, ports first, because they say most.

@@ -8,10 +8,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 
 use sluice_southbound::{MAX_FAILURES, Update};
-use sluice_tables::{Error, NodeTables};
 use sluice_types::{DIGEST_SHARDS, EntryHash, EntryKey};
-
-use crate::Role;
 
 /// From this number of different shards on, the tables are not relied on until they are repaired: a gateway then gives
 /// its vIPs to others. A few damaged cells concern fewer shards.
@@ -35,21 +32,16 @@ pub(super) struct Verification {
 }
 
 impl Verification {
-    /// Collects the entries of `shards`, one bit for each, and removes from the tables what cannot be written over.
-    ///
-    /// # Errors
-    /// Those of [`NodeTables::remove_damage`]; the snapshot repairs the rest nevertheless.
-    pub(super) fn begin(tables: &mut NodeTables, role: &impl Role, shards: u64) -> (Self, Result<(), Error>) {
-        let mut this = Self { shards, present: HashMap::new(), repaired: Repaired::default() };
-        let mut twice = Vec::new();
-        role.visit_entries(tables, &mut |key, hash| {
-            if this.concerns(hash) && this.present.insert(key, hash).is_some() {
-                twice.push(key);
-            }
-        });
-        twice.into_iter().for_each(|key| this.name(key, "is there twice"));
-        let result = tables.remove_damage();
-        (this, result)
+    /// Begins a comparison of `shards`, one bit for each.
+    pub(super) fn begin(shards: u64) -> Self {
+        Self { shards, present: HashMap::new(), repaired: Repaired::default() }
+    }
+
+    /// Collects an entry of the tables.
+    pub(super) fn note_present(&mut self, key: EntryKey, hash: EntryHash) {
+        if self.concerns(hash) && self.present.insert(key, hash).is_some() {
+            self.name(key, "is there twice");
+        }
     }
 
     /// Whether so much differs that the tables cannot be relied on.

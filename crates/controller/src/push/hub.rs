@@ -55,7 +55,7 @@ struct Node {
     /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
     /// the node has acknowledged a snapshot without any, or reports that it has written the rest.
     failed: Option<u64>,
-    /// What is missing then; `None` if the node has not said it by name.
+    /// What is missing then, or lacks only its meter; `None` if the node has not said it by name.
     missing: Option<Missing>,
     /// The next snapshot is to verify these shards of the tables; 0 if none is due.
     verify_shards: u64,
@@ -224,7 +224,8 @@ impl Hub {
         inner.nodes.get(&id).and_then(|node| node.session.as_ref()).is_some_and(|(now, _)| *now == session)
     }
 
-    /// A node acknowledges a revision, with the entries that it could not write.
+    /// A node acknowledges a revision, with the entries that it could not write. Those without which its tables are complete are not
+    /// among them: [`Hub::missing`] names these.
     pub fn ack(&self, id: NodeId, session: u64, revision: u64, failures: Vec<String>) {
         self.with(id, session, |node| {
             node.unanswered = false;
@@ -258,11 +259,10 @@ impl Hub {
     }
 
     /// A node has written everything up to the revision that it acknowledged last, also what it could not write
-    /// at first.
+    /// at first. Only meters may be missing, for which it has no room: what lacks one works, and nothing waits for it.
     pub fn complete(&self, id: NodeId, session: u64) {
         self.with(id, session, |node| {
             if node.failed.take().is_some() {
-                node.missing = None;
                 node.failures.clear();
                 node.mark();
             }
@@ -374,11 +374,14 @@ impl Hub {
         read(&written)
     }
 
-    /// Calls `read` with a function that returns the nodes whose tables lack entries, and which.
+    /// Calls `read` with the nodes whose tables lack entries, and which. Nodes that lack only meters are among them.
     pub fn with_gaps<R>(&self, read: impl FnOnce(&[(NodeId, Gap<'_>)]) -> R) -> R {
         let inner = self.lock();
         let mut gaps = Vec::new();
-        for (id, node) in inner.nodes.iter().filter(|(_, node)| node.failed.is_some()) {
+        let lacks = |node: &Node| {
+            node.failed.is_some() || node.missing.as_ref().is_some_and(|missing| !missing.is_empty())
+        };
+        for (id, node) in inner.nodes.iter().filter(|(_, node)| lacks(node)) {
             let text = node.failures.first().map_or("the node does not say why", String::as_str);
             gaps.push((*id, Gap { missing: node.missing.as_ref(), text }));
         }
@@ -518,6 +521,29 @@ mod tests {
         assert!(hub.is_incomplete(NODE), "another stream");
         hub.complete(NODE, session.id);
         assert!(written(9) && hub.view(NODE).state.failures.is_empty());
+    }
+
+    /// Catches a node without room for a meter that holds removals up, and a missing meter that is not shown.
+    #[test]
+    fn missing_meters_are_shown_and_nothing_waits_for_them() {
+        let hub = Hub::default();
+        let session = hub.open(NODE, 5, String::new());
+        let gaps =
+            || hub.with_gaps(|gaps| gaps.iter().map(|(_, gap)| gap.missing.cloned()).collect::<Vec<_>>());
+        let mut missing = Missing::default();
+        missing.add(sluice_types::EntryKey::Meter(7), "no room".to_owned());
+        hub.missing(NODE, session.id, missing.clone());
+        hub.ack(NODE, session.id, 6, Vec::new());
+        hub.complete(NODE, session.id);
+        assert!(!hub.is_incomplete(NODE) && hub.with_written(|written| written(NODE, 6)));
+        assert_eq!(gaps(), [Some(missing.clone())]);
+        // Another entry is missing for a while.
+        hub.ack(NODE, session.id, 7, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
+        assert!(hub.is_incomplete(NODE));
+        hub.complete(NODE, session.id);
+        assert_eq!((hub.is_incomplete(NODE), gaps()), (false, vec![Some(missing)]));
+        hub.missing(NODE, session.id, Missing::default());
+        assert_eq!(gaps(), []);
     }
 
     #[test]

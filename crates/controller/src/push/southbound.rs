@@ -327,6 +327,7 @@ impl Listener {
             let (node, revision) = (self.node, ack.revision);
             tracing::warn!(?node, revision, ?failures, "node could not write all entries");
         }
+        let failures = if ack.complete { Vec::new() } else { failures };
         self.push.hub.ack(self.node, self.session, ack.revision, failures);
         if ack.complete {
             self.push.hub.complete(self.node, self.session);

@@ -113,6 +113,13 @@ impl NodeTables {
         self.meters.as_ref().map_or(Level::default(), |meters| meters.named.level(number, now_ns))
     }
 
+    /// Whether there is no room for another meter. Not on a node without meters, which is not sent any.
+    #[must_use]
+    pub fn meters_are_full(&self) -> bool {
+        let meters = self.meters.as_ref();
+        meters.is_some_and(|meters| !meters.named.has_free() && meters.retired.is_empty())
+    }
+
     /// Meters for which there is room.
     #[must_use]
     pub fn meters_total(&self) -> u32 {

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use sluice_southbound::NatGateway;
+use sluice_types::{ForwardProtocol, PortForward};
 
 use super::*;
 
@@ -31,6 +32,13 @@ fn public(low: u8) -> PublicPrefix {
         meter: None,
         nptv6: false,
     }
+}
+
+/// The same port of an address of [`nat`] and of an instance.
+fn forward(port: u16) -> PortForward {
+    let outside = std::net::SocketAddrV4::new([198, 51, 101, 1].into(), port);
+    let inside = std::net::SocketAddrV4::new([10, 0, 0, 5].into(), port);
+    PortForward { protocol: ForwardProtocol::Tcp, outside, inside }
 }
 
 /// The cloud with two NAT gateways.
@@ -167,4 +175,46 @@ fn damaged_nat_gateway_is_named_and_repaired() {
     assert!(repaired.named.contains(&"NAT gateway of VNI 2 was wrong".to_owned()), "{repaired:?}");
     assert_eq!(applier.digests().unwrap().1, intended.1);
     assert_eq!(found(&applier), nat_cloud().nat_gateways);
+}
+
+/// Catches a port that stays open, or leads to an earlier instance, because the rest of its NAT gateway cannot be written.
+#[test]
+fn removed_port_forwards_end_though_their_nat_gateway_cannot_be_written() {
+    let mut applier = applier(1 << 14);
+    let before = NatGateway { forwards: [80, 443, 8080].map(forward).to_vec(), ..nat(1, &[1, 2]) };
+    assert_eq!(
+        apply(&mut applier, Update { nat_gateways: vec![before.clone()], ..cloud() }),
+        without_failures(10)
+    );
+    let moved = PortForward { inside: "10.0.0.6:443".parse().unwrap(), ..forward(443) };
+    let forwards = vec![forward(80), moved, forward(8443)];
+    let after = NatGateway { vip: ip("192.0.2.101"), forwards, ..nat(1, &[1, 2]) };
+    let applied = apply(&mut applier, Update { nat_gateways: vec![after.clone()], ..delta(11) }).unwrap();
+    assert_eq!(applied.failed_entries, 1, "its vIP is missing: {applied:?}");
+    assert_eq!(found(&applier), [NatGateway { forwards: vec![forward(80)], ..before }]);
+    apply(&mut applier, Update { vips: vec![vip("192.0.2.101")], ..delta(12) });
+    applier.retry(Instant::now());
+    applier.retry(Instant::now() + SECOND);
+    assert_eq!(found(&applier), [after]);
+}
+
+/// Catches a port that stays open because there is no memory for the other port forwards.
+#[test]
+fn removed_port_forwards_end_in_full_tables() {
+    let ports: Vec<_> = (1..=100).map(forward).collect();
+    let before = NatGateway { forwards: ports.clone(), ..nat(1, &[1]) };
+    let after = NatGateway { vip: ip("192.0.2.101"), forwards: ports[1..].to_vec(), ..before.clone() };
+    let public = |low: u8| {
+        let [outside, inside] = ["203.0.113", "10.0.0"].map(|net| format!("{net}.{low}/32").parse().unwrap());
+        PublicPrefix { outside, vni: vni(1), inside, vip: ip("192.0.2.100"), meter: None, nptv6: false }
+    };
+    let mut applier = applier(512);
+    let small = Update { snapshot: true, vrfs: vec![vrf(1)], vips: vec![vip("192.0.2.100")], ..delta(10) };
+    let small = Update { nat_gateways: vec![before.clone()], ..small };
+    assert_eq!(apply(&mut applier, small), without_failures(10));
+    let public_prefixes = (1..=255).map(public).collect();
+    assert!(apply(&mut applier, Update { public_prefixes, ..delta(11) }).unwrap().failed_entries > 0);
+    let applied = apply(&mut applier, Update { nat_gateways: vec![after], ..delta(12) }).unwrap();
+    assert_eq!(applied.failed_entries, 1, "its vIP is missing: {applied:?}");
+    assert_eq!(found(&applier), [NatGateway { forwards: Vec::new(), ..before }]);
 }

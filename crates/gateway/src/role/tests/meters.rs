@@ -2,7 +2,7 @@
 
 use sluice_southbound::Meter;
 use sluice_tables::NamedMeters;
-use sluice_types::{Digests, MeterLimit};
+use sluice_types::{Digests, EntryKey, MeterLimit};
 
 use super::*;
 
@@ -97,8 +97,8 @@ fn meters_come_with_what_has_them() {
     );
 }
 
-/// Catches an address that does not work because there is no room for its meter, and failures that do not name the meter, or stay
-/// when there is room.
+/// Catches an address that does not work because there is no room for its meter, failures that do not name the meter, or stay when
+/// there is room, and tables that count as incomplete or damaged although only meters are missing.
 #[test]
 fn without_room_for_a_meter_its_address_works_and_has_failed() {
     let mut gateway = gateway_with(1);
@@ -106,18 +106,66 @@ fn without_room_for_a_meter_its_address_works_and_has_failed() {
     assert_eq!(applied.failed_entries, 2, "{applied:?}");
     assert!(applied.failures[0].contains("meter 2: no room for meter 2: all 1 are in use"), "{applied:?}");
     assert!(applied.failures[1].contains("VNI 5: meter 2 is not in the tables"), "{applied:?}");
-    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(1), Some(0)], false));
-    assert_eq!(gateway.applier.digests(), None);
+    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(1), Some(0)], true));
+    assert_eq!(*gateway.applier.complete_revision().borrow(), 10);
+    let vrf_key = EntryKey::Vrf(Vni::new(5).unwrap());
+    let missing = gateway.applier.take_missing().unwrap();
+    assert_eq!(missing.entries.keys().copied().collect::<Vec<_>>(), [vrf_key, EntryKey::Meter(2)]);
+    assert!(!missing.others);
+    assert_eq!(gateway.applier.digests(), Some((10, digests_of(&cloud()))));
+    let verified = gateway.apply(Update { verify_shards: u64::MAX, ..cloud() }).unwrap();
+    assert_eq!(verified.repaired.unwrap().differences, 0);
+    // The next stream goes on with this revision, and has to be told. The next agent does not know what lacks a meter.
+    gateway.applier.take_missing();
+    gateway.applier.begin_stream();
+    assert_eq!(gateway.applier.tables.applied_revision(), 10);
+    assert_eq!(gateway.applier.take_missing().unwrap(), missing);
+    let mut next = Gateway::with_tables(gateway.applier.tables);
+    assert_eq!(*next.applier.complete_revision().borrow(), 10);
+    next.applier.begin_stream();
+    assert_eq!(next.applier.tables.applied_revision(), 0, "it needs a snapshot");
+    gateway = next;
+    gateway.apply(cloud());
     // The address of the removed meter works without one.
     let step = Update { removed_meters: vec![1], public_prefixes: vec![public(1, Some(3))], ..delta(11) };
     let applied = gateway.apply(step).unwrap();
     assert!(applied.failures[0].contains("public prefix 198.51.100.1/32: meter 3 is not in"), "{applied:?}");
     let now = Instant::now();
     assert_eq!(gateway.applier.retry(now).unwrap().failed_entries, 1, "that of meter 3");
-    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(0), Some(2)], false));
+    assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(0), Some(2)], true));
+    let missing = gateway.applier.take_missing().unwrap();
+    let names: Vec<_> = missing.entries.into_keys().collect();
+    assert_eq!(names, [EntryKey::PublicPrefix(public(1, None).outside)]);
+    let compiled = Update { public_prefixes: vec![public(1, Some(3)), public(2, None)], ..cloud() };
+    let compiled = Update { meters: vec![meter(2)], ..compiled };
+    assert_eq!(gateway.applier.digests(), Some((11, digests_of(&compiled))));
     let step = Update { public_prefixes: vec![public(1, Some(2))], ..delta(12) };
     assert_eq!(gateway.apply(step), without_failures(12));
     assert_eq!((found(&gateway, 1), gateway.applier.is_complete()), ([Some(2), Some(2)], true));
+    assert!(gateway.applier.take_missing().unwrap().is_empty());
+}
+
+/// Catches digests that do not find what is wrong with an entry besides the meter that it lacks, and an entry that lacks its meter
+/// and is not written.
+#[test]
+fn what_is_wrong_besides_a_meter_is_found() {
+    let mut gateway = gateway_with(1);
+    let both = Update { public_prefixes: vec![public(1, Some(2)), public(2, Some(2))], ..cloud() };
+    gateway.apply(both.clone());
+    assert_eq!(gateway.applier.digests(), Some((10, digests_of(&both))));
+    let tables = &mut gateway.applier.tables;
+    let prefix = tables.public_prefix(public(1, None).outside).unwrap();
+    tables.upsert_public_prefix(&sluice_tables::PublicPrefix { vip: ip(A), ..prefix }).unwrap();
+    tables.set_internet_meter(Vni::new(5).unwrap(), tables.meter_number(1).unwrap()).unwrap();
+    let repaired =
+        gateway.apply(Update { verify_shards: u64::MAX, ..both.clone() }).unwrap().repaired.unwrap();
+    assert_eq!(repaired.differences, 2, "{repaired:?}");
+    assert_eq!(gateway.applier.digests(), Some((10, digests_of(&both))));
+    let unknown = PublicPrefix { vip: ip("192.0.2.77"), ..public(2, Some(2)) };
+    let applied = gateway.apply(Update { public_prefixes: vec![unknown], ..delta(11) }).unwrap();
+    assert_eq!((applied.failed_entries, gateway.applier.is_complete()), (1, false), "{applied:?}");
+    let step = Update { public_prefixes: vec![public(2, Some(2))], ..delta(12) };
+    assert_eq!((gateway.apply(step).unwrap().failed_entries, gateway.applier.is_complete()), (1, true));
 }
 
 /// The controller finds and repairs an entry whose meter is another one.
@@ -137,4 +185,53 @@ fn damaged_meters_are_repaired() {
     assert_eq!(repaired.differences, 4, "{repaired:?}");
     assert_eq!(gateway.applier.digests(), Some((10, right)));
     assert_eq!(found(&gateway, 1), [Some(1), Some(2)]);
+}
+
+/// Catches a meter that stays when the entry is gone for which it was kept, and one that the database has again and that is removed.
+#[test]
+fn meters_that_the_database_lost_go_with_what_has_them() {
+    let older = Update {
+        meters: vec![meter(2)],
+        public_prefixes: vec![public(2, None)],
+        commit_id: 0x100,
+        keep_unmentioned: true,
+        ..cloud()
+    };
+    let removal = Update {
+        removed_public_prefixes: vec![public(1, None).outside],
+        removes_unconfirmed: true,
+        ..delta(11)
+    };
+    let without_meter = Update { public_prefixes: vec![public(1, None)], ..delta(11) };
+    let with_meter =
+        Update { meters: vec![meter(1)], public_prefixes: vec![public(1, Some(1))], ..delta(11) };
+    for (step, is_kept) in [(removal, false), (without_meter, false), (with_meter, true)] {
+        let mut gateway = gateway_with(4);
+        gateway.apply(Update { commit_id: 0x12, ..cloud() });
+        assert_eq!(gateway.apply(older.clone()), without_failures(10));
+        let ids = |gateway: &Gateway| gateway.applier.tables.meter_ids().collect::<Vec<_>>();
+        assert_eq!((ids(&gateway), gateway.applier.unconfirmed().len()), (vec![1, 2], 1));
+        let mut compiled = older.clone();
+        compiled.meters.extend(step.meters.clone());
+        compiled.public_prefixes.extend(step.public_prefixes.clone());
+        assert_eq!(gateway.apply(step), without_failures(11));
+        assert_eq!(ids(&gateway), if is_kept { vec![1, 2] } else { vec![2] });
+        assert_eq!(gateway.applier.digests(), Some((11, digests_of(&compiled))));
+    }
+}
+
+/// Catches a new address that is not announced because its meter is missing, and one that is announced because it has another meter.
+#[test]
+fn addresses_are_announced_whatever_their_meters() {
+    let mut gateway = gateway_with(1);
+    gateway.set_owned(&[B]);
+    gateway.apply(Update { vrfs: vec![vrf(5, None)], meters: vec![meter(1)], ..snapshot() });
+    let now = Instant::now();
+    let mut step = |revision, meter| {
+        let public_prefixes = vec![public(1, meter)];
+        let failed = gateway.apply(Update { public_prefixes, ..delta(revision) }).unwrap().failed_entries;
+        (failed, gateway.applier.role.public.take_batch(now))
+    };
+    assert_eq!(step(11, Some(2)), (1, vec![ip("198.51.100.1")]));
+    assert_eq!((step(12, Some(1)), step(13, None)), ((0, Vec::new()), (0, Vec::new())));
 }
