@@ -114,7 +114,7 @@ async fn refused_eips() {
     let first = cloud.post("/v1/eips", eip(&basics, &pool, "first", first.clone())).await;
     let expected = json!({"id": first.id(), "name": "first", "tenant": basics.tenant, "pool": pool,
         "address": "198.51.100.7", "prefix_length": 32, "vpc": basics.vpc, "instance": vm_id, "inside": vm["ipv4"],
-        "revision": first.body["revision"], "programmed": false});
+        "nptv6": false, "revision": first.body["revision"], "programmed": false});
     assert_eq!(first.body, expected);
     for (fields, problem) in [
         (json!({"address": "198.51.100.7"}), (409, "address-taken", "198.51.100.7")),
