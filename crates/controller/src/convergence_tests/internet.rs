@@ -9,12 +9,13 @@ use std::net::SocketAddrV4;
 /// Prefixes of pools, which overlap sometimes.
 const PREFIXES: [&str; 4] = ["203.0.113.0/28", "203.0.113.16/29", "203.0.113.0/27", "2001:db8:ff00::/60"];
 
-/// A pool on each cluster, an EIP that is attached, and a NAT gateway with two port forwards. Without them, few histories
-/// would have public addresses.
-pub(super) const FIRST: [Operation; 6] = [
+/// A pool on each cluster, an EIP of an instance and one of a subnet, by NPTv6, and a NAT gateway with two port forwards.
+/// Without them, few histories would have public addresses.
+pub(super) const FIRST: [Operation; 7] = [
     (POOLS, 0, 12, 0),
     (POOLS, 1, 1, 0),
     (EIPS, 0, 0, 2),
+    (EIPS, 0, 2, 0),
     (NAT_GATEWAYS, 0, 1, 0),
     (PORT_FORWARDS, 0, 0, 1),
     (PORT_FORWARDS, 0, 1, 2),
@@ -67,11 +68,14 @@ pub(super) async fn check_public(store: &Store, gateway: GatewayId, tables: &Nod
             assert_eq!((vpc.cluster, vpc.moving), (cluster, None), "{} has {}", vpc.name, eip.name);
             let vip =
                 tables.public.get(&eip.prefix).map(|prefix| prefix.vip).filter(|vip| vips.contains(vip));
-            expected.insert(eip.prefix, (vpc.vni, at.inside, vip.is_some()));
+            expected.insert(eip.prefix, (vpc.vni, at.inside, eip.nptv6, vip.is_some()));
         }
     }
     check_nat(store, &gateway, tables).await;
-    let found = tables.public.values().map(|prefix| (prefix.outside, (prefix.vni, prefix.inside, true)));
+    let found = tables.public.values().map(|prefix| {
+        let PublicPrefix { outside, vni, inside, nptv6, .. } = *prefix;
+        (outside, (vni, inside, nptv6, true))
+    });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
 }
 
