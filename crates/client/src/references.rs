@@ -43,6 +43,7 @@ pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<Refere
     for index in 0..cloud.vpcs.len() {
         resolver.subnets(index).await?;
         resolver.security_groups(index).await?;
+        resolver.port_forwards(index).await?;
     }
     for peering in &cloud.peerings {
         let ends = resolver.ends_of(peering).await?;
@@ -355,6 +356,28 @@ impl<'a> Resolver<'a> {
             self.in_vpc::<Subnet>(id, is_in_file, text, "subnet", object).await?;
         }
         Ok(Some(end))
+    }
+
+    /// Resolves the instances of the port forwards of a VPC's NAT gateway.
+    async fn port_forwards(&mut self, index: usize) -> Result<()> {
+        let cloud = self.cloud;
+        let spec = &cloud.vpcs[index];
+        for forward in spec.nat_gateway.iter().flat_map(|nat| &nat.port_forwards) {
+            let text = forward.instance.as_str();
+            if spec.instances.iter().any(|instance| instance.name == name_in(text)) {
+                continue;
+            }
+            let object = || format!("port forward `{}` in VPC `{}`", forward.name, spec.name);
+            let vpc = self.vpc_id(index).await?;
+            let instance: Instance = find_in(self.client, vpc, text)
+                .await
+                .map_err(|error| in_field::<Instance>(error, text, "instance", object()))?;
+            if Some(instance.vpc) != vpc {
+                let problem = format!("{} is an instance of another VPC", instance.id);
+                return Err(FieldError { object: object(), field: "instance", problem }.into());
+            }
+        }
+        Ok(())
     }
 
     /// Resolves an object of a VPC, unless the file describes it.

@@ -206,6 +206,23 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
             "vpcs: [{name: v, tenant: red, nat_gateway: {name: n, pool: far}}]",
             neither("NAT gateway `n` of VPC `v`: `pool`", "public pool `far`"),
         ),
+        (
+            "vpcs: [{name: web, tenant: red, instances: [{name: j, subnet: front, host: metal}], nat_gateway: \
+             {name: out, pool: world, port_forwards: [{name: f, protocol: tcp, port: 1, instance: j}, \
+             {name: g, protocol: tcp, port: 2, instance: i}, {name: h, protocol: udp, port: 1, instance: q}]}}]",
+            neither("port forward `h` in VPC `web`: `instance`", "instance `q`"),
+        ),
+        // The VPC is new, and the instance is in another one.
+        (
+            "vpcs: [{name: v, tenant: red, nat_gateway: {name: n, pool: world, port_forwards: \
+             [{name: f, protocol: tcp, port: 1, instance: i}]}}]",
+            neither("port forward `f` in VPC `v`: `instance`", "instance `i`"),
+        ),
+        (
+            "vpcs: [{name: db, tenant: red, nat_gateway: {name: n, pool: world, port_forwards: \
+             [{name: f, protocol: tcp, port: 1, instance: inst-1}]}}]",
+            "port forward `f` in VPC `db`: `instance`: inst-1 is an instance of another VPC".to_owned(),
+        ),
         ("meters: [{name: m, tenant: blue, in_kbps: 64}]", neither("meter `m`: `tenant`", "tenant `blue`")),
         ("eips: [{name: e, tenant: red, pool: world, meter: x}]", neither("EIP `e`: `meter`", "meter `x`")),
         (

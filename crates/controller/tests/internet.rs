@@ -114,7 +114,7 @@ async fn refused_eips() {
     let first = cloud.post("/v1/eips", eip(&basics, &pool, "first", first.clone())).await;
     let expected = json!({"id": first.id(), "name": "first", "tenant": basics.tenant, "pool": pool,
         "address": "198.51.100.7", "prefix_length": 32, "vpc": basics.vpc, "instance": vm_id, "inside": vm["ipv4"],
-        "revision": first.body["revision"], "programmed": false});
+        "nptv6": false, "revision": first.body["revision"], "programmed": false});
     assert_eq!(first.body, expected);
     for (fields, problem) in [
         (json!({"address": "198.51.100.7"}), (409, "address-taken", "198.51.100.7")),
@@ -124,6 +124,8 @@ async fn refused_eips() {
         (json!({"address": "198.51.100.8", "prefix_length": 31}), (422, "invalid", "prefix_length")),
         (json!({"prefix_length": 129}), (422, "invalid", "prefix_length")),
         (json!({"prefix_length": 48}), (422, "invalid", "prefix_length")),
+        (json!({"nptv6": true}), (422, "invalid", "nptv6")),
+        (json!({"family": "ipv6", "nptv6": true}), (422, "invalid", "nptv6")),
         (json!({"instance": vm_id}), (409, "has-eip", "first")),
         (json!({"instance": vm_id, "subnet": basics.subnet}), (422, "invalid", "subnet")),
         (json!({"instance": vm_id, "inside": "10.0.0.99"}), (422, "invalid", "inside")),
@@ -256,9 +258,16 @@ async fn whole_prefixes_are_translated_or_routed() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let pool = pool(&cloud, &basics).await;
-    let fields = json!({"prefix_length": 64, "subnet": basics.subnet});
-    let made = cloud.post("/v1/eips", eip(&basics, &pool, "all", fields)).await;
-    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let identity = cloud.enroll(&basics.gateway_path()).await;
+    let mut gateway = join(&cloud, &identity, 0, 0).await;
+    gateway.acked_step().await;
+    let fields = |nptv6: bool| json!({"prefix_length": 64, "subnet": basics.subnet, "nptv6": nptv6});
+    let made = cloud.post("/v1/eips", eip(&basics, &pool, "all", fields(true))).await;
+    assert_eq!((made.status, &made.body["nptv6"]), (StatusCode::CREATED, &json!(true)), "{}", made.body);
+    let other = cloud.post("/v1/eips", eip(&basics, &pool, "all", fields(false))).await;
+    assert_eq!(other.problem(), (409, "name-taken", "all"));
+    let sent = public_step(&mut gateway).await.public_prefixes;
+    assert_eq!((sent[0].outside, sent[0].nptv6), (net("2001:db8:9::/64"), true));
     let shown = |body: &Value, field: &str| body[field].clone();
     assert_eq!(shown(&made.body, "address"), "2001:db8:9::");
     assert_eq!(

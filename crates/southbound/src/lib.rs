@@ -55,7 +55,8 @@ pub const MAX_UPDATE_BYTES: usize = 8 << 20;
 pub const MAX_REPORT_BYTES: usize = 1 << 20;
 
 /// Most endpoints, ports or routes in one message. It keeps messages well below [`MAX_UPDATE_BYTES`] (a port
-/// has at most about 350 bytes). Policies are larger: the controller counts each as several entries.
+/// without options has at most about 350 bytes). Policies, ports with options and NAT gateways with port forwards may be larger:
+/// the controller counts each as several entries.
 pub const MAX_ENTRIES: usize = 16_384;
 
 /// Most ports in an answer about sessions that would end.

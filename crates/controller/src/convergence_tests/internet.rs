@@ -1,5 +1,6 @@
 //! Public addresses on gateways: those of the EIPs and NAT gateways of the VPCs of their clusters.
 
+use super::operations::{ATTACHMENTS, EIP_REMOVALS, EIPS, NAT_GATEWAYS, POOLS, PORT_FORWARDS};
 use super::*;
 use crate::compile::Comparison;
 use sluice_types::PortForward;
@@ -8,9 +9,17 @@ use std::net::SocketAddrV4;
 /// Prefixes of pools, which overlap sometimes.
 const PREFIXES: [&str; 4] = ["203.0.113.0/28", "203.0.113.16/29", "203.0.113.0/27", "2001:db8:ff00::/60"];
 
-/// A pool on each cluster, an EIP that is attached, and a NAT gateway. Without them, few histories would have public
-/// addresses.
-pub(super) const FIRST: [Operation; 4] = [(28, 0, 12, 0), (28, 1, 1, 0), (29, 0, 0, 2), (32, 0, 1, 0)];
+/// A pool on each cluster, an EIP of an instance and one of a subnet, by NPTv6, and a NAT gateway with two port forwards.
+/// Without them, few histories would have public addresses.
+pub(super) const FIRST: [Operation; 7] = [
+    (POOLS, 0, 12, 0),
+    (POOLS, 1, 1, 0),
+    (EIPS, 0, 0, 2),
+    (EIPS, 0, 2, 0),
+    (NAT_GATEWAYS, 0, 1, 0),
+    (PORT_FORWARDS, 0, 0, 1),
+    (PORT_FORWARDS, 0, 1, 2),
+];
 
 impl NodeTables {
     /// Writes public addresses, as far as a node can: VRF and vIP must be there, and no other addresses inside may overlap.
@@ -59,11 +68,14 @@ pub(super) async fn check_public(store: &Store, gateway: GatewayId, tables: &Nod
             assert_eq!((vpc.cluster, vpc.moving), (cluster, None), "{} has {}", vpc.name, eip.name);
             let vip =
                 tables.public.get(&eip.prefix).map(|prefix| prefix.vip).filter(|vip| vips.contains(vip));
-            expected.insert(eip.prefix, (vpc.vni, at.inside, vip.is_some()));
+            expected.insert(eip.prefix, (vpc.vni, at.inside, eip.nptv6, vip.is_some()));
         }
     }
     check_nat(store, &gateway, tables).await;
-    let found = tables.public.values().map(|prefix| (prefix.outside, (prefix.vni, prefix.inside, true)));
+    let found = tables.public.values().map(|prefix| {
+        let PublicPrefix { outside, vni, inside, nptv6, .. } = *prefix;
+        (outside, (vni, inside, nptv6, true))
+    });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
 }
 
@@ -170,7 +182,7 @@ pub(super) async fn execute(
     let pools = store.public_pools(None, None, ALL).await.unwrap();
     let eips = store.eips(&EipFilter::default(), ALL).await.unwrap();
     match (what % KINDS, z % 4) {
-        (28, 0 | 1) => {
+        (POOLS, 0 | 1) => {
             let (first, second) = (PREFIXES[usize::from(y % 4)], PREFIXES[usize::from(y / 4 % 4)]);
             let mut prefixes: Vec<IpNet> = vec![first.parse().unwrap()];
             prefixes.extend((second != first).then(|| second.parse::<IpNet>().unwrap()));
@@ -178,15 +190,15 @@ pub(super) async fn execute(
             let new = NewPublicPool { name: format!("p{}", y % 3), cluster, prefixes, reserved: vec![] };
             store.create_public_pool(new).await.ok()?;
         }
-        (28, 2) => {
+        (POOLS, 2) => {
             let prefixes = Some(vec![PREFIXES[usize::from(y % 4)].parse().unwrap()]);
             let new = PublicPoolUpdate { prefixes, ..Default::default() };
             store.update_public_pool(choose(&pools, x)?.id, new, None).await.ok()?;
         }
-        (28, _) => {
+        (POOLS, _) => {
             store.delete_public_pool(choose(&pools, x)?.id, None).await.ok()?;
         }
-        (29, _) => {
+        (EIPS, _) => {
             let tenant = store.create_tenant("t").await.ok()?.into_inner().id;
             let new = NewEip {
                 name: format!("e{}", y % 20),
@@ -201,18 +213,18 @@ pub(super) async fn execute(
             };
             store.create_eip(new).await.ok()?;
         }
-        (30, _) => {
+        (ATTACHMENTS, _) => {
             let attach = if z % 5 == 0 { None } else { Some(target(store, vpcs, y, z).await?) };
             let new = EipUpdate { attach: Some(attach), ..EipUpdate::default() };
             store.update_eip(choose(&eips, x)?.id, new, None).await.ok()?;
         }
-        (33, _) => execute_forward(store, (what, x, y, z)).await?,
-        (32, _) => execute_nat(store, (what, x, y, z), vpcs, &pools).await?,
-        (_, 0) => {
+        (NAT_GATEWAYS, _) => execute_nat(store, (what, x, y, z), vpcs, &pools).await?,
+        (PORT_FORWARDS, _) => execute_forward(store, (what, x, y, z)).await?,
+        (EIP_REMOVALS, 0) => {
             store.delete_eip(choose(&eips, x)?.id, None).await.ok()?;
         }
         // Instances with EIPs are deleted more often than by chance, and VPCs with EIPs are told to move.
-        (_, 1) => {
+        (EIP_REMOVALS, 1) => {
             let attached: Vec<_> = eips.iter().filter_map(|eip| eip.attachment).collect();
             let EipTarget::Instance(instance) = choose(&attached, x)?.target else { return None };
             store.delete_instance(instance, None).await.ok()?;

@@ -1,5 +1,6 @@
 //! Meters on gateways: those of the EIPs and VPCs of their clusters.
 
+use super::operations::METERS;
 use super::*;
 use crate::compile::Comparison;
 use sluice_southbound::Meter as Entry;
@@ -90,7 +91,7 @@ pub(super) async fn execute(store: &Store, (_, x, y, z): Operation, vpcs: &[Vpc]
 }
 
 /// A meter, and the EIP and the VPC that have it. Without them, few histories would have meters.
-pub(super) const FIRST: [Operation; 3] = [(33, 0, 5, 0), (33, 0, 1, 4), (33, 0, 1, 6)];
+pub(super) const FIRST: [Operation; 3] = [(METERS, 0, 5, 0), (METERS, 0, 1, 4), (METERS, 0, 1, 6)];
 
 /// Catches: a meter on a cluster that has nothing of it, one that is missing after a move, and a gateway between two clusters
 /// that loses what its other cluster needs.

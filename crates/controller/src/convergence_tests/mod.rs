@@ -564,7 +564,8 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
 #[test]
 fn deltas_and_snapshots_give_the_same_tables() {
     let totals = random_histories(Model::Zeta, (0..KINDS).collect());
-    assert!(totals.public > 24 * 2 && totals.nat > 24 && totals.meters > 24, "{totals:?}");
+    assert!(totals.public > 24 * 2 && totals.nat > 24, "{totals:?}");
+    assert!(totals.nptv6 > 24 && totals.forwards > 24 && totals.meters > 24, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -581,8 +582,12 @@ struct Totals {
     paths: usize,
     /// Public addresses that gateways had.
     public: usize,
+    /// Public addresses that gateways had, and map by NPTv6.
+    nptv6: usize,
     /// NAT gateways that gateways had.
     nat: usize,
+    /// Port forwards that gateways had.
+    forwards: usize,
     /// Meters that gateways had.
     meters: usize,
 }
@@ -610,7 +615,11 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                         let tables = || world.nodes.values().map(|node| &node.tables);
                         sum.paths += tables().map(|tables| tables.paths.len()).sum::<usize>();
                         sum.public += tables().map(|tables| tables.public.len()).sum::<usize>();
+                        let public = tables().flat_map(|tables| tables.public.values());
+                        sum.nptv6 += public.filter(|prefix| prefix.nptv6).count();
                         sum.nat += tables().map(|tables| tables.nat.len()).sum::<usize>();
+                        let forwards = tables().flat_map(|tables| tables.nat.values());
+                        sum.forwards += forwards.map(|nat| nat.forwards.len()).sum::<usize>();
                         sum.meters += tables().map(|tables| tables.meters.len()).sum::<usize>();
                     }
                 }

@@ -9,6 +9,20 @@ pub(super) fn choose<T: Clone>(from: &[T], number: u8) -> Option<T> {
     (!from.is_empty()).then(|| from[usize::from(number) % from.len()].clone())
 }
 
+/// Operations on pools of public addresses.
+pub(super) const POOLS: u8 = 28;
+/// Operations that create EIPs.
+pub(super) const EIPS: u8 = 29;
+/// Operations that attach and detach EIPs.
+pub(super) const ATTACHMENTS: u8 = 30;
+/// Operations that delete EIPs and what has them.
+pub(super) const EIP_REMOVALS: u8 = 31;
+/// Operations on NAT gateways.
+pub(super) const NAT_GATEWAYS: u8 = 32;
+/// Operations on port forwards.
+pub(super) const PORT_FORWARDS: u8 = 33;
+/// Operations on meters.
+pub(super) const METERS: u8 = 34;
 /// Number of kinds of operations.
 pub(super) const KINDS: u8 = 35;
 
@@ -21,8 +35,8 @@ pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
     match what % KINDS {
         16..=19 => execute_move(store, operation, &vpcs, &hosts, &clusters).await?,
         20..=23 => security::execute(store, operation, &vpcs).await?,
-        28..=33 => internet::execute(store, operation, &vpcs, &clusters).await?,
-        34 => meters::execute(store, operation, &vpcs).await?,
+        POOLS..=PORT_FORWARDS => internet::execute(store, operation, &vpcs, &clusters).await?,
+        METERS => meters::execute(store, operation, &vpcs).await?,
         24..=27 => addresses::execute(store, operation, &hosts).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();

@@ -7,14 +7,15 @@
 use crate::compile::{Compiled, Gate, HostChanges, Membership, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Policy, Port, PortOptions, Update};
+use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, NatGateway, Policy, Port, PortOptions, Update};
 use sluice_store::NodeId;
 use sluice_types::GatewayId;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 
-/// A policy, and a port with options, counts as one entry for each of these bytes. No other entry has more than 350 bytes, so a message is below
+/// A policy, a port with options, and a NAT gateway, which has port forwards, count as one entry for each of these bytes. No
+/// other entry has more than 350 bytes, so a message is below
 /// [`MAX_UPDATE_BYTES`](sluice_southbound::MAX_UPDATE_BYTES) in any case.
 const ENTRY_BYTES: usize = 256;
 /// Most steps in the log.
@@ -73,7 +74,8 @@ impl Step {
     }
 }
 
-/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy or a port may count as more than one.
+/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy, a port or a NAT gateway may count as more than
+/// one.
 pub fn encode(update: Update) -> Vec<Bytes> {
     let parts = split(update).into_iter();
     parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
@@ -89,13 +91,20 @@ fn port_entries(port: &Port) -> usize {
     if port.options == PortOptions::default() { 1 } else { port.message_bytes() / ENTRY_BYTES + 1 }
 }
 
+/// The same for a NAT gateway.
+fn nat_gateway_entries(nat: &NatGateway) -> usize {
+    if nat.forwards.is_empty() { 1 } else { nat.message_bytes() / ENTRY_BYTES + 1 }
+}
+
 /// Splits an update into updates of at most [`MAX_ENTRIES`] entries which, applied in order, have the same
 /// effect.
 fn split(mut update: Update) -> Vec<Update> {
     let policies: Vec<usize> = update.policies.iter().map(policy_entries).collect();
     let ports: Vec<usize> = update.ports.iter().map(port_entries).collect();
-    let weighed = policies.iter().sum::<usize>() + ports.iter().sum::<usize>();
-    let entries = update.entry_count() - policies.len() - ports.len() + weighed;
+    let nat_gateways: Vec<usize> = update.nat_gateways.iter().map(nat_gateway_entries).collect();
+    let weighed = [&policies, &ports, &nat_gateways];
+    let further: usize = weighed.into_iter().flatten().map(|size| size - 1).sum();
+    let entries = update.entry_count() + further;
     if entries <= MAX_ENTRIES {
         return if update.is_empty() { Vec::new() } else { vec![update] };
     }
@@ -132,7 +141,8 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         };
     }
-    cut!(vteps vips groups meters vrfs endpoints routes public_prefixes nat_gateways);
+    cut!(vteps vips groups meters vrfs endpoints routes public_prefixes);
+    cut_by_size!(nat_gateways, nat_gateways);
     cut_by_size!(policies, policies);
     cut_by_size!(ports, ports);
     cut!(keys paths);
@@ -230,13 +240,13 @@ impl StepLog {
 mod tests {
     use super::*;
     use sluice_southbound::{
-        AddressPair, EndpointKey, MAX_UPDATE_BYTES, NatGateway, PolicyKey, PublicPrefix, Qos, SecurityRule,
-        Vrf,
+        AddressPair, EndpointKey, MAX_UPDATE_BYTES, PolicyKey, PublicPrefix, Qos, SecurityRule, Vrf,
     };
     use sluice_types::{
-        AddressFamily, Direction, InstanceId, MacAddr, PortRange, Protocol, Remote, RuleMatch,
-        SecurityGroupId, SecurityRuleId, Vni,
+        AddressFamily, Direction, ForwardProtocol, InstanceId, MacAddr, NAT_ADDRESSES_MAX, PORT_FORWARDS_MAX,
+        PortForward, PortRange, Protocol, Remote, RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
     };
+    use std::net::{Ipv4Addr, SocketAddrV4};
 
     fn vni(number: u32) -> Vni {
         Vni::new(number).unwrap()
@@ -394,6 +404,40 @@ mod tests {
             read.extend(part.ports);
         }
         assert!(read == update.ports);
+    }
+
+    /// Catches messages with too many NAT gateways that have as many addresses and port forwards as they can.
+    #[test]
+    fn large_nat_gateways_are_divided_by_their_bytes() {
+        let inside = SocketAddrV4::new(Ipv4Addr::new(10, 255, 255, 254), 65_535);
+        let large = |n: u32| {
+            let addresses: Vec<Ipv4Addr> =
+                (0..NAT_ADDRESSES_MAX as u32).map(|low| (n << 8 | low).into()).collect();
+            let first_port = u16::MAX - PORT_FORWARDS_MAX as u16;
+            let forward = |number: u16| PortForward {
+                protocol: ForwardProtocol::Udp,
+                outside: SocketAddrV4::new(addresses[0], first_port + number),
+                inside: SocketAddrV4::new(*inside.ip(), first_port + number),
+            };
+            let forwards = (1..=PORT_FORWARDS_MAX as u16).map(forward).collect();
+            let vip = std::net::IpAddr::from([0xfd; 16]);
+            let (sessions, blocks, any_remote) = (u32::MAX, 16, true);
+            NatGateway { vni: vni(n), addresses, vip, sessions, blocks, any_remote, forwards }
+        };
+        let first = 0x01_0000;
+        let count = 3_000;
+        let update =
+            Update { nat_gateways: (first..first + count).map(large).collect(), ..Update::default() };
+        let parts = encode(update.clone());
+        assert!(parts.iter().map(Bytes::len).sum::<usize>() > 2 * MAX_UPDATE_BYTES, "no reason to divide");
+        let mut read = Vec::new();
+        for part in parts {
+            assert!(part.len() < MAX_UPDATE_BYTES - 1024, "{} bytes, and the head", part.len());
+            let (part, bad) = Update::read(sluice_southbound::decode_update(part).unwrap());
+            assert_eq!(bad, []);
+            read.extend(part.nat_gateways);
+        }
+        assert!(read == update.nat_gateways);
     }
 
     fn port(identity: u64) -> Port {

@@ -122,8 +122,19 @@ impl Run for PublicPoolVerb {
 
 impl Kind for Eip {
     const HELP: Help = Help { list: "List EIPs", show: "Show one EIP" };
-    const COLUMNS: &'static [&'static str] =
-        &["id", "name", "tenant", "address", "vpc", "instance", "subnet", "inside", "meter", "programmed"];
+    const COLUMNS: &'static [&'static str] = &[
+        "id",
+        "name",
+        "tenant",
+        "address",
+        "vpc",
+        "instance",
+        "subnet",
+        "inside",
+        "nptv6",
+        "meter",
+        "programmed",
+    ];
     type Selector = NameInTenant;
     type Filters = EipFilters;
 

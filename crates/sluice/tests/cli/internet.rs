@@ -132,9 +132,19 @@ eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
         site.json(&[&["eip", "create", name, "--tenant", "red", "--pool", "net"], rest].concat())
     };
     assert_eq!(create("mail", &["--address", "198.51.100.9"])["instance"], Value::Null);
-    create("whole", &["--prefix-length", "64", "--subnet", "red/web/front"]);
+    let whole = ["--prefix-length", "64", "--subnet", "red/web/front", "--nptv6"];
+    assert_eq!(create("whole", &whole)["nptv6"], true);
     let listed = site.ok(&["eip", "list", "--vpc", "red/web"]);
     assert!(listed.contains("2001:db8:9::/64") && listed.contains("198.51.100.1 "), "{listed}");
+    let column = listed.split_whitespace().position(|word| word.eq_ignore_ascii_case("nptv6")).unwrap();
+    let nptv6 = |outside: &str| {
+        let line = listed.lines().find(|line| line.contains(outside)).unwrap();
+        line.split_whitespace().nth(column).unwrap()
+    };
+    assert_eq!((nptv6("2001:db8:9::/64"), nptv6("198.51.100.1 ")), ("yes", "no"), "{listed}");
+    let single = ["eip", "create", "x", "--tenant", "red", "--pool", "net", "--nptv6"];
+    let error = site.fails(2, &single);
+    assert!(error.contains("--prefix-length"), "{error}");
     let attached = site.json(&["eip", "attach", "red/mail", "--instance", "red/web/web-2"]);
     assert_eq!(attached["inside"], "10.0.0.2");
     let error = site.fails(1, &["eip", "attach", "mail", "--instance", "red/web/web-1"]);

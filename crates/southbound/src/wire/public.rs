@@ -3,6 +3,7 @@
 use super::{Malformed, Result, address, meter_id, prefix, unicast};
 use crate::entries::{Meter, NatGateway, PublicPrefix};
 use crate::proto;
+use prost::Message;
 use sluice_types::{
     ForwardProtocol, MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, PortForward, Vni, is_nptv6_prefix,
 };
@@ -37,6 +38,13 @@ impl TryFrom<proto::PublicPrefix> for PublicPrefix {
             return Err(Malformed::Translation { outside, inside });
         }
         Ok(Self { outside, vni: Vni::new(public.vni)?, inside, vip, meter, nptv6 })
+    }
+}
+
+impl NatGateway {
+    /// Size of its message in bytes: below 8 KiB with everything that a NAT gateway may have.
+    pub fn message_bytes(&self) -> usize {
+        proto::NatGateway::from(self.clone()).encoded_len()
     }
 }
 
