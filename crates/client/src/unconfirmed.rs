@@ -2,14 +2,14 @@
 
 use crate::{Client, Instance, Result};
 use serde::{Deserialize, Serialize};
-use sluice_types::{InstanceId, IpNet, MacAddr, SecurityGroupId, Vni};
+use sluice_types::{InstanceId, IpNet, MacAddr, MeterId, SecurityGroupId, Vni};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// An entry that nodes keep, and that the database does not have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnconfirmedEntry {
-    /// `instance`, `endpoint`, `network`, `route` or `host`.
+    /// `instance`, `endpoint`, `network`, `route`, `public-prefix` or `host`.
     pub kind: String,
     /// VNI of the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -23,9 +23,15 @@ pub struct UnconfirmedEntry {
     /// Addresses of the instance or host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
-    /// Prefix of the route.
+    /// Prefix of the route, or public addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<IpNet>,
+    /// Whether public addresses are mapped by NPTv6 (RFC 6296).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nptv6: Option<bool>,
+    /// Meter of public addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meter: Option<MeterId>,
     /// MAC address of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,

@@ -1,5 +1,7 @@
 -- Port forwards of NAT gateways. `vpc` and `cluster` are those of the NAT gateway, `address` is one of its addresses, and `inside` that
 -- of the instance, both as numbers. `protocol` is `tcp` or `udp`.
+-- As for EIPs and further addresses, no foreign key leads to `instances`: it would cost a search for each instance that is deleted.
+-- The single writer checks the instance, and the deletion of an instance deletes its port forwards in the same transaction.
 CREATE TABLE port_forwards (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL,

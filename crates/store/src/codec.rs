@@ -12,9 +12,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// First byte of a payload. Variants are encoded by position, here and in [`Change`]: new ones are added at
 /// the end, and any other change of the format needs a new version.
 ///
-/// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. The
-/// migrations to schema versions 9, 11 and 14 delete their rows.
-const VERSION: u8 = 4;
+/// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. Version 4:
+/// EIPs without NPTv6. The migrations to schema versions 9, 11, 14 and 16 delete their rows.
+const VERSION: u8 = 5;
 
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {

@@ -33,6 +33,7 @@ struct PortForward {
     #[schema(value_type = String, example = "198.51.100.1")]
     address: Ipv4Addr,
     /// Port of the public address.
+    #[schema(minimum = 1)]
     port: u16,
     #[schema(value_type = String, example = "inst-1")]
     instance: InstanceId,
@@ -40,6 +41,7 @@ struct PortForward {
     #[schema(value_type = String, example = "10.0.0.2")]
     inside: Ipv4Addr,
     /// Port of the instance.
+    #[schema(minimum = 1)]
     inside_port: u16,
     revision: u64,
     #[serde(flatten)]
@@ -93,11 +95,13 @@ pub(super) struct NewPortForward {
     #[schema(value_type = Option<String>, example = "198.51.100.1")]
     address: Option<IpAddr>,
     /// Port of the public address, 1 to 65535.
+    #[schema(minimum = 1)]
     port: u16,
     /// An instance of the NAT gateway's VPC with an IPv4 address that has no EIP.
     #[schema(value_type = String, example = "inst-1")]
     instance: InstanceId,
     /// Port of the instance, 1 to 65535. If left out, the same as `port`. No other port forward of the protocol leads to it.
+    #[schema(minimum = 1)]
     inside_port: Option<u16>,
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sluice_southbound::{Port, PortOptions, Unconfirmed};
 use sluice_store::{Created, LostInstance, NodeId};
 use sluice_types::{
-    AddressPair, HostId, InstanceId, IpNet, MacAddr, PortSettings, Qos, SecurityGroupId, Vni,
+    AddressPair, HostId, InstanceId, IpNet, MacAddr, MeterId, PortSettings, Qos, SecurityGroupId, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,6 +47,13 @@ struct UnconfirmedEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     prefix: Option<IpNet>,
+    /// Whether public addresses are mapped by NPTv6.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nptv6: Option<bool>,
+    /// Meter of public addresses, which the database may have lost, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "meter-1")]
+    meter: Option<MeterId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     mac: Option<MacAddr>,
@@ -94,6 +101,8 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
         name: None,
         addresses: Vec::new(),
         prefix: None,
+        nptv6: None,
+        meter: None,
         mac: None,
         nodes: Vec::new(),
     };
@@ -108,7 +117,9 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
         }
         Unconfirmed::PublicPrefix(public) => {
             let (vni, prefix) = (Some(public.vni), Some(public.outside));
-            let entry = UnconfirmedEntry { kind: "public-prefix", vni, prefix, ..bare };
+            let meter = public.meter.map(|id| MeterId::new(id.into()));
+            let nptv6 = Some(public.nptv6);
+            let entry = UnconfirmedEntry { kind: "public-prefix", vni, prefix, nptv6, meter, ..bare };
             (Key::PublicPrefix(public.outside), entry)
         }
         Unconfirmed::Vtep(address) => {
@@ -376,6 +387,10 @@ mod tests {
 
     fn lists() -> Vec<(NodeId, u64, Vec<Unconfirmed>)> {
         let vni = Vni::new(5).unwrap();
+        let mut nptv6 = public("2001:db8:5::/64", "fd00::/64");
+        if let Unconfirmed::PublicPrefix(prefix) = &mut nptv6 {
+            (prefix.nptv6, prefix.meter) = (true, Some(3));
+        }
         let gateway = vec![
             Unconfirmed::Network(vni),
             endpoint(7, Some("10.0.0.7"), None),
@@ -383,7 +398,7 @@ mod tests {
             endpoint(8, Some("10.0.0.8"), None),
             Unconfirmed::Vtep("192.0.2.9".parse().unwrap()),
             public("198.51.100.7/32", "10.0.0.7/32"),
-            public("2001:db8:5::/64", "2001:db8:5::/64"),
+            nptv6,
         ];
         let host = vec![Unconfirmed::Port(port(7, "10.0.0.7")), Unconfirmed::Network(vni)];
         vec![(NodeId::Gateway(GatewayId::new(1)), 7, gateway), (NodeId::Host(HostId::new(2)), 2, host)]
@@ -406,6 +421,8 @@ mod tests {
         assert_eq!(found, expected);
         assert!(items[0].nodes[0].contains("Host"), "its host comes first: {:?}", items[0].nodes);
         assert_eq!(items[0].name.as_deref(), Some("blue/vm7"));
+        let public: Vec<_> = items[3..5].iter().map(|item| (item.nptv6, item.meter)).collect();
+        assert_eq!(public, [(Some(false), None), (Some(true), Some(MeterId::new(3)))]);
     }
 
     /// Catches a selection that removes more or less than was named.
