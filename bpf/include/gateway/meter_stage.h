@@ -2,12 +2,13 @@
 /*
  * Gateway, Internet edge, stage "meter": takes a packet from the meter of its public prefix, and then from that of its VPC.
  *
- * Contract: meter_packet() is the last thing that can refuse a packet here, so one that is dropped for another reason takes nothing;
- * after it, only DROP_headroom is possible. These packets take although they are dropped: those that another gateway drops, in the
- * ring of gateways or as the owner of another NAT gateway; and those from VM to VM that conform outwards, and not inwards. It is asked once for each direction of a VPC: METER_OUT by the gateway that gives the
- * packet its public source, METER_IN by the one that finds the instance. It expects the parsed frame; for METER_OUT also
- * source_public, and `vrf` of `vni`; for METER_IN destination_public, and final_vrf of final_vni. DROP_none: the packet conforms to both meters,
- * or has none. Otherwise the reason, and the drop counts for the VPC whose meter it is, because `vni` is that one then.
+ * Contract: meter_packet() is the last thing that can refuse a packet here, so one that is dropped for another reason
+ * takes nothing; after it, only DROP_headroom is possible. These packets take although they are dropped: those that another
+ * gateway drops, in the ring of gateways or as the owner of another NAT gateway; and those from VM to VM that conform
+ * outwards, and not inwards. It is asked once for each direction of a VPC: METER_OUT by the gateway that gives the packet its
+ * public source, METER_IN by the one that finds the instance. It expects the parsed frame; for METER_OUT also source_public,
+ * and `vrf` of `vni`; for METER_IN destination_public, and final_vrf of final_vni. DROP_none: the packet conforms to both
+ * meters, or has none. Otherwise the reason, and the drop counts for the VPC whose meter it is, because `vni` is that one then.
  * Uses the maps `cells` and `meters`.
  */
 #ifndef SLUICE_METER_STAGE_H

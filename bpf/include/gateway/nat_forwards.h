@@ -11,7 +11,7 @@
 
 #include "common/lookup.h"
 
-/* Comparisons that find one of NAT_FORWARD_ENTRIES_MAX entries, or that there is none. */
+/* Comparisons after which a search among NAT_FORWARD_ENTRIES_MAX entries has ended. */
 #define NAT_FORWARD_STEPS 10
 
 /* Searches a key among the entries from a cell on. Returns the endpoint in its entry, which is not 0; 0: it has none. */
@@ -41,10 +41,11 @@ __attribute__((noinline)) __u64 find_nat_forward(__u32 cell, __u32 entries, __u6
 }
 
 /*
- * The endpoint for which this endpoint stands at the NAT gateway in the cell, `way` NAT_FORWARD_OUT for an inside endpoint and 0 for
+ * The endpoint for which this endpoint stands at the NAT gateway in the cell, `direction` NAT_FORWARD_OUT for an inside endpoint and 0 for
  * an outside one. 0: it is not forwarded.
  */
-static __always_inline __u64 nat_forward_of(__u32 cell, __u32 class, __u64 way, __u32 address, __u16 port)
+static __always_inline __u64 nat_forward_of(__u32 cell, __u32 class, __u64 direction, __u32 address,
+					    __u16 port)
 {
 	const struct nat_gateway *gateway = nat_gateway_at(cell);
 	__u64 endpoint = (__u64)address << NAT_FORWARD_ADDRESS_SHIFT | port;
@@ -52,7 +53,7 @@ static __always_inline __u64 nat_forward_of(__u32 cell, __u32 class, __u64 way, 
 	if (!gateway || !gateway->forwards || class == NAT_ICMP)
 		return 0;
 	return find_nat_forward(gateway->forwards, gateway->forward_entries,
-				way | (__u64)(class == NAT_UDP) << NAT_FORWARD_UDP_SHIFT | endpoint);
+				direction | (__u64)(class == NAT_UDP) << NAT_FORWARD_UDP_SHIFT | endpoint);
 }
 
 static __always_inline __u32 nat_forward_address(__u64 endpoint)

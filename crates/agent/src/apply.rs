@@ -384,8 +384,8 @@ impl<R: Role> Applier<R> {
         self.failures.retriable() > before
     }
 
-    /// Runs `write` of a meter, or of an entry that may have one. Returns whether all of it is in the tables. If not, it is tried
-    /// again.
+    /// Runs `write` of a meter, or of an entry that may have one. Returns whether all of it is in the tables. If not,
+    /// it is tried again.
     fn write_metered(&mut self, entry: Entry, write: impl FnOnce(&mut R, &mut UpdateContext<'_>)) -> bool {
         let before = self.failures.unmetered();
         if self.fails(false, write) {

@@ -112,8 +112,8 @@ impl NamedMeters {
         !self.free.is_empty()
     }
 
-    /// Adds or changes a meter, from the next packet on. A change keeps what packets have taken. Returns whether something has
-    /// changed.
+    /// Adds or changes a meter, from the next packet on. A change keeps what packets have taken. Returns whether it
+    /// changed something.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a limit out of bounds; [`Error::NoMeterNumber`]. Nothing has changed then.

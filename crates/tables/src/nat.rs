@@ -238,7 +238,7 @@ type Shares = Box<dyn Fn(Ipv4Addr, u16) -> bool + Send>;
 pub enum LoggedBy {
     /// This one.
     This,
-    /// Another one, or none.
+    /// Another one, which owns the NAT gateway.
     Another,
     /// It is not known who has them, as after the end of a NAT gateway: what this one has logged before ends in its log.
     Unknown,
@@ -276,15 +276,12 @@ impl Nat {
         config.store64(offset_of!(nat_config, port_seed), port_seed(seed));
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         open(&config, &tables);
-        Ok(Self {
-            config,
-            tables,
-            sessions,
-            progress: Progress::default(),
-            shares: None,
-            logs: None,
-            forwarded: HashSet::new(),
-        })
+        Ok(Self::with_tables(config, tables, sessions))
+    }
+
+    fn with_tables(config: Region, tables: Tables, sessions: Sessions) -> Self {
+        let progress = Progress::default();
+        Self { config, tables, sessions, progress, shares: None, logs: None, forwarded: HashSet::new() }
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
@@ -344,15 +341,7 @@ impl Nat {
         let sessions = Sessions::adopt(&regions.sessions, now, grace)?;
         let generation = offset_of!(nat_config, generation);
         config.store32(generation, config.load32(generation).wrapping_add(1));
-        Ok(Self {
-            config,
-            tables,
-            sessions,
-            progress: Progress::default(),
-            shares: None,
-            logs: None,
-            forwarded: HashSet::new(),
-        })
+        Ok(Self::with_tables(config, tables, sessions))
     }
 
     /// Makes `seed` the secret of the tables ([`Nat::create`]). If they have another one, all sessions and blocks end, and

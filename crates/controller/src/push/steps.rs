@@ -74,8 +74,8 @@ impl Step {
     }
 }
 
-/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy, a port or a NAT gateway may count as more than
-/// one.
+/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy, a port or a NAT gateway may count
+/// as more than one.
 pub fn encode(update: Update) -> Vec<Bytes> {
     let parts = split(update).into_iter();
     parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()

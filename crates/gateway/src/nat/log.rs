@@ -1,6 +1,6 @@
 //! The log of source NAT, by which the holder of a public endpoint at some time is found later (RFC 6888 REQ-12, RFC 7422): lines, and
-//! IPFIX messages if there is a collector. The gateway logs what it owns, and the end of what it has
-//! logged, unless another one owns that now. Until that is known, it logs all blocks.
+//! IPFIX messages if there is a collector. The gateway logs what it owns, and the end of what it has logged, unless another one
+//! owns that now. Until that is known, it logs all blocks.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
