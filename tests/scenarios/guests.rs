@@ -30,6 +30,8 @@ const CONTENT: u16 = 7061;
 const STREAM: u16 = 7062;
 const ECHO: u16 = 7064;
 const PPS: u64 = 200;
+/// Longer than the lab waits for the return of a guest, in seconds: a stream that has ended cannot be stopped.
+const RESET_MAX: &str = "400";
 /// More than the first flight of a TCP connection. Emulated guests send slowly.
 const PUBLIC_BYTES: usize = 400_000;
 /// The guest's public addresses.
@@ -185,7 +187,7 @@ async fn reset_under_traffic(lab: &Lab) -> Outcome {
     let neighbor = Streams::start(lab, &pairs, STREAM, PPS).await?;
     let at = SocketAddr::new(address(lab.vm(GUEST)?, false)?, ECHO).to_string();
     let echo = Probe::listening(lab, GUEST, &["echo", &at, GUEST]).await?;
-    let mut stream = Probe::start(lab, REMOTE, &["stream", &at, &PPS.to_string(), "120"])?;
+    let mut stream = Probe::start(lab, REMOTE, &["stream", &at, &PPS.to_string(), RESET_MAX])?;
     lab.reset_guest(GUEST).await?;
     drop(echo);
     stream.stop().await?;
