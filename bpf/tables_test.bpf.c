@@ -92,9 +92,9 @@ __attribute__((noinline)) int answer_public(struct table_query *query)
 			return 0;
 	}
 	if (query->kind == QUERY_PUBLIC4)
-		cell = find_public4(query->low);
+		cell = find_public4(find_public_vrf(), query->low);
 	else if (query->kind == QUERY_PUBLIC6)
-		cell = find_public6(query->high, query->low);
+		cell = find_public6(find_public_vrf(), query->high, query->low);
 	else if (!vrf)
 		return 0;
 	else if (query->kind == QUERY_SOURCE4)
@@ -137,7 +137,7 @@ __attribute__((noinline)) int answer_nat(struct table_query *query)
 	if (query->kind == QUERY_NAT) {
 		cell = nat_cell_of(query);
 	} else {
-		cell = find_public4(query->low);
+		cell = find_public4(find_public_vrf(), query->low);
 		public = !cell || cell == INDEX_BUSY ? NULL : public_prefix_at(cell);
 		if (!public || !(public->flags & PUBLIC_NAT))
 			return 0;

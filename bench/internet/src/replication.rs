@@ -22,6 +22,7 @@ const HELLO_MS: u16 = 4;
 
 /// Options of the parts.
 #[derive(clap::Args)]
+#[group(id = "replication")]
 pub struct Args {
     /// The sluice binary that the lab runs
     #[arg(long, default_value = "target/release/sluice")]

@@ -3,6 +3,7 @@
 
 use crate::rig::Sessions;
 use crate::{measures, replicated, resync};
+use clap::CommandFactory as _;
 use sluice_bench_report::Measure;
 use sluice_bench_spine::forward::Effort;
 
@@ -14,6 +15,11 @@ fn have_figures(measures: &[Measure], count: usize) {
     for measure in measures {
         assert!(measure.ours.median > 0.0 && measure.theirs.is_some(), "{measure:?}");
     }
+}
+
+#[test]
+fn the_options_are_consistent() {
+    crate::Args::command().debug_assert();
 }
 
 #[test]

@@ -137,30 +137,34 @@ static __always_inline __u32 public_cell(__u32 leaf)
 	return leaf >> LEAF_SCOPE_SHIFT == SCOPE_PUBLIC ? leaf & LEAF_ARGUMENT_MASK : 0;
 }
 
-/*
- * The cell of the struct public_prefix whose outside addresses include this one. 0: it is no public address of the
- * cluster; INDEX_BUSY: as EXACT_BUSY.
- */
-static __always_inline __u32 find_public4(__u32 address)
+/* On a gateway: the cell of the VRF whose routes are the public addresses. 0: the node has none; INDEX_BUSY: as EXACT_BUSY. */
+static __always_inline __u32 find_public_vrf(void)
 {
-	__u32 cell = find_index(0, 0);
+	return find_index(0, 0);
+}
+
+/*
+ * The cell of the struct public_prefix whose outside addresses include this one. `vrf_cell` is of find_public_vrf(). 0: it is no
+ * public address of the cluster; INDEX_BUSY: as EXACT_BUSY.
+ */
+static __always_inline __u32 find_public4(__u32 vrf_cell, __u32 address)
+{
 	const struct vrf *vrf;
 
-	if (cell == INDEX_BUSY)
+	if (vrf_cell == INDEX_BUSY)
 		return INDEX_BUSY;
-	vrf = vrf_at(cell, 0);
+	vrf = vrf_at(vrf_cell, 0);
 	return vrf ? public_cell(find_route4(READ_ONCE(vrf->lpm4), address)) : 0;
 }
 
 /* As find_public4() for an IPv6 address. */
-static __always_inline __u32 find_public6(__u64 high, __u64 low)
+static __always_inline __u32 find_public6(__u32 vrf_cell, __u64 high, __u64 low)
 {
-	__u32 cell = find_index(0, 0);
 	const struct vrf *vrf;
 
-	if (cell == INDEX_BUSY)
+	if (vrf_cell == INDEX_BUSY)
 		return INDEX_BUSY;
-	vrf = vrf_at(cell, 0);
+	vrf = vrf_at(vrf_cell, 0);
 	return vrf ? public_cell(find_route6(READ_ONCE(vrf->lpm6), high, low)) : 0;
 }
 

@@ -43,9 +43,9 @@ static __always_inline const struct next_hop *public_vip(__u32 cell)
 }
 
 /* The vMAC by which a public address is reached, if this node owns it; otherwise 0. */
-static __always_inline __u64 owned_public_mac(__u32 flags, const __u64 *address)
+static __always_inline __u64 owned_public_mac(struct packet *packet, __u32 flags, const __u64 *address)
 {
-	__u32 cell = find_public(flags, address);
+	__u32 cell = find_public(packet, flags, address);
 	const struct next_hop *vip = cell == INDEX_BUSY ? NULL : public_vip(cell);
 
 	return vip && READ_ONCE(vip->flags) & NEXT_HOP_OWNED ? load_mac(vip->mac) : 0;
@@ -70,7 +70,7 @@ __attribute__((noinline)) int answer_public_arp(struct xdp_md *ctx, struct packe
 	    question.sender == question.target)
 		return XDP_PASS;
 	target[1] = question.target;
-	mac = owned_public_mac(0, target);
+	mac = owned_public_mac(packet, 0, target);
 	if (!mac)
 		return XDP_PASS;
 	write_arp_reply(ethernet, arp, &question, mac);
@@ -86,7 +86,8 @@ __attribute__((noinline)) int answer_public_solicit(struct xdp_md *ctx, struct p
 	if (!packet || packet->frame.transport >> 24 != ICMP6_SOLICIT)
 		return XDP_PASS;
 	reason = parse_solicit(ctx, 0, &packet->frame, target);
-	return answer_solicit(ctx, &packet->frame, target, reason, owned_public_mac(FRAME_IPV6, target));
+	return answer_solicit(ctx, &packet->frame, target, reason,
+			      owned_public_mac(packet, FRAME_IPV6, target));
 }
 
 /*
@@ -189,7 +190,9 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	    !internet_address_valid(packet->frame.flags, packet->frame.source))
 		return DROP_martian_source;
 	/* What a VM sends to another public address is passed on with its new source. */
-	cell = packet->nat & PACKET_FROM_GATEWAY ? 0 : find_public(packet->frame.flags, packet->frame.source);
+	cell = packet->nat & PACKET_FROM_GATEWAY
+		     ? 0
+		     : find_public(packet, packet->frame.flags, packet->frame.source);
 	if (cell)
 		return cell == INDEX_BUSY ? DROP_table_busy : DROP_martian_source;
 	packet->new_source[0] = packet->frame.source[0];
@@ -305,7 +308,7 @@ __attribute__((noinline)) int take_over(struct xdp_md *ctx, struct packet *packe
 		return drop(0, DROP_headroom);
 	if (!read_destination(ctx, packet))
 		return drop(0, DROP_inner_truncated);
-	cell = find_public(packet->frame.flags, packet->frame.destination);
+	cell = find_public(packet, packet->frame.flags, packet->frame.destination);
 	if (cell == INDEX_BUSY)
 		return drop(0, DROP_table_busy);
 	packet->destination_public = cell;
@@ -343,7 +346,7 @@ __attribute__((noinline)) int internet_in(struct xdp_md *ctx, struct packet *pac
 		return verdict;
 	if (!is_ip)
 		return pass_to_kernel(ctx);
-	cell = find_public(packet->frame.flags, packet->frame.destination);
+	cell = find_public(packet, packet->frame.flags, packet->frame.destination);
 	if (cell == INDEX_BUSY)
 		return drop(0, DROP_table_busy);
 	packet->destination_public = cell;

@@ -10,66 +10,16 @@
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
  * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could leave here, but its session is new, and
  * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). What is
- * passed on is not counted: its owner counts it. Uses the maps `cells`, `meters`, `vni_traffic`, `icmp_budget`, `sum_chunks` and those of
- * count.h.
+ * passed on is not counted: its owner counts it. Uses the maps `cells`, `meters`, `internet_paths`, `vni_traffic`, `icmp_budget`,
+ * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
 
 #include "gateway/answer_sender.h"
 #include "gateway/deliver_inside.h"
+#include "gateway/internet_port.h"
 #include "gateway/meter_stage.h"
-
-/*
- * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
- * address of the next router, internet_ifindex and internet_mac of the port, and longest, by the MTU of port and route. The
- * FIB is asked as in resolve() (resolve.h).
- */
-__attribute__((noinline)) enum drop_reason find_internet_port(struct xdp_md *ctx, struct packet *packet)
-{
-	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
-	const struct underlay_port *port;
-	__u32 index, mtu;
-	int answer;
-
-	if (!packet)
-		return DROP_stale_index;
-	/* With a length, the kernel compares it with the MTU of the route, and tells that. */
-	fib.tot_len = packet->frame_bytes - ETH_HLEN;
-	if (packet->frame.flags & FRAME_IPV6) {
-		fib.family = AF_INET6;
-		store_halves(fib.ipv6_src, packet->new_source);
-		store_halves(fib.ipv6_dst, packet->new_destination);
-	} else {
-		fib.family = AF_INET;
-		fib.ipv4_src = bpf_htonl((__u32)packet->new_source[1]);
-		fib.ipv4_dst = bpf_htonl((__u32)packet->new_destination[1]);
-	}
-	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	mtu = fib.mtu_result;
-	if (answer == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-		/* This answer is given before the port is known. Without a length, the kernel tells the port. */
-		fib.tot_len = 0;
-		fib.ifindex = LOOPBACK_IFINDEX;
-		answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	}
-	if (answer != BPF_FIB_LKUP_RET_SUCCESS && answer != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return DROP_no_internet_route;
-	index = underlay_port_index(fib.ifindex);
-	port = underlay_port_at(index);
-	if (index == UNDERLAY_PORTS_MAX || !port || !(port->flags & UNDERLAY_PORT_INTERNET))
-		return DROP_no_internet_route;
-	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
-		return DROP_no_underlay_neighbor;
-	packet->endpoint_mac = 0;
-	/* By bytes, because the structure on the stack does not align them. */
-	for (int i = 0; i < ETH_ALEN; i++)
-		packet->endpoint_mac = packet->endpoint_mac << 8 | fib.dmac[i];
-	packet->internet_ifindex = fib.ifindex;
-	packet->internet_mac = underlay_port_mac(port);
-	packet->longest = mtu < port->mtu ? mtu : port->mtu;
-	return DROP_none;
-}
 
 /*
  * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). A packet without ECN stays
@@ -224,16 +174,16 @@ static __always_inline enum drop_reason find_source(struct xdp_md *ctx, struct p
 	if (!to_outside(packet->source_public, packet->new_source))
 		return unmapped_reason(packet->source_public, DROP_no_public_address);
 	/* Another VPC may have a longer prefix with this address, and what comes back goes there. */
-	cell = find_public(frame->flags, packet->new_source);
+	cell = find_public(packet, frame->flags, packet->new_source);
 	if (cell != packet->source_public)
 		return cell == INDEX_BUSY ? DROP_table_busy : DROP_no_public_address;
 	return DROP_none;
 }
 
 /* Whether the address that source NAT has chosen is still one of the VPC's NAT gateway. */
-static __always_inline enum drop_reason check_nat_source(const struct packet *packet)
+static __always_inline enum drop_reason check_nat_source(struct packet *packet)
 {
-	__u32 cell = find_public4(packet->new_source[1]);
+	__u32 cell = find_public(packet, 0, packet->new_source);
 	const struct public_prefix *public;
 
 	if (cell == INDEX_BUSY)
@@ -254,7 +204,7 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 	/* The new destination is that of the prefix which was found before. */
 	if (packet->nat & PACKET_NAT_DESTINATION)
 		return turn_back(ctx, packet);
-	packet->destination_public = find_public(frame->flags, frame->destination);
+	packet->destination_public = find_public(packet, frame->flags, frame->destination);
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
 	if (!packet->destination_public) {

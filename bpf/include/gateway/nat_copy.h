@@ -31,7 +31,7 @@ struct {
 /* Finds the number of the public address. 0, or why the session is not installed. */
 static __always_inline int find_nat_number(const struct nat_copy *copy, struct nat_packet *packet)
 {
-	__u32 cell = find_public4(copy->outside);
+	__u32 cell = find_public4(find_public_vrf(), copy->outside);
 	const struct public_prefix *public;
 	struct nat_group *group;
 

@@ -2,7 +2,7 @@
 /*
  * Gateway: the state of a packet, which the stages of gateway.bpf.c fill in one after the other.
  *
- * Contract: packet_begin() gives it, with is_tunnel, error_type and error_mtu zero, and all else undefined:
+ * Contract: packet_begin() gives it, with is_tunnel, error_type, error_mtu and public_vrf zero, and all else undefined:
  * zeroing all of it for each packet would take 3 ns. It is memory per CPU, because the verifier limits the
  * stack of all functions of a call chain together (docs/decisions/packet-memory.md); a CPU runs one
  * packet of the program at a time. Each stage states in its header which fields it fills in. Uses the
@@ -43,6 +43,7 @@ struct packet {
 	__u32 verdict;	      /* XDP action of a packet that was sent */
 	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
 	__u32 destination_public; /* likewise for the destination */
+	__u32 public_vrf;	  /* of find_public_vrf() (lookup.h); 0: it was not looked up yet */
 	__u32 internet_ifindex;	  /* of the Internet port by which the packet leaves */
 	__u32 nat_gateway;	  /* cell of the struct nat_gateway that translates the source */
 	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
@@ -107,6 +108,7 @@ static __always_inline struct packet *packet_begin(void)
 
 	if (packet) {
 		packet->error_mtu = 0;
+		packet->public_vrf = 0;
 		packet->is_tunnel = 0;
 		packet->error_type = 0;
 	}

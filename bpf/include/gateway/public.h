@@ -34,9 +34,15 @@ static __always_inline int is_link_control(const struct frame *frame)
 }
 
 /* The cell of the public prefix that an address of the Internet side is in; as find_public4() (lookup.h). */
-static __always_inline __u32 find_public(__u32 flags, const __u64 *address)
+static __always_inline __u32 find_public(struct packet *packet, __u32 flags, const __u64 *address)
 {
-	return flags & FRAME_IPV6 ? find_public6(address[0], address[1]) : find_public4(address[1]);
+	__u32 vrf = packet->public_vrf;
+
+	if (!vrf) {
+		vrf = find_public_vrf();
+		packet->public_vrf = vrf;
+	}
+	return flags & FRAME_IPV6 ? find_public6(vrf, address[0], address[1]) : find_public4(vrf, address[1]);
 }
 
 /* The cell of the public prefix of an address of the VPC. 0: it has none. */
