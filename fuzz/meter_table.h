@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * The meters of a gateway in a fuzz target: the public prefix of IPv4 in the image of the tables has number 1, its VPC
- * number 2 (crates/datapath/tests/fuzz/gateway.rs). What is in their buckets changes from packet to packet.
+ * number 2, and its IPv4 peering both (crates/datapath/tests/fuzz/gateway.rs). What is in their buckets changes from packet to packet.
  */
 #ifndef SLUICE_FUZZ_METER_TABLE_H
 #define SLUICE_FUZZ_METER_TABLE_H

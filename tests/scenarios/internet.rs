@@ -1,5 +1,6 @@
 //! VMs and the Internet, in both address families: they fetch pages, and are reached at their public addresses; a VM
-//! without one is not. ICMP errors find their way in both directions. A meter limits what a VM sends and gets. A public address moves
+//! without one is not. ICMP errors find their way in both directions. A meter limits what a VM sends and gets,
+//! also to and from a peered VPC. A public address moves
 //! to another VM under traffic, and a gateway dies during downloads, which go on, because gateways keep no connections.
 
 use crate::Ground;
@@ -7,13 +8,13 @@ use crate::security_groups::{group, permit, set_groups};
 use crate::streams::Streams;
 use crate::support::{
     Failure, Outcome, PROBE, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute,
-    iperf, number, ping, slow_hellos, who,
+    iperf, number, path_to, ping, slow_hellos, who,
 };
 use serde_json::json;
-use sluice_client::{Eip, Meter, NewMeter, Remote, Tenant};
+use sluice_client::{Eip, Meter, NewMeter, Peering, Remote, Tenant, Vpc};
 use sluice_lab::internet::{CLIENT, ISP, LARGE_FILE, WEB, page, web_address};
 use sluice_lab::{Lab, Options};
-use sluice_types::Protocol;
+use sluice_types::{MeterId, Protocol};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Output;
@@ -36,6 +37,8 @@ const SILENCE: &str = "1000";
 /// reached in its place.
 const PROGRAMMED: Duration = Duration::from_secs(10);
 const PPS: u64 = 200;
+/// From the answer that a meter is programmed until no direct path avoids it: paths are confirmed ten times a second.
+const PATHS_END: Duration = Duration::from_secs(1);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
@@ -57,6 +60,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     pool_is_scanned(&lab).await?;
     eip_moves(&lab).await?;
     meters_limit(&lab).await?;
+    meters_limit_peerings(&lab).await?;
     owner_dies(&lab).await
 }
 
@@ -304,11 +308,7 @@ const OFFERED_S: u64 = 1;
 /// Both public addresses of a VM share a meter, by which the rate is limited that it sends to the Internet, and that it gets from
 /// there. What exceeds it is counted; without the meter, all passes.
 async fn meters_limit(lab: &Lab) -> Outcome {
-    let tenant = lab.api().find::<Tenant>("red", &[]).await?.id;
-    let limit = (Some(METERED_KBPS), Some(METERED_BURST));
-    let ((in_kbps, in_burst), (out_kbps, out_burst)) = (limit, limit);
-    let new = NewMeter { name: "slow".into(), tenant, in_kbps, in_burst, out_kbps, out_burst };
-    let meter = lab.api().create((), &new).await?.object.id;
+    let meter = slow_meter(lab).await?;
     for ipv6 in [false, true] {
         let name = format!("{}-v{}", PUBLIC[0], if ipv6 { 6 } else { 4 });
         let eip = lab.api().find::<Eip>(&name, &[]).await?.id;
@@ -316,26 +316,91 @@ async fn meters_limit(lab: &Lab) -> Outcome {
             let change = json!({ "meter": metered.then_some(meter) });
             lab.api().update::<Eip>(eip, &change, None).await?;
             lab.api().wait_programmed::<Eip>(eip, PROGRAMMED).await?;
-            for reason in ["meter_out", "meter_in"] {
-                passes_a_meter(lab, ipv6, metered, reason).await?;
+            for (reason, reversed) in [("meter_out", false), ("meter_in", true)] {
+                let (vni, ends) = (lab.vm(PUBLIC[0])?.vni, (PUBLIC[0], WEB));
+                let through = Through { ends, target: web_address(ipv6), reversed, vni, reason };
+                passes_a_meter(lab, &through, metered).await?;
             }
         }
     }
     Ok(lab.api().delete::<Meter>(meter, None).await.map(drop)?)
 }
 
-/// Offers twice the rate in the direction whose drop reason is given.
-async fn passes_a_meter(lab: &Lab, ipv6: bool, metered: bool, reason: &str) -> Outcome {
-    let vni = lab.vm(PUBLIC[0])?.vni;
+/// A VM of another VPC, on another host than [`PUBLIC`]'s first, and the peering of both VPCs.
+const PEER: &str = "db-1";
+const PEERING: &str = "web-db";
+
+/// A meter on one side of a peering limits what its VPC sends to the other and what it gets, although hosts had direct paths, which
+/// end with it.
+async fn meters_limit_peerings(lab: &Lab) -> Outcome {
+    let meter = slow_meter(lab).await?;
+    let (here, there) = (lab.vm(PUBLIC[0])?, lab.vm(PEER)?);
+    let vpc = lab.api().find::<Vpc>("web", &[]).await?.id;
+    let peering = lab.api().find::<Peering>(PEERING, &[]).await?.id;
+    for ipv6 in [false, true] {
+        let target = address(there, ipv6)?;
+        let (ends, vni, reason) = ((PUBLIC[0], PEER), here.vni, "meter_peering");
+        let paths = async || -> Result<usize, Failure> {
+            let out = path_to(lab, &here.host, here.vni, target).await?;
+            let back = path_to(lab, &there.host, there.vni, address(here, ipv6)?).await?;
+            Ok(out.into_iter().chain(back).count())
+        };
+        for metered in [false, true] {
+            let change = json!({ "meters": { vpc.to_string(): metered.then_some(meter) } });
+            lab.api().update::<Peering>(peering, &change, None).await?;
+            lab.api().wait_programmed::<Peering>(peering, PROGRAMMED).await?;
+            if metered {
+                eventually(PATHS_END, || async {
+                    ensure!(paths().await? == 0, "a direct path avoids the meter of {PEERING}");
+                    Ok(())
+                })
+                .await?;
+            }
+            for reversed in [false, true] {
+                let through = Through { ends, target, reversed, vni, reason };
+                passes_a_meter(lab, &through, metered).await?;
+            }
+            let paths = paths().await?;
+            ensure!(paths == if metered { 0 } else { 2 }, "{paths} direct paths, metered: {metered}");
+        }
+        let change = json!({ "meters": { vpc.to_string(): null } });
+        lab.api().update::<Peering>(peering, &change, None).await?;
+    }
+    Ok(lab.api().delete::<Meter>(meter, None).await.map(drop)?)
+}
+
+/// Creates a meter of tenant `red` with a limit in both directions.
+async fn slow_meter(lab: &Lab) -> Result<MeterId, Failure> {
+    let tenant = lab.api().find::<Tenant>("red", &[]).await?.id;
+    let limit = (Some(METERED_KBPS), Some(METERED_BURST));
+    let ((in_kbps, in_burst), (out_kbps, out_burst)) = (limit, limit);
+    let new = NewMeter { name: "slow".into(), tenant, in_kbps, in_burst, out_kbps, out_burst };
+    Ok(lab.api().create((), &new).await?.object.id)
+}
+
+/// What passes a meter: from the first to the second end, or back if it is reversed.
+struct Through<'a> {
+    ends: (&'a str, &'a str),
+    /// Address of the second.
+    target: IpAddr,
+    reversed: bool,
+    /// The VPC whose meter it is, and the reason of its drops.
+    vni: u32,
+    reason: &'a str,
+}
+
+/// Offers twice the rate.
+async fn passes_a_meter(lab: &Lab, through: &Through<'_>, metered: bool) -> Outcome {
+    let Through { ends, target, reversed, vni, reason } = *through;
     let before = drops(lab, vni, reason).await?;
     let (bytes, rate) = (OFFERED_BYTES.to_string(), format!("{}K", 2 * METERED_KBPS));
     let seconds = OFFERED_S.to_string();
     let mut options = vec!["-u", "-l", &bytes, "-b", &rate, "-t", &seconds];
-    options.extend((reason == "meter_in").then_some("-R"));
-    let report = iperf(lab, (PUBLIC[0], WEB), web_address(ipv6), METERED_PORT, &options).await?;
+    options.extend(reversed.then_some("-R"));
+    let report = iperf(lab, ends, target, METERED_PORT, &options).await?;
     let sum = &report["end"]["sum"];
     let passed = number(sum, "packets")? - number(sum, "lost_packets")?;
-    let headers = if ipv6 { 48 } else { 28 };
+    let headers = if target.is_ipv6() { 48 } else { 28 };
     let kbps = passed * (OFFERED_BYTES + headers) * 8 / 1000 / OFFERED_S;
     let dropped = drops(lab, vni, reason).await? - before;
     if metered {

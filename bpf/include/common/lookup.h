@@ -74,6 +74,14 @@ static __always_inline struct next_hop *next_hop_at(__u32 cell, __u8 kind)
 	return hop && READ_ONCE(hop->kind) == kind ? hop : NULL;
 }
 
+/* On a gateway: the route to a peer in `cell`, or NULL if the cell has another kind of entry. */
+static __always_inline struct peering *peering_at(__u32 cell)
+{
+	struct peering *peering = cell_at(cell);
+
+	return peering && READ_ONCE(peering->kind) == NEXT_HOP_PEERING ? peering : NULL;
+}
+
 #define INDEX_BUSY 0xffffffffu
 
 /* The cell that (EXACT_INDEX, vni, id) refers to. 0: the table has no such entry; INDEX_BUSY: as EXACT_BUSY. */

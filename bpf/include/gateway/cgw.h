@@ -4,8 +4,8 @@
  * route, the peerings that the route follows, and the endpoint with its host.
  *
  * Contract: classify() expects vni, fills in vrf, counters and elephant_bytes, and clears nat. route() expects
- * these and the tenant's frame, and fills in routed, final_vni, mtu, to_internet, and unless that is set endpoint,
- * endpoint_mac and next_hop. Both return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
+ * these and the tenant's frame, and fills in routed, final_vni, mtu, peering, to_internet, and unless that is set endpoint,
+ * endpoint_mac and next_hop; with `peering`, elephant_bytes is ELEPHANT_NEVER. Both return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
  * Packet bytes are neither read nor changed. Reads only the map `cells`.
  */
 #ifndef SLUICE_CGW_H
@@ -58,11 +58,16 @@ static __always_inline enum drop_reason leave_to_internet(struct packet *packet)
 	return DROP_none;
 }
 
-/* Reads the address of the instance to which a prefix of the VNI is delegated, from the argument of SCOPE_NEXT_HOP. */
+/*
+ * Reads the address of the instance to which a prefix of the VNI is delegated, from the argument of SCOPE_NEXT_HOP. A route to a
+ * peer leads to no instance of the VNI.
+ */
 static __always_inline enum drop_reason read_next_hop(__u32 cell, __u32 vni, __u64 *address, __u8 *ipv6)
 {
 	const struct next_hop *hop = next_hop_at(cell & LEAF_ARGUMENT_MASK, NEXT_HOP_INSTANCE);
 
+	if (!hop && peering_at(cell & LEAF_ARGUMENT_MASK))
+		return DROP_no_endpoint;
 	if (!hop || READ_ONCE(hop->vni) != vni)
 		return DROP_stale_index;
 	*ipv6 = !!(hop->flags & NEXT_HOP_IPV6);
@@ -71,6 +76,23 @@ static __always_inline enum drop_reason read_next_hop(__u32 cell, __u32 vni, __u
 	if (*ipv6)
 		load_halves(address, hop->address);
 	return DROP_none;
+}
+
+/*
+ * The VNI of the peer to which the argument of SCOPE_NEXT_HOP leads, through meters, from which the packet takes when it is sent
+ * (peering_meters.h). No direct path may avoid them, so its flow is never an elephant. 0: the argument leads to no peer.
+ */
+static __always_inline __u32 follow_peering(struct packet *packet, __u32 cell, __u32 vni)
+{
+	const struct peering *peering = peering_at(cell & LEAF_ARGUMENT_MASK);
+
+	if (!peering || READ_ONCE(peering->vni) != vni)
+		return 0;
+	/* A packet with one more is dropped. */
+	packet->peering[packet->peerings % PEER_HOPS_MAX] = cell & LEAF_ARGUMENT_MASK;
+	packet->peerings++;
+	packet->elephant_bytes = ELEPHANT_NEVER;
+	return READ_ONCE(peering->peer);
 }
 
 /* The route for an address of the frame's family. */
@@ -88,7 +110,7 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 
 	for (int hops = 0; hops <= PEER_HOPS_MAX; hops++) {
 		struct vrf *vrf = vrf_at(cell, vni);
-		__u32 leaf;
+		__u32 leaf, peer;
 
 		if (!vrf)
 			return DROP_stale_index;
@@ -99,10 +121,14 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 		case SCOPE_LOCAL:
 			return deliver_to_destination(packet);
 		case SCOPE_NEXT_HOP:
-			return read_next_hop(leaf, vni, packet->endpoint, &packet->endpoint_ipv6);
+			peer = follow_peering(packet, leaf, vni);
+			if (!peer)
+				return read_next_hop(leaf, vni, packet->endpoint, &packet->endpoint_ipv6);
+			break;
 		case SCOPE_INTERNET:
 			return leave_to_internet(packet);
 		case SCOPE_PEER:
+			peer = leaf & LEAF_ARGUMENT_MASK;
 			break;
 		case SCOPE_DROP:
 			return DROP_route_drop;
@@ -112,7 +138,7 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 		/* A frame to a neighbor's MAC address does not leave its VPC. */
 		if (!packet->routed)
 			return DROP_wrong_mac;
-		vni = leaf & LEAF_ARGUMENT_MASK;
+		vni = peer;
 		cell = find_index(vni, 0);
 		if (!cell)
 			return DROP_unknown_vni;
@@ -164,6 +190,7 @@ __attribute__((noinline)) enum drop_reason route(struct packet *packet)
 	    (ipv6_link_local(packet->frame.source[0]) || ipv6_link_local(packet->frame.destination[0])))
 		return DROP_link_local;
 	packet->to_internet = 0;
+	packet->peerings = 0;
 	reason = follow_route(packet);
 	if (reason || packet->to_internet)
 		return reason;

@@ -6,7 +6,7 @@
  * Contract: expects a packet that route() accepted, and now_ns. DROP_none: the packet was rewritten in
  * place and counted in `vni_traffic` unless `nat` is set, and `verdict` is what the program returns. Otherwise the reason
  * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
- * unchanged, except after DROP_headroom. Uses the maps `cells`, `vni_traffic` and `sum_chunks`.
+ * unchanged, except after DROP_headroom. Uses the maps `cells`, `meters`, `vni_traffic` and `sum_chunks`.
  */
 #ifndef SLUICE_FORWARD_H
 #define SLUICE_FORWARD_H
@@ -15,6 +15,7 @@
 #include "common/encapsulate.h"
 #include "gateway/output.h"
 #include "gateway/packet.h"
+#include "gateway/peering_meters.h"
 
 /* What forwarding may change after the outer IP header: up to the tenant's IPv4 checksum, inclusive. */
 #define CHANGED_BYTES (TUNNEL_BYTES + ETH_HLEN + 12)
@@ -202,6 +203,9 @@ __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, s
 	if (!packet)
 		return DROP_stale_index;
 	reason = find_path(ctx, packet, node, &path);
+	/* A packet with one of these flags has followed no peerings. */
+	if (!reason && !packet->nat)
+		reason = meter_peerings(packet);
 	if (reason)
 		return reason;
 	describe_outer(packet, node, &path, &outer);

@@ -16,6 +16,7 @@
 
 #include "common/flow_queue.h"
 #include "common/frame.h"
+#include "layout/cells.h"
 
 struct packet {
 	struct frame frame;    /* the tenant's frame; in answer_underlay.h the underlay's own */
@@ -42,11 +43,12 @@ struct packet {
 	__u32 elephant_bytes; /* as in struct vrf, of `vni` */
 	__u32 verdict;	      /* XDP action of a packet that was sent */
 	__u32 source_public; /* cell of the struct public_prefix of the source; 0: the source is not translated */
-	__u32 destination_public; /* likewise for the destination */
-	__u32 public_vrf;	  /* of find_public_vrf() (lookup.h); 0: it was not looked up yet */
-	__u32 internet_ifindex;	  /* of the Internet port by which the packet leaves */
-	__u32 nat_gateway;	  /* cell of the struct nat_gateway that translates the source */
-	__u32 next_option;	  /* offset of the TCP option that clamp_mss() (translate.h) reads next */
+	__u32 destination_public;     /* likewise for the destination */
+	__u32 public_vrf;	      /* of find_public_vrf() (lookup.h); 0: it was not looked up yet */
+	__u32 internet_ifindex;	      /* of the Internet port by which the packet leaves */
+	__u32 nat_gateway;	      /* cell of the struct nat_gateway that translates the source */
+	__u32 peering[PEER_HOPS_MAX]; /* cells of the struct peering that the routes followed */
+	__u32 next_option;	      /* offset of the TCP option that clamp_mss() (translate.h) reads next */
 	__u16 longest; /* longest IP packet that the ways there and back carry, of a translated packet; in bytes */
 	__u16 new_source_port; /* or identifier of ICMP: as the addresses, with PACKET_NAT_SOURCE; in host order */
 	__u16 new_destination_port; /* the same with PACKET_NAT_DESTINATION */
@@ -60,6 +62,7 @@ struct packet {
 	__u8 routed;		    /* sent to the router's MAC address; otherwise bridged within the VPC */
 	__u8 endpoint_ipv6;	    /* `endpoint` is IPv6 */
 	__u8 to_internet;	    /* the route has scope Internet */
+	__u8 peerings;		    /* number of cells in `peering` */
 	__u8 nat;		    /* PACKET_* */
 	__u16 ring_path;	    /* UDP source port of a record (nat_ring.h), without VXLAN_SOURCE_MIN */
 	__u8 ring; /* VXLAN reserved byte of a record; 0: the packet was received with none */

@@ -24,7 +24,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 7
+#define TABLES_LAYOUT_VERSION 8
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
@@ -256,8 +256,9 @@ struct lpm_skip {
 #define SCOPE_PEER 2u  /* argument: the peer's VNI, where the packet is routed again */
 #define SCOPE_DROP 3u  /* the operator wants such packets to be dropped */
 /*
- * Gateway: the packet goes to the instance of this VNI that has the address in the argument's cell, a struct next_hop of
- * kind NEXT_HOP_INSTANCE, which belongs to this route. The prefix is delegated to that instance.
+ * Gateway: the argument's cell, which belongs to this route, says where the packet goes. A struct next_hop of kind
+ * NEXT_HOP_INSTANCE: to the instance of this VNI that has its address, to which the prefix is delegated. A struct peering: to a
+ * peer, as by SCOPE_PEER, through meters.
  */
 #define SCOPE_NEXT_HOP 4u
 #define SCOPE_PORT \
@@ -325,6 +326,7 @@ struct vrf {
 #define NEXT_HOP_PUBLIC 7   /* not a next hop: struct public_prefix */
 #define NEXT_HOP_INTERNET 8 /* not a next hop: struct internet */
 #define NEXT_HOP_NAT 9	    /* not a next hop: struct nat_gateway */
+#define NEXT_HOP_PEERING 10 /* not a next hop: struct peering; see SCOPE_NEXT_HOP */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
@@ -413,6 +415,22 @@ struct internet {
 	__u32 nat;
 	__u32 meter; /* of all Internet traffic of the VPC; as in struct public_prefix */
 	__u64 reserved[3];
+};
+
+/*
+ * Gateway: a route to a peered VPC, through a meter of each side of the peering. Numbers of meters that are removed become 0; for
+ * any other change the writer makes another cell. Packets with such a route stay on gateways: no direct path avoids the meters,
+ * also while both numbers are 0.
+ */
+struct peering {
+	__u8 kind; /* NEXT_HOP_PEERING */
+	__u8 reserved8[3];
+	__u32 vni;  /* of the route */
+	__u32 peer; /* the peer's VNI, where the packet is routed again */
+	__u32 out_meter; /* of what the VNI sends to the peer, as in struct public_prefix; its limit outwards counts */
+	__u32 in_meter; /* of what the peer gets; its limit inwards counts */
+	__u32 reserved32;
+	__u64 reserved[5];
 };
 
 /*

@@ -38,8 +38,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{ClusterKeys, Endpoint, EndpointKey, Meter, Missing, Route, RouteKey, Scope, Update};
-use sluice_tables::{NodeTables, Target};
+use sluice_southbound::{ClusterKeys, Endpoint, EndpointKey, Meter, Missing, RouteKey, Update};
+use sluice_tables::NodeTables;
 use sluice_types::{Digests, EntryHash, EntryKey, MacAddr};
 use tokio::sync::watch;
 
@@ -426,7 +426,7 @@ impl<R: Role> Applier<R> {
     }
 
     /// Entries come in the order in which they refer to each other: endpoints to VTEPs and VRFs, VRFs to
-    /// groups and meters, public prefixes and NAT gateways to VRFs, vIPs and meters.
+    /// groups and meters, routes to VRFs and meters, public prefixes and NAT gateways to VRFs, vIPs and meters.
     fn upsert(&mut self, update: &mut Update) {
         self.update_keys(std::mem::take(&mut update.keys));
         for vtep in &update.vteps {
@@ -455,7 +455,7 @@ impl<R: Role> Applier<R> {
         }
         self.upsert_endpoints(&update.endpoints);
         for route in &update.routes {
-            self.upsert_route(route);
+            self.write_metered(Entry::Route(*route), |_, context| context.upsert_route(route));
         }
         self.upsert_public(update);
         for policy in update.policies.drain(..) {
@@ -509,21 +509,6 @@ impl<R: Role> Applier<R> {
                     self.needs_snapshot |= !self.retries.add(Entry::Endpoint(entry), reason.clone());
                 }
             }
-        }
-    }
-
-    fn upsert_route(&mut self, route: &Route) {
-        let target = match route.scope {
-            Scope::Local => Target::Local,
-            Scope::Peer(vni) => Target::Peer(vni),
-            Scope::Drop => Target::Drop,
-            Scope::NextHop(address) => Target::NextHop(address),
-            Scope::Internet => Target::Internet,
-        };
-        let (vni, prefix) = (route.key.vni, route.key.prefix);
-        let result = self.tables.upsert_route(&sluice_tables::Route { vni, prefix, target });
-        if self.failures.check(result, format_args!("route {prefix} of VNI {vni}")).is_none() {
-            self.try_again(Entry::Route(*route));
         }
     }
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 use sluice_southbound::{
-    ClusterPlan, Group, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Vip, Vrf,
-    Vtep, VtepRole,
+    ClusterPlan, Group, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route,
+    RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
 };
-use sluice_tables::{NatAddress, NodeTables};
+use sluice_tables::{NatAddress, NodeTables, Target};
 use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::claims::Claims;
@@ -98,7 +98,7 @@ pub trait Role: Send + 'static {
         context.reject(format_args!("plan of {}", plan.cluster));
     }
 
-    /// Adds or changes a meter of Internet traffic. Its removal is the same for all roles.
+    /// Adds or changes a meter. Its removal is the same for all roles.
     fn upsert_meter(&mut self, context: &mut UpdateContext<'_>, meter: &Meter) {
         context.reject(format_args!("meter {}", meter.id));
     }
@@ -286,6 +286,29 @@ impl UpdateContext<'_> {
     pub fn upsert_vrf(&mut self, vrf: &sluice_tables::Vrf) {
         let result = self.tables.upsert_vrf(vrf);
         self.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    /// Writes a route.
+    pub fn upsert_route(&mut self, route: &Route) {
+        let RouteKey { vni, prefix } = route.key;
+        let mut metered = Ok(());
+        let target = match route.scope {
+            Scope::Local => Target::Local,
+            Scope::Peer(vni) => Target::Peer(vni),
+            Scope::MeteredPeer { vni, out_meter, in_meter } => {
+                let numbers =
+                    self.meter_number(out_meter).and_then(|it| Ok((it, self.meter_number(in_meter)?)));
+                // Without one of its meters it takes from none. Its packets stay on gateways.
+                let (out_meter, in_meter) = *numbers.as_ref().unwrap_or(&(0, 0));
+                metered = numbers.map(drop);
+                Target::MeteredPeer { vni, out_meter, in_meter }
+            }
+            Scope::Drop => Target::Drop,
+            Scope::NextHop(address) => Target::NextHop(address),
+            Scope::Internet => Target::Internet,
+        };
+        let result = self.tables.upsert_route(&sluice_tables::Route { vni, prefix, target });
+        self.check_metered(result.and(metered), format_args!("route {prefix} of VNI {vni}"));
     }
 
     /// Writes a public prefix.

@@ -5,7 +5,7 @@ mod internet;
 mod security;
 
 use crate::cloud::name_in;
-use crate::references::{End, References, resolve};
+use crate::references::{End, References, resolve, tenant_of_peering};
 use crate::{Client, Result};
 use crate::{
     CloudFile, Cluster, Host, Instance, NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering,
@@ -104,7 +104,8 @@ pub async fn apply(
             End::InFile(index) => applier.vpc_id(&cloud.vpcs[index]),
             End::InCloud(id) => Some(id),
         });
-        applier.peering(peering, vpcs).await?;
+        let tenant = tenant_of_peering(cloud, peering, ends);
+        applier.peering(peering, tenant, vpcs).await?;
     }
     for vpc in &cloud.vpcs {
         applier.routes(vpc).await?;
@@ -256,9 +257,16 @@ impl Applier<'_> {
         self.security_groups(spec, id).await
     }
 
-    async fn peering(&mut self, spec: &PeeringSpec, vpcs: [Option<VpcId>; 2]) -> Result<()> {
+    async fn peering(
+        &mut self,
+        spec: &PeeringSpec,
+        tenant: Option<&str>,
+        vpcs: [Option<VpcId>; 2],
+    ) -> Result<()> {
         let [a, b] = vpcs;
-        let body = a.zip(b).map(|(a, b)| NewPeering { name: spec.name.clone(), vpcs: [a, b] });
+        let meters = self.meters_of_peering(spec, tenant, vpcs).await?;
+        let body = a.zip(b).zip(meters);
+        let body = body.map(|((a, b), meters)| NewPeering { name: spec.name.clone(), vpcs: [a, b], meters });
         let of = a.map(|a| a.to_string()).unwrap_or_default();
         let id = self.create_or_compare(&spec.name, body.as_ref().map(|_| ()), &[("vpc", &of)], body).await?;
         for vpc in a.into_iter().chain(b) {

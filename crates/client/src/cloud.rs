@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sluice_types::{
     AddressPair, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, Qos, Vni, overlap,
 };
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{Read, stdin};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -98,7 +98,7 @@ pub struct CloudFile {
     pub public_pools: Vec<PublicPoolSpec>,
     /// EIPs (elastic IPs) of tenants.
     pub eips: Vec<EipSpec>,
-    /// Meters of tenants, which EIPs and VPCs can have.
+    /// Meters of tenants, which EIPs, VPCs and peerings can have.
     pub meters: Vec<MeterSpec>,
 }
 
@@ -305,6 +305,9 @@ pub struct PeeringSpec {
     pub tenant: Option<String>,
     /// Names or ids of the two VPCs.
     pub vpcs: [String; 2],
+    /// Meters of the tenant, name or id, by the VPC on whose side they are, as in `vpcs`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub meters: BTreeMap<String, String>,
 }
 
 impl CloudFile {
@@ -462,17 +465,18 @@ fn check_subnets(vpc: &VpcSpec) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// Checks that a peering does not have the same VPC at both ends.
+/// Checks that a peering does not have the same VPC at both ends, and has meters at these ends only.
 fn check_ends(peering: &PeeringSpec) -> Result<(), FieldError> {
     let [a, b] = &peering.vpcs;
-    if name_in(a) != name_in(b) {
-        return Ok(());
+    let wrong =
+        |field, problem| Err(FieldError { object: format!("peering `{}`", peering.name), field, problem });
+    if name_in(a) == name_in(b) {
+        return wrong("vpcs", format!("VPC `{}` cannot be peered with itself", name_in(a)));
     }
-    Err(FieldError {
-        object: format!("peering `{}`", peering.name),
-        field: "vpcs",
-        problem: format!("VPC `{}` cannot be peered with itself", name_in(a)),
-    })
+    match peering.meters.keys().find(|vpc| !peering.vpcs.contains(vpc)) {
+        Some(vpc) => wrong("meters", format!("`{vpc}` is not one of `vpcs`")),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -601,6 +605,18 @@ eips:
             assert_eq!(error, "peering `p`: `vpcs`: VPC `web` cannot be peered with itself");
         }
         assert!(parse("web, db").is_ok());
+    }
+
+    #[test]
+    fn meters_of_a_peering_are_those_of_its_vpcs() {
+        let parse = |meters: &str| {
+            CloudFile::parse(&format!(
+                "peerings: [{{name: p, vpcs: [web, 'name:db'], meters: {{{meters}}}}}]"
+            ))
+        };
+        assert_eq!(parse("web: gold, 'name:db': gold").unwrap().peerings[0].meters.len(), 2);
+        let error = parse("web: gold, app: gold").unwrap_err().to_string();
+        assert_eq!(error, "peering `p`: `meters`: `app` is not one of `vpcs`");
     }
 
     #[test]

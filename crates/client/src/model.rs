@@ -7,6 +7,7 @@ use sluice_types::{
     AddressPair, ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net,
     MacAddr, MeterId, PeeringId, Qos, RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
+use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -420,6 +421,9 @@ pub struct Peering {
     pub name: String,
     /// The two VPCs.
     pub vpcs: [VpcId; 2],
+    /// The meters of the sides of these VPCs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub meters: BTreeMap<VpcId, MeterId>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.

@@ -8,6 +8,7 @@ use sluice_types::{
     AddressPair, ClusterId, HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, PortSettings,
     RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Request body of a creation.
@@ -107,7 +108,10 @@ new_object!(NewPeering => Peering, "/v1/peerings", |new, found| {
     let (mut requested, mut have) = (new.vpcs, found.vpcs);
     requested.sort();
     have.sort();
-    difference("vpcs", &requested, &have)
+    let meter = |(vpc, meter): (&VpcId, &MeterId)| {
+        difference_if_given(&format!("meter of {vpc}"), Some(meter), found.meters.get(vpc))
+    };
+    difference("vpcs", &requested, &have).or_else(|| new.meters.iter().find_map(meter))
 });
 
 impl NewObject for NewSubnet {
@@ -322,4 +326,7 @@ pub struct NewPeering {
     pub name: String,
     /// The two VPCs.
     pub vpcs: [VpcId; 2],
+    /// Meters of the tenant for the sides of these VPCs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub meters: BTreeMap<VpcId, MeterId>,
 }

@@ -48,6 +48,7 @@ pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<Refere
     for peering in &cloud.peerings {
         let ends = resolver.ends_of(peering).await?;
         resolver.ends.push(ends);
+        resolver.meters_of_peering(peering, ends).await?;
     }
     for index in 0..cloud.vpcs.len() {
         resolver.routes(index).await?;
@@ -183,6 +184,20 @@ impl<'a> Resolver<'a> {
         for spec in &cloud.eips {
             let object = || format!("EIP `{}`", spec.name);
             self.meter(&spec.tenant, spec.meter.as_deref(), "meter", object).await?;
+        }
+        Ok(())
+    }
+
+    /// Resolves the meters of the sides of a peering.
+    async fn meters_of_peering(&mut self, spec: &'a PeeringSpec, ends: [End; 2]) -> Result<()> {
+        let object = || format!("peering `{}`", spec.name);
+        let tenant = tenant_of_peering(self.cloud, spec, ends);
+        for text in spec.meters.values() {
+            let Some(tenant) = tenant else {
+                let problem = "give the tenant of the VPCs, to which the meters belong".to_owned();
+                return Err(FieldError { object: object(), field: "tenant", problem }.into());
+            };
+            self.meter(tenant, Some(text), "meters", object).await?;
         }
         Ok(())
     }
@@ -469,6 +484,19 @@ impl<'a> Resolver<'a> {
         self.vpc_ids.insert(index, id);
         Ok(id)
     }
+}
+
+/// The tenant of a peering, as far as the file names it.
+pub(crate) fn tenant_of_peering<'a>(
+    cloud: &'a CloudFile,
+    spec: &'a PeeringSpec,
+    ends: [End; 2],
+) -> Option<&'a str> {
+    let of_vpc = |end| match end {
+        End::InFile(index) => Some(cloud.vpcs[index].tenant.as_str()),
+        End::InCloud(_) => None,
+    };
+    spec.tenant.as_deref().or_else(|| ends.into_iter().find_map(of_vpc))
 }
 
 fn positions<'a>(names: impl Iterator<Item = &'a str>) -> HashMap<&'a str, Vec<usize>> {

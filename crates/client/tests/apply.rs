@@ -23,7 +23,9 @@ fn objects(kind: &str) -> Vec<Value> {
             {"id": "subnet-1", "name": "front", "vpc": "vpc-1", "ipv4": "10.0.0.0/24"},
             {"id": "subnet-2", "name": "back", "vpc": "vpc-2", "ipv4": "10.1.0.0/24"},
         ]),
-        "peerings" => json!([{"id": "peer-1", "name": "web-db", "vpcs": ["vpc-1", "vpc-2"]}]),
+        "peerings" => {
+            json!([{"id": "peer-1", "name": "web-db", "vpcs": ["vpc-1", "vpc-2"], "meters": {"vpc-1": "meter-1"}}])
+        }
         "security-groups" => json!([
             {"id": "sg-1", "name": "default", "vpc": "vpc-1", "description": ""},
             {"id": "sg-2", "name": "ops", "vpc": "vpc-1", "description": ""},
@@ -229,6 +231,14 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
             "vpcs: [{name: v, tenant: red, internet_meter: meter-9}]",
             neither("VPC `v`: `internet_meter`", "meter `meter-9`"),
         ),
+        (
+            "peerings: [{name: p, tenant: red, vpcs: [web, db], meters: {db: x}}]",
+            neither("peering `p`: `meters`", "meter `x`"),
+        ),
+        (
+            "peerings: [{name: p, vpcs: [web, db], meters: {db: gold}}]",
+            "peering `p`: `tenant`: give the tenant of the VPCs, to which the meters belong".to_owned(),
+        ),
         // The meter belongs to another tenant.
         (
             "tenants: [{name: blue}]\nvpcs: [{name: v, tenant: blue, internet_meter: gold}]",
@@ -382,6 +392,14 @@ async fn meters_are_compared_with_the_cloud() {
     assert_eq!(www(", meter: gold").await, (1, 1, 0));
     assert_eq!(www(", meter: silver").await, (1, 0, 1));
     assert_eq!(tally("vpcs: [{name: web, tenant: red, internet_meter: gold}]").await, (0, 0, 1));
+    let peering = async |fields: &str| {
+        let silver = "meters: [{name: silver, tenant: red, in_kbps: 64}]";
+        tally(&format!("{silver}\npeerings: [{{name: web-db, tenant: red, vpcs: [db, web]{fields}}}]")).await
+    };
+    assert_eq!(peering("").await, (1, 1, 0));
+    assert_eq!(peering(", meters: {web: gold}").await, (1, 1, 0));
+    assert_eq!(peering(", meters: {db: gold}").await, (1, 0, 1));
+    assert_eq!(peering(", meters: {web: silver}").await, (1, 0, 1));
     let new = "
 tenants: [{name: blue}]
 meters: [{name: m, tenant: 'name:blue', in_kbps: 64}]

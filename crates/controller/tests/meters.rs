@@ -5,7 +5,7 @@ mod common;
 use common::{Answer, Basics, Cloud, basics, join};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use sluice_southbound::{Meter, Missing, Update};
+use sluice_southbound::{Meter, Missing, Scope, Update};
 use sluice_types::{EntryKey, MeterLimit};
 
 async fn patch(cloud: &Cloud, path: &str, body: Value) -> Answer {
@@ -119,6 +119,78 @@ async fn references_to_meters() {
     let without = patch(&cloud, &vpc_path, json!({"internet_meter": null})).await;
     assert_eq!(without.body["internet_meter"], Value::Null);
     assert_eq!(cloud.delete(&path).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn peerings_have_meters() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let other = json!({"name": "w", "tenant": basics.tenant, "cluster": basics.cluster});
+    let other = cloud.make("/v1/vpcs", other).await;
+    let subnet = json!({"name": "s", "ipv4": "10.7.0.0/24"});
+    cloud.make(&format!("/v1/vpcs/{other}/subnets"), subnet).await;
+    let gold = cloud.make("/v1/meters", meter(&basics, "gold", json!({"out_kbps": 64}))).await;
+    let body = json!({"name": "p", "vpcs": [other, basics.vpc], "meters": {&other: gold}});
+    let made = cloud.post("/v1/peerings", body.clone()).await;
+    assert_eq!(
+        (made.status, &made.body["meters"]),
+        (StatusCode::CREATED, &json!({&other: gold})),
+        "{}",
+        made.body
+    );
+    assert_eq!(cloud.post("/v1/peerings", body).await.status, StatusCode::OK);
+    let path = format!("/v1/peerings/{}", made.id());
+    let set = async |meters: Value| patch(&cloud, &path, json!({"meters": meters})).await;
+    let both = set(json!({&basics.vpc: gold})).await;
+    assert_eq!(
+        (both.status, &both.body["meters"]),
+        (StatusCode::OK, &json!({&basics.vpc: gold, &other: gold}))
+    );
+    let one = set(json!({&other: null})).await;
+    assert_eq!(one.body["meters"], json!({&basics.vpc: gold}));
+    assert_eq!(set(json!({})).await.body["revision"], one.body["revision"], "nothing changed");
+
+    let tenant = cloud.make("/v1/tenants", json!({"name": "other"})).await;
+    let theirs = json!({"name": "theirs", "tenant": tenant, "in_kbps": 64});
+    let theirs = cloud.make("/v1/meters", theirs).await;
+    let third = json!({"name": "x", "tenant": basics.tenant, "cluster": basics.cluster});
+    let third = cloud.make("/v1/vpcs", third).await;
+    for (meters, expected) in [
+        (json!({&other: theirs}), (422, "meter-across-tenants", "theirs")),
+        (json!({&third: gold}), (422, "vpc-not-peered", "x")),
+        (json!({&other: "meter-999"}), (422, "unknown-reference", "meter-999")),
+    ] {
+        let refused = set(meters.clone()).await;
+        assert_eq!(refused.problem(), expected, "{}", refused.body);
+        let vpcs = [&other, &third];
+        let new = json!({"name": "q", "vpcs": [&vpcs[0], &basics.vpc], "meters": meters});
+        assert_eq!(cloud.post("/v1/peerings", new).await.problem(), expected);
+    }
+    for body in
+        [json!({}), json!({"meters": {"v": gold}}), json!({"meters": {&other: 7}}), json!({"vpcs": []})]
+    {
+        assert_eq!(patch(&cloud, &path, body.clone()).await.status, StatusCode::BAD_REQUEST, "{body}");
+    }
+    let gone = patch(&cloud, "/v1/peerings/peer-999", json!({"meters": {}})).await;
+    assert_eq!(gone.problem(), (404, "not-found", "peer-999"));
+    let used = cloud.delete(&format!("/v1/meters/{gold}")).await;
+    assert_eq!(used.problem(), (409, "in-use", "peering `p`"));
+
+    // A route that lacks its meter is a failure of the peering.
+    let identity = cloud.enroll(&basics.gateway_path()).await;
+    let mut gateway = join(&cloud, &identity, 0, 0).await;
+    let (revision, snapshot) = gateway.acked_step().await;
+    let routes = snapshot.iter().flat_map(|part| &part.routes);
+    let metered: Vec<_> = routes.filter(|it| matches!(it.scope, Scope::MeteredPeer { .. })).collect();
+    assert!(metered.len() >= 2, "both directions: {metered:?}");
+    assert_eq!(snapshot.iter().map(|part| part.meters.len()).sum::<usize>(), 1);
+    cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+    let mut missing = Missing::default();
+    missing.add(EntryKey::Route(metered[0].key.vni, metered[0].key.prefix), "no room".to_owned());
+    gateway.connection.reports.missing(missing).await.unwrap();
+    gateway.connection.reports.ack(revision, vec!["1 entry failed".into()], true).await.unwrap();
+    let failed = cloud.wait_until("not programmed", &path, |body| body["failures"] != Value::Null).await;
+    assert_eq!((&failed["programmed"], &failed["failures"][0]["reason"]), (&json!(false), &json!("no room")));
 }
 
 #[tokio::test]

@@ -45,9 +45,9 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
         Location::NotFound => return PathLookup::ViaGateway,
         Location::Busy => return PathLookup::Busy,
     };
-    let InstanceLocation { vni, mac, host, mtu, network } = location;
-    // A network that does not offload flows also withdraws the paths that its hosts still have.
-    if !network.is_offloaded {
+    let InstanceLocation { vni, mac, host, mtu, network, metered } = location;
+    // A network that does not offload flows, and a peering with meters, also withdraw the paths that hosts still have.
+    if !network.is_offloaded || metered {
         return PathLookup::ViaGateway;
     }
     // Hosts do not know the MTUs of other networks: only gateways report packets that are too large for a
@@ -104,29 +104,28 @@ impl Notifier {
             PathLookup::ViaGateway => return Outcome::NoPath,
             PathLookup::Busy => return Outcome::Busy,
         };
-        let answer = AnswerEntry { destination, answer: sluice_rsp::Answer::Path(path) };
-        match self.check_permit(now_us, permit, answer) {
-            PermitState::Confirmed => self.notify(now_us, sender.host, answer),
+        match self.check_permit(now_us, permit, destination) {
+            PermitState::Confirmed => self.notify(now_us, sender.host, destination, path),
             PermitState::Waiting => Outcome::Waiting,
             PermitState::Unconfirmed => Outcome::Unpermitted,
         }
     }
 
-    /// Whether a path that needs this permit may be given now. If the destination's host was asked, `answer` waits.
-    fn check_permit(&mut self, now_us: u64, permit: Option<Permit>, answer: AnswerEntry) -> PermitState {
+    /// Whether a path that needs this permit may be given now. If the destination's host was asked, `destination` waits.
+    fn check_permit(&mut self, now_us: u64, permit: Option<Permit>, destination: Destination) -> PermitState {
         let Some(permit) = permit else { return PermitState::Confirmed };
         let state = self.permits.check(now_us, permit);
         if state == PermitState::Waiting {
-            self.permits.keep(&permit, answer);
+            self.permits.keep(&permit, destination);
         }
         state
     }
 
     /// Notifies a host of a path, unless it was notified a moment ago.
-    fn notify(&mut self, now_us: u64, host: IpAddr, answer: AnswerEntry) -> Outcome {
-        match self.batcher.admit(now_us, host, answer.destination) {
+    fn notify(&mut self, now_us: u64, host: IpAddr, destination: Destination, path: Path) -> Outcome {
+        match self.batcher.admit(now_us, host, destination) {
             Admission::New => {
-                self.batcher.push(host, answer);
+                self.batcher.push(host, AnswerEntry { destination, answer: sluice_rsp::Answer::Path(path) });
                 Outcome::Notified
             }
             Admission::Repeated => Outcome::Repeated,
@@ -153,20 +152,32 @@ impl Notifier {
             PathLookup::ViaGateway => return Some(query.answer(None, revision)),
             PathLookup::Busy => return None,
         };
-        let whole = AnswerEntry { destination: query.destination, answer: sluice_rsp::Answer::Path(path) };
-        match self.check_permit(now_us, permit, whole) {
+        match self.check_permit(now_us, permit, query.destination) {
             PermitState::Confirmed => Some(query.answer(Some(&path), revision)),
             PermitState::Waiting => None,
             PermitState::Unconfirmed => Some(query.answer(None, revision)),
         }
     }
 
-    /// Notes that the host at `from` accepts packets of other hosts, which are notified of the paths that waited for it.
-    pub fn confirm(&mut self, now_us: u64, from: IpAddr, entries: &[PermitEntry]) {
+    /// Notes that the host at `from` accepts packets of other hosts, which are notified of the paths that waited for it, if the
+    /// tables still have them. `revision` was read from the tables before.
+    pub fn confirm(
+        &mut self,
+        now_us: u64,
+        reader: &Reader,
+        revision: u64,
+        from: IpAddr,
+        entries: &[PermitEntry],
+    ) {
         for entry in entries {
             let permit = Permit { receiver: from, entry: *entry };
-            for answer in self.permits.confirm(now_us, &permit) {
-                self.notify(now_us, entry.host, answer);
+            for destination in self.permits.confirm(now_us, &permit) {
+                let found = find_path(reader, revision, entry.host, &destination);
+                if let PathLookup::Direct(path, needed) = found
+                    && needed == Some(permit)
+                {
+                    self.notify(now_us, entry.host, destination, path);
+                }
             }
         }
     }

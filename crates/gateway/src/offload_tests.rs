@@ -81,13 +81,13 @@ fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
 
 /// A notifier with all hosts' permits for all networks.
 fn notifier() -> Notifier {
-    let mut notifier = Notifier::new();
+    let (mut notifier, tables) = (Notifier::new(), tables());
     for receiver in [A, B, C, D].map(ip) {
         for host in [A, B, C, D].map(ip) {
             for number in 1..=3 {
                 let entry = PermitEntry { vni: vni(number), host };
                 notifier.permits.check(0, Permit { receiver, entry });
-                notifier.confirm(0, receiver, &[entry]);
+                notifier.confirm(0, &tables.reader(), REVISION, receiver, &[entry]);
             }
         }
     }
@@ -109,6 +109,11 @@ impl Fixture {
     fn note(&mut self, now_us: u64, elephant: FlowEvent) -> Outcome {
         let reader = self.tables.reader();
         self.notifier.note(now_us, &reader, reader.applied_revision(), &elephant, &self.stats)
+    }
+
+    fn confirm(&mut self, now_us: u64, from: &str, entry: PermitEntry) {
+        let reader = self.tables.reader();
+        self.notifier.confirm(now_us, &reader, reader.applied_revision(), ip(from), &[entry]);
     }
 
     fn take(&mut self, now_us: u64) -> Vec<(IpAddr, Message)> {
@@ -172,6 +177,62 @@ fn destinations_without_a_direct_path_are_not_notified() {
     assert_eq!(fixture.notifier.due_us(), None);
 }
 
+/// Makes the peering of the networks 1 and 2 one with meters, in one of the directions.
+fn meter_peering(tables: &mut NodeTables, of: u32, to: u32) {
+    let target = Target::MeteredPeer { vni: vni(to), out_meter: 0, in_meter: 0 };
+    for prefix in [format!("10.{to}.0.0/16"), format!("fd0{to}::/64")] {
+        tables.upsert_route(&Route { vni: vni(of), prefix: prefix.parse().unwrap(), target }).unwrap();
+    }
+}
+
+/// Catches a path that avoids the meters of a peering: one that is pushed, one that a host asks for or has, and one that waited
+/// for its permit while the peering got a meter.
+#[test]
+fn no_direct_path_avoids_the_meters_of_a_peering() {
+    for (source, destination) in [("10.1.0.1", "10.2.0.2"), ("fd01::1", "fd02::2")] {
+        let mut fixture = Fixture::new();
+        assert_eq!(fixture.note(0, elephant(1, source, destination)), Outcome::Notified);
+        fixture.take(0);
+        meter_peering(&mut fixture.tables, 1, 2);
+        assert_eq!(fixture.note(QUIET_US, elephant(1, source, destination)), Outcome::NoPath);
+        let absent = Answer::Absent { revision: REVISION };
+        for known in [0, REVISION - 1, REVISION] {
+            assert_eq!(reply(&fixture.tables, A, &[query(1, destination, known)]), [absent]);
+        }
+        // The other direction has routes of its own.
+        assert_eq!(fixture.note(QUIET_US, elephant(2, destination, source)), Outcome::Notified);
+
+        let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+        let entry = PermitEntry { vni: vni(2), host: ip(A) };
+        assert_eq!(fixture.note(0, elephant(1, source, destination)), Outcome::Waiting);
+        fixture.take(0);
+        meter_peering(&mut fixture.tables, 1, 2);
+        fixture.confirm(10, B, entry);
+        assert_eq!(fixture.take(2_000), [], "it waited while the peering got a meter");
+    }
+}
+
+/// A path that waited is pushed as the tables have it when the destination's host accepts the sender.
+#[test]
+fn path_that_waited_is_of_the_newest_tables() {
+    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let (flow, entry) = (elephant(1, "10.1.0.1", "10.2.0.2"), PermitEntry { vni: vni(2), host: ip(A) });
+    assert_eq!(fixture.note(0, flow), Outcome::Waiting);
+    fixture.take(0);
+    fixture.tables.set_applied_revision(REVISION + 1);
+    fixture.confirm(10, B, entry);
+    let newer = Path { revision: REVISION + 1, ..path(2, "10.2.0.2", B) };
+    let notify = Message::Notify { answers: vec![answered(1, "10.2.0.2", newer)] };
+    assert_eq!(fixture.take(10), [(ip(A), notify)]);
+    // The destination has moved to a host that was not asked.
+    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    assert_eq!(fixture.note(0, flow), Outcome::Waiting);
+    fixture.take(0);
+    enter(&mut fixture.tables, 2, "10.2.0.2", C);
+    fixture.confirm(10, B, entry);
+    assert_eq!(fixture.take(10), []);
+}
+
 #[test]
 fn notifications_are_batched_and_not_repeated() {
     let mut fixture = Fixture::new();
@@ -219,13 +280,13 @@ fn path_waits_until_the_destinations_host_accepts_the_sender() {
     assert_eq!(fixture.notifier.due_us(), Some(0));
     assert_eq!(fixture.take(0), [(ip(B), Message::Permit { entries: vec![entry] })]);
     // Other hosts cannot accept for it, nor it for other networks.
-    fixture.notifier.confirm(10, ip(C), &[entry]);
-    fixture.notifier.confirm(10, ip(B), &[PermitEntry { vni: vni(1), ..entry }]);
+    fixture.confirm(10, C, entry);
+    fixture.confirm(10, B, PermitEntry { vni: vni(1), ..entry });
     assert_eq!((fixture.note(20, flow), fixture.take(20)), (Outcome::Waiting, vec![]));
     // What waits is given once.
-    fixture.notifier.confirm(30, ip(B), &[entry]);
+    fixture.confirm(30, B, entry);
     assert_eq!(fixture.take(30), [(ip(A), notify.clone())]);
-    fixture.notifier.confirm(40, ip(B), &[entry]);
+    fixture.confirm(40, B, entry);
     assert_eq!(fixture.take(40), []);
     assert_eq!(fixture.note(QUIET_US + 30, flow), Outcome::Notified);
     // A request waits in the same way, and the host is notified instead.
@@ -233,7 +294,7 @@ fn path_waits_until_the_destinations_host_accepts_the_sender() {
     let (reader, query) = (other.tables.reader(), query(1, "10.2.0.2", 5));
     assert_eq!(other.notifier.answer(0, &reader, REVISION, ip(A), &query), None);
     assert_eq!(other.take(0), [(ip(B), Message::Permit { entries: vec![entry] })]);
-    other.notifier.confirm(10, ip(B), &[entry]);
+    other.confirm(10, B, entry);
     assert_eq!(other.take(10), [(ip(A), notify)]);
     assert!(other.notifier.answer(20, &reader, REVISION, ip(A), &query).is_some());
 }

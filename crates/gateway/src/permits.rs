@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
-use sluice_rsp::{AnswerEntry, Message, PermitEntry};
+use sluice_rsp::{Destination, Message, PermitEntry};
 use sluice_types::Vni;
 
 /// A confirmed permit is renewed when a path is wanted this time after it was sent.
@@ -39,7 +39,7 @@ const PERMITS_MAX: usize = 262_144;
 /// Permits of one network that are remembered while more than half of the space is used, so that the flows of one tenant
 /// leave space for others.
 const SHARE_MAX: usize = PERMITS_MAX / 32;
-/// Paths that wait for one permit.
+/// Destinations that wait for one permit.
 const WAITING_MAX: usize = 16;
 /// Interval at which forgotten permits are removed.
 const SWEEP_US: u64 = 1_000_000;
@@ -70,8 +70,8 @@ struct Record {
     confirmed_us: Option<u64>,
     /// When the first of the Permits that are not confirmed was sent.
     asked_us: Option<u64>,
-    /// Paths for the sender that wait for the confirmation.
-    waiting: Vec<AnswerEntry>,
+    /// Destinations to which the sender gets a path after the confirmation.
+    waiting: Vec<Destination>,
 }
 
 impl Record {
@@ -137,19 +137,18 @@ impl Permits {
         }
     }
 
-    /// Keeps a path for the permit's sender until the permit is confirmed. It replaces an older one to the same
-    /// destination. A path that does not fit is given when its flow is reported again.
-    pub fn keep(&mut self, permit: &Permit, answer: AnswerEntry) {
+    /// Keeps a destination to which the permit's sender gets a path when the permit is confirmed. One that does not fit gets its
+    /// path when its flow is reported again.
+    pub fn keep(&mut self, permit: &Permit, destination: Destination) {
         let Some(record) = self.records.get_mut(permit) else { return };
-        record.waiting.retain(|known| known.destination != answer.destination);
-        if record.waiting.len() < WAITING_MAX {
-            record.waiting.push(answer);
+        if record.waiting.len() < WAITING_MAX && !record.waiting.contains(&destination) {
+            record.waiting.push(destination);
         }
     }
 
-    /// Notes that a receiver accepts a sender's packets. Returns the paths that waited for it, unless they are so old
-    /// that they may be wrong. Does nothing if the receiver was not asked.
-    pub fn confirm(&mut self, now_us: u64, permit: &Permit) -> Vec<AnswerEntry> {
+    /// Notes that a receiver accepts a sender's packets. Returns the destinations that waited for it, unless they have waited too
+    /// long. Does nothing if the receiver was not asked.
+    pub fn confirm(&mut self, now_us: u64, permit: &Permit) -> Vec<Destination> {
         let Some(record) = self.records.get_mut(permit) else { return Vec::new() };
         // The answer may be to any of the Permits that were not confirmed, so the first one counts.
         let Some(asked_us) = record.asked_us.take() else { return Vec::new() };

@@ -1,7 +1,6 @@
 //! The states of permits over time.
 
 use super::*;
-use sluice_rsp::{Answer, Destination};
 use sluice_types::Vni;
 
 const SECOND_US: u64 = 1_000_000;
@@ -14,9 +13,8 @@ fn permit(sender: u8) -> Permit {
     Permit { receiver: ip(1), entry: PermitEntry { vni: Vni::new(7).unwrap(), host: ip(sender) } }
 }
 
-fn answer(last: u8) -> AnswerEntry {
-    let destination = Destination { vni: Vni::new(7).unwrap(), address: IpAddr::from([10, 0, 0, last]) };
-    AnswerEntry { destination, answer: Answer::Absent { revision: 1 } }
+fn destination(last: u8) -> Destination {
+    Destination { vni: Vni::new(7).unwrap(), address: IpAddr::from([10, 0, 0, last]) }
 }
 
 /// Number of entries that are to be sent.
@@ -60,8 +58,8 @@ fn receiver_that_no_longer_answers_gets_no_more_paths() {
     // An answer to an old question says nothing about now.
     let mut late = Permits::new();
     late.check(0, one);
-    late.keep(&one, answer(1));
-    assert_eq!(late.confirm(ANSWER_US, &one), [], "the path may be wrong by now");
+    late.keep(&one, destination(1));
+    assert_eq!(late.confirm(ANSWER_US, &one), [], "its flow may have ended by now");
     assert_eq!(late.check(RENEW_US + 1, one), PermitState::Confirmed);
     assert_eq!(late.check(VALID_US + 1, one), PermitState::Unconfirmed);
 }
@@ -69,18 +67,18 @@ fn receiver_that_no_longer_answers_gets_no_more_paths() {
 #[test]
 fn paths_wait_for_the_answer_and_are_bounded() {
     let (mut permits, one, other) = (Permits::new(), permit(2), permit(3));
-    permits.keep(&one, answer(1));
+    permits.keep(&one, destination(1));
     assert_eq!(permits.confirm(0, &one), [], "nobody was asked");
     permits.check(0, one);
     for last in [1, 1, 2] {
-        permits.keep(&one, answer(last));
+        permits.keep(&one, destination(last));
     }
     permits.check(0, other);
     assert_eq!(permits.confirm(10, &other), []);
-    assert_eq!(permits.confirm(10, &one), [answer(1), answer(2)]);
+    assert_eq!(permits.confirm(10, &one), [destination(1), destination(2)]);
     assert_eq!(permits.confirm(10, &one), []);
     permits.check(RENEW_US + 1, one);
-    (0..=255).for_each(|last| permits.keep(&one, answer(last)));
+    (0..=255).for_each(|last| permits.keep(&one, destination(last)));
     assert_eq!(permits.confirm(RENEW_US + 10, &one).len(), WAITING_MAX);
 }
 

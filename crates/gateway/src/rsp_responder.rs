@@ -24,6 +24,8 @@ const RECEIVE_BUDGET: usize = 64;
 /// Most lookups in one read of the tables. The table writer cannot complete a grace period meanwhile; these
 /// lookups take some hundred microseconds.
 const LOOKUPS_MAX: usize = 256;
+/// Most permits in one read: for each, at most 16 paths wait, of which few have any.
+const CONFIRMED_MAX: usize = LOOKUPS_MAX / 16;
 
 /// The gateway's end of RSP. A single task runs it.
 pub struct RspResponder<E> {
@@ -154,7 +156,13 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
 
     /// The host at `from` accepts packets of other hosts now.
     fn confirm(&mut self, from: IpAddr, entries: &[PermitEntry]) {
-        self.notifier.confirm(self.now_us(), from, entries);
+        let now_us = self.now_us();
+        for chunk in entries.chunks(CONFIRMED_MAX) {
+            self.reader.read(|reader| {
+                let revision = reader.applied_revision();
+                self.notifier.confirm(now_us, reader, revision, from, chunk);
+            });
+        }
         // The hosts that wait for it have waited long enough.
         self.send_waiting();
     }

@@ -30,8 +30,10 @@ pub(crate) struct Cloud {
 /// Creates VPCs, subnets, peerings and instances by the API.
 pub(crate) async fn create_cloud(lab: &Lab) -> Result<Cloud> {
     let topology = &lab.state.topology;
-    let peering =
-        |it: &topology::Peering| PeeringSpec { name: it.name.clone(), tenant: None, vpcs: it.vpcs.clone() };
+    let peering = |it: &topology::Peering| {
+        let (name, vpcs) = (it.name.clone(), it.vpcs.clone());
+        PeeringSpec { name, tenant: None, vpcs, meters: BTreeMap::new() }
+    };
     let cloud = CloudFile {
         vpcs: topology.vpcs.iter().map(|vpc| vpc_spec(topology, vpc)).collect(),
         peerings: topology.peerings.iter().map(peering).collect(),

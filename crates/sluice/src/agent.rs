@@ -49,7 +49,7 @@ pub enum AgentCommand {
     Status(Socket),
     /// Show a gateway's state in its cluster: its vIPs, its peers, whether its tables are current
     Cluster(Socket),
-    /// List a gateway's meters of Internet traffic, with the bytes that are left in their buckets
+    /// List a gateway's meters, with the bytes that are left in their buckets
     Meters(GatewaySocket),
     /// List the drop counters of this node by reason
     Drops {
@@ -194,7 +194,7 @@ const NAT_COLUMNS: [&str; 14] = [
 
 const COPY_COLUMNS: [&str; 5] = ["vni", "vip", "owner", "is_own", "complete"];
 
-const METER_COLUMNS: [&str; 9] = [
+const METER_COLUMNS: [&str; 10] = [
     "id",
     "in_kbps",
     "in_burst_bytes",
@@ -204,6 +204,7 @@ const METER_COLUMNS: [&str; 9] = [
     "out_left_bytes",
     "public_prefixes",
     "vpcs",
+    "peerings",
 ];
 
 const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];

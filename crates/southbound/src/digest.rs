@@ -1,6 +1,6 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Meter, NatGateway, Policy, Port, PublicPrefix, Scope, Update, Vrf, VtepRole, proto};
+use crate::{Meter, NatGateway, Policy, Port, PublicPrefix, Route, Scope, Update, Vrf, VtepRole, proto};
 use prost::Message;
 use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
 use std::net::IpAddr;
@@ -19,10 +19,7 @@ impl Update {
         let groups = self.groups.iter().filter(|group| !group.vips.is_empty());
         let groups = groups.map(|group| (EntryKey::Group(group.id), EntryHash::group(group.id, &group.vips)));
         let ports = self.ports.iter().flat_map(Port::entry_hashes);
-        let routes = self.routes.iter().map(|route| {
-            let (vni, prefix) = (route.key.vni, route.key.prefix.trunc());
-            (EntryKey::Route(vni, prefix), EntryHash::route(vni, prefix, route.scope.into()))
-        });
+        let routes = self.routes.iter().map(Route::entry_hash);
         let endpoints = self.endpoints.iter().flat_map(|endpoint| {
             let (vni, mac, host) = (endpoint.vni, endpoint.mac, address_hash(endpoint.host));
             let addresses = endpoint.ipv4.map(IpAddr::V4).into_iter().chain(endpoint.ipv6.map(IpAddr::V6));
@@ -54,6 +51,14 @@ impl Vrf {
         let Self { vni, mtu, router4, router6, group, elephant_kbps: _, internet_meter } = *self;
         let hash = EntryHash::vrf(vni, mtu, router4, router6);
         (EntryKey::Vrf(vni), hash.with_group(group).with_internet_meter(internet_meter))
+    }
+}
+
+impl Route {
+    /// Hash of the route.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        let (vni, prefix) = (self.key.vni, self.key.prefix.trunc());
+        (EntryKey::Route(vni, prefix), EntryHash::route(vni, prefix, self.scope.into()))
     }
 }
 
@@ -89,6 +94,7 @@ impl From<Scope> for DigestTarget {
         match scope {
             Scope::Local => Self::Local,
             Scope::Peer(vni) => Self::Peer(vni),
+            Scope::MeteredPeer { vni, out_meter, in_meter } => Self::MeteredPeer { vni, out_meter, in_meter },
             Scope::Drop => Self::Drop,
             Scope::NextHop(address) => Self::NextHop(address),
             Scope::Internet => Self::Internet,

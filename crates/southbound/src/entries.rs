@@ -121,6 +121,15 @@ pub enum Scope {
     Local,
     /// Look up in the routes of another VPC, which has this VNI.
     Peer(Vni),
+    /// As [`Scope::Peer`], for packets that conform to meters. They do not leave by direct paths.
+    MeteredPeer {
+        /// The VNI of the other VPC.
+        vni: Vni,
+        /// The id of the meter of what this VPC sends to the other one: its limit outwards.
+        out_meter: Option<u32>,
+        /// The id of the meter of what the other VPC gets: its limit inwards. At least one of both is set.
+        in_meter: Option<u32>,
+    },
     /// Drop the packet.
     Drop,
     /// Send to the instance that has this address in the same VPC, and has every address of the prefix.
@@ -147,7 +156,7 @@ pub struct PublicPrefix {
     pub nptv6: bool,
 }
 
-/// A limit of the Internet traffic of all public prefixes and VPCs that have this meter. They share it.
+/// A limit of the traffic of all public prefixes, VPCs and routes that have this meter. They share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Meter {
     /// The id of the meter, never 0.
@@ -371,7 +380,7 @@ pub struct Update {
     pub vips: Vec<Vip>,
     /// Groups of vIPs. For hosts only.
     pub groups: Vec<Group>,
-    /// Meters of Internet traffic, which VRFs and public prefixes have. For gateways only.
+    /// Meters, which VRFs, routes to peers and public prefixes have. For gateways only.
     pub meters: Vec<Meter>,
     /// VRFs of VPCs.
     pub vrfs: Vec<Vrf>,

@@ -341,13 +341,19 @@ impl From<Route> for proto::Route {
     fn from(route: Route) -> Self {
         let (scope, peer_vni) = match route.scope {
             Scope::Local => (proto::Scope::Local, 0),
-            Scope::Peer(vni) => (proto::Scope::Peer, vni.get()),
+            Scope::Peer(vni) | Scope::MeteredPeer { vni, .. } => (proto::Scope::Peer, vni.get()),
             Scope::Drop => (proto::Scope::Drop, 0),
             Scope::NextHop(_) => (proto::Scope::NextHop, 0),
             Scope::Internet => (proto::Scope::Internet, 0),
         };
         let next_hop = if let Scope::NextHop(address) = route.scope { Some(address.into()) } else { None };
-        Self { key: Some(route.key.into()), scope: scope.into(), peer_vni, next_hop }
+        let (out_meter, in_meter) = match route.scope {
+            Scope::MeteredPeer { out_meter, in_meter, .. } => {
+                (out_meter.unwrap_or_default(), in_meter.unwrap_or_default())
+            }
+            _ => (0, 0),
+        };
+        Self { key: Some(route.key.into()), scope: scope.into(), peer_vni, next_hop, out_meter, in_meter }
     }
 }
 
@@ -356,7 +362,14 @@ impl TryFrom<proto::Route> for Route {
     fn try_from(route: proto::Route) -> Result<Self> {
         let scope = match proto::Scope::try_from(route.scope) {
             Ok(proto::Scope::Local) => Scope::Local,
-            Ok(proto::Scope::Peer) => Scope::Peer(Vni::new(route.peer_vni)?),
+            Ok(proto::Scope::Peer) => {
+                let vni = Vni::new(route.peer_vni)?;
+                let meter = |id: u32| (id != 0).then_some(id);
+                match (meter(route.out_meter), meter(route.in_meter)) {
+                    (None, None) => Scope::Peer(vni),
+                    (out_meter, in_meter) => Scope::MeteredPeer { vni, out_meter, in_meter },
+                }
+            }
             Ok(proto::Scope::Drop) => Scope::Drop,
             Ok(proto::Scope::NextHop) => {
                 Scope::NextHop(unicast("next hop", address(route.next_hop, "next hop")?)?)

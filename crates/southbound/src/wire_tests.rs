@@ -231,6 +231,8 @@ fn routes() -> Vec<Route> {
     let scopes = [
         ("10.0.0.0/24", Scope::Local),
         ("2001:db8:1::/48", Scope::Peer(vni(6))),
+        ("2001:db8:2::/48", Scope::MeteredPeer { vni: vni(6), out_meter: Some(1), in_meter: None }),
+        ("2001:db8:3::/48", Scope::MeteredPeer { vni: vni(6), out_meter: None, in_meter: Some(2) }),
         ("0.0.0.0/0", Scope::Drop),
         ("10.9.0.0/16", Scope::NextHop("2001:db8::2".parse().unwrap())),
         ("0.0.0.0/1", Scope::Internet),

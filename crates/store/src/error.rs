@@ -63,6 +63,8 @@ pub enum Conflict {
     PeeredWithItself,
     #[error("peering `{peering}` does not include the VPC of the route")]
     ForeignPeering { peering: String },
+    #[error("VPC `{vpc}` is not one of the two VPCs of peering `{peering}`")]
+    VpcNotPeered { vpc: String, peering: String },
     #[error("{prefix} is inside {existing} of subnet `{subnet}`, which is always routed locally")]
     RouteInsideSubnet { prefix: String, subnet: String, existing: String },
     #[error("subnet `{subnet}` does not belong to VPC `{vpc}`")]
@@ -133,7 +135,7 @@ pub enum Conflict {
     #[error("meter `{meter}` and {user} belong to different tenants")]
     MeterAcrossTenants { meter: String, user: String },
     #[error(
-        "tenant `{tenant}` has {max} meters already, which is the limit; EIPs and VPCs can share a meter"
+        "tenant `{tenant}` has {max} meters already, which is the limit; EIPs, VPCs and peerings can share a meter"
     )]
     TooManyMeters { tenant: String, max: u64 },
     #[error("VPC `{vpc}` has NAT gateway `{nat_gateway}`, and a VPC has at most one")]

@@ -212,7 +212,7 @@ pub struct NatGatewayFilter {
     pub name: Option<String>,
 }
 
-/// A limit of the Internet traffic of all EIPs and VPCs that have this meter, which share it. Names are unique in the tenant.
+/// A limit of the traffic of all EIPs, VPCs and peerings that have this meter, which share it. Names are unique in the tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meter {
     pub id: MeterId,

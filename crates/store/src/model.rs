@@ -344,8 +344,13 @@ pub struct Peering {
     pub name: String,
     pub a: VpcId,
     pub b: VpcId,
+    pub meters: PeeringMeters,
     pub revision: u64,
 }
+
+/// The meters of the two sides of a peering, first that of `a`. Each limits what its VPC sends to the other one, and what it
+/// gets from it. Of the same tenant.
+pub type PeeringMeters = [Option<MeterId>; 2];
 
 /// A node as the southbound interface identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -481,12 +486,13 @@ pub enum Change {
         vpc: Vpc,
         route: Route,
     },
-    /// Each VPC with all its subnets: a peering means routes to them.
-    PeeringCreated {
+    /// The peering was created, or got other meters. Each VPC with all its subnets: a peering means routes to them.
+    PeeringUpserted {
         a: Vpc,
         a_subnets: Vec<Subnet>,
         b: Vpc,
         b_subnets: Vec<Subnet>,
+        meters: PeeringMeters,
     },
     PeeringRemoved {
         a: Vpc,

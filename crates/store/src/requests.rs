@@ -9,6 +9,7 @@ use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, NatSeed,
     PortSettings, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
 };
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Result of a creation by name. Creation is idempotent: a repeated call returns the existing object.
@@ -117,6 +118,8 @@ pub struct NewPeering {
     pub name: String,
     pub a: VpcId,
     pub b: VpcId,
+    /// The meters of the sides of these VPCs. A new peering has no others, and an existing one may have some.
+    pub meters: BTreeMap<VpcId, MeterId>,
 }
 
 /// An instance that nodes have and the database lost.

@@ -176,11 +176,12 @@ record!(Route, RouteId, "route", "routes", "id, route_table, prefix, peering, in
     revision: row.number(5)?,
 });
 
-record!(Peering, PeeringId, "peering", "peerings", "id, name, a, b, revision", row => Peering {
+record!(Peering, PeeringId, "peering", "peerings", "id, name, a, b, revision, a_meter, b_meter", row => Peering {
     id: PeeringId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     a: VpcId::new(row.number(2)?),
     b: VpcId::new(row.number(3)?),
+    meters: [meter(row, 5)?, meter(row, 6)?],
     revision: row.number(4)?,
 });
 

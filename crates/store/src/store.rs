@@ -10,8 +10,10 @@ use crate::rows::{get, page};
 use crate::write::{NewestCommit, Write, now_ms};
 use crate::*;
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, MeterId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId,
+    VpcId,
 };
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
@@ -562,6 +564,16 @@ impl Store {
 
     pub async fn peerings(&self, vpc: Option<VpcId>, name: Option<&str>, at: Page) -> Result<Vec<Peering>> {
         peerings::list(&mut self.reader(), vpc, name, at).await
+    }
+
+    /// Sets the meters of the sides of these VPCs; `None` removes the meter.
+    pub async fn update_peering(
+        &self,
+        id: PeeringId,
+        meters: &BTreeMap<VpcId, Option<MeterId>>,
+        expected: Option<u64>,
+    ) -> Result<Peering> {
+        write!(self, w => peerings::update(w, id, meters, expected))
     }
 
     pub async fn delete_peering(&self, id: PeeringId, expected: Option<u64>) -> Result<u64> {

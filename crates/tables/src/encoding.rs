@@ -2,26 +2,64 @@
 
 use crate::entries::{NatAddress, NatGateway, PublicPrefix, Role, Target};
 use crate::error::Error;
-use crate::layout::{self, nat_addresses, nat_forward, nat_forwards, nat_gateway, next_hop, public_prefix};
+use crate::layout::{
+    self, nat_addresses, nat_forward, nat_forwards, nat_gateway, next_hop, peering, public_prefix,
+};
 use crate::memory::Memory;
 use sluice_types::{ForwardProtocol, IpNet, MacAddr, PortForward, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+
+/// The content of a cell that belongs to a route.
+pub(crate) enum HopCell {
+    /// Of a prefix that is delegated to an instance.
+    Instance(next_hop),
+    /// Of a route to a peer, through meters.
+    Peering(peering),
+}
+
+/// Whether a cell is one that belongs to a route.
+pub(crate) fn is_hop(memory: &Memory, cell: u32) -> bool {
+    matches!(kind_of(memory, cell), layout::NEXT_HOP_INSTANCE | layout::NEXT_HOP_PEERING)
+}
+
 impl Target {
-    /// The leaf word of a route with this target. `cell`: that of [`Target::NextHop`], which has the address.
+    /// The leaf word of a route with this target. `cell`: that of a target which needs one ([`Target::to_cell`]).
     pub(crate) fn to_leaf(self, cell: u32) -> u32 {
         let scope = |scope: u32| scope << layout::LEAF_SCOPE_SHIFT;
         match self {
             Self::Local => scope(layout::SCOPE_LOCAL),
             Self::Peer(vni) => scope(layout::SCOPE_PEER) | vni.get(),
             Self::Drop => scope(layout::SCOPE_DROP),
-            Self::NextHop(_) => scope(layout::SCOPE_NEXT_HOP) | cell,
+            Self::NextHop(_) | Self::MeteredPeer { .. } => scope(layout::SCOPE_NEXT_HOP) | cell,
             Self::Internet => scope(layout::SCOPE_INTERNET),
             Self::Port(ifindex) => scope(layout::SCOPE_PORT) | ifindex,
         }
     }
 
+    /// The content of the cell that the leaf of a route of this VNI leads to. `None`: the leaf says all.
+    pub(crate) fn to_cell(self, vni: Vni) -> Option<HopCell> {
+        let vni = vni.get();
+        match self {
+            Self::NextHop(address) => {
+                let (address, is_ipv6) = address_to_bytes(address);
+                Some(HopCell::Instance(next_hop {
+                    kind: layout::NEXT_HOP_INSTANCE as u8,
+                    flags: if is_ipv6 { layout::NEXT_HOP_IPV6 as u8 } else { 0 },
+                    vni,
+                    address,
+                    ..Default::default()
+                }))
+            }
+            Self::MeteredPeer { vni: peer, out_meter, in_meter } => {
+                let (kind, peer) = (layout::NEXT_HOP_PEERING as u8, peer.get());
+                Some(HopCell::Peering(peering { kind, vni, peer, out_meter, in_meter, ..Default::default() }))
+            }
+            Self::Local | Self::Peer(_) | Self::Drop | Self::Internet | Self::Port(_) => None,
+        }
+    }
+
     /// The target of a leaf word; `None` for 0 (no route), for scopes that this version does not know, and if the cell
-    /// that it leads to has no address.
+    /// that it leads to has neither an address nor a peer.
     pub(crate) fn from_leaf(memory: &Memory, leaf: u32) -> Option<Self> {
         let argument = leaf & layout::LEAF_ARGUMENT_MASK;
         match leaf >> layout::LEAF_SCOPE_SHIFT {
@@ -30,9 +68,18 @@ impl Target {
             layout::SCOPE_DROP => Some(Self::Drop),
             layout::SCOPE_NEXT_HOP => {
                 let hop: next_hop = memory.contains(argument, 1).then(|| memory.read(argument))?;
-                let address =
-                    address_from_bytes(hop.address, u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0);
-                (u32::from(hop.kind) == layout::NEXT_HOP_INSTANCE).then_some(Self::NextHop(address))
+                match u32::from(hop.kind) {
+                    layout::NEXT_HOP_INSTANCE => {
+                        let is_ipv6 = u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0;
+                        Some(Self::NextHop(address_from_bytes(hop.address, is_ipv6)))
+                    }
+                    layout::NEXT_HOP_PEERING => {
+                        let peering { peer, out_meter, in_meter, .. } = memory.read(argument);
+                        let vni = Vni::new(peer).ok()?;
+                        Some(Self::MeteredPeer { vni, out_meter, in_meter })
+                    }
+                    _ => None,
+                }
             }
             layout::SCOPE_INTERNET => Some(Self::Internet),
             layout::SCOPE_PORT => Some(Self::Port(argument)),

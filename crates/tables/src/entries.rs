@@ -160,6 +160,16 @@ pub enum Target {
     Local,
     /// They are routed again in the peer VPC with this VNI.
     Peer(Vni),
+    /// Gateways: as [`Target::Peer`], if they conform to these meters, by [`NodeTables::meter_number`](crate::NodeTables::meter_number);
+    /// 0: none. No direct path avoids the gateways.
+    MeteredPeer {
+        /// VNI of the peer.
+        vni: Vni,
+        /// Number of the meter of what this VPC sends to the peer; its limit outwards counts.
+        out_meter: u32,
+        /// Number of the meter of what the peer gets; its limit inwards counts.
+        in_meter: u32,
+    },
     /// They are dropped.
     Drop,
     /// Gateways: they go to the endpoint of the same VPC with this address, of either family, whose instance has all
@@ -170,6 +180,19 @@ pub enum Target {
     /// Hosts: they go to the port with this interface index, below 2^28. Only ports make such routes:
     /// [`PortSources::additional`].
     Port(u32),
+}
+
+/// Gateways: what the cell of a route to a peer through meters says ([`Target::MeteredPeer`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeteredPeer {
+    /// VNI of the route.
+    pub vni: u32,
+    /// VNI of the peer.
+    pub peer: u32,
+    /// Number of the meter of what `vni` sends; 0: none.
+    pub out_meter: u32,
+    /// Number of the meter of what `peer` gets; 0: none.
+    pub in_meter: u32,
 }
 
 /// A route of a VPC.
@@ -202,7 +225,7 @@ pub struct PublicPrefix {
     pub nptv6: bool,
 }
 
-/// Gateways: a limit of Internet traffic, which public prefixes and VPCs share that have its number.
+/// Gateways: a limit of traffic, which public prefixes, VPCs and routes to peers share that have its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Meter {
     /// The controller's identifier, not 0.

@@ -15,6 +15,7 @@ const _: () = {
     assert!(size_of::<vrf>() == cell);
     assert!(size_of::<next_hop>() == cell);
     assert!(size_of::<public_prefix>() == cell);
+    assert!(size_of::<peering>() == cell);
     assert!(size_of::<internet>() == cell);
     assert!(size_of::<nat_gateway>() == cell);
     assert!(size_of::<nat_addresses>() == (NAT_GATEWAY_CELLS - 1) as usize * cell);

@@ -20,6 +20,8 @@ pub struct InstanceLocation {
     pub mtu: u16,
     /// The network of the request, whose routes were followed first.
     pub network: Network,
+    /// A route to a peer has meters: packets must pass a gateway.
+    pub metered: bool,
 }
 
 /// Result of [`Reader::locate`].
@@ -46,7 +48,7 @@ impl Reader {
     }
 
     fn try_locate(&self, vni: Vni, address: IpAddr) -> Result<Option<InstanceLocation>, Busy> {
-        let (mut vni, mut requested) = (vni, None);
+        let (mut vni, mut requested, mut metered) = (vni, None, false);
         for _ in 0..=layout::PEER_HOPS_MAX {
             let Some(vrf) = self.vrf_cell(vni)? else { return Ok(None) };
             let own = self.network_of(vrf);
@@ -58,6 +60,10 @@ impl Reader {
                     vni = peer;
                     continue;
                 }
+                Some(Target::MeteredPeer { vni: peer, .. }) => {
+                    (vni, metered) = (peer, true);
+                    continue;
+                }
                 Some(Target::Drop | Target::Internet | Target::Port(_)) | None => return Ok(None),
             };
             let endpoint = self.endpoint_at(vni, endpoint)?;
@@ -67,6 +73,7 @@ impl Reader {
                 host,
                 mtu: own.mtu,
                 network,
+                metered,
             }));
         }
         Ok(None)
@@ -130,7 +137,7 @@ mod tests {
         tables.upsert_endpoint(&entry).unwrap();
         let mtu = 1400 + number as u16;
         let network = Network { mtu, is_offloaded: true };
-        InstanceLocation { vni: vni(number), mac, host: ip(host), mtu, network }
+        InstanceLocation { vni: vni(number), mac, host: ip(host), mtu, network, metered: false }
     }
 
     #[test]
@@ -150,6 +157,28 @@ mod tests {
             // Network 3 has an endpoint with the same address but no route to it.
             add_endpoint(&mut tables, 3, address, host);
             assert_eq!(tables.reader().locate(vni(3), ip(address)), Location::NotFound);
+        }
+    }
+
+    /// Catches a direct path that avoids the meters of a peering, wherever in the chain it is.
+    #[test]
+    fn locate_tells_whether_a_peering_has_meters() {
+        let mut tables = tables();
+        let metered = |peer| Target::MeteredPeer { vni: vni(peer), out_meter: 0, in_meter: 0 };
+        for (prefix, address) in [("10.3.0.0/16", "10.3.0.5"), ("fd03::/64", "fd03::5")] {
+            route(&mut tables, 3, prefix, Target::Local);
+            let there = add_endpoint(&mut tables, 3, address, "192.0.2.1");
+            let network = Network { mtu: 1401, is_offloaded: true };
+            for (first, second, is_metered) in [
+                (Target::Peer(vni(2)), Target::Peer(vni(3)), false),
+                (metered(2), Target::Peer(vni(3)), true),
+                (Target::Peer(vni(2)), metered(3), true),
+            ] {
+                route(&mut tables, 1, prefix, first);
+                route(&mut tables, 2, prefix, second);
+                let expected = Location::Found(InstanceLocation { network, metered: is_metered, ..there });
+                assert_eq!(tables.reader().locate(vni(1), ip(address)), expected, "{first:?} {second:?}");
+            }
         }
     }
 

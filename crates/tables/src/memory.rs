@@ -63,7 +63,7 @@ macro_rules! plain {
     )*};
 }
 plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group);
-plain!(policy, public_prefix, internet, nat_gateway, nat_addresses, nat_forwards, cell);
+plain!(policy, public_prefix, internet, peering, nat_gateway, nat_addresses, nat_forwards, cell);
 plain!(lpm_scan4, lpm_scan6, lpm_narrow, lpm_wide, lpm_long, lpm_skip);
 plain!(flow_table, meter_table, meter, meter_name);
 

@@ -41,7 +41,7 @@ pub use policies::PolicyEntry;
 pub use senders::PERMIT_STEP;
 use senders::Sender;
 use sluice_types::Vni;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::mem::offset_of;
 use std::net::IpAddr;
 use std::time::Instant;
@@ -74,8 +74,9 @@ pub struct NodeTables {
     // Cell of the VRF of VNI 0, with the public prefixes; 0: none. Cells of the NAT gateways by VNI.
     outside: u32,
     nats: BTreeMap<u32, u32>,
-    // Of gateways with meters.
+    // Of gateways with meters; and the cells of routes to peers through meters.
     meters: Option<MeterTable>,
+    peerings: HashSet<u32>,
     // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
     senders: PairMap<Sender>,
     // VNI and cell of those whose packets are accepted, to find all of a VNI.
@@ -159,6 +160,7 @@ impl NodeTables {
             outside: 0,
             nats: BTreeMap::new(),
             meters: None,
+            peerings: HashSet::new(),
             senders: PairMap::default(),
             entered_senders: BTreeSet::new(),
             idle_senders: VecDeque::new(),

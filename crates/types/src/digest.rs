@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 6;
+pub const DIGEST_VERSION: u32 = 7;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -86,6 +86,16 @@ pub enum DigestTarget {
     Local,
     /// To the routes of this VNI.
     Peer(Vni),
+    /// To the routes of another VNI, through meters, by their identifiers, which are not 0. Without both it is still another
+    /// target than [`DigestTarget::Peer`], because it has no direct paths.
+    MeteredPeer {
+        /// The other VNI.
+        vni: Vni,
+        /// The meter of what the VNI of the route sends.
+        out_meter: Option<u32>,
+        /// The meter of what the other VNI gets.
+        in_meter: Option<u32>,
+    },
     /// Nowhere: they are dropped.
     Drop,
     /// To the instance of the same VNI that has this address.
@@ -157,6 +167,10 @@ impl EntryHash {
             DigestTarget::Drop => [1 << 32, 0],
             DigestTarget::NextHop(address) => [2 << 32, address_hash(address)],
             DigestTarget::Internet => [3 << 32, 0],
+            DigestTarget::MeteredPeer { vni, out_meter, in_meter } => {
+                let [out_meter, in_meter] = [out_meter, in_meter].map(|id| u64::from(id.unwrap_or_default()));
+                [4 << 32 | u64::from(vni.get()), out_meter << 32 | in_meter]
+            }
         };
         Self::new(Kind::Route, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), value)
     }
@@ -393,6 +407,26 @@ mod tests {
     fn endpoint(number: u32, mac: u64, host: &str) -> EntryHash {
         let address = IpAddr::V4(number.into());
         EntryHash::endpoint(vni(7), address, MacAddr::from_u64(mac), address_hash(host.parse().unwrap()))
+    }
+
+    /// Catches a meter of a route that the hash ignores, or takes for the other one.
+    #[test]
+    fn every_meter_changes_the_hash_of_a_route() {
+        let metered = |peer, out_meter, in_meter| {
+            let vni = vni(peer);
+            DigestTarget::MeteredPeer { vni, out_meter, in_meter }
+        };
+        let all = [
+            DigestTarget::Peer(vni(8)),
+            metered(8, None, None),
+            metered(9, None, None),
+            metered(8, Some(1), None),
+            metered(8, None, Some(1)),
+            metered(8, Some(2), None),
+        ];
+        let hash = |target| EntryHash::route(vni(7), "10.0.0.0/8".parse().unwrap(), target);
+        assert_eq!(all.map(|target| hash(target).hash).into_iter().collect::<BTreeSet<_>>().len(), all.len());
+        assert!(all.into_iter().all(|target| hash(target).shard() == hash(all[0]).shard()));
     }
 
     /// Catches a field that the hash ignores, and fields that cancel each other out.

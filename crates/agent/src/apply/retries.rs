@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::{
     EndpointKey, Group, MAX_MISSING, Meter, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix,
-    Route, RouteKey, Update, Vip, Vrf, Vtep,
+    Route, RouteKey, Scope, Update, Vip, Vrf, Vtep,
 };
 use sluice_types::{EntryHash, EntryKey, InstanceId, IpNet, Vni};
 
@@ -178,12 +178,17 @@ impl Retries {
         let waiting = match key {
             EntryKey::Vrf(vni) => self.unmetered.get(&Key::Vrf(vni)),
             EntryKey::PublicPrefix(outside) => self.unmetered.get(&Key::PublicPrefix(outside)),
+            EntryKey::Route(vni, prefix) => self.unmetered.get(&Key::Route(RouteKey { vni, prefix })),
             _ => None,
         };
         let (written, compiled) = match waiting.and_then(|waiting| waiting.entry.as_ref()) {
             Some(Entry::Vrf(vrf)) => (Vrf { internet_meter: None, ..*vrf }.entry_hash(), vrf.entry_hash()),
             Some(Entry::PublicPrefix(public)) => {
                 (PublicPrefix { meter: None, ..*public }.entry_hash(), public.entry_hash())
+            }
+            Some(Entry::Route(route @ Route { scope: Scope::MeteredPeer { vni, .. }, .. })) => {
+                let scope = Scope::MeteredPeer { vni: *vni, out_meter: None, in_meter: None };
+                (Route { scope, ..*route }.entry_hash(), route.entry_hash())
             }
             _ => return found,
         };

@@ -178,7 +178,9 @@ impl UnconfirmedEntries {
         removals.removed_ports.retain(|id| !self.ports.contains(id));
         let of_prefixes = self.public_prefixes.keys().filter_map(|outside| tables.public_prefix(*outside));
         let of_networks = self.networks.iter().map(|vni| tables.internet_meter(*vni));
-        let numbers = of_prefixes.map(|public| public.meter).chain(of_networks);
+        // Routes that are neither mentioned nor kept were removed before.
+        let numbers =
+            of_prefixes.map(|public| public.meter).chain(of_networks).chain(meters_of_peers(tables));
         let kept: HashSet<u32> = numbers.filter_map(|number| tables.meter_id(number)).collect();
         self.meters = removals.removed_meters.extract_if(.., |id| kept.contains(id)).collect();
     }
@@ -189,7 +191,8 @@ impl UnconfirmedEntries {
             return Vec::new();
         }
         let of_networks = tables.vrfs().map(|entry| tables.internet_meter(entry.vrf.vni));
-        let numbers = tables.public_prefixes().map(|public| public.meter).chain(of_networks);
+        let numbers = tables.public_prefixes().map(|public| public.meter);
+        let numbers = numbers.chain(of_networks).chain(meters_of_peers(tables));
         let used: HashSet<u32> = numbers.filter_map(|number| tables.meter_id(number)).collect();
         self.meters.extract_if(.., |id| !used.contains(id)).collect()
     }
@@ -210,6 +213,11 @@ impl UnconfirmedEntries {
         let entries = ports.chain(networks).chain(vteps).chain(public).chain(routes).chain(endpoints);
         Report { total: self.len() as u64, entries: entries.take(MAX_UNCONFIRMED).map(Into::into).collect() }
     }
+}
+
+/// The numbers of the meters of routes to peers.
+fn meters_of_peers(tables: &NodeTables) -> impl Iterator<Item = u32> + '_ {
+    tables.metered_peers().flat_map(|peer| [peer.out_meter, peer.in_meter])
 }
 
 fn of_address(found: &sluice_tables::Endpoint) -> Endpoint {

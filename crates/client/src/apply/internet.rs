@@ -4,9 +4,11 @@ use super::Applier;
 use crate::references::End;
 use crate::{
     CloudFile, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewPortForward,
-    NewPublicPool, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result, Subnet, VpcSpec,
+    NewPublicPool, PeeringSpec, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result, Subnet,
+    VpcSpec,
 };
 use sluice_types::{MeterId, NatGatewayId, PublicPoolId, TenantId, VpcId};
+use std::collections::BTreeMap;
 
 impl Applier<'_> {
     pub(super) async fn public_pool(&mut self, spec: &PublicPoolSpec) -> Result<()> {
@@ -118,6 +120,23 @@ impl Applier<'_> {
         let Some(tenant) = tenant else { return Ok(None) };
         let found = self.client.id_of::<Meter>(text, &[("tenant", &tenant.to_string())]).await;
         Ok(self.none_if_not_created_yet(found)?.map(Some))
+    }
+
+    /// The meters of the sides of a peering. `None`: a dry run would create one of them, or the VPC.
+    pub(super) async fn meters_of_peering(
+        &self,
+        spec: &PeeringSpec,
+        tenant: Option<&str>,
+        vpcs: [Option<VpcId>; 2],
+    ) -> Result<Option<BTreeMap<VpcId, MeterId>>> {
+        let mut meters = BTreeMap::new();
+        for (name, vpc) in spec.vpcs.iter().zip(vpcs) {
+            let (Some(text), Some(tenant)) = (spec.meters.get(name), tenant) else { continue };
+            let meter = self.meter_of(self.tenant(tenant).await?, Some(text)).await?.flatten();
+            let Some((vpc, meter)) = vpc.zip(meter) else { return Ok(None) };
+            meters.insert(vpc, meter);
+        }
+        Ok(Some(meters))
     }
 
     /// The id of a pool. `None`: a dry run would create it.

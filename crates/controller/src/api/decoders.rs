@@ -94,6 +94,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body routes::NewRoute;
     list routes::RouteFilter;
     body peerings::NewPeering;
+    body peerings::PeeringPatch;
     list peerings::PeeringFilter;
     body security_groups::NewSecurityGroup;
     body security_groups::SecurityGroupPatch;

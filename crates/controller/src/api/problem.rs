@@ -240,6 +240,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::AlreadyPeered { peering, .. } => conflict_with("already-peered", peering),
         Conflict::PeeredWithItself => invalid("peered-with-itself", "vpcs"),
         Conflict::ForeignPeering { peering } => invalid("foreign-peering", peering),
+        Conflict::VpcNotPeered { vpc, .. } => invalid("vpc-not-peered", vpc),
         Conflict::RouteInsideSubnet { prefix, .. } => conflict_with("route-inside-subnet", prefix),
         Conflict::ForeignSubnet { subnet, .. } => invalid("foreign-subnet", subnet),
         Conflict::InUse { user, .. } => conflict_with("in-use", user),
@@ -276,9 +277,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
             conflict_with("endpoint-forwarded", &endpoint.to_string())
         }
         Conflict::InsideForwarded { forward, .. } => conflict_with("has-port-forward", forward),
-        Conflict::TooManyPortForwards { nat_gateway, .. } => {
-            conflict_with("too-many-port-forwards", nat_gateway)
-        }
+        Conflict::TooManyPortForwards { nat_gateway: it, .. } => conflict_with("too-many-port-forwards", it),
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),
         Conflict::PlanDone { plan } => conflict_with("plan-done", &plan.to_string()),
         Conflict::PlanNotApplying { plan } => conflict_with("plan-not-applying", &plan.to_string()),

@@ -1,9 +1,9 @@
-//! Meters of Internet traffic: which clusters use which, and what their gateways get of them. A cluster uses the meters of the
-//! EIPs that are attached on it, and of its VPCs.
+//! Meters: which clusters use which, and what their gateways get of them. A cluster uses the meters of the EIPs that are
+//! attached on it, of its VPCs, and of both sides of the peerings of these.
 
 use super::{Compiled, State, Target};
 use sluice_southbound::Meter;
-use sluice_store::{Change, Eip, Meter as StoredMeter, Topology, Vpc};
+use sluice_store::{Change, Eip, Meter as StoredMeter, Peering, PeeringMeters, Topology, Vpc};
 use sluice_types::{ClusterId, EipId, MeterId, MeterRate, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,29 @@ pub fn meter_id(meter: MeterId) -> u32 {
 pub struct MeterUses {
     /// The attached EIPs that have a meter, with their cluster.
     eips: BTreeMap<EipId, (MeterId, ClusterId)>,
-    /// The VPCs that have a meter, with their clusters: two while they move.
-    vpcs: BTreeMap<VpcId, (MeterId, Vec<ClusterId>)>,
-    /// Number of these EIPs and VPCs for each meter and cluster, at least 1.
+    /// The VPCs, and their own uses.
+    vpcs: BTreeMap<VpcId, VpcUses>,
+    /// Number of uses of each meter on each cluster, at least 1.
     counts: BTreeMap<MeterId, BTreeMap<ClusterId, u64>>,
+}
+
+/// The meters that a VPC uses.
+#[derive(Clone, Debug, Default)]
+struct VpcUses {
+    internet: Option<MeterId>,
+    /// Of both sides of its peerings, by the other VPC: routes to the peer have both.
+    peerings: BTreeMap<VpcId, PeeringMeters>,
+    /// Its clusters: two while it moves.
+    clusters: Vec<ClusterId>,
+}
+
+impl VpcUses {
+    /// All uses: a meter that it uses twice is there twice.
+    fn all(&self) -> Vec<(ClusterId, MeterId)> {
+        let of_peerings = self.peerings.values().flatten().flatten();
+        let meters = self.internet.iter().chain(of_peerings);
+        meters.flat_map(|meter| self.clusters.iter().map(|cluster| (*cluster, *meter))).collect()
+    }
 }
 
 /// Uses that changes may have begun or ended, and whether there were any before the changes.
@@ -33,6 +52,9 @@ impl MeterUses {
         let changed = &mut ChangedUses::default();
         topology.eips.iter().for_each(|eip| uses.set_eip(eip, changed));
         topology.vpcs.iter().for_each(|vpc| uses.set_vpc(vpc, changed));
+        for Peering { a, b, meters, .. } in &topology.peerings {
+            uses.set_peering([*a, *b], *meters, changed);
+        }
         uses
     }
 
@@ -42,7 +64,13 @@ impl MeterUses {
             Change::EipUpserted(eip) => self.set_eip(eip, changed),
             Change::EipRemoved(eip) => self.set_eip(&Eip { attachment: None, ..eip.clone() }, changed),
             Change::VpcUpserted { vpc, .. } => self.set_vpc(vpc, changed),
-            Change::VpcRemoved(vpc) => self.set_vpc(&Vpc { internet_meter: None, ..vpc.clone() }, changed),
+            // It has no peerings any more.
+            Change::VpcRemoved(vpc) => {
+                self.set_vpc(&Vpc { internet_meter: None, ..vpc.clone() }, changed);
+                self.vpcs.remove(&vpc.id);
+            }
+            Change::PeeringUpserted { a, b, meters, .. } => self.set_peering([a.id, b.id], *meters, changed),
+            Change::PeeringRemoved { a, b, .. } => self.set_peering([a.id, b.id], [None; 2], changed),
             _ => {}
         }
     }
@@ -67,17 +95,26 @@ impl MeterUses {
     }
 
     fn set_vpc(&mut self, vpc: &Vpc, changed: &mut ChangedUses) {
-        let new = vpc.internet_meter.map(|meter| (meter, vpc.clusters().collect::<Vec<_>>()));
-        let old = match new.clone() {
-            Some(new) => self.vpcs.insert(vpc.id, new),
-            None => self.vpcs.remove(&vpc.id),
-        };
-        if let Some((meter, clusters)) = new {
-            clusters.into_iter().for_each(|cluster| self.add(cluster, meter, changed));
+        let (internet, clusters) = (vpc.internet_meter, vpc.clusters().collect());
+        self.change_vpc(vpc.id, changed, |uses| (uses.internet, uses.clusters) = (internet, clusters));
+    }
+
+    fn set_peering(&mut self, [a, b]: [VpcId; 2], meters: PeeringMeters, changed: &mut ChangedUses) {
+        for (vpc, peer) in [(a, b), (b, a)] {
+            self.change_vpc(vpc, changed, |uses| match meters {
+                [None, None] => drop(uses.peerings.remove(&peer)),
+                meters => drop(uses.peerings.insert(peer, meters)),
+            });
         }
-        if let Some((meter, clusters)) = old {
-            clusters.into_iter().for_each(|cluster| self.remove(cluster, meter, changed));
-        }
+    }
+
+    fn change_vpc(&mut self, vpc: VpcId, changed: &mut ChangedUses, change: impl FnOnce(&mut VpcUses)) {
+        let uses = self.vpcs.entry(vpc).or_default();
+        let old = uses.all();
+        change(uses);
+        let new = uses.all();
+        new.into_iter().for_each(|(cluster, meter)| self.add(cluster, meter, changed));
+        old.into_iter().for_each(|(cluster, meter)| self.remove(cluster, meter, changed));
     }
 
     fn add(&mut self, cluster: ClusterId, meter: MeterId, changed: &mut ChangedUses) {

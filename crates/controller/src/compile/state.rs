@@ -12,10 +12,11 @@ use super::meters::{MeterChanges, Meters};
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
 use super::security::{self, SecurityGroups};
-use super::{ALL_NODES, Compiled, Family, Membership, Target};
+use super::{ALL_NODES, Compiled, Family, Membership, Target, meter_id};
 use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Eip, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
+    Change, Eip, Gateway, Host, Instance, NodeId, Peering, PeeringMeters, Route as StoredRoute, RouteTarget,
+    Subnet, Topology, Vpc,
 };
 use sluice_types::{ClusterId, GatewayId, HostId, IpNet, NatSeed, RouteId, SubnetId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,7 +29,8 @@ pub(super) struct VpcState {
     /// Static routes by prefix. The store allows one per prefix and table; if there are several, the lowest
     /// id wins.
     routes: BTreeMap<IpNet, BTreeMap<RouteId, Via>>,
-    peers: BTreeSet<VpcId>,
+    /// With the meters of its own side of the peering, and of the other one.
+    peers: BTreeMap<VpcId, PeeringMeters>,
 }
 
 /// The next hop of a static route.
@@ -68,7 +70,7 @@ fn prefixes_of(subnet: &Subnet) -> impl Iterator<Item = IpNet> {
 
 impl VpcState {
     fn new(vpc: Vpc) -> Self {
-        Self { vpc, subnets: BTreeMap::new(), routes: BTreeMap::new(), peers: BTreeSet::new() }
+        Self { vpc, subnets: BTreeMap::new(), routes: BTreeMap::new(), peers: BTreeMap::new() }
     }
 
     fn vrf(&self, on_host: bool) -> Vrf {
@@ -77,6 +79,25 @@ impl VpcState {
 
     fn has_prefix(&self, prefix: &IpNet) -> bool {
         self.subnets.values().flat_map(prefixes_of).any(|p| p == *prefix)
+    }
+
+    /// The scope of a route to a peer. What this VPC sends takes from the meter of its side outwards, and from that of the other
+    /// side inwards.
+    fn scope_to(&self, peer: &Self) -> Scope {
+        let vni = peer.vpc.vni;
+        let meters = self.peers.get(&peer.vpc.id).copied().unwrap_or_default();
+        let [out_meter, in_meter] = meters.map(|meter| meter.map(meter_id));
+        match (out_meter, in_meter) {
+            (None, None) => Scope::Peer(vni),
+            _ => Scope::MeteredPeer { vni, out_meter, in_meter },
+        }
+    }
+
+    /// The prefixes of the static routes that lead to a peer.
+    fn routes_via(&self, peer: VpcId) -> impl Iterator<Item = IpNet> {
+        let leads = move |via: &Via| matches!(via, Via::Peer(other) if *other == peer);
+        let routes = self.routes.iter().filter(move |(_, routes)| routes.values().any(leads));
+        routes.map(|(prefix, _)| *prefix)
     }
 }
 
@@ -119,8 +140,8 @@ impl State {
             };
             state.add_route(*id, route, peer);
         }
-        for (a, b) in ends.values() {
-            state.add_peering(*a, *b);
+        for Peering { a, b, meters, .. } in &topology.peerings {
+            state.add_peering(*a, *b, *meters);
         }
         state.security = security::of_topology(topology);
         for eip in &topology.eips {
@@ -141,10 +162,10 @@ impl State {
         self.revision
     }
 
-    fn add_peering(&mut self, a: VpcId, b: VpcId) {
-        for (end, other) in [(a, b), (b, a)] {
+    fn add_peering(&mut self, a: VpcId, b: VpcId, [of_a, of_b]: PeeringMeters) {
+        for (end, other, meters) in [(a, b, [of_a, of_b]), (b, a, [of_b, of_a])] {
             if let Some(vpc) = self.vpcs.get_mut(&end) {
-                vpc.peers.insert(other);
+                vpc.peers.insert(other, meters);
             }
         }
     }
@@ -179,7 +200,7 @@ impl State {
     }
 
     pub(super) fn peers_of<'a>(&'a self, vpc: &'a VpcState) -> impl Iterator<Item = &'a VpcState> + 'a {
-        vpc.peers.iter().filter_map(|peer| self.vpcs.get(peer))
+        vpc.peers.keys().filter_map(|peer| self.vpcs.get(peer))
     }
 
     /// The scope of a prefix in a VPC. Its own subnets come before static routes, and static routes before
@@ -191,12 +212,12 @@ impl State {
         let scope = |via: &Via| match via {
             Via::Drop => Some(Scope::Drop),
             Via::Internet => Some(Scope::Internet),
-            Via::Peer(peer) => self.vpcs.get(peer).map(|peer| Scope::Peer(peer.vpc.vni)),
+            Via::Peer(peer) => self.vpcs.get(peer).map(|peer| vpc.scope_to(peer)),
         };
         let fixed = vpc.routes.get(prefix).and_then(|routes| routes.values().find_map(scope));
         fixed.or_else(|| {
             let mut peers = self.peers_of(vpc);
-            peers.find(|peer| peer.has_prefix(prefix)).map(|peer| Scope::Peer(peer.vpc.vni))
+            peers.find(|peer| peer.has_prefix(prefix)).map(|peer| vpc.scope_to(peer))
         })
     }
 
@@ -213,7 +234,7 @@ impl State {
         subnets: impl IntoIterator<Item = &'a Subnet>,
         touched: &mut Touched,
     ) {
-        let peers = self.vpcs.get(&vpc).into_iter().flat_map(|state| state.peers.iter().copied());
+        let peers = self.vpcs.get(&vpc).into_iter().flat_map(|state| state.peers.keys().copied());
         let vpcs: Vec<_> = std::iter::once(vpc).chain(peers).collect();
         for prefix in subnets.into_iter().flat_map(prefixes_of) {
             touched.routes.extend(vpcs.iter().map(|vpc| (*vpc, prefix)));
@@ -318,7 +339,7 @@ impl State {
             }
             Change::RouteUpserted { .. }
             | Change::RouteRemoved { .. }
-            | Change::PeeringCreated { .. }
+            | Change::PeeringUpserted { .. }
             | Change::PeeringRemoved { .. } => self.change_routes(change, touched),
             Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
             Change::InstanceGroupsChanged { vpc, host, instance, from } => {
@@ -367,9 +388,13 @@ impl State {
                 self.remove_route(vpc.id, route);
                 touched.routes.insert((vpc.id, route.prefix));
             }
-            Change::PeeringCreated { a, a_subnets, b, b_subnets } => {
-                self.add_peering(a.id, b.id);
+            Change::PeeringUpserted { a, a_subnets, b, b_subnets, meters } => {
+                self.add_peering(a.id, b.id, *meters);
                 touch_peering((a, a_subnets), (b, b_subnets), touched);
+                for (vpc, peer) in [(a.id, b.id), (b.id, a.id)] {
+                    let fixed = self.vpcs.get(&vpc).into_iter().flat_map(|state| state.routes_via(peer));
+                    touched.routes.extend(fixed.map(|prefix| (vpc, prefix)));
+                }
             }
             Change::PeeringRemoved { a, a_subnets, b, b_subnets } => {
                 self.remove_peering(a.id, b.id);

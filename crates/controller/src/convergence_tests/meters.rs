@@ -1,4 +1,4 @@
-//! Meters on gateways: those of the EIPs and VPCs of their clusters.
+//! Meters on gateways: those of the EIPs, VPCs and peerings of their clusters.
 
 use super::operations::METERS;
 use super::*;
@@ -6,11 +6,13 @@ use crate::compile::Comparison;
 use sluice_southbound::Meter as Entry;
 
 impl NodeTables {
-    /// Writes meters, before the VRFs and public prefixes that have them.
+    /// Writes meters, before the VRFs, routes and public prefixes that have them.
     pub(super) fn add_meters(&mut self, update: &Update) {
         self.meters.extend(update.meters.iter().map(|meter| (meter.id, *meter)));
         let of_vrfs = update.vrfs.iter().filter_map(|vrf| vrf.internet_meter);
-        for meter in of_vrfs.chain(update.public_prefixes.iter().filter_map(|prefix| prefix.meter)) {
+        let of_routes = update.routes.iter().flat_map(|route| meters_of(&route.scope));
+        let of_prefixes = update.public_prefixes.iter().filter_map(|prefix| prefix.meter);
+        for meter in of_vrfs.chain(of_routes).chain(of_prefixes) {
             assert!(self.meters.contains_key(&meter), "meter {meter} comes behind what has it");
         }
     }
@@ -19,10 +21,39 @@ impl NodeTables {
     pub(super) fn remove_meters(&mut self, removed: &[u32]) {
         self.meters.retain(|id, _| !removed.contains(id));
         let of_vrfs = self.vrfs.values().filter_map(|vrf| vrf.internet_meter);
-        for meter in of_vrfs.chain(self.public.values().filter_map(|prefix| prefix.meter)) {
+        let of_routes = self.routes.values().flat_map(meters_of);
+        let of_prefixes = self.public.values().filter_map(|prefix| prefix.meter);
+        for meter in of_vrfs.chain(of_routes).chain(of_prefixes) {
             assert!(!removed.contains(&meter), "meter {meter} is removed, and something has it");
         }
     }
+}
+
+/// The meters of a route.
+fn meters_of(scope: &Scope) -> impl Iterator<Item = u32> + use<> {
+    let meters = match *scope {
+        Scope::MeteredPeer { out_meter, in_meter, .. } => [out_meter, in_meter],
+        _ => [None; 2],
+    };
+    meters.into_iter().flatten()
+}
+
+/// The meters of all peerings of these clusters, by the VNIs of sender and receiver: that of the sender's side, and that of the
+/// receiver's.
+async fn peering_meters(
+    store: &Store,
+    clusters: &BTreeSet<ClusterId>,
+) -> BTreeMap<(Vni, Vni), [Option<u32>; 2]> {
+    let mut meters = BTreeMap::new();
+    for peering in store.peerings(None, None, ALL).await.unwrap() {
+        let [a, b] = [store.vpc(peering.a).await.unwrap(), store.vpc(peering.b).await.unwrap()];
+        if a.clusters().any(|cluster| clusters.contains(&cluster)) {
+            let [of_a, of_b] = peering.meters.map(|meter| meter.map(|id| id.get() as u32));
+            meters.insert((a.vni, b.vni), [of_a, of_b]);
+            meters.insert((b.vni, a.vni), [of_b, of_a]);
+        }
+    }
+    meters
 }
 
 /// A gateway has the meters of what it has, and no others.
@@ -40,7 +71,9 @@ pub(super) async fn check_meters(store: &Store, gateway: GatewayId, tables: &Nod
             of_prefixes.extend(eip.meter.map(|meter| (eip.prefix, meter.get() as u32)));
         }
     }
-    let used: BTreeSet<u32> = of_vrfs.values().chain(of_prefixes.values()).copied().collect();
+    let of_peerings = peering_meters(store, &clusters).await;
+    let used = of_vrfs.values().chain(of_prefixes.values()).chain(of_peerings.values().flatten().flatten());
+    let used: BTreeSet<u32> = used.copied().collect();
     let mut expected = BTreeMap::new();
     for meter in store.meters(None, None, ALL).await.unwrap() {
         let (id, limit) = (meter.id.get() as u32, |rate: Option<MeterRate>| rate.map(MeterRate::limit));
@@ -52,6 +85,14 @@ pub(super) async fn check_meters(store: &Store, gateway: GatewayId, tables: &Nod
     assert_eq!(found.collect::<BTreeMap<_, _>>(), of_vrfs, "{gateway}");
     let found = tables.public.values().filter_map(|prefix| Some((prefix.outside, prefix.meter?)));
     assert_eq!(found.collect::<BTreeMap<_, _>>(), of_prefixes, "{gateway}");
+    for (key, scope) in &tables.routes {
+        let (peer, meters) = match *scope {
+            Scope::Peer(peer) => (peer, [None; 2]),
+            Scope::MeteredPeer { vni, out_meter, in_meter } => (vni, [out_meter, in_meter]),
+            _ => continue,
+        };
+        assert_eq!(of_peerings[&(key.vni, peer)], meters, "{gateway}: {key:?} {scope:?}");
+    }
 }
 
 fn rate(number: u8) -> Option<MeterRate> {
@@ -63,7 +104,7 @@ pub(super) async fn execute(store: &Store, (_, x, y, z): Operation, vpcs: &[Vpc]
     let meters = store.meters(None, None, ALL).await.unwrap();
     let eips = store.eips(&EipFilter::default(), ALL).await.unwrap();
     let meter = choose(&meters, y).filter(|_| y % 3 != 0).map(|meter| meter.id);
-    match z % 8 {
+    match z % 10 {
         0 | 1 => {
             let tenant = store.create_tenant("t").await.ok()?.into_inner().id;
             let (name, inward) = (format!("m{}", x % 4), rate(y));
@@ -80,6 +121,11 @@ pub(super) async fn execute(store: &Store, (_, x, y, z): Operation, vpcs: &[Vpc]
         4 | 5 => {
             let update = EipUpdate { meter: Some(meter), ..EipUpdate::default() };
             store.update_eip(choose(&eips, x)?.id, update, None).await.ok()?;
+        }
+        8 | 9 => {
+            let peering = choose(&store.peerings(None, None, ALL).await.unwrap(), x)?;
+            let end = if y < 128 { peering.a } else { peering.b };
+            store.update_peering(peering.id, &BTreeMap::from([(end, meter)]), None).await.ok()?;
         }
         _ => {
             let Vpc { id, name, mtu, offload_kbps, .. } = choose(vpcs, x)?;
@@ -166,6 +212,81 @@ async fn meters_follow_their_vpcs() {
     world.follow().await;
     world.check().await;
     assert_eq!(have(&world), [false; 4]);
+}
+
+/// Catches a change of a peering's meters that does not come to all routes of both VPCs, static ones too, and one that comes with
+/// anything else.
+#[tokio::test]
+async fn routes_to_peers_follow_the_meters_of_their_peering() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
+    let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
+    let mut meters = Vec::new();
+    for name in ["gold", "silver"] {
+        let new = NewMeter { name: name.into(), tenant, inward: rate(1), outward: None };
+        meters.push(store.create_meter(new).await.unwrap().into_inner().id);
+    }
+    let [gold, silver] = [meters[0], meters[1]];
+    let a = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
+    let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
+    store.create_subnet(new_subnet(a.id, "s", "10.1.0.0/24", Some("2001:db8:1::/64"))).await.unwrap();
+    store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
+    let new = NewPeering { name: "p".into(), a: a.id, b: b.id, meters: [(b.id, gold)].into() };
+    let peering = store.create_peering(new).await.unwrap().into_inner().id;
+    let table = store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
+    let (prefix, target) = ("10.0.0.0/8".parse().unwrap(), RouteTarget::Peering(peering));
+    store.create_route(NewRoute { table, prefix, target }).await.unwrap();
+    let scope = |vni, [out_meter, in_meter]: [Option<MeterId>; 2]| match [out_meter, in_meter] {
+        [None, None] => Scope::Peer(vni),
+        meters => {
+            let [out_meter, in_meter] = meters.map(|meter| meter.map(|id| id.get() as u32));
+            Scope::MeteredPeer { vni, out_meter, in_meter }
+        }
+    };
+    let to_peers = |world: &World| -> BTreeMap<(Vni, String), Scope> {
+        let routes = world.gateway(gateway).routes.clone().into_iter();
+        let routes = routes.filter(|(_, scope)| *scope != Scope::Local);
+        routes.map(|(key, scope)| ((key.vni, key.prefix.to_string()), scope)).collect()
+    };
+    let expected = |[of_a, of_b]: [Option<MeterId>; 2]| {
+        let from_a =
+            ["10.2.0.0/24", "10.0.0.0/8"].map(|to| ((a.vni, to.to_owned()), scope(b.vni, [of_a, of_b])));
+        let from_b = ["10.1.0.0/24", "2001:db8:1::/64"];
+        let from_b = from_b.map(|to| ((b.vni, to.to_owned()), scope(a.vni, [of_b, of_a])));
+        from_a.into_iter().chain(from_b).collect::<BTreeMap<_, _>>()
+    };
+    world.follow().await;
+    world.check().await;
+    assert_eq!(to_peers(&world), expected([None, Some(gold)]));
+    for (end, meter, after) in [
+        (a.id, Some(silver), [Some(silver), Some(gold)]),
+        (b.id, Some(silver), [Some(silver); 2]),
+        (b.id, None, [Some(silver), None]),
+        (a.id, None, [None; 2]),
+        (a.id, Some(gold), [Some(gold), None]),
+    ] {
+        store.update_peering(peering, &BTreeMap::from([(end, meter)]), None).await.unwrap();
+        let row = store.outbox(world.state.revision(), 10).await.unwrap().remove(0);
+        let compiled = world.state.clone().apply(row.revision, &[row.change]);
+        let [(Target::Cluster(_), update)] = compiled.updates.iter().collect::<Vec<_>>()[..] else {
+            panic!("{compiled:?}");
+        };
+        let of_meters = update.meters.len() + update.removed_meters.len();
+        assert_eq!(update.entry_count(), update.routes.len() + of_meters, "{update:?}");
+        world.follow().await;
+        world.check().await;
+        world.check_digests().await;
+        assert_eq!(to_peers(&world), expected(after));
+        let used: BTreeSet<u32> = after.into_iter().flatten().map(|id| id.get() as u32).collect();
+        assert_eq!(world.gateway(gateway).meters.keys().copied().collect::<BTreeSet<_>>(), used);
+    }
+    store.delete_route(store.routes(table, ALL).await.unwrap()[0].id, None).await.unwrap();
+    store.delete_peering(peering, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!((to_peers(&world), world.gateway(gateway).meters.len()), (BTreeMap::new(), 0));
 }
 
 /// Catches digests that ignore a meter, its limits, or which VPC has it.

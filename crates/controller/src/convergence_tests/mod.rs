@@ -391,7 +391,10 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     let sub_a = store.create_subnet(new_subnet(a.id, "s", "10.1.0.0/24", Some("2001:db8:1::/64")));
     let sub_a = sub_a.await.unwrap().into_inner().id;
     store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
-    store.create_peering(NewPeering { name: "p".into(), a: a.id, b: b.id }).await.unwrap();
+    store
+        .create_peering(NewPeering { name: "p".into(), a: a.id, b: b.id, meters: Default::default() })
+        .await
+        .unwrap();
     let vm = store.create_instance(a.id, new_instance("vm", sub_a, host)).await.unwrap().into_inner();
     world.follow().await;
     world.check().await;
@@ -511,7 +514,7 @@ async fn static_route_takes_precedence_over_peering_until_removed() {
     let a = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
     let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
     store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
-    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id };
+    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id, meters: Default::default() };
     let peering = store.create_peering(peering).await.unwrap().into_inner().id;
     let table = store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
     world.follow().await;

@@ -156,7 +156,9 @@ async fn execute_in_vpc(store: &Store, operation: Operation, vpcs: &[Vpc], hosts
     match (what % KINDS, z % 3) {
         (12, 0 | 1) => {
             let (a, b) = (choose(vpcs, x)?.id, choose(vpcs, y)?.id);
-            store.create_peering(NewPeering { name: format!("p{}", y % 3), a, b }).await.ok()?;
+            let meter = choose(&store.meters(None, None, ALL).await.unwrap(), z).filter(|_| z >= 128);
+            let meters = meter.map(|meter| (b, meter.id)).into_iter().collect();
+            store.create_peering(NewPeering { name: format!("p{}", y % 3), a, b, meters }).await.ok()?;
         }
         (12, _) => {
             let peerings = store.peerings(None, None, ALL).await.unwrap();

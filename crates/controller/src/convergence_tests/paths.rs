@@ -128,7 +128,7 @@ async fn paths_to_peered_vpcs_follow_routes() {
     cloud.follow().await;
     assert_eq!((cloud.count(1), cloud.count(2)), (2, 2), "the VPCs are not peered yet");
 
-    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id };
+    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id, meters: Default::default() };
     let peering = cloud.store.create_peering(peering).await.unwrap().into_inner().id;
     cloud.follow().await;
     assert_eq!(cloud.path(1, &a, &there), Some(host_vtep(2)));
@@ -151,6 +151,17 @@ async fn paths_to_peered_vpcs_follow_routes() {
     let paths = &cloud.world.host(cloud.hosts[0]).paths;
     let has = |address| paths.contains_key(&PathKey { vni: a.vni, address });
     assert!(!has(there.ipv4.unwrap().into()) && has(there.ipv6.unwrap().into()));
+
+    // A meter on one side is one of both directions, and paths would avoid it.
+    let (name, tenant) = ("gold".to_owned(), a.tenant);
+    let new = NewMeter { name, tenant, inward: None, outward: Some(MeterRate { kbps: 64, burst: None }) };
+    let gold = cloud.store.create_meter(new).await.unwrap().into_inner().id;
+    for (meter, has_paths) in [(Some(gold), false), (None, true)] {
+        cloud.store.update_peering(peering, &BTreeMap::from([(a.id, meter)]), None).await.unwrap();
+        cloud.follow().await;
+        let paths = [cloud.path(1, &a, &later), cloud.path(3, &b, &here)];
+        assert_eq!(paths.map(|path| path.is_some()), [has_paths; 2]);
+    }
 
     // Into a smaller MTU there is no direct path: only the gateway can send the ICMP error.
     cloud.store.update_vpc(b.id, vpc_update("b", 1400), None).await.unwrap();

@@ -289,7 +289,7 @@ impl Ledger {
                 Change::NatGatewayRemoved(nat_gateway) => drop(self.nat_addresses.remove(&nat_gateway.vpc)),
                 Change::PortForwardCreated(new) => drop(self.port_forwards.insert(new.id, new.vpc)),
                 Change::PortForwardRemoved(old) => drop(self.port_forwards.remove(&old.id)),
-                Change::PeeringCreated { a, b, .. } => {
+                Change::PeeringUpserted { a, b, .. } => {
                     self.peers.insert((a.id, b.id));
                 }
                 Change::PeeringRemoved { a, b, .. } => {
@@ -401,7 +401,7 @@ pub mod tests {
 
     pub fn peering(a: u64, b: u64) -> Peering {
         let (a, b) = (VpcId::new(a), VpcId::new(b));
-        Peering { id: PeeringId::new(1), name: "p".into(), a, b, revision: 1 }
+        Peering { id: PeeringId::new(1), name: "p".into(), a, b, meters: [None; 2], revision: 1 }
     }
 
     #[test]

@@ -156,7 +156,14 @@ mod tests {
         let all = (1..=vpcs).map(|id| vpc(id, id.div_ceil(2), 1, 1)).collect();
         let mut topology = topology(3, gateways, all);
         let (a, b) = (VpcId::new(1), VpcId::new(2));
-        topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
+        topology.peerings = vec![Peering {
+            id: PeeringId::new(1),
+            name: String::new(),
+            a,
+            b,
+            meters: [None; 2],
+            revision: 1,
+        }];
         topology.eips = eips.iter().map(|vpc| eip(*vpc)).collect();
         let demands: Vec<(u32, f64)> = (1..=vpcs as u32).map(|vni| (vni, 10.0)).collect();
         let settings = PlacementSettings {

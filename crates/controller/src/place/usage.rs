@@ -528,7 +528,14 @@ pub mod tests {
         let counts = [(VpcId::new(1), ipv4(9)), (VpcId::new(2), ipv4(4)), (VpcId::new(3), ipv4(7))];
         let mut topology = topology(2, gateways, vpcs);
         let (a, b) = (VpcId::new(1), VpcId::new(2));
-        topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
+        topology.peerings = vec![Peering {
+            id: PeeringId::new(1),
+            name: String::new(),
+            a,
+            b,
+            meters: [None; 2],
+            revision: 1,
+        }];
         let ledger = Ledger::new(&topology, 9, &counts);
         let missing = |size: u64, vpcs: &[VpcId], to: u64| {
             let loads = loads(&[(1, 1 << 20), (2, size)], &[]);
@@ -549,7 +556,14 @@ pub mod tests {
         let vpcs = (1..=3).map(|id| vpc(id, 1, 1, 1)).collect();
         let mut topology = topology(2, vec![gateway(1, 1, false)], vpcs);
         let (a, b) = (VpcId::new(1), VpcId::new(3));
-        topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
+        topology.peerings = vec![Peering {
+            id: PeeringId::new(1),
+            name: String::new(),
+            a,
+            b,
+            meters: [None; 2],
+            revision: 1,
+        }];
         let ledger = Ledger::new(&topology, 9, &[]);
         let usage =
             Usage::new(&ledger, &loads(&[(1, 0)], &[(1, 10.0), (3, 4.0)]), PlacementSettings::default());

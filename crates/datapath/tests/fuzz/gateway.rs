@@ -7,7 +7,7 @@ mod world;
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV4};
 use std::path::Path;
 
-use sluice_tables::Target::{Internet, NextHop};
+use sluice_tables::Target::{Internet, MeteredPeer, NextHop};
 use sluice_tables::{NatAddress, NatGateway, PublicPrefix, Role};
 use sluice_types::{ForwardProtocol, MacAddr, PortForward, ROUTER_MAC};
 
@@ -279,6 +279,8 @@ fn in_world(world: &mut world::World) {
     world.bench.tables.upsert_vtep(HOST_B4.ip(), sluice_tables::Role::ForeignHost).unwrap();
     world.route(100, "10.1.64.0/20", NextHop(vm6(1, 12).into()));
     world.route(100, "fd00:1:9::/64", NextHop(vm4(1, 10).into()));
+    // As in fuzz/meter_table.h.
+    world.route(100, "10.2.0.0/16", MeteredPeer { vni: 200.try_into().unwrap(), out_meter: 1, in_meter: 2 });
     connect(world);
     write_tables(world, &target.tables());
     target.fuzz(&[(packets(), setups())]);

@@ -97,11 +97,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn target() -> impl Strategy<Value = Target> {
-    (0u8..5, 1u32..0xff_ffff).prop_map(|(kind, vni)| match kind {
+    (0u8..6, 1u32..0xff_ffff).prop_map(|(kind, vni)| match kind {
         0 => Target::Local,
         1 => Target::Drop,
         2 => Target::NextHop(Ipv4Addr::from(vni).into()),
         3 => Target::NextHop(Ipv6Addr::from(u128::from(vni)).into()),
+        4 => Target::MeteredPeer { vni: Vni::new(vni).unwrap(), out_meter: vni % 5, in_meter: vni % 3 },
         _ => Target::Peer(Vni::new(vni).unwrap()),
     })
 }

@@ -73,6 +73,10 @@ fn three_readers_agree_on_thousands_of_routes() {
             if random.below(10) < if round % 2 == 0 { 7 } else { 2 } {
                 let target = match 1 + random.below(1000) as u32 {
                     number @ ..300 => Target::NextHop(Ipv4Addr::from(number).into()),
+                    number @ ..600 => {
+                        let vni = Vni::new(number).unwrap();
+                        Target::MeteredPeer { vni, out_meter: number % 5, in_meter: number % 3 }
+                    }
                     number => Target::Peer(Vni::new(number).unwrap()),
                 };
                 let changed = tables.upsert_route(&Route { vni, prefix, target }).unwrap();

@@ -19,8 +19,8 @@ impl Kind for Meter {
 
 impl Creatable for Meter {
     const CREATE_HELP: &'static str =
-        "Create a meter: a limit of Internet traffic, which EIPs and VPCs can have and share";
-    const DELETE_HELP: &'static str = "Delete a meter that no EIP and no VPC has";
+        "Create a meter: a limit of traffic, which EIPs, VPCs and peerings can have and share";
+    const DELETE_HELP: &'static str = "Delete a meter that no EIP, no VPC and no peering has";
     type New = NewMeterArgs;
     type Verbs = MeterVerb;
     type Preview = NoPreview;

@@ -1,13 +1,17 @@
 //! Arguments of route tables, routes and peerings.
 
+use super::meters::{meter_of, new_meter_of};
 use super::resource::{
-    ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NoPreview, NoVerb, Parent, Select,
+    ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NoPreview, NoVerb, Parent, Run, Select, Target,
+    Wait,
 };
-use crate::api;
+use crate::api::{self, ApiArgs};
 use crate::failure::Failure;
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, Subcommand};
+use serde_json::json;
 use sluice_client::{Client, NewPeering, NewRoute, Peering, Route, RouteTable, RouteTarget};
 use sluice_types::{IpNet, RouteId, RouteTableId, parse_prefix};
+use std::collections::BTreeMap;
 
 impl Kind for RouteTable {
     const HELP: Help =
@@ -115,7 +119,7 @@ impl Create for NewRouteArgs {
 
 impl Kind for Peering {
     const HELP: Help = Help { list: "List peerings", show: "Show one peering" };
-    const COLUMNS: &'static [&'static str] = &["id", "name", "vpcs", "programmed"];
+    const COLUMNS: &'static [&'static str] = &["id", "name", "vpcs", "meters", "programmed"];
     type Selector = NameInVpc;
     type Filters = ByVpc;
 }
@@ -124,7 +128,7 @@ impl Creatable for Peering {
     const CREATE_HELP: &'static str = "Create a peering of two VPCs of one tenant";
     const DELETE_HELP: &'static str = "Delete a peering that no route uses";
     type New = NewPeeringArgs;
-    type Verbs = NoVerb;
+    type Verbs = PeeringVerb;
     type Preview = NoPreview;
 }
 
@@ -135,6 +139,26 @@ pub struct NewPeeringArgs {
     /// The two VPCs: name, TENANT/NAME or id
     #[arg(num_args = 2, required = true, value_names = ["VPC", "VPC"])]
     vpcs: Vec<String>,
+    /// Meter of the tenant for what this VPC sends to the other one and gets from it: name or id; can be given for each of both
+    /// [default: none]
+    #[arg(long, value_name = "VPC=METER", value_parser = parse_side)]
+    meter: Vec<Side>,
+}
+
+/// A VPC of a peering, and the meter of its side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Side {
+    vpc: String,
+    meter: String,
+}
+
+fn parse_side(text: &str) -> Result<Side, String> {
+    match text.split_once('=') {
+        Some((vpc, meter)) if !vpc.is_empty() && !meter.is_empty() => {
+            Ok(Side { vpc: vpc.to_owned(), meter: meter.to_owned() })
+        }
+        _ => Err("expected VPC=METER".to_owned()),
+    }
 }
 
 impl Create for NewPeeringArgs {
@@ -145,6 +169,39 @@ impl Create for NewPeeringArgs {
             return Err(Failure::Usage("a peering has exactly two VPCs".to_owned()));
         };
         let vpcs = [api::vpc(client, a).await?.id, api::vpc(client, b).await?.id];
-        Ok(((), NewPeering { name: self.name, vpcs }))
+        let mut meters = BTreeMap::new();
+        for Side { vpc, meter } in self.meter {
+            let vpc = api::vpc(client, &vpc).await?;
+            meters.extend(meter_of(client, Some(&meter), vpc.tenant).await?.map(|meter| (vpc.id, meter)));
+        }
+        Ok(((), NewPeering { name: self.name, vpcs, meters }))
+    }
+}
+
+#[derive(Subcommand)]
+pub enum PeeringVerb {
+    /// Change the meters of a peering
+    Update {
+        #[command(flatten)]
+        target: Target<Peering>,
+        /// Meter of the tenant for what this VPC sends to the other one and gets from it: name or id, or `none`; can be given
+        /// for each of both
+        #[arg(long, value_name = "VPC=METER", value_parser = parse_side, required = true)]
+        meter: Vec<Side>,
+        #[command(flatten)]
+        wait: Wait,
+    },
+}
+
+impl Run for PeeringVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::Update { target, meter, wait } = self;
+        let mut meters = BTreeMap::new();
+        for Side { vpc, meter } in meter {
+            let vpc = api::vpc(client, &vpc).await?;
+            meters.extend(new_meter_of(client, Some(&meter), vpc.tenant).await?.map(|meter| (vpc.id, meter)));
+        }
+        let updated = target.update(client, &json!({"meters": meters})).await?;
+        wait.print_when(api, client, updated, |_| true).await
     }
 }

@@ -217,3 +217,43 @@ eips: [{name: www, tenant: red, pool: world, meter: gold}]
     site.ok(&["eip", "delete", "mail"]);
     site.ok(&["meters", "delete", "next"]);
 }
+
+#[test]
+fn meters_of_peerings_by_file_and_by_commands() {
+    let site = Site::start();
+    let cloud = CLOUD.replace("vpcs: [web, db]}]", "vpcs: [web, db], meters: {db: gold}}]");
+    assert_ne!(cloud, CLOUD);
+    let file = site.file("cloud.yaml", &(cloud + "meters: [{name: gold, tenant: red, out_kbps: 1000}]\n"));
+    let created = site.ok(&["apply", "-f", &file]);
+    assert!(created.ends_with(" created, 0 unchanged\n"), "{created}");
+    assert!(site.ok(&["apply", "-f", &file]).contains("\n0 created, "), "{created}");
+    let id = |noun: &str, name: &str| site.json(&[noun, "show", name])["id"].as_str().unwrap().to_owned();
+    let [web, db] = ["red/web", "red/db"].map(|name| id("vpc", name));
+    let gold = id("meter", "gold");
+    assert_eq!(site.json(&["peering", "show", "web-db"])["meters"], serde_json::json!({&db: gold}));
+    let listed = site.ok(&["peerings", "list"]);
+    assert!(listed.contains(&gold), "{listed}");
+
+    site.ok(&["vpc", "create", "app", "--tenant", "red", "--cluster", "edge"]);
+    fn with<'a>(sides: &[&'a str]) -> Vec<&'a str> {
+        let sides = sides.iter().flat_map(|side| ["--meter", side]);
+        ["peerings", "update", "web-db"].into_iter().chain(sides).collect()
+    }
+    assert_eq!(site.json(&with(&["red/web=gold"]))["meters"], serde_json::json!({&web: gold, &db: gold}));
+    let (web_none, db_none) = ("red/web=none", format!("{db}=none"));
+    assert_eq!(site.json(&with(&[web_none, &db_none]))["meters"], Value::Null);
+    for wrong in ["web", "web=", "=gold"] {
+        assert!(site.fails(2, &with(&[wrong])).contains("expected VPC=METER"), "{wrong}");
+    }
+    site.fails(2, &with(&[]));
+    site.fails(4, &with(&["red/web=unknown"]));
+    let error = site.fails(1, &with(&["red/app=gold"]));
+    assert!(error.contains("VPC `app` is not one of the two VPCs of peering `web-db`"), "{error}");
+
+    let create = ["peerings", "create", "web-app", "red/web", "red/app", "--meter", "red/app=gold"];
+    assert_eq!(site.json(&create)["meters"], serde_json::json!({id("vpc", "red/app"): gold}));
+    let error = site.fails(1, &["meters", "delete", "gold"]);
+    assert!(error.contains("meter `gold` is still used by peering `web-app`"), "{error}");
+    site.ok(&["peerings", "delete", "web-app"]);
+    site.ok(&["meters", "delete", "gold"]);
+}

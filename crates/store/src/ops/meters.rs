@@ -1,4 +1,4 @@
-//! Meters of Internet traffic: creation, changes, deletion. EIPs and VPCs that have one name it themselves.
+//! Meters: creation, changes, deletion. EIPs, VPCs and peerings that have one name it themselves.
 
 use super::check_unused;
 use crate::backend::Query;
@@ -142,6 +142,8 @@ pub(crate) async fn delete(w: &mut Write, id: MeterId, expected: Option<u64>) ->
     check_unused(w.q(), object, "EIP", eip).await?;
     let vpc = "SELECT name FROM vpcs WHERE internet_meter = $1 ORDER BY id LIMIT 1";
     check_unused(w.q(), object, "VPC", vpc).await?;
+    let peering = "SELECT name FROM peerings WHERE a_meter = $1 OR b_meter = $1 ORDER BY id LIMIT 1";
+    check_unused(w.q(), object, "peering", peering).await?;
     w.q().run("DELETE FROM meters WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::MeterRemoved(meter))?;
     Ok(w.revision)

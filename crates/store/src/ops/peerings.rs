@@ -1,14 +1,14 @@
-//! Peerings: creation, lookup, deletion.
+//! Peerings: creation, lookup, other meters, deletion.
 
-use super::{check_unused, further, removals, vpcs};
+use super::{check_unused, further, meters, removals, vpcs};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
 use crate::value::args;
 use crate::write::Write;
-use crate::{Change, Conflict, Created, NewPeering, Page, Peering, Result, Subnet, Vpc};
-use sluice_types::{IpNet, PeeringId, VpcId};
-use std::collections::BTreeSet;
+use crate::{Change, Conflict, Created, NewPeering, Page, Peering, PeeringMeters, Result, Subnet, Vpc};
+use sluice_types::{IpNet, MeterId, PeeringId, VpcId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The VPCs that are peered with this one, in order of id.
 pub(crate) async fn peers(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
@@ -48,11 +48,17 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     if a.tenant != b.tenant {
         return Err(Conflict::PeeringAcrossTenants { a: a.name, b: b.name }.into());
     }
+    let given = new.meters.iter().map(|(vpc, meter)| (*vpc, Some(*meter))).collect();
+    let meters = with_meters(w, &new.name, [&a, &b], [None; 2], &given).await?;
     let named = vec![("tenant", a.tenant.get().into()), ("name", new.name.as_str().into())];
     if let Some(existing) = find_one::<Peering>(w.q(), named).await? {
         let ends = |a: VpcId, b: VpcId| format!("{a} with {b}");
+        let [a_meter, b_meter] = existing.meters;
+        let of_vpc = |vpc: &Vpc| format!("the meter of VPC `{}`", vpc.name);
         Difference::default()
             .field("the pair", ends(existing.a, existing.b), ends(a.id, b.id))
+            .given(&of_vpc(&a), name(w, a_meter).await?, name(w, meters[0]).await?)
+            .given(&of_vpc(&b), name(w, b_meter).await?, name(w, meters[1]).await?)
             .conflict("peering", &new.name)?;
         return Ok(Created::Existing(existing));
     }
@@ -79,14 +85,73 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
         name: new.name.clone(),
         a: a.id,
         b: b.id,
+        meters,
         revision: w.revision,
     };
     let sql = "INSERT INTO peerings (id, name, tenant, a, b, revision) VALUES ($1, $2, $3, $4, $5, $6)";
     let values =
         args![peering.id.get(), new.name.as_str(), a.tenant.get(), a.id.get(), b.id.get(), peering.revision];
     w.q().run(sql, values).await?;
-    w.push(&Change::PeeringCreated { a, a_subnets, b, b_subnets })?;
+    save_meters(w, &peering).await?;
+    w.push(&Change::PeeringUpserted { a, a_subnets, b, b_subnets, meters })?;
     Ok(Created::New(peering))
+}
+
+/// The name of a meter for a difference in an error.
+async fn name(w: &mut Write, meter: Option<MeterId>) -> Result<Option<String>> {
+    meters::name(w.q(), meter).await
+}
+
+/// The meters of a peering of these VPCs after those that are given took the place of `current` ones.
+///
+/// # Errors
+/// A meter is given for another VPC, or is one of another tenant.
+async fn with_meters(
+    w: &mut Write,
+    peering: &str,
+    ends: [&Vpc; 2],
+    current: PeeringMeters,
+    given: &BTreeMap<VpcId, Option<MeterId>>,
+) -> Result<PeeringMeters> {
+    let mut meters = current;
+    for (&vpc, &meter) in given {
+        let Some(side) = ends.iter().position(|end| end.id == vpc) else {
+            let (vpc, peering) = (get::<Vpc>(w.q(), vpc).await?.name, peering.to_owned());
+            return Err(Conflict::VpcNotPeered { vpc, peering }.into());
+        };
+        meters::check_owner(w.q(), meter, ends[side].tenant, || format!("peering `{peering}`")).await?;
+        meters[side] = meter;
+    }
+    Ok(meters)
+}
+
+async fn save_meters(w: &mut Write, peering: &Peering) -> Result<()> {
+    let [a_meter, b_meter] = peering.meters.map(|meter| meter.map(|id| id.get() as i64));
+    let sql = "UPDATE peerings SET a_meter = $2, b_meter = $3, revision = $4 WHERE id = $1";
+    w.q().run(sql, args![peering.id.get(), a_meter, b_meter, peering.revision]).await?;
+    Ok(())
+}
+
+/// Sets the meters of the sides of these VPCs; `None` removes the meter.
+pub(crate) async fn update(
+    w: &mut Write,
+    id: PeeringId,
+    given: &BTreeMap<VpcId, Option<MeterId>>,
+    expected: Option<u64>,
+) -> Result<Peering> {
+    let mut peering: Peering = get(w.q(), id).await?;
+    check_revision(id, &peering, expected)?;
+    let (a, b): (Vpc, Vpc) = (get(w.q(), peering.a).await?, get(w.q(), peering.b).await?);
+    let meters = with_meters(w, &peering.name, [&a, &b], peering.meters, given).await?;
+    if meters == peering.meters {
+        return Ok(peering);
+    }
+    (peering.meters, peering.revision) = (meters, w.revision);
+    save_meters(w, &peering).await?;
+    let a_subnets = find(w.q(), vec![("vpc", a.id.get().into())]).await?;
+    let b_subnets = find(w.q(), vec![("vpc", b.id.get().into())]).await?;
+    w.push(&Change::PeeringUpserted { a, a_subnets, b, b_subnets, meters })?;
+    Ok(peering)
 }
 
 /// Checks that the subnets of `own` overlap neither those of `other` nor those of the peers of `other`, since

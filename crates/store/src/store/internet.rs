@@ -131,7 +131,7 @@ impl Store {
         write!(self, w => meters::update(w, id, &new, expected))
     }
 
-    /// Deletes a meter that no EIP and no VPC has.
+    /// Deletes a meter that no EIP, no VPC and no peering has.
     pub async fn delete_meter(&self, id: MeterId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => meters::delete(w, id, expected))
     }

@@ -7,6 +7,7 @@ use sluice_store::{
     SnapshotPart, Store, StoreError, Subnet, Tenant, Vpc, VpcUpdate,
 };
 use sluice_types::{ClusterId, GatewayId, PeeringId, VpcId};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub const ALL: Page = Page { after: 0, limit: 1000 };
@@ -132,7 +133,7 @@ impl Cloud {
 }
 
 pub fn peering(name: &str, a: &Vpc, b: &Vpc) -> NewPeering {
-    NewPeering { name: name.into(), a: a.id, b: b.id }
+    NewPeering { name: name.into(), a: a.id, b: b.id, meters: BTreeMap::new() }
 }
 
 /// A gateway with VTEPs of the families of its cluster's vIPs.

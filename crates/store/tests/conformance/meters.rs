@@ -1,11 +1,11 @@
-//! Meters of Internet traffic: their limits, and the EIPs and VPCs that have them.
+//! Meters: their limits, and the EIPs, VPCs and peerings that have them.
 
 use crate::Fixture;
-use crate::cloud::{ALL, Cloud, conflict, last, new, vpc, vpc_update};
+use crate::cloud::{ALL, Cloud, conflict, last, new, peering, vpc, vpc_update};
 use crate::internet::{attach, eip, new_eip, pool, to_instance, topology};
 use sluice_store::{
     Change, Conflict, Created, EipFilter, EipUpdate, MAX_METERS, Meter, MeterUpdate, NewEip, NewMeter,
-    NewVpc, Store, StoreError, Tenant, VpcUpdate,
+    NewPeering, NewVpc, Store, StoreError, Tenant, Vpc, VpcUpdate,
 };
 use sluice_types::{MeterId, MeterRate, VpcId};
 
@@ -187,6 +187,75 @@ pub async fn vpcs_have_meters(f: Fixture) {
     s.delete_meter(gold.id, None).await.unwrap();
 }
 
+pub async fn peerings_have_meters(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let (gold, silver) = (meter(s, &c.tenant, "gold").await, meter(s, &c.tenant, "silver").await);
+    let other = c.vpc("other").await;
+    let (a, b) = (c.vpc.clone(), other.clone());
+    // The VPCs of the request are in the other order than those of the peering.
+    let request = |meters: &[(&Vpc, &Meter)]| NewPeering {
+        meters: meters.iter().map(|(vpc, meter)| (vpc.id, meter.id)).collect(),
+        ..peering("p", &b, &a)
+    };
+    let made = new(s.create_peering(request(&[(&b, &gold)])).await);
+    assert_eq!((made.a, made.b, made.meters), (a.id, b.id, [None, Some(gold.id)]));
+    let upserted = |meters| Change::PeeringUpserted {
+        a: a.clone(),
+        a_subnets: vec![c.subnet.clone()],
+        b: b.clone(),
+        b_subnets: Vec::new(),
+        meters,
+    };
+    assert_eq!(last(s).await, [upserted([None, Some(gold.id)])]);
+    assert_eq!(s.peering(made.id).await.unwrap(), made);
+    assert_eq!(s.create_peering(request(&[])).await.unwrap(), Created::Existing(made.clone()));
+    assert_eq!(s.create_peering(request(&[(&b, &gold)])).await.unwrap(), Created::Existing(made.clone()));
+    let differs = conflict(s.create_peering(request(&[(&a, &silver), (&b, &silver)])).await).to_string();
+    let expected = "the meter of VPC `v1` is none, not silver, the meter of VPC `other` is gold, not silver";
+    assert!(differs.ends_with(expected), "{differs}");
+
+    let set = async |meters: &[(VpcId, Option<MeterId>)]| {
+        s.update_peering(made.id, &meters.iter().copied().collect(), None).await
+    };
+    let both = set(&[(a.id, Some(silver.id))]).await.unwrap();
+    assert_eq!(both.meters, [Some(silver.id), Some(gold.id)], "the other side keeps its meter");
+    assert!(both.revision > made.revision);
+    assert_eq!(last(s).await, [upserted(both.meters)]);
+    assert_eq!(
+        set(&[(a.id, Some(silver.id))]).await.unwrap(),
+        both,
+        "an unchanged peering takes no revision"
+    );
+    assert_eq!(topology(s).await.peerings, std::slice::from_ref(&both));
+    let stale = s.update_peering(made.id, &[(a.id, None)].into(), Some(made.revision)).await;
+    assert!(matches!(stale, Err(StoreError::Stale { .. })));
+
+    for used in [&gold, &silver] {
+        let text = conflict(s.delete_meter(used.id, None).await).to_string();
+        assert_eq!(text, format!("meter `{}` is still used by peering `p`", used.name));
+    }
+    let stranger = new(s.create_tenant("stranger").await);
+    let theirs = meter(s, &stranger, "theirs").await;
+    let text = conflict(set(&[(a.id, None), (b.id, Some(theirs.id))]).await).to_string();
+    assert_eq!(text, "meter `theirs` and peering `p` belong to different tenants");
+    let third = c.vpc("third").await;
+    let text = conflict(set(&[(a.id, None), (third.id, Some(gold.id))]).await).to_string();
+    assert_eq!(text, "VPC `third` is not one of the two VPCs of peering `p`");
+    let text = conflict(s.create_peering(request(&[(&third, &gold)])).await).to_string();
+    assert_eq!(text, "VPC `third` is not one of the two VPCs of peering `p`");
+    let unknown = set(&[(a.id, Some(MeterId::new(9999)))]).await;
+    assert!(matches!(unknown, Err(StoreError::NotFound { kind: "meter", .. })));
+    let unknown = set(&[(VpcId::new(9999), None)]).await;
+    assert!(matches!(unknown, Err(StoreError::NotFound { kind: "VPC", .. })));
+    assert_eq!(s.peering(made.id).await.unwrap(), both, "a refused change changes nothing");
+
+    assert_eq!(set(&[(a.id, None)]).await.unwrap().meters, [None, Some(gold.id)]);
+    s.delete_meter(silver.id, None).await.unwrap();
+    s.delete_peering(made.id, None).await.unwrap();
+    s.delete_meter(gold.id, None).await.unwrap();
+}
+
 /// Catches: one tenant that has all meters that a gateway holds.
 pub async fn number_of_a_tenant(f: Fixture) {
     let c = Cloud::make(&f).await;
@@ -199,6 +268,32 @@ pub async fn number_of_a_tenant(f: Fixture) {
     let existing = s.create_meter(new_meter(&c.tenant, "m7")).await;
     assert!(matches!(existing, Ok(Created::Existing(_))));
     meter(s, &new(s.create_tenant("other").await), "more").await;
+}
+
+/// In a database of version 16, peerings have no meters.
+pub async fn older_peerings_have_no_meters() {
+    let (_dir, s) = crate::old_database::migrated(
+        16,
+        "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted, nat_seed) VALUES (1, 77, 9, 40, 4, 0, 5);
+         INSERT INTO tenants VALUES (1, 't', 1);
+         INSERT INTO clusters (id, name, vips, revision) VALUES (2, 'c', '0=192.0.2.100', 2);
+         INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, revision) VALUES (3, 'v', 1, 3, 2, 1430, 3);
+         INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, revision) VALUES (4, 'w', 1, 4, 2, 1430, 4);
+         INSERT INTO peerings (id, name, tenant, a, b, revision) VALUES (5, 'p', 1, 3, 4, 5);
+         INSERT INTO outbox VALUES (9, 0, 1, x'05ff');",
+    )
+    .await;
+    let outbox = s.outbox(8, 10).await;
+    assert!(
+        matches!(outbox, Err(StoreError::Compacted { .. })),
+        "rows of the old encoding are removed: {outbox:?}"
+    );
+    let old = topology(&s).await.peerings.remove(0);
+    assert_eq!(old.meters, [None; 2]);
+    let tenant = s.tenants(None, ALL).await.unwrap().remove(0);
+    let gold = meter(&s, &tenant, "gold").await;
+    let changed = s.update_peering(old.id, &[(old.b, Some(gold.id))].into(), None).await.unwrap();
+    assert_eq!(changed.meters, [None, Some(gold.id)]);
 }
 
 /// In a database of version 13, EIPs and VPCs have no meters.

@@ -5,7 +5,7 @@ use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnectOptions, sqlite:
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const MIGRATIONS: [&str; 14] = [
+const MIGRATIONS: [&str; 16] = [
     include_str!("../../migrations/0001.sql"),
     include_str!("../../migrations/0002.sql"),
     include_str!("../../migrations/0003.sql"),
@@ -20,6 +20,8 @@ const MIGRATIONS: [&str; 14] = [
     include_str!("../../migrations/0012.sql"),
     include_str!("../../migrations/0013.sql"),
     include_str!("../../migrations/0014.sql"),
+    include_str!("../../migrations/0015.sql"),
+    include_str!("../../migrations/0016.sql"),
 ];
 
 /// The store of a SQLite database that had this version, with `rows`, the statements that insert what it contained. The

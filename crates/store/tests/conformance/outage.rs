@@ -33,6 +33,10 @@ pub fn cases() -> Vec<(&'static str, Case)> {
             Box::pin(crate::addresses::options_without_a_newer_field_are_read())
         }),
         ("meters::older_objects_have_no_meters", || Box::pin(crate::meters::older_objects_have_no_meters())),
+        (
+            "meters::older_peerings_have_no_meters",
+            || Box::pin(crate::meters::older_peerings_have_no_meters()),
+        ),
         ("subnets::older_subnets_keep_deriving_addresses", || {
             Box::pin(crate::subnets::older_subnets_keep_deriving_addresses())
         }),

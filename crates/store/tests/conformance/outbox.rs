@@ -93,11 +93,12 @@ pub async fn every_kind_of_change(f: Fixture) {
     at = s.revision().await.unwrap();
     let peer = c.peer("p", &c.vpc, &v2).await;
     let (a, a_subnets, b, b_subnets) = (c.vpc.clone(), vec![c.subnet.clone()], v2.clone(), vec![s2.clone()]);
-    let expected = Change::PeeringCreated {
+    let expected = Change::PeeringUpserted {
         a: a.clone(),
         a_subnets: a_subnets.clone(),
         b: b.clone(),
         b_subnets: b_subnets.clone(),
+        meters: [None; 2],
     };
     assert_eq!(only(s.as_ref(), &mut at).await, expected);
     let route = new(s.create_route(c.route(&c.vpc, "0.0.0.0/0", RouteTarget::Peering(peer)).await).await);

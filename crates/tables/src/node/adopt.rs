@@ -16,7 +16,7 @@ use super::routes::next_hop_cell;
 use super::sources;
 use super::underlay::{Vtep, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
-use crate::encoding::{group_id, kind_of};
+use crate::encoding::{group_id, is_hop, kind_of};
 use crate::entries::{DirectPath, Route, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Exact, Key, Survey};
@@ -46,6 +46,8 @@ struct Found {
     public_cells: HashSet<u32>,
     /// By VNI.
     nats: BTreeMap<u32, u32>,
+    /// Cells of routes to peers through meters.
+    peerings: HashSet<u32>,
     endpoints: u64,
     direct_paths: u64,
     /// Number of fixed paths by VNI and host.
@@ -234,12 +236,15 @@ impl Found {
                     self.port_routes.push(Route { vni, prefix, target });
                 }
                 let Some(hop) = next_hop_cell(leaf) else { continue };
-                if !memory.contains(hop, 1) || kind_of(memory, hop) != layout::NEXT_HOP_INSTANCE {
+                if !is_hop(memory, hop) {
                     return Err(Error::Corrupt(format!(
                         "a route of VNI {vni} has no next hop at cell {hop}"
                     )));
                 }
                 reachable.claim(hop, 1)?;
+                if kind_of(memory, hop) == layout::NEXT_HOP_PEERING {
+                    self.peerings.insert(hop);
+                }
             }
         }
         if let Some(nat) = public::adopt_internet(memory, cell, reachable, &mut self.public_cells)? {
@@ -334,6 +339,7 @@ impl NodeTables {
         tables.ports = found.ports;
         tables.outside = found.outside;
         tables.nats = found.nats;
+        tables.peerings = found.peerings;
         tables.endpoints = found.endpoints;
         tables.direct_paths = found.direct_paths;
         // First unlink everything that leads to free cells, without allocating any. Then wait for readers

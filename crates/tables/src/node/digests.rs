@@ -136,13 +136,30 @@ impl NodeTables {
                 let (key, hash) = match Target::from_leaf(memory, leaf) {
                     Some(Target::Port(ifindex)) => self.delegated_entry(vni, prefix, ifindex),
                     target => {
-                        let hash =
-                            target.and_then(digested).map(|target| EntryHash::route(vni, prefix, target));
+                        let hash = target
+                            .and_then(|it| self.digested(it))
+                            .map(|it| EntryHash::route(vni, prefix, it));
                         (key, hash.unwrap_or(EntryHash::unreadable(key)))
                     }
                 };
                 call(key, hash);
             }
+        }
+    }
+
+    /// The target of a route of the controller as digests count it. `None`: it has a number that is no meter's.
+    fn digested(&self, target: Target) -> Option<DigestTarget> {
+        match target {
+            Target::Local => Some(DigestTarget::Local),
+            Target::Peer(peer) => Some(DigestTarget::Peer(peer)),
+            Target::Drop => Some(DigestTarget::Drop),
+            Target::NextHop(address) => Some(DigestTarget::NextHop(address)),
+            Target::MeteredPeer { vni, out_meter, in_meter } => {
+                let (out_meter, in_meter) = (self.counted_meter(out_meter)?, self.counted_meter(in_meter)?);
+                Some(DigestTarget::MeteredPeer { vni, out_meter, in_meter })
+            }
+            Target::Internet => Some(DigestTarget::Internet),
+            Target::Port(_) => None,
         }
     }
 
@@ -258,17 +275,5 @@ impl NodeTables {
     /// Whether lookups of a VRF find its cell.
     pub(super) fn is_vrf_linked(&self, vni: Vni, cell: u32) -> bool {
         self.exact.get(self.memory(), vrf_key(vni.get())).is_some_and(|entry| entry.next == cell)
-    }
-}
-
-/// The target of a route of the controller as digests count it.
-fn digested(target: Target) -> Option<DigestTarget> {
-    match target {
-        Target::Local => Some(DigestTarget::Local),
-        Target::Peer(peer) => Some(DigestTarget::Peer(peer)),
-        Target::Drop => Some(DigestTarget::Drop),
-        Target::NextHop(address) => Some(DigestTarget::NextHop(address)),
-        Target::Internet => Some(DigestTarget::Internet),
-        Target::Port(_) => None,
     }
 }

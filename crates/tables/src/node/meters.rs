@@ -1,15 +1,15 @@
-//! Changes to the meters of Internet traffic, and which entries lead to them.
+//! Changes to meters, and which entries lead to them.
 //!
-//! Packets find a meter by its number, which a public prefix (`meter` of struct public_prefix) or the Internet side of a VPC
-//! (`meter` of struct internet) has. A meter has its limits and its name before an entry gets the number. When it is removed,
+//! Packets find a meter by its number, which a public prefix (`meter` of struct public_prefix), the Internet side of a VPC
+//! (`meter` of struct internet) or a route to a peer (`out_meter` and `in_meter` of struct peering) has. A meter has its limits and its name before an entry gets the number. When it is removed,
 //! first no entry has the number any more, then the name is taken away, and another meter gets the number after a grace period.
 
 use super::NodeTables;
 use super::public::{internet_of, set_internet};
 use crate::encoding::kind_of;
-use crate::entries::Meter;
+use crate::entries::{Meter, MeteredPeer};
 use crate::error::Error;
-use crate::layout::{self, internet, public_prefix, vrf};
+use crate::layout::{self, internet, peering, public_prefix, vrf};
 use crate::meters::Level;
 use crate::named_meters::NamedMeters;
 use sluice_types::{EntryHash, EntryKey, Vni};
@@ -149,6 +149,14 @@ impl NodeTables {
         self.vrfs.get(&vni.get()).map_or(0, |cell| self.internet_meter_at(*cell))
     }
 
+    /// The routes to peers through meters, in no order.
+    pub fn metered_peers(&self) -> impl Iterator<Item = MeteredPeer> + '_ {
+        self.peerings.iter().map(|cell| {
+            let peering { vni, peer, out_meter, in_meter, .. } = self.memory().read(*cell);
+            MeteredPeer { vni, peer, out_meter, in_meter }
+        })
+    }
+
     /// What digests count as the meter of an entry with this number: its identifier, or nothing. `None`: no meter has the number.
     pub(super) fn counted_meter(&self, number: u32) -> Option<Option<u32>> {
         self.meter_id(number).map(|id| (id != 0).then_some(id))
@@ -184,9 +192,13 @@ impl NodeTables {
         let is_prefix = |cell: &u32| kind_of(memory, *cell) == layout::NEXT_HOP_PUBLIC;
         let prefixes = self.outside_cells().map(|(_, cell)| cell).filter(is_prefix);
         let internets = self.vrfs.values().filter_map(|cell| internet_of(memory, *cell));
+        let peerings = self.peerings.iter().flat_map(|cell| {
+            [offset_of!(peering, out_meter), offset_of!(peering, in_meter)].map(|offset| (*cell, offset))
+        });
         prefixes
             .map(|cell| (cell, offset_of!(public_prefix, meter)))
             .chain(internets.map(|cell| (cell, offset_of!(internet, meter))))
+            .chain(peerings)
             .collect()
     }
 }

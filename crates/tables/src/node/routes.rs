@@ -2,7 +2,7 @@
 
 use super::NodeTables;
 use super::vrfs::{count_offset, root_of, roots, set_route_count};
-use crate::encoding::{address_to_bytes, kind_of};
+use crate::encoding::{HopCell, is_hop};
 use crate::entries::{Route, Target};
 use crate::error::Error;
 use crate::layout;
@@ -10,13 +10,12 @@ use crate::lpm::{self, Prefix};
 use crate::usage::BulkResult;
 use sluice_types::{IpNet, Vni};
 use std::collections::HashSet;
-use std::net::IpAddr;
 
 /// The routes of a bulk for one VRF and family are built at once if they are at least this many, and at least
 /// half as many as the VRF already has.
 const BUILD_MIN: usize = 64;
 
-/// The cell that the leaf of a route with a next hop leads to.
+/// The cell of a route, to which its leaf leads.
 pub(super) fn next_hop_cell(leaf: u32) -> Option<u32> {
     let is_next_hop = leaf >> layout::LEAF_SCOPE_SHIFT == layout::SCOPE_NEXT_HOP;
     is_next_hop.then_some(leaf & layout::LEAF_ARGUMENT_MASK)
@@ -32,19 +31,20 @@ impl NodeTables {
         let (family, prefix) = Prefix::from_net(route.prefix);
         let count = self.memory().load32(cell, count_offset(family));
         let root = root_of(cell, family);
-        let next_hop = match route.target {
-            Target::NextHop(address) => {
+        let next_hop = match route.target.to_cell(route.vni) {
+            Some(content) => {
                 let old = lpm::leaf_of(self.memory(), root, prefix);
                 if old.and_then(|leaf| Target::from_leaf(self.memory(), leaf)) == Some(route.target) {
                     return Ok(false);
                 }
-                Some(self.write_next_hop(route.vni, address)?)
+                Some(self.write_next_hop(content)?)
             }
-            _ => None,
+            None => None,
         };
         let leaf = route.target.to_leaf(next_hop.unwrap_or(0));
         let old = lpm::insert(&mut self.pool, root, count, prefix, leaf).inspect_err(|_| {
             if let Some(unused) = next_hop {
+                self.peerings.remove(&unused);
                 self.pool.give_back(unused, 1);
             }
         })?;
@@ -59,31 +59,35 @@ impl NodeTables {
         Ok(old != Some(leaf))
     }
 
-    /// Writes the address of a next hop to a cell, to which nothing leads yet.
-    fn write_next_hop(&mut self, vni: Vni, address: IpAddr) -> Result<u32, Error> {
+    /// Writes the cell of a route, to which nothing leads yet.
+    fn write_next_hop(&mut self, content: HopCell) -> Result<u32, Error> {
         let cell = self.pool.allocate(1)?;
-        let (address, is_ipv6) = address_to_bytes(address);
-        let hop = layout::next_hop {
-            kind: layout::NEXT_HOP_INSTANCE as u8,
-            flags: if is_ipv6 { layout::NEXT_HOP_IPV6 as u8 } else { 0 },
-            vni: vni.get(),
-            address,
-            ..Default::default()
-        };
-        self.memory().write(cell, &hop);
+        match content {
+            HopCell::Instance(hop) => self.memory().write(cell, &hop),
+            HopCell::Peering(peering) => {
+                self.memory().write(cell, &peering);
+                self.peerings.insert(cell);
+            }
+        }
         Ok(cell)
     }
 
-    /// Retires the next hop of a route that was unlinked, if it had one.
+    /// Retires the cell of a route that was unlinked, if it had one.
     fn retire_next_hop(&mut self, leaf: u32) {
-        let cell = next_hop_cell(leaf).filter(|&cell| self.memory().contains(cell, 1));
         // In damaged memory it may be another entry's cell.
-        if let Some(cell) = cell.filter(|&cell| kind_of(self.memory(), cell) == layout::NEXT_HOP_INSTANCE) {
+        let cell = next_hop_cell(leaf).filter(|&cell| is_hop(self.memory(), cell));
+        self.retire_next_hop_cells(cell);
+    }
+
+    /// Retires cells of routes.
+    pub(super) fn retire_next_hop_cells(&mut self, cells: impl IntoIterator<Item = u32>) {
+        for cell in cells {
+            self.peerings.remove(&cell);
             self.pool.retire(cell, 1);
         }
     }
 
-    /// The next hops of a VRF's routes.
+    /// The cells of a VRF's routes.
     pub(super) fn next_hop_cells(&self, vrf_cell: u32) -> Vec<u32> {
         let leaves = roots(vrf_cell).into_iter().flat_map(|root| lpm::iter(self.memory(), root));
         leaves.filter_map(|(_, leaf)| next_hop_cell(leaf)).collect()
@@ -134,7 +138,7 @@ impl NodeTables {
         let &cell = self.vrfs.get(&first.vni.get())?;
         let (family, _) = Prefix::from_net(first.prefix);
         let count = self.memory().load32(cell, count_offset(family));
-        let has_next_hop = |route: &Route| matches!(route.target, Target::NextHop(_));
+        let has_next_hop = |route: &Route| route.target.to_cell(route.vni).is_some();
         if length < BUILD_MIN || length < count as usize / 2 || more.clone().any(has_next_hop) {
             return None;
         }
@@ -145,7 +149,7 @@ impl NodeTables {
         self.routes += u64::from(merged.routes - count);
         if !before.is_empty() {
             let kept: HashSet<u32> = self.next_hop_cells(cell).into_iter().collect();
-            before.into_iter().filter(|hop| !kept.contains(hop)).for_each(|hop| self.pool.retire(hop, 1));
+            self.retire_next_hop_cells(before.into_iter().filter(|hop| !kept.contains(hop)));
         }
         Some(merged.changed)
     }

@@ -234,7 +234,7 @@ impl NodeTables {
         for root in roots(cell) {
             lpm::clear(&mut self.pool, root);
         }
-        next_hops.into_iter().for_each(|hop| self.pool.retire(hop, 1));
+        self.retire_next_hop_cells(next_hops);
         if let Some(internet) = internet_of(self.memory(), cell) {
             self.retire_internet(internet);
         }

@@ -339,11 +339,15 @@ fn route_op(random: &mut Random, number: u64) -> Op {
     if random.below(10) < if filling { 1 } else { 8 } {
         return Op::RemoveRoute { vni, prefix };
     }
-    let target = match random.below(8) {
+    let target = match random.below(10) {
         0 => Target::Local,
         1 => Target::Drop,
         2 => Target::NextHop(Ipv4Addr::from(number as u32).into()),
         3 => Target::NextHop(Ipv6Addr::from(u128::from(number)).into()),
+        4..6 => {
+            let (out_meter, in_meter) = (number as u32 % 9, number as u32 % 7);
+            Target::MeteredPeer { vni: self::vni(1 + (number % 0xff_fff0) as u32), out_meter, in_meter }
+        }
         _ => Target::Peer(self::vni(1 + (number % 0xff_fff0) as u32)),
     };
     Op::Route { vni, prefix, target }

@@ -1,6 +1,6 @@
-//! Meters of Internet traffic: what a gateway writes of them, also if there are more than it has room for.
+//! Meters: what a gateway writes of them, also if there are more than it has room for.
 
-use sluice_southbound::Meter;
+use sluice_southbound::{Meter, Route, RouteKey, Scope};
 use sluice_tables::NamedMeters;
 use sluice_types::{Digests, EntryKey, MeterLimit};
 
@@ -166,6 +166,76 @@ fn what_is_wrong_besides_a_meter_is_found() {
     assert_eq!((applied.failed_entries, gateway.applier.is_complete()), (1, false), "{applied:?}");
     let step = Update { public_prefixes: vec![public(2, Some(2))], ..delta(12) };
     assert_eq!((gateway.apply(step).unwrap().failed_entries, gateway.applier.is_complete()), (1, true));
+}
+
+fn peer_route(prefix: &str, out_meter: Option<u32>, in_meter: Option<u32>) -> Route {
+    let key = RouteKey { vni: Vni::new(5).unwrap(), prefix: prefix.parse().unwrap() };
+    Route { key, scope: Scope::MeteredPeer { vni: Vni::new(6).unwrap(), out_meter, in_meter } }
+}
+
+/// Identifiers of the meters of all routes to peers, outwards and inwards.
+fn meters_of_routes(gateway: &Gateway) -> Vec<[Option<u32>; 2]> {
+    let tables = &gateway.applier.tables;
+    let mut found: Vec<_> = tables.metered_peers().collect();
+    found.sort_by_key(|it| (it.out_meter, it.in_meter));
+    found.into_iter().map(|it| [it.out_meter, it.in_meter].map(|number| tables.meter_id(number))).collect()
+}
+
+/// Catches a route to a peer that does not work because there is no room for a meter, that has a direct path then, that does not
+/// name the meter, or that stays without it; and digests that count it otherwise than the controller.
+#[test]
+fn without_room_for_a_meter_routes_to_peers_work_and_have_failed() {
+    let mut gateway = gateway_with(1);
+    let routes = vec![peer_route("10.6.0.0/16", Some(1), None), peer_route("fd06::/64", Some(1), Some(3))];
+    let cloud = Update { meters: vec![meter(1), meter(3)], routes: routes.clone(), ..cloud() };
+    let cloud = Update { vrfs: vec![vrf(5, None), vrf(6, None)], public_prefixes: Vec::new(), ..cloud };
+    let applied = gateway.apply(cloud.clone()).unwrap();
+    assert_eq!(applied.failed_entries, 2, "{applied:?}");
+    let text = "route fd06::/64 of VNI 5: meter 3 is not in the tables";
+    assert!(applied.failures[1].contains(text), "{applied:?}");
+    assert_eq!(meters_of_routes(&gateway), [[Some(0), Some(0)], [Some(1), Some(0)]]);
+    let missing = gateway.applier.take_missing().unwrap();
+    let key = EntryKey::Route(routes[1].key.vni, routes[1].key.prefix);
+    assert!(missing.entries.contains_key(&key) && !missing.others, "{missing:?}");
+    assert!(gateway.applier.is_complete());
+    assert_eq!(gateway.applier.digests(), Some((10, digests_of(&cloud))));
+    let verified = gateway.apply(Update { verify_shards: u64::MAX, ..cloud.clone() }).unwrap();
+    assert_eq!(verified.repaired.unwrap().differences, 0);
+    // There is room: nothing has meter 1 any more.
+    let step = Update {
+        removed_meters: vec![1],
+        routes: vec![Route { scope: Scope::Peer(Vni::new(6).unwrap()), ..routes[0] }],
+        ..delta(11)
+    };
+    gateway.apply(step).unwrap();
+    gateway.applier.retry(Instant::now()).unwrap();
+    // The other meter of this route is gone now.
+    assert_eq!(meters_of_routes(&gateway), [[Some(0), Some(0)]]);
+    let step = Update { routes: vec![peer_route("fd06::/64", None, Some(3))], ..delta(12) };
+    assert_eq!(gateway.apply(step), without_failures(12));
+    assert_eq!(meters_of_routes(&gateway), [[Some(0), Some(3)]]);
+    assert!(gateway.applier.take_missing().unwrap().is_empty());
+    // Digests find what is wrong with it.
+    let tables = &mut gateway.applier.tables;
+    let (right, prefix) = (tables.digests(), "fd06::/64".parse().unwrap());
+    let target = sluice_tables::Target::MeteredPeer { vni: Vni::new(6).unwrap(), out_meter: 0, in_meter: 0 };
+    tables.upsert_route(&sluice_tables::Route { vni: Vni::new(5).unwrap(), prefix, target }).unwrap();
+    assert_ne!(tables.digests(), right);
+}
+
+/// Catches a meter that goes although a route that the database lost has it, and one that stays without any.
+#[test]
+fn meters_of_lost_routes_stay_with_them() {
+    let mut gateway = gateway_with(4);
+    let route = peer_route("10.6.0.0/16", Some(1), None);
+    gateway.apply(Update { commit_id: 0x12, routes: vec![route], public_prefixes: Vec::new(), ..cloud() });
+    let older = Update { commit_id: 0x100, keep_unmentioned: true, meters: vec![meter(2)], ..cloud() };
+    gateway.apply(Update { public_prefixes: Vec::new(), ..older });
+    let ids = |gateway: &Gateway| gateway.applier.tables.meter_ids().collect::<Vec<_>>();
+    assert_eq!((ids(&gateway), meters_of_routes(&gateway)), (vec![1, 2], vec![[Some(1), Some(0)]]));
+    let removal = Update { removed_routes: vec![route.key], removes_unconfirmed: true, ..delta(11) };
+    assert_eq!(gateway.apply(removal), without_failures(11));
+    assert_eq!((ids(&gateway), meters_of_routes(&gateway)), (vec![2], Vec::new()));
 }
 
 /// The controller finds and repairs an entry whose meter is another one.

@@ -606,8 +606,10 @@ fn killed_change_of_route_is_complete_or_absent() {
     for prefix in ["10.2.0.0/16", "fd00::7/128"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
     }
-    for (prefix, next_hop) in [("10.3.0.0/16", "fd00::3"), ("fd00::/80", "10.0.0.3")] {
-        let delegated = route_to(prefix, Target::NextHop(ip(next_hop)));
+    let metered = |number| Target::MeteredPeer { vni: vni(number), out_meter: 0, in_meter: 0 };
+    let targets = [Target::NextHop(ip("fd00::3")), Target::NextHop(ip("10.0.0.3")), metered(6), metered(7)];
+    for (prefix, target) in ["10.3.0.0/16", "fd00::/80"].into_iter().cycle().zip(targets) {
+        let delegated = route_to(prefix, target);
         let add = |tables: &mut NodeTables| assert!(tables.upsert_route(&delegated).unwrap());
         die_everywhere(|tables| tables.upsert_route(&delegated));
         die_everywhere_with(add, |tables| tables.remove_route(vni(5), delegated.prefix));

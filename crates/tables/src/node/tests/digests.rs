@@ -66,9 +66,11 @@ impl Cloud {
             let v4 = net(IpAddr::V4(spread.into()), 8 + (number % 25) as u8);
             let high = u128::from(spread) << 96 | 0x77 << 60;
             let v6 = net(IpAddr::V6(high.into()), 20 + (number % 100) as u8);
-            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3)), Target::NextHop(ip("fd00::3"))];
+            let metered = Target::MeteredPeer { vni: vni(3), out_meter: 0, in_meter: 0 };
+            let next_hop = Target::NextHop(ip("fd00::3"));
+            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3)), next_hop, metered];
             for prefix in [v4, v6] {
-                routes.push(Route { vni: vni(2), prefix, target: targets[number as usize % 4] });
+                routes.push(Route { vni: vni(2), prefix, target: targets[number as usize % 5] });
                 if number < 3 {
                     routes.push(Route { vni: vni(1), prefix, target: Target::Local });
                 }
@@ -141,6 +143,9 @@ impl Cloud {
             let target = match *target {
                 Target::Local => DigestTarget::Local,
                 Target::Peer(peer) => DigestTarget::Peer(peer),
+                Target::MeteredPeer { vni, .. } => {
+                    DigestTarget::MeteredPeer { vni, out_meter: None, in_meter: None }
+                }
                 Target::Drop => DigestTarget::Drop,
                 Target::NextHop(address) => DigestTarget::NextHop(address),
                 Target::Internet => DigestTarget::Internet,

@@ -116,6 +116,74 @@ fn a_node_without_meters_refuses_them() {
     assert!(!tables.remove_meters(&[7]) && tables.meters().next().is_none());
 }
 
+fn peer_route(from: u32, prefix: &str, to: u32, out_meter: u32, in_meter: u32) -> Route {
+    let target = Target::MeteredPeer { vni: vni(to), out_meter, in_meter };
+    Route { vni: vni(from), prefix: prefix.parse().unwrap(), target }
+}
+
+/// Catches a route whose meter stays after it was removed, cells that nothing leads to, and numbers of replaced routes.
+#[test]
+fn routes_to_peers_have_the_numbers_of_their_meters() {
+    let mut tables = gateway();
+    let memory = add_meters(&mut tables, 2);
+    let without = used_after_flush(&mut tables);
+    for id in [70, 71] {
+        tables.upsert_meter(&meter(id), 0).unwrap();
+    }
+    let [gold, silver] = [70, 71].map(|id| tables.meter_number(id).unwrap());
+    let four = peer_route(5, "10.6.0.0/16", 6, gold, silver);
+    let six = peer_route(6, "fd05::/64", 5, silver, 0);
+    for route in [four, six] {
+        assert!(tables.upsert_route(&route).unwrap());
+        assert!(!tables.upsert_route(&route).unwrap());
+    }
+    let target =
+        |tables: &NodeTables, from, address: &str| tables.reader().route(vni(from), ip(address)).unwrap();
+    assert_eq!(target(&tables, 5, "10.6.0.1"), Some(four.target));
+    assert_eq!(target(&tables, 6, "fd05::1"), Some(six.target));
+    let peers = |tables: &NodeTables| {
+        let mut peers: Vec<_> =
+            tables.metered_peers().map(|it| (it.vni, it.peer, it.out_meter, it.in_meter)).collect();
+        peers.sort_unstable();
+        peers
+    };
+    let both = [(5, 6, gold, silver), (6, 5, silver, 0)];
+    assert_eq!(peers(&tables), both);
+    tables = adopt_metered(tables, &memory);
+    assert_eq!(peers(&tables), both);
+
+    // Another meter, no meter, and the other meter only.
+    assert!(tables.upsert_route(&peer_route(5, "10.6.0.0/16", 6, gold, gold)).unwrap());
+    assert!(tables.remove_meters(&[70]));
+    assert_eq!(target(&tables, 5, "10.6.0.1"), Some(peer_route(5, "10.6.0.0/16", 6, 0, 0).target));
+    assert_eq!(peers(&tables), [(5, 6, 0, 0), (6, 5, silver, 0)]);
+    let plain = Route { target: Target::Peer(vni(6)), ..four };
+    assert!(tables.upsert_route(&plain).unwrap());
+    assert_eq!(peers(&tables), [(6, 5, silver, 0)]);
+    tables.remove_route(vni(5), plain.prefix).unwrap();
+    tables.upsert_route(&four).unwrap();
+    tables.remove_vrf(vni(5)).unwrap();
+    tables.remove_route(vni(6), six.prefix).unwrap();
+    assert_eq!(peers(&tables), []);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    assert_eq!(used_after_flush(&mut tables), without, "cells that nothing leads to");
+}
+
+/// A number without a name is a meter's that new memory does not have: packets must not take from the next one that gets it.
+#[test]
+fn routes_to_peers_do_not_keep_numbers_without_a_name() {
+    let mut tables = gateway();
+    add_meters(&mut tables, 2);
+    tables.upsert_meter(&meter(7), 0).unwrap();
+    let number = tables.meter_number(7).unwrap();
+    tables.upsert_route(&peer_route(5, "10.6.0.0/16", 6, number, number)).unwrap();
+    let new = Memory::anonymous(NamedMeters::cells_for(1)).unwrap();
+    tables = adopt_metered(tables, &new);
+    assert_eq!(tables.metered_peers().map(|it| (it.out_meter, it.in_meter)).collect::<Vec<_>>(), [(0, 0)]);
+    tables.upsert_meter(&meter(8), 0).unwrap();
+    assert_eq!(tables.meter_number(8), Some(number));
+}
+
 /// A VPC has its meter before its first public address, and after its last one.
 #[test]
 fn the_meter_of_a_vpc_needs_no_public_address() {
@@ -223,7 +291,9 @@ fn die_everywhere(change: impl Fn(&mut NodeTables) -> bool) {
         let mut meters: Vec<_> = tables.meters().map(|(_, meter)| meter).collect();
         meters.sort_by_key(|meter| meter.id);
         let number = prefix_meter(tables, "198.51.100.1/32");
-        (meters, tables.meter_id(number), tables.meter_id(tables.internet_meter(vni(5))))
+        let peer = tables.metered_peers().next().unwrap();
+        let numbers = [number, tables.internet_meter(vni(5)), peer.out_meter, peer.in_meter];
+        (meters, numbers.map(|number| tables.meter_id(number)))
     };
     let prepared = || {
         let mut tables = gateway();
@@ -233,6 +303,7 @@ fn die_everywhere(change: impl Fn(&mut NodeTables) -> bool) {
         let public = public("198.51.100.1/32", 5, "10.0.0.2/32");
         tables.upsert_public_prefix(&PublicPrefix { meter: number, ..public }).unwrap();
         tables.set_internet_meter(vni(5), number).unwrap();
+        tables.upsert_route(&peer_route(5, "10.6.0.0/16", 6, number, number)).unwrap();
         (tables, memory)
     };
     let (mut tables, _) = prepared();
@@ -242,7 +313,9 @@ fn die_everywhere(change: impl Fn(&mut NodeTables) -> bool) {
         let (mut tables, memory) = prepared();
         let ended = die_after(accesses, || change(&mut tables)).is_some();
         let mut tables = adopt_metered(tables, &memory);
-        for number in [prefix_meter(&tables, "198.51.100.1/32"), tables.internet_meter(vni(5))] {
+        let peer = tables.metered_peers().next().unwrap();
+        let numbers = [tables.internet_meter(vni(5)), peer.out_meter, peer.in_meter];
+        for number in numbers.into_iter().chain([prefix_meter(&tables, "198.51.100.1/32")]) {
             assert!(tables.meter_id(number).is_some(), "access {accesses}: {number} has no name");
         }
         change(&mut tables);
