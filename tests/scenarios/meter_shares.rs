@@ -83,10 +83,12 @@ async fn received(lab: &Lab) -> Result<(f64, f64), Failure> {
     let files = ["cat", "/proc/net/netstat", "/proc/net/snmp6", "/proc/uptime"];
     let text = output_of(&lab.exec(WEB, &files).await?);
     let parse = || {
-        let mut four = text.lines().filter(|line| line.starts_with("IpExt:")).map(str::split_ascii_whitespace);
+        let mut four =
+            text.lines().filter(|line| line.starts_with("IpExt:")).map(str::split_ascii_whitespace);
         let (mut names, mut values) = (four.next()?, four.next()?);
         let four = values.nth(names.position(|name| name == "InOctets")?)?.parse::<f64>().ok()?;
-        let six = text.lines().find_map(|line| line.strip_prefix("Ip6InOctets"))?.trim().parse::<f64>().ok()?;
+        let six =
+            text.lines().find_map(|line| line.strip_prefix("Ip6InOctets"))?.trim().parse::<f64>().ok()?;
         let seconds = text.lines().last()?.split(' ').next()?.parse().ok()?;
         Some((four + six, seconds))
     };

@@ -52,7 +52,9 @@ use crate::meter_shares::{MeterShares, ShareConfig};
 use crate::nat::{NatKeeper, RoleNat};
 use crate::nat_inputs::{NatInputs, follow_cluster};
 use crate::offload_metrics::OffloadStats;
-use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
+use crate::ownership::{
+    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedOwnershipStatus, has_saved_state,
+};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
 use crate::ports::{Port, SharedPorts, Side, gateway_config, port_names};
 use crate::public_announcer::{PublicAddresses, owned_vmacs};
@@ -109,10 +111,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let nat = nat.map(|nat| NatParts::start(&args, nat, &node, own, vteps)).transpose()?;
     let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
-    let status = ownership.status();
-    let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
-    let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
-    let routes = routes.merge(meters::routes(node.writer.clone(), node.datapath.meter_counters()?));
+    let routes = routes(&node, nat.as_ref(), ownership.status())?;
     let shares = start_shares(&args, &node, own, vteps)?;
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), ports.clone(), vteps, ownership.clone())?;
@@ -215,6 +214,17 @@ impl NatParts {
     }
 }
 
+/// What a gateway shows by the local API besides what all nodes do.
+fn routes(
+    node: &sluice_agent::Node<GatewayRole>,
+    nat: Option<&NatParts>,
+    status: SharedOwnershipStatus,
+) -> Result<Router, Error> {
+    let nat_routes = nat.map(|nat| nat.shown(node)).unwrap_or_default();
+    let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
+    Ok(routes.merge(meters::routes(node.writer.clone(), node.datapath.meter_counters()?)))
+}
+
 /// Starts the thread that shares meters with the other gateways.
 fn start_shares(
     args: &Args,
@@ -229,8 +239,9 @@ fn start_shares(
                 tracing::error!(%error, "cannot set shares of meters");
             }
         };
-        // A writer that is busy gets the next shares.
-        let _is_queued = writer.post(set);
+        if !writer.post(set) {
+            tracing::debug!("the tables are busy: shares of meters are set later");
+        }
     };
     let meters = MeterReader::new(node.datapath.memory_of(METERS_MAP)?);
     let shares = MeterShares::start(ShareConfig {

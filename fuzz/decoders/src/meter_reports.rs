@@ -37,8 +37,12 @@ fn take_shares(report: &MeterReport) {
     sharing.set_members(0, vec![OWN, SENDER]);
     let id = report.demands[0].id;
     for tick in 1..4 {
-        let sample =
-            Sample { id, rates: [8_000, 50_000_000_000], shares: [METER_WHOLE; 2], offered: [tick * 9_999; 2] };
+        let sample = Sample {
+            id,
+            rates: [8_000, 50_000_000_000],
+            shares: [METER_WHOLE; 2],
+            offered: [tick * 9_999; 2],
+        };
         for (_, shares) in sharing.tick(tick * 100_000, &[sample]).shares {
             assert!(shares.iter().all(|share| (1..=METER_WHOLE).contains(share)), "{shares:?}");
         }

@@ -80,7 +80,8 @@ impl SharePeer {
         let turn = self.sharing.tick(now.boot_us, samples);
         self.counts.shared_meters = self.sharing.shared_meters() as u64;
         let mut send = Vec::new();
-        for to in self.view.members().into_iter().filter(|to| *to != self.own) {
+        let own = self.own;
+        for to in self.view.members().into_iter().filter(|to| *to != own) {
             turn.reports.iter().for_each(|report| self.seal(now, to, report, &mut send));
         }
         (send, turn.shares)

@@ -127,7 +127,7 @@ fn gateways_share_a_rate_until_one_dies() {
 fn what_is_not_a_report_of_a_member_is_counted() {
     let mut world = World::new();
     let (now, to) = (world.now(), IpAddr::from(world.vteps[0].v4.unwrap()));
-    let mut seal = |sender: usize, ring: u8, body: u32| {
+    let seal = |sender: usize, ring: u8, body: u32| {
         let mut codec =
             sluice_cluster::meters::ReportCodec::new(id(sender), BootId::random().unwrap(), WALL_MS);
         let demands = vec![sluice_cluster::meters::Demand { id: body, bytes_per_s: [0, 1] }];
