@@ -63,6 +63,8 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &queue;
 	if (map == &meters)
 		return find_meter(index);
+	if (map == &meter_counts)
+		return find_meter_count(index);
 	if (map == &packets)
 		return index ? NULL : &program_memory;
 	if (map == &sum_chunks)

@@ -44,6 +44,8 @@ static void *own_map(const void *map, uint32_t index)
 {
 	if (map == &meters)
 		return find_meter(index);
+	if (map == &meter_counts)
+		return find_meter_count(index);
 	if (map == &packets)
 		return index ? NULL : &program_memory;
 	if (map == &internet_icmp_budget)

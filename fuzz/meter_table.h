@@ -13,11 +13,18 @@
 #define METER_LIMIT(burst) (1ull | (burst) << METER_TOLERANCE_SHIFT)
 
 static struct meter meter_memory[METERS_KNOWN];
+static struct meter_count meter_count_memory[METERS_KNOWN];
 
 /* An element of the map `meters`, whose number may be one of memory that was changed. */
 static struct meter *find_meter(uint32_t number)
 {
 	return number < METERS_KNOWN ? &meter_memory[number] : NULL;
+}
+
+/* An element of the map `meter_counts`. */
+static struct meter_count *find_meter_count(uint32_t number)
+{
+	return number < METERS_KNOWN ? &meter_count_memory[number] : NULL;
 }
 
 /* Leaves 1 to 4096 bytes in the buckets of the first meter, by the time of the packet. */

@@ -36,6 +36,7 @@ mod kernel_vxlan;
 mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
+mod meter_shares;
 mod moved_instance;
 mod nat;
 mod nat_failover;
@@ -160,6 +161,7 @@ fn all() -> Vec<Scenario> {
         qos: OwnLab,
         addresses: OwnLab,
         internet: OwnLab,
+        meter_shares: OwnLab,
         nat: OwnLab,
         nat_failover: OwnLab,
         nat_kills: OwnLab,

@@ -9,7 +9,8 @@
  * public source, METER_IN by the one that finds the instance. It expects the parsed frame; for METER_OUT also source_public,
  * and `vrf` of `vni`; for METER_IN destination_public, and final_vrf of final_vni. DROP_none: the packet conforms to both
  * meters, or has none. Otherwise the reason, and the drop counts for the VPC whose meter it is, because `vni` is that one then.
- * Uses the maps `cells` and `meters`.
+ * The bytes that a meter lets pass and that it drops are counted for each meter that is asked: together they are what was
+ * offered to it. Uses the maps `cells`, `meters` and `meter_counts`.
  */
 #ifndef SLUICE_METER_STAGE_H
 #define SLUICE_METER_STAGE_H
@@ -26,6 +27,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct meter);
 } meters SEC(".maps");
+
+/* By the number of the meter. The agent may set another number of entries, as for `meters`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, METERS_DEFAULT + 1);
+	__type(key, __u32);
+	__type(value, struct meter_count);
+} meter_counts SEC(".maps");
 
 /* The number of the meter of a VPC's Internet traffic. 0: it has none. */
 static __always_inline __u32 vpc_meter(__u32 vrf_cell, __u32 vni)
@@ -47,12 +56,22 @@ static __always_inline __u32 prefix_meter(__u32 cell)
 	return public ? READ_ONCE(public->meter) : 0;
 }
 
-/* Whether a packet conforms to the meter with this number; 0 stands for no meter. */
+/* Whether a packet conforms to the meter with this number, which counts it; 0 stands for no meter. */
 static __always_inline int conforms(__u32 number, __u32 direction, __u32 bytes, __u64 now)
 {
 	struct meter *meter = number ? bpf_map_lookup_elem(&meters, &number) : NULL;
+	struct meter_count *count;
+	int taken;
 
-	return !meter || meter_take(meter, direction, bytes, now);
+	if (!meter)
+		return 1;
+	taken = meter_take(meter, direction, bytes, now);
+	count = bpf_map_lookup_elem(&meter_counts, &number);
+	if (count && taken)
+		count->passed[direction & 1] += bytes;
+	else if (count)
+		count->dropped[direction & 1] += bytes;
+	return taken;
 }
 
 __attribute__((noinline)) enum drop_reason meter_packet(struct packet *packet, __u32 direction)

@@ -69,7 +69,18 @@ struct meter_name {
 	__u64 in_burst_bytes;
 	__u64 out_kbps;
 	__u64 out_burst_bytes;
-	__u64 reserved[3];
+	__u32 in_share; /* of rate and burst, in millionths; 0: the whole, as an earlier version leaves it */
+	__u32 out_share;
+	__u64 reserved[2];
+};
+
+/*
+ * Gateway: bytes of IP packets of the meter with this number, by direction, since it has the number. Each processor counts its own, in
+ * a map beside the meters: packets that are dropped write nothing that other processors read.
+ */
+struct meter_count {
+	__u64 passed[2];
+	__u64 dropped[2];
 };
 
 /*

@@ -16,12 +16,14 @@
 //! Therefore the remaining owner announces the vIP again when the other one stops, and announcements are
 //! repeated.
 //!
+//! Apart from ownership, gateways share the rates of meters ([`meters`]), by messages of their own.
+//!
 //! `docs/decisions/takeover.md` contains the argument and the time bounds.
 //!
 //! Modules form layers. A module uses only modules in the layers below it:
 //!
 //! ```text
-//! 5  gateway (Gateway)    controller (Controller)    codec (sealed datagrams)
+//! 5  gateway (Gateway)    controller (Controller)    codec (sealed datagrams)    meters (shares of meters)
 //! 4  message (messages and their encoding)
 //! 3  table (claims)
 //! 2  order (takeover order)
@@ -35,6 +37,7 @@ mod controller;
 mod gateway;
 mod ids;
 mod message;
+pub mod meters;
 mod order;
 mod params;
 mod readiness;

@@ -1,6 +1,7 @@
 //! Reads and resets the counters of the packet programs: drops, traffic, lost events.
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 use sluice_tables::{CounterReset, layout};
@@ -138,14 +139,48 @@ pub(crate) fn traffic(map: &MapHandle, index: u32) -> Result<Traffic, Error> {
     Ok(Traffic { packets: sum(&values, 0), bytes: sum(&values, 8) })
 }
 
-/// Counters by VNI. The writer of the tables resets the counters of a VNI that it adds and removes those of a
-/// VNI that it deletes.
+/// Bytes of IP packets that a meter was offered, inward and outward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MeterBytes {
+    /// Bytes of packets that conformed.
+    pub passed: [u64; 2],
+    /// Bytes of packets that were dropped.
+    pub dropped: [u64; 2],
+}
+
+/// Counters of a gateway's meters, by number.
+#[derive(Debug)]
+pub struct MeterCounters(pub(crate) MapHandle);
+
+impl MeterCounters {
+    /// What the meter with this number was offered since it has the number. Nothing if the map has no room for the number, as that of
+    /// an agent with fewer meters.
+    ///
+    /// # Errors
+    /// If the counters cannot be read.
+    pub fn read(&self, number: u32) -> Result<MeterBytes, Error> {
+        if number >= self.0.max_entries() {
+            return Ok(MeterBytes::default());
+        }
+        let values = read_per_cpu(&self.0, &number.to_ne_bytes())?;
+        let both = |at: usize| [0, 1].map(|direction| sum(&values, at + direction * size_of::<u64>()));
+        Ok(MeterBytes {
+            passed: both(offset_of!(layout::meter_count, passed)),
+            dropped: both(offset_of!(layout::meter_count, dropped)),
+        })
+    }
+}
+
+/// Counters by VNI, and on a gateway by meter. The writer of the tables resets the counters of a VNI or meter that it adds, and removes
+/// those of a VNI that it deletes.
 #[derive(Debug)]
 pub struct VniCounters {
     /// Maps indexed by a VRF's counter index: traffic, and the budget of ICMP errors.
     pub(crate) by_index: [MapHandle; 2],
     /// Map of drops, by VNI and reason.
     pub(crate) drops: MapHandle,
+    /// Map of what meters pass and drop, of a gateway.
+    pub(crate) meters: Option<MapHandle>,
 }
 
 impl VniCounters {
@@ -193,6 +228,14 @@ impl CounterReset for VniCounters {
                 tracing::warn!(%error, %vni, "cannot remove the drop counters of a deleted VNI");
                 return;
             }
+        }
+    }
+
+    fn reset_meter(&mut self, number: u32) {
+        if let Some(map) = self.meters.as_ref().filter(|map| number < map.max_entries())
+            && let Err(error) = Self::zero(map, number)
+        {
+            tracing::warn!(%error, number, "cannot reset the counters of a meter, which has those of an earlier one");
         }
     }
 }

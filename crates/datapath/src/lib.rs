@@ -35,13 +35,14 @@ use sluice_tables::{Memory, NamedMeters};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
-pub use counters::{DropCount, NatRingCounts, Traffic, VniCounters};
+pub use counters::{DropCount, MeterBytes, MeterCounters, NatRingCounts, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
 };
 pub use maps::{
-    CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir, nat_sizes, pinned_tables,
+    CELLS_MAP, FLOW_CELLS_MAP, METER_COUNTS_MAP, METERS_MAP, NAT_MAPS, SESSION_MAPS, create_pin_dir,
+    nat_sizes, pinned_tables,
 };
 pub use nat_copier::NatCopier;
 pub use object::ObjectName;
@@ -417,14 +418,22 @@ impl Datapath {
         counters::unknown_ports(&self.map("unknown_ports")?)
     }
 
-    /// Opens the counters by VNI. The writer of the tables resets them when a VNI is added and removes
-    /// them when it is deleted.
+    /// Opens the counters by VNI, and on a gateway by meter. The writer of the tables resets them when a VNI or a meter is added, and
+    /// removes those of a VNI when it is deleted.
     ///
     /// # Errors
     /// [`Error::Missing`].
     pub fn vni_counters(&self) -> Result<VniCounters, Error> {
         let by_index = [self.map("vni_traffic")?, self.map("icmp_budget")?];
-        Ok(VniCounters { by_index, drops: self.map("vni_drops")? })
+        Ok(VniCounters { by_index, drops: self.map("vni_drops")?, meters: self.map(METER_COUNTS_MAP).ok() })
+    }
+
+    /// Opens the counters of a gateway's meters.
+    ///
+    /// # Errors
+    /// [`Error::Missing`].
+    pub fn meter_counters(&self) -> Result<MeterCounters, Error> {
+        self.map(METER_COUNTS_MAP).map(MeterCounters)
     }
 
     /// Reads the traffic of the VRFs whose `counters` are `indices`, in the same order.

@@ -35,6 +35,9 @@ pub const NAT_MAPS: [&str; 2] = ["nat_groups", "nat_ports"];
 /// Map that holds the meters of a gateway, with their names: [`sluice_tables::NamedMeters::cells_for`].
 pub const METERS_MAP: &str = "meters";
 
+/// Map that counts the bytes that meters let pass and drop, with as many numbers as there are meters, and the unused number 0.
+pub const METER_COUNTS_MAP: &str = "meter_counts";
+
 /// Map that counts drops by reason. A version that knows more reasons has a larger one.
 const DROPS_MAP: &str = "drops";
 
@@ -168,8 +171,8 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
             continue;
         }
         // Tables of another size work as well, and packets are using them.
-        let is_sized =
-            [CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP].contains(&name) || SESSION_MAPS.contains(&name);
+        let is_sized = [CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP, METER_COUNTS_MAP].contains(&name)
+            || SESSION_MAPS.contains(&name);
         if is_sized && what == "number of entries" {
             let mebibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())) >> 20;
             tracing::warn!(

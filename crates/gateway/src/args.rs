@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use clap::Args as ClapArgs;
 use sluice_agent::CommonArgs;
 use sluice_cluster::CLUSTER_PORT;
+use sluice_cluster::meters::METER_PORT;
 use sluice_nat_sync::NAT_SYNC_PORT;
 use sluice_tables::layout::METERS_DEFAULT;
 
@@ -41,8 +42,12 @@ pub struct Args {
     #[arg(long, value_name = "PORT", default_value_t = NAT_SYNC_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub nat_sync_port: u16,
 
+    /// UDP port by which the gateways of a cluster share the rates of meters; must be the same on all of them
+    #[arg(long, value_name = "PORT", default_value_t = METER_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub meter_port: u16,
+
     /// Meters of Internet traffic for which there is room, with those that were removed a moment ago. 1000 take 0.13 MB of memory,
-    /// which is reserved at the first start and kept until --flush
+    /// and 0.03 MB for each processor, which is reserved at the first start and kept until --flush
     #[arg(long, value_name = "NUMBER", default_value_t = METERS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub meters: u32,
 

@@ -7,6 +7,7 @@ mod args;
 mod identities;
 mod load_monitor;
 mod mailbox;
+mod meter_shares;
 mod meters;
 mod nat;
 mod nat_inputs;
@@ -40,17 +41,20 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
-use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, open};
-use sluice_datapath::{Datapath, FlowEvent, METERS_MAP, ObjectName};
+use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, monotonic_ns, open};
+use sluice_datapath::{Datapath, FlowEvent, METER_COUNTS_MAP, METERS_MAP, ObjectName};
 use sluice_southbound::Node;
-use sluice_tables::{AgentHeartbeat, NamedMeters};
+use sluice_tables::{AgentHeartbeat, MeterReader, NamedMeters};
 use sluice_types::GatewayId;
 
 use crate::load_monitor::LoadMonitor;
+use crate::meter_shares::{MeterShares, ShareConfig};
 use crate::nat::{NatKeeper, RoleNat};
 use crate::nat_inputs::{NatInputs, follow_cluster};
 use crate::offload_metrics::OffloadStats;
-use crate::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, has_saved_state};
+use crate::ownership::{
+    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedOwnershipStatus, has_saved_state,
+};
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
 use crate::ports::{Port, SharedPorts, Side, gateway_config, port_names};
 use crate::public_announcer::{PublicAddresses, owned_vmacs};
@@ -70,7 +74,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     if common.flush {
         return flush(common, ROLE, &netlink).await;
     }
-    common.check_ports(&[args.cluster_port, args.nat_sync_port])?;
+    common.check_ports(&[args.cluster_port, args.nat_sync_port, args.meter_port])?;
     let mut links = links(&netlink, &[&args.interfaces[..], &args.internet].concat()).await?;
     let internet = links.split_off(args.interfaces.len());
     let given = Vteps { v4: args.vtep4, v6: args.vtep6 };
@@ -107,10 +111,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let nat = nat.map(|nat| NatParts::start(&args, nat, &node, own, vteps)).transpose()?;
     let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
-    let status = ownership.status();
-    let nat_routes = nat.as_ref().map(|nat| nat.shown(&node)).unwrap_or_default();
-    let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
-    let routes = routes.merge(meters::routes(node.writer.clone()));
+    let routes = routes(&node, nat.as_ref(), ownership.status())?;
+    let shares = start_shares(&args, &node, own, vteps)?;
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), ports.clone(), vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
@@ -136,6 +138,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
             () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
             ended = follow_cluster((own, vteps), &ownership, &node.writer, nat_inputs) => ended,
+            ended = shares.follow(&ownership, node.keys.clone()) => ended,
             never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
@@ -148,7 +151,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
 /// Opens programs and tables: meters, and on a gateway with interfaces to the Internet those of source NAT.
 fn open_tables(args: &Args) -> Result<(Opened, Option<SharedNat>), Error> {
     let translates = !args.internet.is_empty();
-    let mut sizes = vec![(METERS_MAP, NamedMeters::cells_for(args.meters))];
+    let mut sizes =
+        vec![(METERS_MAP, NamedMeters::cells_for(args.meters)), (METER_COUNTS_MAP, args.meters + 1)];
     if translates {
         sizes.extend(args.nat.maps()?);
     }
@@ -208,6 +212,47 @@ impl NatParts {
         node.add_metrics(Arc::new(sync.metrics()));
         keeper.routes().merge(sync.routes())
     }
+}
+
+/// What a gateway shows by the local API besides what all nodes do.
+fn routes(
+    node: &sluice_agent::Node<GatewayRole>,
+    nat: Option<&NatParts>,
+    status: SharedOwnershipStatus,
+) -> Result<Router, Error> {
+    let nat_routes = nat.map(|nat| nat.shown(node)).unwrap_or_default();
+    let routes = nat_routes.route("/cluster", get(async move || Json(status.get())));
+    Ok(routes.merge(meters::routes(node.writer.clone(), node.datapath.meter_counters()?)))
+}
+
+/// Starts the thread that shares meters with the other gateways.
+fn start_shares(
+    args: &Args,
+    node: &Arc<sluice_agent::Node<GatewayRole>>,
+    own: GatewayId,
+    vteps: Vteps,
+) -> Result<MeterShares, Error> {
+    let writer = node.writer.clone();
+    let set_shares = move |shares: Vec<_>| {
+        let set = move |applier: &mut sluice_agent::Applier<GatewayRole>| {
+            if let Err(error) = applier.tables.share_meters(&shares, monotonic_ns()) {
+                tracing::error!(%error, "cannot set shares of meters");
+            }
+        };
+        if !writer.post(set) {
+            tracing::debug!("the tables are busy: shares of meters are set later");
+        }
+    };
+    let meters = MeterReader::new(node.datapath.memory_of(METERS_MAP)?);
+    let shares = MeterShares::start(ShareConfig {
+        own,
+        vteps,
+        port: args.meter_port,
+        source: Box::new((meters, node.datapath.meter_counters()?)),
+        set_shares: Box::new(set_shares),
+    })?;
+    node.add_metrics(Arc::new(shares.metrics()));
+    Ok(shares)
 }
 
 /// The id of this gateway.

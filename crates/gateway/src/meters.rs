@@ -1,20 +1,22 @@
 //! The meters as the local API lists them: `GET /meters`. This file changes with what is shown of a meter.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
 use sluice_agent::local_api::ApiError;
-use sluice_agent::{TableWriter, monotonic_ns};
+use sluice_agent::{Error, TableWriter, monotonic_ns};
+use sluice_datapath::{MeterBytes, MeterCounters};
 use sluice_tables::{MeteredPeer, NodeTables};
-use sluice_types::MeterLimit;
+use sluice_types::{METER_WHOLE, MeterLimit};
 
 use crate::role::GatewayRole;
 
-/// A meter, with what is left in its buckets. A direction without a limit has neither rate, burst nor bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A meter, with what is left in its buckets. A direction without a limit has neither rate, burst, bytes nor a share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct MeterView {
     /// The controller's identifier, and the number of the meter on this gateway.
     id: u32,
@@ -22,9 +24,17 @@ struct MeterView {
     in_kbps: Option<u64>,
     in_burst_bytes: Option<u64>,
     in_left_bytes: Option<u64>,
+    /// Part of rate and burst that this gateway enforces.
+    in_share: Option<f64>,
+    /// Bytes that the meter let pass and that it dropped here, since it has its number.
+    in_passed_bytes: u64,
+    in_dropped_bytes: u64,
     out_kbps: Option<u64>,
     out_burst_bytes: Option<u64>,
     out_left_bytes: Option<u64>,
+    out_share: Option<f64>,
+    out_passed_bytes: u64,
+    out_dropped_bytes: u64,
     /// Public prefixes, VPCs and peerings of this gateway that have the meter. A peering counts only if a route uses it.
     public_prefixes: usize,
     vpcs: usize,
@@ -32,22 +42,37 @@ struct MeterView {
 }
 
 /// All meters in the order of their identifiers, and for how many there is room.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct MeterViews {
     meters: Vec<MeterView>,
     total: u32,
 }
 
+/// What answers a request.
+#[derive(Clone)]
+struct Shown {
+    writer: TableWriter<GatewayRole>,
+    counters: Arc<MeterCounters>,
+}
+
 /// Route `GET /meters`.
-pub fn routes(writer: TableWriter<GatewayRole>) -> Router {
-    Router::new().route("/meters", get(list_meters)).with_state(writer)
+pub fn routes(writer: TableWriter<GatewayRole>, counters: MeterCounters) -> Router {
+    let shown = Shown { writer, counters: Arc::new(counters) };
+    Router::new().route("/meters", get(list_meters)).with_state(shown)
 }
 
-async fn list_meters(State(writer): State<TableWriter<GatewayRole>>) -> Result<Json<MeterViews>, ApiError> {
-    Ok(Json(writer.run(|applier| list(&applier.tables, monotonic_ns())).await?))
+async fn list_meters(State(shown): State<Shown>) -> Result<Json<MeterViews>, ApiError> {
+    let Shown { writer, counters } = shown;
+    let read = move |number| counters.read(number);
+    let views = writer.run(move |applier| list(&applier.tables, monotonic_ns(), read)).await?;
+    Ok(Json(views.map_err(Error::from)?))
 }
 
-fn list(tables: &NodeTables, now_ns: u64) -> MeterViews {
+fn list<E>(
+    tables: &NodeTables,
+    now_ns: u64,
+    read: impl Fn(u32) -> Result<MeterBytes, E>,
+) -> Result<MeterViews, E> {
     let prefixes = counts(tables.public_prefixes().map(|public| public.meter));
     let vpcs = counts(tables.vrfs().map(|entry| tables.internet_meter(entry.vrf.vni)));
     let peerings: HashSet<(u32, [u32; 2])> = tables.metered_peers().flat_map(peering_uses).collect();
@@ -55,23 +80,33 @@ fn list(tables: &NodeTables, now_ns: u64) -> MeterViews {
     let used = |counts: &HashMap<u32, usize>, number| counts.get(&number).copied().unwrap_or_default();
     let rate = |limit: Option<MeterLimit>| limit.map(|limit| limit.rate_kbps);
     let burst = |limit: Option<MeterLimit>| limit.map(|limit| limit.burst_bytes);
+    let part = |limit: Option<MeterLimit>, share| limit.map(|_| f64::from(share) / f64::from(METER_WHOLE));
     let view = |(number, meter): (u32, sluice_tables::Meter)| {
         let level = tables.meter_level(number, now_ns);
-        MeterView {
+        let ([in_share, out_share], MeterBytes { passed, dropped }) =
+            (tables.meter_shares(number), read(number)?);
+        Ok(MeterView {
             id: meter.id,
             number,
             in_kbps: rate(meter.inward),
             in_burst_bytes: burst(meter.inward),
             in_left_bytes: level.inward_bytes,
+            in_share: part(meter.inward, in_share),
+            in_passed_bytes: passed[0],
+            in_dropped_bytes: dropped[0],
             out_kbps: rate(meter.outward),
             out_burst_bytes: burst(meter.outward),
             out_left_bytes: level.outward_bytes,
+            out_share: part(meter.outward, out_share),
+            out_passed_bytes: passed[1],
+            out_dropped_bytes: dropped[1],
             public_prefixes: used(&prefixes, number),
             vpcs: used(&vpcs, number),
             peerings: used(&peerings, number),
-        }
+        })
     };
-    MeterViews { meters: tables.meters().map(view).collect(), total: tables.meters_total() }
+    let meters = tables.meters().map(view).collect::<Result<_, E>>()?;
+    Ok(MeterViews { meters, total: tables.meters_total() })
 }
 
 /// The meters of a route to a peer, each with the VNIs of the peering in ascending order.
@@ -104,6 +139,7 @@ mod tests {
         let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
         tables.upsert_vrf(&vrf).unwrap();
         let number = tables.meter_number(9).unwrap();
+        tables.share_meters(&[(9, [250_000, METER_WHOLE])], 5).unwrap();
         tables.set_internet_meter(vni, number).unwrap();
         // Both directions of one peering, and two of its routes.
         let peer = 8.try_into().unwrap();
@@ -120,13 +156,23 @@ mod tests {
             in_kbps: Some(64),
             in_burst_bytes: Some(16_384),
             in_left_bytes: Some(16_384),
+            in_share: Some(0.25),
+            in_passed_bytes: 1,
+            in_dropped_bytes: 3,
             out_kbps: None,
             out_burst_bytes: None,
             out_left_bytes: None,
+            out_share: None,
+            out_passed_bytes: 2,
+            out_dropped_bytes: 4,
             public_prefixes: 0,
             vpcs: 1,
             peerings: 1,
         };
-        assert_eq!(list(&tables, 5), MeterViews { meters: vec![expected], total: 3 });
+        let read = |counted| {
+            assert_eq!(counted, number);
+            Ok::<_, ()>(MeterBytes { passed: [1, 2], dropped: [3, 4] })
+        };
+        assert_eq!(list(&tables, 5, read), Ok(MeterViews { meters: vec![expected], total: 3 }));
     }
 }

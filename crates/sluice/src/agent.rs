@@ -49,7 +49,7 @@ pub enum AgentCommand {
     Status(Socket),
     /// Show a gateway's state in its cluster: its vIPs, its peers, whether its tables are current
     Cluster(Socket),
-    /// List a gateway's meters, with the bytes that are left in their buckets
+    /// List a gateway's meters: its share of each, the bytes that are left, that passed and that were dropped
     Meters(GatewaySocket),
     /// List the drop counters of this node by reason
     Drops {
@@ -194,14 +194,20 @@ const NAT_COLUMNS: [&str; 14] = [
 
 const COPY_COLUMNS: [&str; 5] = ["vni", "vip", "owner", "is_own", "complete"];
 
-const METER_COLUMNS: [&str; 10] = [
+const METER_COLUMNS: [&str; 16] = [
     "id",
     "in_kbps",
+    "in_share",
     "in_burst_bytes",
     "in_left_bytes",
+    "in_passed_bytes",
+    "in_dropped_bytes",
     "out_kbps",
+    "out_share",
     "out_burst_bytes",
     "out_left_bytes",
+    "out_passed_bytes",
+    "out_dropped_bytes",
     "public_prefixes",
     "vpcs",
     "peerings",

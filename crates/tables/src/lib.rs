@@ -49,7 +49,7 @@ pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
 pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
-pub use named_meters::NamedMeters;
+pub use named_meters::{FoundMeter, MeterReader, NamedMeters};
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 pub use port_meters::PortMeters;

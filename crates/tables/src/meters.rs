@@ -21,6 +21,13 @@ pub use limit::{
 /// Attempts to change a bucket from which packets take at the same time.
 const TRIES_MAX: u32 = 64;
 
+/// What a bucket keeps when its limit changes.
+#[derive(Clone, Copy, Debug)]
+enum Kept {
+    Taken,
+    Left,
+}
+
 /// The meters of a node. Clones refer to the same meters.
 #[derive(Clone, Debug)]
 pub struct Meters {
@@ -145,12 +152,25 @@ impl Meters {
     /// # Errors
     /// [`Error::Invalid`] for a limit out of bounds or an unknown identifier. Nothing has changed then.
     pub fn set(&self, id: u32, config: &MeterConfig, now_ns: u64) -> Result<(), Error> {
+        self.set_keeping(Kept::Taken, id, config, now_ns)
+    }
+
+    /// Sets the limits of a meter as [`Meters::set`] does, but a limit that changes keeps what is left, up to its new burst. So limits
+    /// that divide one rate among several meters can change as often as needed, and all these together have no more left than before.
+    ///
+    /// # Errors
+    /// As [`Meters::set`].
+    pub fn share(&self, id: u32, config: &MeterConfig, now_ns: u64) -> Result<(), Error> {
+        self.set_keeping(Kept::Left, id, config, now_ns)
+    }
+
+    fn set_keeping(&self, kept: Kept, id: u32, config: &MeterConfig, now_ns: u64) -> Result<(), Error> {
         self.check(id)?;
         let [bytes_in, packets_in] = encode(&config.inward)?;
         let [bytes_out, packets_out] = encode(&config.outward)?;
         let words = [bytes_in, packets_in, bytes_out, packets_out];
         for (index, limit) in words.into_iter().enumerate() {
-            self.set_word(id, index, limit, now_ns << layout::METER_UNIT_SHIFT);
+            self.set_word(kept, (id, index), limit, now_ns << layout::METER_UNIT_SHIFT);
         }
         Ok(())
     }
@@ -218,7 +238,7 @@ impl Meters {
         Limit::from_word(self.memory.load64(id, limit_at(index)), kind(index))
     }
 
-    fn set_word(&self, id: u32, index: usize, new: Option<Limit>, now: u64) {
+    fn set_word(&self, kept: Kept, (id, index): (u32, usize), new: Option<Limit>, now: u64) {
         let old = self.limit(id, index);
         if old == new {
             return;
@@ -234,7 +254,12 @@ impl Meters {
         self.memory.store64(id, limit_at(index), new.word());
         let mut arrival = self.memory.load64(id, arrival_at(index));
         for _ in 0..TRIES_MAX {
-            let scaled = now.wrapping_add(new.scale(&old, old.ahead(arrival, now)));
+            let ahead = old.ahead(arrival, now);
+            let scaled = match kept {
+                Kept::Taken => new.scale(&old, ahead),
+                Kept::Left => new.scale_left(&old, ahead),
+            };
+            let scaled = now.wrapping_add(scaled);
             match self.memory.compare_and_swap64(id, arrival_at(index), arrival, scaled) {
                 Ok(()) => return,
                 Err(found) => arrival = found,

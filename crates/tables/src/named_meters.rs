@@ -8,8 +8,8 @@ use crate::entries::Meter;
 use crate::error::Error;
 use crate::layout::meter_name;
 use crate::memory::Memory;
-use crate::meters::{ByteLimit, Level, Limits, MeterConfig, Meters};
-use sluice_types::MeterLimit;
+use crate::meters::{BITS_PER_S_MIN, ByteLimit, Level, Limits, MeterConfig, Meters};
+use sluice_types::{METER_BURST_MIN, METER_WHOLE, MeterLimit};
 use std::collections::{BTreeMap, HashSet};
 use std::mem::offset_of;
 
@@ -93,7 +93,36 @@ impl NamedMeters {
             |rate_kbps, burst_bytes| (rate_kbps != 0).then_some(MeterLimit { rate_kbps, burst_bytes });
         let inward = limit(name.in_kbps, name.in_burst_bytes);
         let meter = Meter { id, inward, outward: limit(name.out_kbps, name.out_burst_bytes) };
-        self.meters.has(number, &config(&meter)).then_some(meter)
+        self.meters.has(number, &config(&meter, shares(&name))).then_some(meter)
+    }
+
+    /// The shares of rate and burst that a meter has on this gateway, inward and outward, in millionths.
+    #[must_use]
+    pub fn shares(&self, number: u32) -> [u32; 2] {
+        shares(&self.memory.read(self.name_at(number)))
+    }
+
+    /// Sets these shares, from the next packet on, which finds what was left. Returns whether it changed something. Shares of a meter
+    /// that does not exist, or whose limits are not those of which it was made, are ignored.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a share that is not 1 to [`METER_WHOLE`]. Nothing has changed then.
+    pub(crate) fn share(&mut self, id: u32, shares: [u32; 2], now_ns: u64) -> Result<bool, Error> {
+        if let Some(share) = shares.iter().find(|share| !(1..=METER_WHOLE).contains(*share)) {
+            return Err(Error::Invalid(format!("meter {id} cannot have {share} millionths of its rate")));
+        }
+        let found = self.number(id).and_then(|number| Some((number, self.meter(number)?)));
+        let Some((number, meter)) = found.filter(|(number, _)| self.shares(*number) != shares) else {
+            return Ok(false);
+        };
+        self.meters.share(number, &config(&meter, shares), now_ns)?;
+        let cell = self.name_at(number);
+        for (share, at) in
+            shares.into_iter().zip([offset_of!(meter_name, in_share), offset_of!(meter_name, out_share)])
+        {
+            self.memory.store32(cell, at, share);
+        }
+        Ok(true)
     }
 
     /// What is left in the buckets of a meter at `now_ns` (`CLOCK_MONOTONIC`).
@@ -128,7 +157,8 @@ impl NamedMeters {
             // So the buckets are full, whatever they were before.
             self.meters.clear(number)?;
         }
-        self.meters.set(number, &config(meter), now_ns)?;
+        let [in_share, out_share] = if known.is_some() { self.shares(number) } else { [METER_WHOLE; 2] };
+        self.meters.set(number, &config(meter, [in_share, out_share]), now_ns)?;
         let Meter { id, inward, outward } = *meter;
         let words = |limit: Option<MeterLimit>| limit.map_or((0, 0), |it| (it.rate_kbps, it.burst_bytes));
         let ((in_kbps, in_burst_bytes), (out_kbps, out_burst_bytes)) = (words(inward), words(outward));
@@ -138,6 +168,8 @@ impl NamedMeters {
             in_burst_bytes,
             out_kbps,
             out_burst_bytes,
+            in_share,
+            out_share,
             ..Default::default()
         };
         self.memory.update(self.name_at(number), &name);
@@ -171,14 +203,76 @@ impl NamedMeters {
     }
 }
 
-/// The limits of a meter as packets use them.
-fn config(meter: &Meter) -> MeterConfig {
-    let limits = |limit: Option<MeterLimit>| Limits {
-        bytes: limit.map(|MeterLimit { rate_kbps, burst_bytes }| ByteLimit {
-            bits_per_s: rate_kbps.saturating_mul(1000),
-            burst_bytes,
-        }),
+/// The shares in a name.
+fn shares(name: &meter_name) -> [u32; 2] {
+    [name.in_share, name.out_share].map(|share| if share == 0 { METER_WHOLE } else { share })
+}
+
+/// The limits of a meter as packets use them, with these shares inward and outward.
+fn config(meter: &Meter, shares: [u32; 2]) -> MeterConfig {
+    let limits = |limit: Option<MeterLimit>, share| Limits {
+        bytes: limit.map(|limit| share_of(limit, share)),
         packets: None,
     };
-    MeterConfig { inward: limits(meter.inward), outward: limits(meter.outward) }
+    let [inward, outward] = shares;
+    MeterConfig { inward: limits(meter.inward, inward), outward: limits(meter.outward, outward) }
+}
+
+/// A share of a limit. Each packet that the whole lets pass can pass by the share as well: its burst is at least the smallest one of a
+/// meter.
+fn share_of(limit: MeterLimit, share: u32) -> ByteLimit {
+    let MeterLimit { rate_kbps, burst_bytes } = limit;
+    let bits_per_s = rate_kbps.saturating_mul(1000);
+    if share == METER_WHOLE {
+        return ByteLimit { bits_per_s, burst_bytes };
+    }
+    let part = |whole: u64| (u128::from(whole) * u128::from(share) / u128::from(METER_WHOLE)) as u64;
+    ByteLimit {
+        bits_per_s: part(bits_per_s).max(BITS_PER_S_MIN),
+        burst_bytes: part(burst_bytes).max(METER_BURST_MIN.min(burst_bytes)),
+    }
+}
+
+/// Reads the meters of a gateway beside their writer.
+#[derive(Clone, Debug)]
+pub struct MeterReader {
+    memory: Memory,
+}
+
+/// A meter as its reader finds it. While the writer changes it, some fields may be those of before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundMeter {
+    /// The controller's identifier.
+    pub id: u32,
+    /// Rates inward and outward in kbit/s; 0: no limit.
+    pub rates_kbps: [u64; 2],
+    /// The shares that this gateway has of them, in millionths.
+    pub shares: [u32; 2],
+}
+
+impl MeterReader {
+    /// Reads the memory that a [`NamedMeters`] was opened with.
+    #[must_use]
+    pub fn new(memory: Memory) -> Self {
+        Self { memory }
+    }
+
+    /// Numbers from 1 to this one may have a meter.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.memory.cells().saturating_sub(1) / 2
+    }
+
+    /// The meter with this number.
+    #[must_use]
+    pub fn find(&self, number: u32) -> Option<FoundMeter> {
+        let in_range = (1..=self.total()).contains(&number);
+        // The identifier alone tells most numbers without a meter.
+        let cell =
+            in_range.then(|| self.total() + number).filter(|cell| self.memory.load32(*cell, 0) != 0)?;
+        let name: meter_name = self.memory.read(cell);
+        let found =
+            FoundMeter { id: name.id, rates_kbps: [name.in_kbps, name.out_kbps], shares: shares(&name) };
+        (found.id != 0).then_some(found)
+    }
 }

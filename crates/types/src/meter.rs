@@ -14,6 +14,9 @@ pub const METER_BURST_MIN: u64 = 16 << 10;
 /// Longest time in which the burst of a meter may be refilled, in seconds: one day.
 pub const METER_REFILL_S_MAX: u64 = 86_400;
 
+/// The whole of a meter, in the millionths in which gateways count their shares of its rate and burst.
+pub const METER_WHOLE: u32 = 1_000_000;
+
 /// Time in which the default burst passes at the rate, and its smallest value: as those of ports (`docs/decisions/qos.md`).
 const DEFAULT_BURST_MS: u64 = 400;
 const DEFAULT_BURST_MIN: u64 = 192 << 10;

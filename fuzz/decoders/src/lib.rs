@@ -1,5 +1,5 @@
 //! Fuzz targets for everything that decodes bytes of another machine, except packets: the messages between
-//! controller and nodes, the datagrams between gateways, those that copy sessions, RSP, and the requests of the REST API. (The packet
+//! controller and nodes, the datagrams between gateways, those that copy sessions and those that report meters, RSP, and the requests of the REST API. (The packet
 //! programs have targets in C, `fuzz/gateway_fuzz.c` and `fuzz/vswitch_fuzz.c`.) Changes when there is another
 //! decoder.
 //!
@@ -10,6 +10,7 @@
 
 mod api;
 mod cluster;
+mod meter_reports;
 mod nat_sync;
 mod rsp;
 mod sealed;
@@ -27,10 +28,11 @@ pub struct Target {
 }
 
 /// All targets. `scripts/fuzz.sh` uses the same order.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "southbound", run: southbound::run, seeds: southbound::seeds },
     Target { name: "cluster", run: cluster::run, seeds: cluster::seeds },
     Target { name: "rsp", run: rsp::run, seeds: rsp::seeds },
     Target { name: "nat_sync", run: nat_sync::run, seeds: nat_sync::seeds },
+    Target { name: "meter_reports", run: meter_reports::run, seeds: meter_reports::seeds },
     Target { name: "api", run: api::run, seeds: api::seeds },
 ];

@@ -24,6 +24,8 @@ impl SocketUse {
     /// Management (CS2, RFC 4594) with high rates: a window of datagrams of each of 63 other gateways, of which the kernel counts
     /// 2304 bytes each.
     pub const COPIES: Self = Self { traffic_class: 16 << 2, receive_bytes: Some(10 << 20) };
+    /// The same for reports about meters: 69 datagrams at once of each other gateway, if it has 4096 meters with traffic.
+    pub const REPORTS: Self = Self::COPIES;
 }
 
 /// The sockets to the other gateways and to the controller.

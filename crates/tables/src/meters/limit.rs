@@ -4,8 +4,8 @@ use super::{ByteLimit, PacketLimit};
 use crate::Error;
 use crate::layout;
 
-/// Smallest limit of bytes: 64 kbit/s.
-pub const BITS_PER_S_MIN: u64 = 64_000;
+/// Smallest limit of bytes, 8 kbit/s: a gateway's share of a slow meter.
+pub const BITS_PER_S_MIN: u64 = 8_000;
 /// Largest limit of bytes: 400 Gbit/s.
 pub const BITS_PER_S_MAX: u64 = 400_000_000_000;
 /// Smallest limit of packets, per second.
@@ -59,7 +59,7 @@ impl Limit {
             .rev()
             .map(|shift| (divide((u128::from(UNITS_PER_S) * 8) << shift, bits_per_s), shift))
             .find(|(mantissa, _)| *mantissa <= MANTISSA_MAX)
-            .expect("a byte at the smallest rate takes 2^25 units");
+            .expect("a byte at the smallest rate takes fewer than 2^28 units");
         let refill = (u128::from(burst_bytes) * mantissa).div_ceil(1 << shift);
         let tolerance = tolerance(refill, || format!("{burst_bytes} bytes at {bits_per_s} bit/s"))?;
         Ok(Self { kind: Kind::Bytes, mantissa: mantissa as u64, shift, tolerance })
@@ -139,10 +139,24 @@ impl Limit {
 
     /// Converts `ahead` from units of the old limit to units of this limit, for the same bytes or packets.
     pub(super) fn scale(&self, old: &Self, ahead: u64) -> u64 {
-        let ((units, parts), (old_units, old_parts)) = (self.cost(), old.cost());
+        self.convert(old, ahead).min(self.tolerance)
+    }
+
+    /// As [`Limit::scale`], but keeps the bytes or packets that are left, up to this limit's burst, and what was taken beyond the old
+    /// limit's burst.
+    pub(super) fn scale_left(&self, old: &Self, ahead: u64) -> u64 {
+        match old.tolerance.checked_sub(ahead) {
+            Some(left) => self.tolerance - self.convert(old, left).min(self.tolerance),
+            None => self.tolerance.saturating_add(self.convert(old, ahead - old.tolerance)),
+        }
+    }
+
+    /// Units of this limit for the same bytes or packets as `units` of the old limit, rounded down.
+    fn convert(&self, old: &Self, units: u64) -> u64 {
+        let ((own_units, parts), (old_units, old_parts)) = (self.cost(), old.cost());
         // The product has at most 62 + 28 + 31 bits; the cost of a packet has 38 bits and is not a fraction.
-        let scaled = u128::from(ahead) * units * old_parts / (old_units * parts);
-        scaled.min(u128::from(self.tolerance)) as u64
+        let converted = u128::from(units) * own_units * old_parts / (old_units * parts);
+        u64::try_from(converted).unwrap_or(u64::MAX)
     }
 }
 

@@ -33,12 +33,12 @@ fn refused(config: Limits) -> String {
 #[test]
 fn errors_name_the_bounds() {
     assert_eq!(
-        refused(bytes(63_999, 9000)),
-        "the limit of a meter must be 64000 to 400000000000 bit/s, not 63999"
+        refused(bytes(7_999, 9000)),
+        "the limit of a meter must be 8000 to 400000000000 bit/s, not 7999"
     );
     assert_eq!(
         refused(bytes(400_000_000_001, 9000)),
-        "the limit of a meter must be 64000 to 400000000000 bit/s, not 400000000001"
+        "the limit of a meter must be 8000 to 400000000000 bit/s, not 400000000001"
     );
     assert_eq!(
         refused(bytes(64_000, 1513)),
@@ -125,7 +125,7 @@ proptest! {
     #[test]
     fn rates_of_bytes_are_kept(
         bits_per_s in magnitude(BITS_PER_S_MIN, BITS_PER_S_MAX),
-        burst_bytes in magnitude(BURST_BYTES_MIN, 30_000_000_000),
+        burst_bytes in magnitude(BURST_BYTES_MIN, 3_700_000_000),
         frame in 125_u64..65_536,
     ) {
         let limit = ByteLimit { bits_per_s, burst_bytes };
@@ -173,6 +173,33 @@ proptest! {
         let expected = taken.min(new.burst());
         // Each side is rounded down once, and each rate is rounded to 28 bits.
         prop_assert!(kept.abs_diff(expected) <= 2 + expected / 1_000_000, "{} for {}", kept, expected);
+    }
+}
+
+/// A bucket from which packets have taken a part of its burst, or more than that: on several processors, some may.
+fn bucket() -> impl Strategy<Value = (ByteLimit, f64)> {
+    let limit = (magnitude(BITS_PER_S_MIN, BITS_PER_S_MAX), magnitude(BURST_BYTES_MIN, 1 << 30));
+    (limit.prop_map(|(bits_per_s, burst_bytes)| ByteLimit { bits_per_s, burst_bytes }), 0.0..1.1)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80 * ProptestConfig::default().cases, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// So shares that change to and fro give a meter nothing that packets could take.
+    #[test]
+    fn changed_share_gives_nothing(
+        (limit, part) in bucket(),
+        (new, _) in bucket(),
+    ) {
+        let (old, new) = (Limit::of_bytes(&limit).unwrap(), Limit::of_bytes(&new).unwrap());
+        let ahead = (old.tolerance as f64 * part) as u64;
+        let scaled = new.scale_left(&old, ahead);
+        let (before, after) = (old.left(ahead), new.left(scaled));
+        prop_assert!(after <= before + 1, "{} became {}", before, after);
+        let kept = before.min(new.burst());
+        prop_assert!(after + 2 + kept / 1_000_000 >= kept, "{} became {}", before, after);
+        // What was taken beyond the burst is not forgotten either.
+        prop_assert!(ahead <= old.tolerance || scaled >= new.tolerance);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::layout::{self, internet, peering, public_prefix, vrf};
 use crate::meters::Level;
 use crate::named_meters::NamedMeters;
-use sluice_types::{EntryHash, EntryKey, Vni};
+use sluice_types::{EntryHash, EntryKey, METER_WHOLE, Vni};
 use std::collections::HashSet;
 use std::mem::offset_of;
 
@@ -63,7 +63,30 @@ impl NodeTables {
             self.pool.flush()?;
             meters.named.give_back(std::mem::take(&mut meters.retired));
         }
-        meters.named.upsert(meter, now_ns)
+        let changed = meters.named.upsert(meter, now_ns)?;
+        if is_new
+            && let Some(number) = meters.named.number(id)
+            && let Some(reset) = &mut self.counter_reset
+        {
+            reset.reset_meter(number);
+        }
+        Ok(changed)
+    }
+
+    /// Sets the shares that this gateway has of meters' rates and bursts: identifiers with the shares inward and outward, in
+    /// millionths; `now_ns` is `CLOCK_MONOTONIC`. Meters that do not exist are ignored.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a share that is not 1 to [`METER_WHOLE`](sluice_types::METER_WHOLE). Those before it are set then.
+    pub fn share_meters(&mut self, shares: &[(u32, [u32; 2])], now_ns: u64) -> Result<(), Error> {
+        let Some(meters) = &mut self.meters else { return Ok(()) };
+        shares.iter().try_for_each(|(id, shares)| meters.named.share(*id, *shares, now_ns).map(drop))
+    }
+
+    /// The shares of the meter with this number, inward and outward, in millionths.
+    #[must_use]
+    pub fn meter_shares(&self, number: u32) -> [u32; 2] {
+        self.meters.as_ref().map_or([METER_WHOLE; 2], |meters| meters.named.shares(number))
     }
 
     /// Removes meters. Entries that have one of them take from none. Returns whether there was one.

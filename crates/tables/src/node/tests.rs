@@ -296,6 +296,10 @@ impl CounterReset for CountingReset {
         assert_eq!(self.cell(vni.get()), None, "packets find the VRF");
         self.forgotten.lock().unwrap().push(vni);
     }
+
+    fn reset_meter(&mut self, number: u32) {
+        panic!("there is no meter {number}");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::memory::Memory;
 use sluice_types::Vni;
 use std::mem::offset_of;
 
-/// Resets per-VNI counters, which packet programs keep outside of the tables. Packets in flight at the moment of a
+/// Resets counters by VNI and by meter, which packet programs keep outside of the tables. Packets in flight at the moment of a
 /// reset may still be added.
 pub trait CounterReset: Send {
     /// Sets the counters at an index to zero, before a VRF gets the index. Returns false if that failed; the
@@ -24,6 +24,9 @@ pub trait CounterReset: Send {
 
     /// Removes the counters of a VNI that was removed from the tables.
     fn forget_vni(&mut self, vni: Vni);
+
+    /// Sets the counters of the meter with this number to zero, before packets find it.
+    fn reset_meter(&mut self, number: u32);
 }
 
 /// The assigned indices of per-VNI counters. Index 0 is the shared overflow. A freed index is reused as late

@@ -4,8 +4,9 @@ use super::public::{gateway, public};
 use super::*;
 use crate::interleave::die_after;
 use crate::layout::{internet, public_prefix};
-use crate::{Meter, NamedMeters};
-use sluice_types::MeterLimit;
+use crate::meters::Meters;
+use crate::{CounterReset, FoundMeter, Meter, MeterReader, NamedMeters};
+use sluice_types::{METER_WHOLE, MeterLimit};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A meter whose limits depend on its identifier.
@@ -270,8 +271,8 @@ fn a_changed_meter_keeps_what_was_taken() {
     assert!(tables.upsert_meter(&limited(640), now).unwrap());
     assert_eq!(tables.meter_level(1, now).inward_bytes, Some(8000));
     assert_eq!(tables.meters().next(), Some((1, limited(640))));
-    let refused = tables.upsert_meter(&limited(63), now).unwrap_err();
-    assert!(matches!(&refused, Error::Invalid(text) if text.contains("64000")), "{refused}");
+    let refused = tables.upsert_meter(&limited(7), now).unwrap_err();
+    assert!(matches!(&refused, Error::Invalid(text) if text.contains("8000")), "{refused}");
     assert_eq!(tables.meters().next(), Some((1, limited(640))));
     // Another limit than the name says is no meter, and is repaired by the next change.
     memory.store64(1, offset_of!(layout::meter, limit), 0);
@@ -337,4 +338,68 @@ fn killed_change_of_a_meter_is_completed() {
     die_everywhere(|tables| tables.upsert_meter(&meter(71), 9).unwrap());
     die_everywhere(|tables| tables.upsert_meter(&Meter { id: 70, ..meter(72) }, 9).unwrap());
     die_everywhere(|tables| tables.remove_meters(&[70]));
+}
+
+/// Collects the numbers whose counters are reset.
+struct MeterReset(Arc<Mutex<Vec<u32>>>);
+
+impl CounterReset for MeterReset {
+    fn reset_index(&mut self, _: u32) -> bool {
+        true
+    }
+
+    fn forget_vni(&mut self, _: Vni) {}
+
+    fn reset_meter(&mut self, number: u32) {
+        self.0.lock().unwrap().push(number);
+    }
+}
+
+/// A gateway's share divides limits, gives nothing that packets could take, and belongs to the meter, not to its number.
+#[test]
+fn shares_divide_limits_until_the_meter_is_removed() {
+    let mut tables = gateway();
+    let memory = add_meters(&mut tables, 1);
+    let reset = Arc::<Mutex<Vec<u32>>>::default();
+    tables.set_counter_reset(MeterReset(reset.clone()));
+    assert!(tables.upsert_meter(&meter(70), 5).unwrap());
+    let number = tables.meter_number(70).unwrap();
+    assert_eq!((&*reset.lock().unwrap(), tables.meter_shares(number)), (&vec![number], [METER_WHOLE; 2]));
+    let limits = |memory: &Memory| {
+        let limits = Meters::adopt(memory.clone()).unwrap().read(number).unwrap();
+        [limits.inward, limits.outward]
+            .map(|it| it.bytes.map(|it| ((it.bits_per_s + 500) / 1000, it.burst_bytes)).unwrap())
+    };
+    let left = |tables: &NodeTables| tables.meter_level(number, 5).inward_bytes.unwrap();
+    assert_eq!((limits(&memory), left(&tables)), ([(70_000, 196_608), (140_000, 196_608)], 196_608));
+    // Those of an unknown meter are ignored.
+    tables.share_meters(&[(99, [5, 5]), (70, [250_000, METER_WHOLE])], 5).unwrap();
+    assert_eq!((limits(&memory), left(&tables)), ([(17_500, 49_152), (140_000, 196_608)], 49_152));
+    tables = adopt_metered(tables, &memory);
+    assert_eq!(
+        tables.meters().collect::<Vec<_>>(),
+        [(number, meter(70))],
+        "the limits are not those of the meter"
+    );
+    let found = FoundMeter { id: 70, rates_kbps: [70_000, 140_000], shares: [250_000, METER_WHOLE] };
+    let reader = MeterReader::new(memory.clone());
+    assert_eq!([0, number, 2].map(|number| reader.find(number)), [None, Some(found), None]);
+    // Another rate, and then a larger share: both keep what is left.
+    let faster = Meter { inward: Some(MeterLimit { rate_kbps: 140_000, burst_bytes: 196_608 }), ..meter(70) };
+    assert!(tables.upsert_meter(&faster, 5).unwrap());
+    assert_eq!((limits(&memory)[0], left(&tables)), ((35_000, 49_152), 49_152));
+    tables.share_meters(&[(70, [METER_WHOLE; 2])], 5).unwrap();
+    assert_eq!((limits(&memory)[0], left(&tables)), ((140_000, 196_608), 49_152));
+    // A packet that conforms to the whole conforms to the smallest share.
+    tables.share_meters(&[(70, [1, 1])], 5).unwrap();
+    assert_eq!(limits(&memory), [(8, 16_384); 2]);
+    for share in [0, METER_WHOLE + 1] {
+        let error = tables.share_meters(&[(70, [share, 1])], 5).unwrap_err();
+        assert_eq!(error.to_string(), format!("meter 70 cannot have {share} millionths of its rate"));
+    }
+    // The next meter with the number has no share.
+    assert!(tables.remove_meters(&[70]));
+    assert!(tables.upsert_meter(&meter(71), 5).unwrap());
+    assert_eq!((tables.meter_number(71), tables.meter_shares(number)), (Some(number), [METER_WHOLE; 2]));
+    assert_eq!((limits(&memory)[0], left(&tables)), ((71_000, 196_608), 196_608));
 }
