@@ -19,6 +19,7 @@
 #include "gateway/answer_sender.h"
 #include "gateway/deliver_inside.h"
 #include "gateway/meter_stage.h"
+#include "gateway/nat_flow.h"
 
 /*
  * Finds the Internet port for new_source and new_destination in the kernel's FIB, and fills in endpoint_mac, the MAC
@@ -289,6 +290,8 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 		reason = internet_out(ctx, packet);
 	if (!reason)
 		return packet->verdict;
+	if (packet->nat & PACKET_IN_RING)
+		uncount_nat_packet();
 	return drop_to_sender(ctx, packet, reason);
 }
 
