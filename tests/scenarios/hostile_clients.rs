@@ -72,8 +72,9 @@ pub async fn pool_is_scanned(lab: &Lab, (elastic, host): (&str, &str), nat: &[&s
     execute(lab, &first, &["sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=1"]).await?;
     let closed = group(lab, "closed").await?;
     set_groups(lab, elastic, &[closed]).await?;
-    let link = output_of(&lab.exec(&first, &["cat", "/sys/class/net/eth1/address"]).await?);
-    let mac = link.trim();
+    let link = output_of(&lab.exec(&first, &["ip", "-br", "link", "show", "eth1"]).await?);
+    let mac = link.split_whitespace().nth(2);
+    let mac = mac.ok_or_else(|| Failure::new(format!("{first} has no Internet port: {link}")))?;
     let eips = lab.state().topology.internet.iter().flat_map(|internet| &internet.eips);
     let eips: Vec<IpAddr> = eips.map(|eip| eip.address).collect();
     for (from, prefix) in SCANNERS.into_iter().zip(["203.0.113.0/24", "2001:db8:200::/120"]) {
@@ -83,12 +84,14 @@ pub async fn pool_is_scanned(lab: &Lab, (elastic, host): (&str, &str), nat: &[&s
         let sent = scan(lab, mac, from, prefix).await?;
         ensure!(sent == 3.0 * 256.0, "only {sent} packets were sent");
         eventually(COUNTED, async || {
-            for (reason, before, addresses) in [
-                ("not_routed", before[0], 255.0 - shared),
-                ("no_nat_session", before[1], shared),
-            ] {
+            for (reason, before, addresses) in
+                [("not_routed", before[0], 255.0 - shared), ("no_nat_session", before[1], shared)]
+            {
                 let more = dropped(lab, reason).await? - before;
-                ensure!(more >= 3.0 * addresses, "{more} packets to {addresses} addresses of {prefix}: {reason}");
+                ensure!(
+                    more >= 3.0 * addresses,
+                    "{more} packets to {addresses} addresses of {prefix}: {reason}"
+                );
             }
             let more = drops(lab, vm.vni, "ingress_denied").await? - denied;
             ensure!(more >= 3.0, "{more} of 3 packets to the public address of {elastic} were denied");

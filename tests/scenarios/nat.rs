@@ -5,9 +5,9 @@
 //! moment ago, and another translates new connections; `nat_failover` is about those that exist.
 
 use crate::Ground;
+use crate::attack::{LATER_MAX_US, slowest};
 use crate::hostile_clients::{self, pool_is_scanned};
 use crate::internet::{copy, curl, download, output_of, traced};
-use crate::attack::{LATER_MAX_US, slowest};
 use crate::streams::{Account, Streams, lossless};
 use crate::support::{
     Failure, Outcome, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute, iperf,
@@ -339,7 +339,10 @@ async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
     }
     let flooded = slowest(&results)?;
     println!("    slowest answer to {TWIN}: {quiet} us, {flooded} us beside a VM that opens connections");
-    ensure_timely!(flooded < quiet + LATER_MAX_US, "an answer to {TWIN} took {flooded} us, {quiet} us before");
+    ensure_timely!(
+        flooded < quiet + LATER_MAX_US,
+        "an answer to {TWIN} took {flooded} us, {quiet} us before"
+    );
     let more = drops(lab, vm.vni, "nat_session_limit").await? - before;
     ensure!(more > 10_000.0, "only {more} packets were above the limit of sessions");
     let found = sessions(lab, SHOP[0], SHOP_ADDRESS, &[]).await?.len();

@@ -21,24 +21,15 @@ const QUOTED: usize = 8;
 /// A packet with this payload, for the router or gateway with a MAC address.
 fn framed(to_mac: MacAddr, (from, to): (IpAddr, IpAddr), protocol: u8, payload: &[u8]) -> Vec<u8> {
     let (ethertype, packet) = match (from, to) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            (ETHERTYPE_IPV4, Ipv4::new(from, to, protocol).build(payload))
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            (ETHERTYPE_IPV6, Ipv6::new(from, to, protocol).build(payload))
-        }
+        (IpAddr::V4(from), IpAddr::V4(to)) => (ETHERTYPE_IPV4, Ipv4::new(from, to, protocol).build(payload)),
+        (IpAddr::V6(from), IpAddr::V6(to)) => (ETHERTYPE_IPV6, Ipv6::new(from, to, protocol).build(payload)),
         _ => panic!("{from} and {to} are of two families"),
     };
     ethernet(to_mac, MacAddr::local(1), ethertype, &packet)
 }
 
 /// An ICMP message of either family: type and code, the second word, payload.
-fn message(
-    ends: (IpAddr, IpAddr),
-    [four, six]: [(u8, u8); 2],
-    word: u32,
-    payload: &[u8],
-) -> (u8, Vec<u8>) {
+fn message(ends: (IpAddr, IpAddr), [four, six]: [(u8, u8); 2], word: u32, payload: &[u8]) -> (u8, Vec<u8>) {
     match ends {
         (IpAddr::V6(from), IpAddr::V6(to)) => (ICMPV6, icmpv6(from, to, six.0, six.1, word, payload)),
         _ => (ICMP, icmp(four.0, four.1, word, payload)),

@@ -52,9 +52,8 @@ static __always_inline int nat_datagram(struct xdp_md *ctx, const struct packet 
 	/* It could overwrite the flags of the TCP header by which the datagram was translated (RFC 3128). */
 	if (packet->frame.protocol == IPPROTO_TCP && bpf_ntohs(words[1] & bpf_htons(IPV4_OFFSET)) == 1)
 		return 0;
-	datagram->key[0] =
-		vni | (__u64)packet->frame.protocol << 24 | (__u64)words[0] << 32 |
-		(direction & NAT_FRAGMENT_DIRECTION) << 48;
+	datagram->key[0] = vni | (__u64)packet->frame.protocol << 24 | (__u64)words[0] << 32 |
+			   (direction & NAT_FRAGMENT_DIRECTION) << 48;
 	datagram->key[1] = (__u64)memory->flow.source << 32 | memory->flow.destination;
 	datagram->key[2] = 0;
 	datagram->index = session_hash(sessions, datagram->key, 3) % NAT_FRAGMENTS_PART +

@@ -419,6 +419,6 @@ impl Applier<'_> {
 
 impl Tally {
     fn of(created: bool) -> Self {
-        Self { created: created.into(), unchanged: (!created).into(), differing: 0 }
+        Self { created: created.into(), unchanged: (!created).into(), ..Self::default() }
     }
 }

@@ -4,8 +4,9 @@
 use crate::cloud::name_in;
 use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, OfVpc, Peering,
-    PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, OfVpc,
+    Peering, PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet,
+    Tenant, Vpc,
 };
 use sluice_types::{ClusterId, HostId, PublicPoolId, TenantId, VpcId};
 use std::collections::{HashMap, HashSet};

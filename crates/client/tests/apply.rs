@@ -152,7 +152,8 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
         ),
         (
             "vpcs: [{name: db, tenant: red, instances: [{name: q, subnet: back, host: metal, security_groups: [sg-2]}]}]",
-            "instance `q` in VPC `db`: `security_groups`: security group sg-2 belongs to another VPC".to_owned(),
+            "instance `q` in VPC `db`: `security_groups`: security group sg-2 belongs to another VPC"
+                .to_owned(),
         ),
         (
             "vpcs: [{name: v, tenant: red, security_groups: [{name: a, rules: \

@@ -3,8 +3,9 @@
 use super::{Applier, Tally};
 use crate::references::End;
 use crate::{
-    CloudFile, Eip, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewObject, NewPortForward,
-    NewPublicPool, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result, Subnet, VpcSpec,
+    CloudFile, Eip, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewObject,
+    NewPortForward, NewPublicPool, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result, Subnet,
+    VpcSpec,
 };
 use serde_json::{Map, json};
 use sluice_types::{MeterId, NatGatewayId, PublicPoolId, TenantId, VpcId};
