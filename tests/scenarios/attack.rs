@@ -36,7 +36,7 @@ const FLOWS_IN: &str = "3000";
 /// Connections without an answer end 5 s after their last packet when there are many, and a round of the sweep takes a second.
 const ROOM: Duration = Duration::from_secs(10);
 /// By how much the slowest answer may be later than without the attack. Both share two processors with the generator.
-const LATER_MAX_US: u64 = 300_000;
+pub const LATER_MAX_US: u64 = 300_000;
 /// Port of hostile frames (`sluice-probe`).
 const HOSTILE_PORT: u16 = 6666;
 /// What the frames must be dropped for, among other reasons.
@@ -98,7 +98,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     Ok(lab.synchronized(HOST, Duration::from_secs(10)).await?)
 }
 
-fn slowest(results: &[(String, Value)]) -> Result<u64, Failure> {
+/// The round-trip time of the slowest answer in all streams, in microseconds.
+pub fn slowest(results: &[(String, Value)]) -> Result<u64, Failure> {
     results.iter().try_fold(0, |most, (_, result)| Ok(number(result, "slowest_us")?.max(most)))
 }
 

@@ -4,6 +4,7 @@
 //! to another VM under traffic, and a gateway dies during downloads, which go on, because gateways keep no connections.
 
 use crate::Ground;
+use crate::hostile_clients::forge_about;
 use crate::security_groups::{group, permit, set_groups};
 use crate::streams::Streams;
 use crate::support::{
@@ -423,8 +424,25 @@ const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 32mbit";
 /// Longest time until another gateway answers. It ends before the downloads do, which begin a second earlier.
 const TAKEN_OVER: Duration = Duration::from_secs(5);
 
+/// Forged packets about the connections of a VM's downloads, to its public addresses. The VM has a security group, so its host has
+/// sessions of them.
+async fn forged_packets(lab: &Lab, vm: &str) -> Outcome {
+    let argv = ["ss", "-Htn", "state", "established", "dport", "=", ":80"];
+    let text = output_of(&lab.exec(vm, &argv).await?);
+    // The queues, the own endpoint and that of the server.
+    let ends = text.lines().filter_map(|line| line.split_ascii_whitespace().nth(2));
+    let ends: Vec<SocketAddr> = ends.filter_map(|end| end.parse().ok()).collect();
+    for ipv6 in [false, true] {
+        let own = ends.iter().find(|end| end.is_ipv6() == ipv6);
+        let own = own.ok_or_else(|| Failure::new(format!("{vm} has no download: {text}")))?;
+        let client = SocketAddr::new(eip(lab, vm, ipv6)?, own.port());
+        forge_about(lab, vm, SocketAddr::new(web_address(ipv6), 80), client).await?;
+    }
+    Ok(())
+}
+
 /// The gateway that answers for a VM's public address loses its agent and its links during downloads, which go on by
-/// another gateway.
+/// another gateway. Before, forged packets end none of them.
 async fn owner_dies(lab: &Lab) -> Outcome {
     let public = eip(lab, PUBLIC[0], false)?;
     answers(lab, CLIENT, public, &[]).await?;
@@ -433,6 +451,8 @@ async fn owner_dies(lab: &Lab) -> Outcome {
         execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
     }
     let [first, second] = PUBLIC;
+    let closed = group(lab, "closed").await?;
+    set_groups(lab, first, &[closed]).await?;
     let downloads = async {
         tokio::try_join!(
             download(lab, first, false),
@@ -443,6 +463,7 @@ async fn owner_dies(lab: &Lab) -> Outcome {
     };
     let die = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
+        forged_packets(lab, first).await?;
         lab.kill(&lab.state().topology.gateways[victim].name).await?;
         lab.connect_gateway(victim, false).await?;
         eventually(TAKEN_OVER, async || {
@@ -459,6 +480,7 @@ async fn owner_dies(lab: &Lab) -> Outcome {
         Ok(())
     };
     tokio::try_join!(downloads, die)?;
+    set_groups(lab, first, &[]).await?;
     execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
     lab.connect_gateway(victim, true).await?;
     lab.restart(&lab.state().topology.gateways[victim].name).map(drop)?;

@@ -27,6 +27,7 @@ mod guests;
 mod gwzone;
 mod history;
 mod history_failover;
+mod hostile_clients;
 mod icmp_errors;
 mod idle_paths;
 mod internet;

@@ -1,12 +1,14 @@
 //! VMs without public addresses reach the IPv4 Internet by the NAT gateways of their VPCs, from different hosts and by both
 //! gateways: pages, names, queries, pings, traces, ICMP errors, fragments. VPCs with equal addresses are not mixed. A VM that opens
-//! connections without end is refused by name, and others are not. What no VM began does not come in, until the NAT gateway
-//! permits it. The agent of the only gateway is replaced during a download, which goes on. A gateway dies that was alone until a
+//! connections without end is refused by name, and others are neither refused nor late. A scan of all public addresses begins no
+//! session. What no VM began does not come in, until the NAT gateway permits it. The agent of the only gateway is replaced during a download, which goes on. A gateway dies that was alone until a
 //! moment ago, and another translates new connections; `nat_failover` is about those that exist.
 
 use crate::Ground;
+use crate::attack::{LATER_MAX_US, slowest};
+use crate::hostile_clients::{self, pool_is_scanned};
 use crate::internet::{copy, curl, download, output_of, traced};
-use crate::streams::Streams;
+use crate::streams::{Account, Streams, lossless};
 use crate::support::{
     Failure, Outcome, Probe, address, answers, drops, ensure, ensure_timely, eventually, execute, iperf,
     ping, slow_hellos, who,
@@ -38,6 +40,8 @@ const PROGRAMMED: Duration = Duration::from_secs(10);
 /// 8 Mbit/s, so that a download takes 8 s.
 const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 8mbit";
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
+/// Connections that a VM opens without end.
+const FLOWS: &str = "20000";
 /// Until another gateway has the vIPs of one that has ended. Each attempt takes up to 3 s.
 const TAKEN_OVER: Duration = Duration::from_secs(10);
 /// From the start of an agent until its tables are synchronized, a loaded machine included.
@@ -53,6 +57,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let at = SocketAddr::new(web_address(false), PORT);
     let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
     pages_come_from_the_nat_address(&lab).await?;
+    pool_is_scanned(&lab, (ELASTIC, "host-b"), &[SHOP_ADDRESS, WEB_ADDRESS]).await?;
     all_gateways_lead_to_the_owner(&lab, at).await?;
     errors_and_traces_come_back(&lab).await?;
     twins_are_not_mixed(&lab, at).await?;
@@ -166,11 +171,16 @@ pub async fn sessions_at(
     gateway: &str,
     options: &[&str],
 ) -> Result<Vec<Value>, Failure> {
-    let socket = lab.paths().socket(gateway).display().to_string();
     let vm = lab.vm(vm)?;
     let (vni, inside) = (vm.vni.to_string(), address(vm, false)?.to_string());
-    let of_vm = ["--vni", &vni, "--inside", &inside, "--limit", "10000"];
-    let argv = [&["nat", "sessions", "--output", "json", "--socket", &socket], &of_vm[..], options].concat();
+    sessions_of(lab, gateway, &[&["--vni", &vni, "--inside", &inside], options].concat()).await
+}
+
+/// The sessions that a gateway lists with these options.
+pub async fn sessions_of(lab: &Lab, gateway: &str, options: &[&str]) -> Result<Vec<Value>, Failure> {
+    let socket = lab.paths().socket(gateway).display().to_string();
+    let argv = ["nat", "sessions", "--output", "json", "--limit", "10000", "--socket", &socket];
+    let argv = [&argv, options].concat();
     let output = tokio::process::Command::new(&lab.state().binary).args(argv).output().await?;
     ensure!(output.status.success(), "nat sessions: {}", output_of(&output));
     Ok(serde_json::from_slice(&output.stdout)?)
@@ -301,7 +311,8 @@ async fn only_answers_come_in(lab: &Lab, at: SocketAddr) -> Outcome {
     change(lab, "shop", json!({ "filtering": "address-and-port-dependent" })).await
 }
 
-/// A VM that opens connections as fast as it can gets its share, and is refused by name; its neighbors are not.
+/// A VM that opens connections as fast as it can gets its share, and is refused by name; its neighbors are not. Another tenant's
+/// VM at the same host loses nothing, and is answered as fast as before.
 async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
     let vm = lab.vm(SHOP[0])?;
     change(lab, "shop", json!({ "sessions": 300 })).await?;
@@ -311,10 +322,29 @@ async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
     let router =
         format!("{},10.1.0.1", mac.ok_or_else(|| Failure::new(format!("no MAC of the router: {text}")))?);
     let own = format!("eth0,{},{},{}", vm.mac, address(vm, false)?, address(vm, true)?);
+    let flows = [(TWIN, at.to_string())];
+    let quiet = slowest(&Streams::to_flows(lab, &flows, PPS).await?.results().await?)?;
     let before = drops(lab, vm.vni, "nat_session_limit").await?;
-    Probe::start(lab, SHOP[0], &["flood", &own, &router, &at.ip().to_string(), "3000"])?.result().await?;
+    let account = Account::begin(lab).await?;
+    let streams = Streams::to_flows(lab, &flows, PPS).await?;
+    let flood = Probe::start(lab, SHOP[0], &["flood", &own, &router, &at.ip().to_string(), FLOWS])?;
+    for protocol in ["udp", "tcp", "udp", "tcp"] {
+        let name = who(lab, TWIN, protocol, at).await?;
+        ensure!(name.as_deref() == Some(WEB), "{TWIN} asked by {protocol}, and {name:?} answered");
+    }
+    flood.result().await?;
+    let results = streams.results().await?;
+    for (stream, result) in &results {
+        lossless(lab, &account, stream, result).await?;
+    }
+    let flooded = slowest(&results)?;
+    println!("    slowest answer to {TWIN}: {quiet} us, {flooded} us beside a VM that opens connections");
+    ensure_timely!(
+        flooded < quiet + LATER_MAX_US,
+        "an answer to {TWIN} took {flooded} us, {quiet} us before"
+    );
     let more = drops(lab, vm.vni, "nat_session_limit").await? - before;
-    ensure!(more > 1000.0, "only {more} packets were above the limit of sessions");
+    ensure!(more > 10_000.0, "only {more} packets were above the limit of sessions");
     let found = sessions(lab, SHOP[0], SHOP_ADDRESS, &[]).await?.len();
     // As many more as there are processors may begin at the same moment.
     let most = 300 + std::thread::available_parallelism()?.get();
@@ -328,8 +358,8 @@ async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
     change(lab, "shop", json!({ "sessions": 10_000 })).await
 }
 
-/// The only gateway left has all sessions. Its agent is killed and started again during a download, at whose connection
-/// forged resets come in. The download goes on.
+/// The only gateway left has all sessions. Its agent is killed and started again during a download, about whose connection
+/// forged packets come in. The download goes on.
 async fn owner_is_restarted(lab: &Lab) -> Outcome {
     let (vm, [gateway, other]) = (SHOP[2], GATEWAYS);
     lab.stop(other).await?;
@@ -339,7 +369,7 @@ async fn owner_is_restarted(lab: &Lab) -> Outcome {
     }
     let restart = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        forged_resets(lab, vm).await?;
+        forged_packets(lab, vm).await?;
         lab.kill(gateway).await?;
         lab.restart(gateway)?;
         lab.synchronized(gateway, BACK).await?;
@@ -378,29 +408,25 @@ async fn pages_come_by(lab: &Lab, gateway: &str) -> Outcome {
     .await
 }
 
-/// Segments with RST that seem to come from the web server to the VM's connection, with a sequence number that is not of it, by
+/// Packets that seem to come from the web server to the VM's connection, or are about it, with a sequence number that is not of it, by
 /// which the VM knows that they are forged (RFC 9293 section 3.10.7.4).
-async fn forged_resets(lab: &Lab, vm: &str) -> Outcome {
-    let server = SocketAddr::new(web_address(false), 80).to_string();
+async fn forged_packets(lab: &Lab, vm: &str) -> Outcome {
+    let server = SocketAddr::new(web_address(false), 80);
     let open = async || {
-        let all = sessions(lab, vm, SHOP_ADDRESS, &["--remote", &server]).await?;
+        let all = sessions(lab, vm, SHOP_ADDRESS, &["--remote", &server.to_string()]).await?;
         Ok::<_, Failure>(all.into_iter().filter(|it| it["state"] == "established").collect::<Vec<_>>())
     };
     let found = open().await?;
     ensure!(!found.is_empty(), "the download of {vm} is in no session");
-    let text = output_of(&lab.exec(ISP, &["ip", "neigh", "show", SHOP_ADDRESS]).await?);
-    let mac = text.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
-    let mac = mac.ok_or_else(|| Failure::new(format!("{ISP} has no {SHOP_ADDRESS}: {text}")))?;
     for session in &found {
-        let to = format!("{SHOP_ADDRESS}:{}", session["outside_port"]);
-        for _ in 0..3 {
-            execute(lab, ISP, &[crate::support::PROBE, "reset", "ix0", mac, &server, &to]).await?;
-        }
+        let port = session["outside_port"].as_u64().unwrap_or_default() as u16;
+        let client = SocketAddr::new(SHOP_ADDRESS.parse()?, port);
+        hostile_clients::forge_about(lab, vm, server, client).await?;
     }
     let left = open().await?.len();
     ensure!(
         left >= found.len(),
-        "forged resets have ended {} of {} sessions",
+        "forged packets have ended {} of {} sessions",
         found.len() - left,
         found.len()
     );

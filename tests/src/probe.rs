@@ -18,7 +18,12 @@
 //!                                             malformed and forged frames
 //!     sluice-probe flood IFNAME,MAC,ADDRESS,ADDRESS6 ROUTERMAC,ROUTER TO FLOWS
 //!                                             first packets of new connections, half of them TCP
-//!     sluice-probe reset IFNAME MAC FROM TO   a TCP segment with RST whose source is forged, to the router or gateway with MAC
+//!     sluice-probe scan IFNAME MAC FROM PREFIX
+//!                                             a SYN, a datagram and an echo request to each address of a prefix, at most 256, by the
+//!                                             router or gateway with MAC
+//!     sluice-probe forge IFNAME MAC HOP SERVER CLIENT
+//!                                             segments with RST or SYN that seem to come from the server of a TCP connection, and
+//!                                             ICMP errors about it that seem to come from HOP
 //!     sluice-probe host PORT HOST BEYOND IFNAME,MAC,ADDRESS,HOSTMAC...
 //!                                             try to reach the host itself from interfaces, until it is ended
 //!
@@ -30,6 +35,7 @@
 mod build;
 mod held;
 mod host_frames;
+mod hostile_clients;
 mod hostile_frames;
 
 use host_frames::{Addresses, host_frames};
@@ -42,7 +48,7 @@ use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Sealer};
 use sluice_sys::PacketSocket;
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::io::{Error, Read, Result, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -60,7 +66,13 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["echo", address, name] => echo(parse(address), name, None),
         ["echo", address, name, first] => echo(parse(address), name, Some(parse(first))),
-        ["reset", ifname, mac, from, to] => reset(ifname, parse(mac), parse(from), parse(to)),
+        ["scan", ifname, mac, from, prefix] => {
+            send_all(ifname, &hostile_clients::scan(parse(mac), parse(from), parse(prefix)))
+        }
+        ["forge", ifname, mac, hop, server, client] => {
+            let frames = hostile_clients::forged(parse(mac), parse(hop), parse(server), parse(client));
+            send_all(ifname, &frames)
+        }
         ["ask", protocol, address] => ask(protocol, parse(address), PATIENCE),
         ["ask", protocol, address, ms] => ask(protocol, parse(address), Duration::from_millis(parse(ms))),
         ["stream", address, pps, seconds] => stream(parse(address), parse(pps), parse(seconds)),
@@ -155,16 +167,9 @@ fn flood(own: &str, router: &str, to: IpAddr, flows: u16) -> Result<()> {
     volleys(ifindex, flows.into(), |number| hostile.first_packet(1024 + number as u16, to))
 }
 
-fn reset(ifname: &str, mac: MacAddr, from: SocketAddrV4, to: SocketAddrV4) -> Result<()> {
-    let segment =
-        build::tcp_segment(IpAddr::V4(*from.ip()), IpAddr::V4(*to.ip()), (from.port(), to.port()), RST, &[]);
-    let packet = build::Ipv4::new(*from.ip(), *to.ip(), build::TCP).build(&segment);
-    let frame = build::ethernet(mac, MacAddr::local(1), build::ETHERTYPE_IPV4, &packet);
-    PacketSocket::open().map_err(Error::other)?.send(if_nametoindex(ifname)?, &frame).map_err(Error::other)
+fn send_all(ifname: &str, frames: &[Vec<u8>]) -> Result<()> {
+    volleys(if_nametoindex(ifname)?, frames.len() as u64, |number| frames[number as usize].clone())
 }
-
-/// The flag of a TCP segment that ends a connection (RFC 9293 section 3.1).
-const RST: u8 = 0x04;
 
 /// Sends frames and prints how many the kernel took.
 fn volleys(ifindex: u32, frames: u64, mut frame: impl FnMut(u64) -> Vec<u8>) -> Result<()> {

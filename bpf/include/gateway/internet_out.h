@@ -20,6 +20,7 @@
 #include "gateway/deliver_inside.h"
 #include "gateway/internet_port.h"
 #include "gateway/meter_stage.h"
+#include "gateway/nat_flow.h"
 
 /*
  * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). A packet without ECN stays
@@ -239,6 +240,8 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 		reason = internet_out(ctx, packet);
 	if (!reason)
 		return packet->verdict;
+	if (packet->nat & PACKET_IN_RING)
+		uncount_nat_packet();
 	return drop_to_sender(ctx, packet, reason);
 }
 

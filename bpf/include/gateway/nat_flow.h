@@ -49,6 +49,23 @@ static __always_inline struct nat_memory *nat_memory(void)
 	return bpf_map_lookup_elem(&nat_packets, &zero);
 }
 
+/*
+ * The packet whose session was found or begun last here is not sent. So it is not one of those by which other gateways get the session
+ * (nat_ring.h). Its bytes stay counted, which are only displayed.
+ */
+__attribute__((noinline)) int uncount_nat_packet(void)
+{
+	const struct nat_memory *memory = nat_memory();
+	struct session_data *data;
+
+	if (!memory)
+		return 0;
+	data = session_data_at(4, &memory->packet.hit);
+	if (data)
+		ADD(&data->packets[memory->packet.hit.direction & 1], -1);
+	return 0;
+}
+
 /* Reads the flow of the packet that an ICMP error quotes, of which `bytes` from `offset` on are quoted. */
 static __always_inline enum drop_reason read_quoted_flow(struct xdp_md *ctx, struct packet *packet,
 							 struct nat_flow *flow, __u32 offset, __u32 bytes)

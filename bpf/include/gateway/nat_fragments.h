@@ -9,7 +9,9 @@
  *
  * A datagram is known by 40 bits of a hash under the secret of the sessions, with the address that it gets: so an entry of
  * which two processors have written one word each is of no datagram. Each VNI has one of 256 parts of the table, by a hash:
- * a tenant displaces only what is in its part, which a few other tenants may share. Of 20 VPCs, about two do.
+ * a tenant displaces only what is in its part, which a few other tenants may share. Of 20 VPCs, about two do. Anyone on the Internet
+ * can send first fragments to a forwarded port, in any number. So these displace only each other, and entries of datagrams
+ * that are old enough to be complete.
  */
 #ifndef SLUICE_NAT_FRAGMENTS_H
 #define SLUICE_NAT_FRAGMENTS_H
@@ -19,10 +21,15 @@
 #define NAT_FRAGMENTS_PART 256				   /* entries */
 #define NAT_FRAGMENT_TICKS (30 * SESSION_TICKS_PER_SECOND) /* as long as Linux waits for fragments */
 #define NAT_FRAGMENT_TIME 0xffffffull
+/* For how long a datagram is not displaced by one to a forwarded port: fragments of one datagram follow each other closely. */
+#define NAT_FRAGMENT_SAFE_TICKS (2 * SESSION_TICKS_PER_SECOND)
 
 /* The direction of a packet in the key of its datagram. */
 #define NAT_FRAGMENT_OUT 0
 #define NAT_FRAGMENT_IN 1
+#define NAT_FRAGMENT_DIRECTION 1
+/* With NAT_FRAGMENT_IN, for a first fragment: to a forwarded port. */
+#define NAT_FRAGMENT_FORWARDED 2
 
 /* What identifies the datagram, and the place of its entry. */
 struct nat_datagram {
@@ -45,8 +52,8 @@ static __always_inline int nat_datagram(struct xdp_md *ctx, const struct packet 
 	/* It could overwrite the flags of the TCP header by which the datagram was translated (RFC 3128). */
 	if (packet->frame.protocol == IPPROTO_TCP && bpf_ntohs(words[1] & bpf_htons(IPV4_OFFSET)) == 1)
 		return 0;
-	datagram->key[0] =
-		vni | (__u64)packet->frame.protocol << 24 | (__u64)words[0] << 32 | direction << 48;
+	datagram->key[0] = vni | (__u64)packet->frame.protocol << 24 | (__u64)words[0] << 32 |
+			   (direction & NAT_FRAGMENT_DIRECTION) << 48;
 	datagram->key[1] = (__u64)memory->flow.source << 32 | memory->flow.destination;
 	datagram->key[2] = 0;
 	datagram->index = session_hash(sessions, datagram->key, 3) % NAT_FRAGMENTS_PART +
@@ -64,23 +71,34 @@ static __always_inline __u64 nat_fragment_check(struct nat_datagram *datagram, _
 	return sessions ? session_hash(sessions, datagram->key, 3) & ~NAT_FRAGMENT_TIME : 0;
 }
 
+/* Whether a datagram to a forwarded port may take the place of this entry. */
+static __always_inline int nat_fragment_yields(const struct nat_fragment *entry, __u64 now)
+{
+	__u64 word = READ_ONCE(entry->word);
+
+	return !word || READ_ONCE(entry->forwarded) ||
+	       ((now - word) & NAT_FRAGMENT_TIME) > NAT_FRAGMENT_SAFE_TICKS;
+}
+
 /* Remembers the address that the first fragment has got, instead of one of its flow's. */
 __attribute__((noinline)) int remember_nat_fragment(struct xdp_md *ctx, struct packet *packet, __u32 at,
 						    __u32 direction, __u32 vni)
 {
 	struct nat_datagram datagram = {};
+	int is_forwarded = !!(direction & NAT_FRAGMENT_FORWARDED);
 	struct nat_fragment *entry;
-	__u32 address;
+	__u32 address, now;
 
 	if (!packet || !nat_datagram(ctx, packet, at, direction, vni, &datagram))
 		return 0;
 	address = direction == NAT_FRAGMENT_OUT ? packet->new_source[1] : packet->new_destination[1];
+	now = session_ticks(packet->now_ns);
 	entry = bpf_map_lookup_elem(&nat_fragments, &datagram.index);
-	if (!entry)
+	if (!entry || (is_forwarded && !nat_fragment_yields(entry, now)))
 		return 0;
 	WRITE_ONCE(entry->address, address);
-	WRITE_ONCE(entry->word, nat_fragment_check(&datagram, address) |
-					(session_ticks(packet->now_ns) & NAT_FRAGMENT_TIME));
+	WRITE_ONCE(entry->forwarded, is_forwarded);
+	WRITE_ONCE(entry->word, nat_fragment_check(&datagram, address) | (now & NAT_FRAGMENT_TIME));
 	return 0;
 }
 

@@ -146,9 +146,10 @@ static __always_inline enum drop_reason read_translated_flow(struct xdp_md *ctx,
 	return reason;
 }
 
+/* Sets `direction` to that of fragments to a forwarded port, if the packet goes to one. */
 static __always_inline enum drop_reason find_nat_destination(struct packet *packet,
 							     const struct public_prefix *public,
-							     struct nat_memory *memory)
+							     struct nat_memory *memory, __u32 *direction)
 {
 	struct nat_packet *nat = &memory->packet;
 	enum drop_reason reason = describe_to_nat(packet, LOAD32(public->inside), public->vni, memory);
@@ -169,6 +170,7 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 		forwarded = nat_forward_of(LOAD32(public->inside), nat->class, 0,
 					   packet->frame.destination[1], nat->outside_port);
 		if (forwarded) {
+			*direction |= NAT_FRAGMENT_FORWARDED;
 			packet->new_destination[1] = nat_forward_address(forwarded);
 			packet->new_destination_port = forwarded;
 			return DROP_none;
@@ -189,6 +191,7 @@ __attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet 
 {
 	struct nat_memory *memory = nat_memory();
 	const struct public_prefix *public;
+	__u32 direction = NAT_FRAGMENT_IN;
 	enum drop_reason reason;
 
 	if (!packet || !memory)
@@ -200,15 +203,15 @@ __attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet 
 	packet->new_destination[0] = 0;
 	reason = read_translated_flow(ctx, packet, at, &memory->flow);
 	if (!reason && packet->frame.flags & FRAME_LATER) {
-		packet->new_destination[1] = find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni);
+		packet->new_destination[1] = find_nat_fragment(ctx, packet, at, direction, public->vni);
 		return packet->new_destination[1] ? 0 : drop(packet->vni, DROP_unknown_fragment);
 	}
 	if (!reason)
-		reason = find_nat_destination(packet, public, memory);
+		reason = find_nat_destination(packet, public, memory, &direction);
 	if (reason)
 		return drop(packet->vni, reason);
 	if (packet->frame.flags & FRAME_FRAGMENT)
-		remember_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni);
+		remember_nat_fragment(ctx, packet, at, direction, public->vni);
 	return 0;
 }
 

@@ -71,7 +71,7 @@
 	DROP(59, nat_session_limit, "instance has all the sessions of its NAT gateway that one instance may have") \
 	DROP(60, nat_port_limit, "instance uses all ports of its NAT gateway that one instance may have") \
 	DROP(61, nat_exhausted, "public address of the NAT gateway has no free ports for the instance") \
-	DROP(62, nat_vpc_session_limit, "VPC has all the sessions of NAT gateways that one VPC may have on this gateway") \
+	DROP(62, nat_vpc_session_limit, "VPC has all the sessions that the NAT gateway of one VPC may have") \
 	DROP(63, nat_ring, "first packet of a session of source NAT, from another gateway that knows other public addresses of the NAT gateway, or whose public port belongs to another session here") \
 	DROP(64, meter_in, "packet from the Internet above the rate of the meter of its public address or VPC") \
 	DROP(65, meter_out, "packet to the Internet above the rate of the meter of its public address or VPC") \

@@ -15,7 +15,7 @@
 struct nat_fragment {
 	__u64 word;    /* check in bits 24..63, time in ticks in 0..23; 0: none */
 	__u32 address; /* host order: that the first fragment got instead of the inside or outside address */
-	__u32 reserved;
+	__u32 forwarded; /* 1: the first fragment came from the Internet to a forwarded port */
 };
 
 #endif

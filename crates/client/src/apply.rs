@@ -30,6 +30,8 @@ pub struct Options {
 pub struct Tally {
     /// Created (in a dry run: would be created).
     pub created: u64,
+    /// An EIP that was not attached, and is attached now (in a dry run: would be attached).
+    pub attached: u64,
     /// Existed with the same content.
     pub unchanged: u64,
     /// Only in a dry run: exists with different content, so that applying would fail.
@@ -71,6 +73,7 @@ impl Tally {
     fn plus(self, other: Self) -> Self {
         Self {
             created: self.created + other.created,
+            attached: self.attached + other.attached,
             unchanged: self.unchanged + other.unchanged,
             differing: self.differing + other.differing,
         }
@@ -78,8 +81,8 @@ impl Tally {
 }
 
 /// Creates the objects of the cloud file that do not exist. It can be repeated: an object that exists with
-/// the same content is left unchanged. The API refuses an object that exists with different content; objects
-/// created before it remain. All references are resolved before anything is created.
+/// the same content is left unchanged, and an EIP that is not attached is attached. The API refuses an object
+/// that exists with different content; objects created before it remain. All references are resolved before anything is created.
 ///
 /// # Errors
 /// [`Error::CloudFile`](crate::Error::CloudFile) for the first reference that cannot be resolved; the first
@@ -157,7 +160,7 @@ struct Applier<'a> {
 
 impl Applier<'_> {
     fn report_step(&mut self, kind: &'static str, name: &str, tally: Tally, difference: Option<String>) {
-        self.done += tally.created + tally.unchanged + tally.differing;
+        self.done += tally.created + tally.attached + tally.unchanged + tally.differing;
         match self.report.kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, sum)) => *sum = sum.plus(tally),
             None => self.report.kinds.push((kind, tally)),
@@ -328,7 +331,7 @@ impl Applier<'_> {
             }
             let bodies: Vec<NewInstance> = bodies.into_iter().flatten().collect();
             let created = self.client.create_instances(vpc, &bodies).await?;
-            let tally = Tally { created: created.created, unchanged: created.existing, differing: 0 };
+            let tally = Tally { created: created.created, unchanged: created.existing, ..Tally::default() };
             self.report_step(Instance::NOUN, &spec.name, tally, None);
         }
         Ok(())
@@ -424,6 +427,6 @@ impl Applier<'_> {
 
 impl Tally {
     fn of(created: bool) -> Self {
-        Self { created: created.into(), unchanged: (!created).into(), differing: 0 }
+        Self { created: created.into(), unchanged: (!created).into(), ..Self::default() }
     }
 }

@@ -109,6 +109,14 @@ pub enum Error {
         /// Id of the object that has the text as its name.
         named: String,
     },
+    /// The text is the id of an object of another VPC.
+    #[error("{kind} {id} belongs to another VPC")]
+    OtherVpc {
+        /// Kind of object, as [`Resource::NOUN`](crate::Resource::NOUN).
+        kind: &'static str,
+        /// Id of the object.
+        id: String,
+    },
     /// A cloud file has a reference that cannot be resolved. Nothing was created.
     #[error(transparent)]
     CloudFile(#[from] FieldError),

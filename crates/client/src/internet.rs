@@ -165,6 +165,7 @@ pub struct PortForward {
     pub failures: Vec<EntryFailure>,
 }
 
+crate::model::of_vpc!(NatGateway);
 crate::model::resource!(Meter, MeterId, "meters", "meter", ", or TENANT/METER", true, |it| it.name.clone());
 crate::model::resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it
     .name

@@ -4,8 +4,9 @@
 use crate::cloud::name_in;
 use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, Peering,
-    PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, OfVpc,
+    Peering, PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet,
+    Tenant, Vpc,
 };
 use sluice_types::{ClusterId, HostId, PublicPoolId, TenantId, VpcId};
 use std::collections::{HashMap, HashSet};
@@ -229,7 +230,7 @@ impl<'a> Resolver<'a> {
 
     /// Resolves the subnets of a VPC's instances.
     async fn subnets(&mut self, index: usize) -> Result<()> {
-        let (client, cloud) = (self.client, self.cloud);
+        let cloud = self.cloud;
         let spec = &cloud.vpcs[index];
         let in_file: HashSet<&str> = spec.subnets.iter().map(|subnet| subnet.name.as_str()).collect();
         let mut outside: HashSet<&str> = HashSet::new();
@@ -240,13 +241,7 @@ impl<'a> Resolver<'a> {
             }
             let object = || format!("instance `{}` in VPC `{}`", instance.name, spec.name);
             let vpc = self.vpc_id(index).await?;
-            let subnet: Subnet = find_in(client, vpc, text)
-                .await
-                .map_err(|error| in_field::<Subnet>(error, text, "subnet", object()))?;
-            if Some(subnet.vpc) != vpc {
-                let problem = format!("{} is a subnet of another VPC", subnet.id);
-                return Err(FieldError { object: object(), field: "subnet", problem }.into());
-            }
+            self.in_vpc::<Subnet>(vpc, text, "subnet", object).await?;
             outside.insert(text);
         }
         Ok(())
@@ -288,13 +283,7 @@ impl<'a> Resolver<'a> {
             return Ok(());
         }
         let vpc = self.vpc_id(index).await?;
-        let group: SecurityGroup = find_in(self.client, vpc, text)
-            .await
-            .map_err(|error| in_field::<SecurityGroup>(error, text, field, object()))?;
-        if Some(group.vpc) != vpc {
-            let problem = format!("{} is a security group of another VPC", group.id);
-            return Err(FieldError { object: object(), field, problem }.into());
-        }
+        self.in_vpc::<SecurityGroup>(vpc, text, field, object).await?;
         known.insert(text);
         Ok(())
     }
@@ -364,11 +353,15 @@ impl<'a> Resolver<'a> {
         if let Some(text) = spec.instance.as_deref() {
             let is_in_file =
                 in_file.is_some_and(|vpc| vpc.instances.iter().any(|it| it.name == name_in(text)));
-            self.in_vpc::<Instance>(id, is_in_file, text, "instance", object).await?;
+            if !is_in_file {
+                self.in_vpc::<Instance>(id, text, "instance", object).await?;
+            }
         }
         if let Some(text) = spec.subnet.as_deref() {
             let is_in_file = in_file.is_some_and(|vpc| vpc.subnets.iter().any(|it| it.name == name_in(text)));
-            self.in_vpc::<Subnet>(id, is_in_file, text, "subnet", object).await?;
+            if !is_in_file {
+                self.in_vpc::<Subnet>(id, text, "subnet", object).await?;
+            }
         }
         Ok(Some(end))
     }
@@ -384,30 +377,23 @@ impl<'a> Resolver<'a> {
             }
             let object = || format!("port forward `{}` in VPC `{}`", forward.name, spec.name);
             let vpc = self.vpc_id(index).await?;
-            let instance: Instance = find_in(self.client, vpc, text)
-                .await
-                .map_err(|error| in_field::<Instance>(error, text, "instance", object()))?;
-            if Some(instance.vpc) != vpc {
-                let problem = format!("{} is an instance of another VPC", instance.id);
-                return Err(FieldError { object: object(), field: "instance", problem }.into());
-            }
+            self.in_vpc::<Instance>(vpc, text, "instance", object).await?;
         }
         Ok(())
     }
 
-    /// Resolves an object of a VPC, unless the file describes it.
-    async fn in_vpc<T: Resource>(
+    /// Resolves an object of a VPC that the file does not describe. The existing cloud may not have the VPC.
+    async fn in_vpc<T: OfVpc>(
         &self,
         vpc: Option<VpcId>,
-        is_in_file: bool,
         text: &str,
         field: &'static str,
-        object: impl Fn() -> String,
+        object: impl FnOnce() -> String,
     ) -> Result<()> {
-        if is_in_file {
-            return Ok(());
-        }
-        let found = find_in::<T>(self.client, vpc, text).await;
+        let found = match vpc {
+            Some(vpc) => self.client.find_in_vpc::<T>(vpc, text).await,
+            None => Err(no_such_name::<T>(text)),
+        };
         found.map(drop).map_err(|error| in_field::<T>(error, text, field, object()))
     }
 
@@ -423,9 +409,11 @@ impl<'a> Resolver<'a> {
             }
             let object = || format!("route {} in VPC `{}`", route.destination, spec.name);
             let vpc = self.vpc_id(index).await?;
-            let peering: Peering = find_in(client, vpc, text)
-                .await
-                .map_err(|error| in_field::<Peering>(error, text, "target", object()))?;
+            let found = match vpc {
+                Some(vpc) => client.find::<Peering>(text, &[("vpc", &vpc.to_string())]).await,
+                None => Err(no_such_name::<Peering>(text)),
+            };
+            let peering = found.map_err(|error| in_field::<Peering>(error, text, "target", object()))?;
             if vpc.is_none_or(|vpc| !peering.vpcs.contains(&vpc)) {
                 let problem = format!("{} is not a peering of this VPC", peering.id);
                 return Err(FieldError { object: object(), field: "target", problem }.into());
@@ -507,14 +495,6 @@ fn positions<'a>(names: impl Iterator<Item = &'a str>) -> HashMap<&'a str, Vec<u
     positions
 }
 
-/// Finds an object of a VPC. The existing cloud may not have the VPC.
-async fn find_in<T: Resource>(client: &Client, vpc: Option<VpcId>, text: &str) -> Result<T> {
-    match vpc {
-        Some(vpc) => client.find(text, &[("vpc", &vpc.to_string())]).await,
-        None => Err(no_such_name::<T>(text)),
-    }
-}
-
 fn no_such_name<T: Resource>(text: &str) -> Error {
     Error::NoSuchName { kind: T::NOUN, name: text.to_owned(), within: String::new() }
 }
@@ -523,7 +503,7 @@ fn no_such_name<T: Resource>(text: &str) -> Error {
 fn in_field<T: Resource>(error: Error, text: &str, field: &'static str, object: String) -> Error {
     let problem = if error.is_not_found() {
         format!("neither the file nor the cloud has a {} `{text}`", T::NOUN)
-    } else if matches!(error, Error::AmbiguousName { .. } | Error::NameOrId { .. }) {
+    } else if matches!(error, Error::AmbiguousName { .. } | Error::NameOrId { .. } | Error::OtherVpc { .. }) {
         error.to_string()
     } else {
         return error;

@@ -1,6 +1,7 @@
 //! Finding objects by name or id.
 
-use crate::{Client, Error, Resource, Result};
+use crate::{Client, Error, OfVpc, Resource, Result};
+use sluice_types::VpcId;
 
 impl Client {
     /// Finds the object that `text` refers to: a name, searched among the objects that match the filters
@@ -35,6 +36,18 @@ impl Client {
             // Whether the text is also the id of another object is not known.
             (Some(_), Err(error)) => Err(error),
         }
+    }
+
+    /// Finds the object of a VPC that `text` refers to, as [`Client::find`] does.
+    ///
+    /// # Errors
+    /// The errors of [`Client::find`]; [`Error::OtherVpc`].
+    pub async fn find_in_vpc<T: OfVpc>(&self, vpc: VpcId, text: &str) -> Result<T> {
+        let found: T = self.find(text, &[("vpc", &vpc.to_string())]).await?;
+        if found.vpc() == vpc {
+            return Ok(found);
+        }
+        Err(Error::OtherVpc { kind: T::NOUN, id: found.id().to_string() })
     }
 
     /// Finds the object with this name among those that match the filters `within`.

@@ -50,6 +50,8 @@ fn objects(kind: &str) -> Vec<Value> {
         "eips" => json!([
             {"id": "eip-1", "name": "www", "tenant": "tenant-1", "pool": "pool-1", "address": "198.51.100.1",
              "prefix_length": 32, "vpc": "vpc-1", "instance": "inst-1", "inside": "10.0.0.2", "meter": "meter-1"},
+            {"id": "eip-2", "name": "free", "tenant": "tenant-1", "pool": "pool-1", "address": "198.51.100.9",
+             "prefix_length": 32},
         ]),
         "meters" => json!([
             {"id": "meter-1", "name": "gold", "tenant": "tenant-1", "in_kbps": 8000, "in_burst": 50_000},
@@ -139,7 +141,7 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
         ),
         (
             "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: subnet-2, host: metal}]}]",
-            "instance `q` in VPC `web`: `subnet`: subnet-2 is a subnet of another VPC".to_owned(),
+            "instance `q` in VPC `web`: `subnet`: subnet subnet-2 belongs to another VPC".to_owned(),
         ),
         (
             "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: front, host: metal, security_groups: [dmz]}]}]",
@@ -152,7 +154,8 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
         ),
         (
             "vpcs: [{name: db, tenant: red, instances: [{name: q, subnet: back, host: metal, security_groups: [sg-2]}]}]",
-            "instance `q` in VPC `db`: `security_groups`: sg-2 is a security group of another VPC".to_owned(),
+            "instance `q` in VPC `db`: `security_groups`: security group sg-2 belongs to another VPC"
+                .to_owned(),
         ),
         (
             "vpcs: [{name: v, tenant: red, security_groups: [{name: a, rules: \
@@ -223,7 +226,7 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
         (
             "vpcs: [{name: db, tenant: red, nat_gateway: {name: n, pool: world, port_forwards: \
              [{name: f, protocol: tcp, port: 1, instance: inst-1}]}}]",
-            "port forward `f` in VPC `db`: `instance`: inst-1 is an instance of another VPC".to_owned(),
+            "port forward `f` in VPC `db`: `instance`: instance inst-1 belongs to another VPC".to_owned(),
         ),
         ("meters: [{name: m, tenant: blue, in_kbps: 64}]", neither("meter `m`: `tenant`", "tenant `blue`")),
         ("eips: [{name: e, tenant: red, pool: world, meter: x}]", neither("EIP `e`: `meter`", "meter `x`")),
@@ -249,7 +252,15 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
              vpcs: [{name: v, tenant: red, internet_meter: m}]",
             neither("VPC `v`: `internet_meter`", "meter `m`"),
         ),
-        // The subnet is in another VPC.
+        // What it is to be attached to is in another VPC: by id, and by name.
+        (
+            "eips: [{name: e, tenant: red, pool: world, vpc: db, instance: inst-1}]",
+            "EIP `e`: `instance`: instance inst-1 belongs to another VPC".to_owned(),
+        ),
+        (
+            "eips: [{name: e, tenant: red, pool: world, vpc: web, subnet: subnet-2}]",
+            "EIP `e`: `subnet`: subnet subnet-2 belongs to another VPC".to_owned(),
+        ),
         (
             "vpcs: [{name: v, tenant: red}]\neips: [{name: e, tenant: red, pool: world, vpc: v, subnet: front}]",
             neither("EIP `e`: `subnet`", "subnet `front`"),
@@ -354,6 +365,15 @@ async fn eips_are_compared_with_the_cloud() {
     {
         assert_eq!(www(other).await, (0, 0, 1), "{other}");
     }
+    // One that is not attached is attached, unless something else differs.
+    let free = async |fields: &str| {
+        let yaml = format!("eips: [{{name: free, tenant: red, pool: world{fields}}}]");
+        let total = run(&yaml, true).await.unwrap().total();
+        (total.attached, total.unchanged, total.differing)
+    };
+    assert_eq!(free("").await, (0, 1, 0));
+    assert_eq!(free(", vpc: web, instance: i, inside: 10.0.0.2").await, (1, 0, 0));
+    assert_eq!(free(", vpc: web, instance: i, address: 198.51.100.8").await, (0, 0, 1));
     let pool =
         |prefixes: &str| format!("public_pools: [{{name: world, cluster: edge, prefixes: [{prefixes}]}}]");
     assert_eq!(tally(&pool("198.51.100.0/24")).await, (0, 1, 0));

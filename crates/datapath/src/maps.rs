@@ -174,11 +174,11 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
         let is_sized = [CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP, METER_COUNTS_MAP].contains(&name)
             || SESSION_MAPS.contains(&name);
         if is_sized && what == "number of entries" {
-            let mebibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())) >> 20;
+            let kibibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())).div_ceil(1024);
             tracing::warn!(
                 map = name,
-                configured_mib = mebibytes(ours),
-                pinned_mib = mebibytes(theirs),
+                configured_kib = kibibytes(ours),
+                pinned_kib = kibibytes(theirs),
                 "the pinned tables keep their size; run once with --flush to change it"
             );
             continue;

@@ -153,7 +153,7 @@ impl NatKeeper {
     pub fn start(
         nat: SharedNat,
         logged: LoggedEvents,
-        owners: impl Fn() -> Option<Owners> + Send + 'static,
+        owners: impl Fn() -> Option<Arc<Owners>> + Send + 'static,
     ) -> Result<Self, Error> {
         let (reader, status, log) = (nat.reader(), nat.status.clone(), nat.log.clone());
         let (stop, stopped) = mpsc::channel();
@@ -206,7 +206,7 @@ struct Keeper {
     /// `None`: sessions are not logged.
     sessions: Option<SessionLog>,
     pass_began: Instant,
-    owners: Box<dyn Fn() -> Option<Owners> + Send>,
+    owners: Box<dyn Fn() -> Option<Arc<Owners>> + Send>,
 }
 
 fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {

@@ -88,14 +88,18 @@ pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
 }
 
 fn tally_json(tally: Tally) -> serde_json::Value {
-    json!({"created": tally.created, "unchanged": tally.unchanged, "differing": tally.differing})
+    let Tally { created, attached, unchanged, differing } = tally;
+    json!({"created": created, "attached": attached, "unchanged": unchanged, "differing": differing})
 }
 
 fn line(event: &Event, dry_run: bool) -> String {
     let Event { kind, name, tally, difference, .. } = event;
-    let made = if dry_run { "would create" } else { "created" };
+    let (made, attached) = if dry_run { ("would create", "would attach") } else { ("created", "attached") };
     if let Some(difference) = difference {
         return format!("differs      {kind} {name}: {difference}\n");
+    }
+    if tally.attached > 0 {
+        return format!("{attached:<12} {kind} {name}\n");
     }
     // Instances are created in bulk: the name is that of their VPC, even for a single instance.
     let is_bulk = *kind == Instance::NOUN;
@@ -113,8 +117,11 @@ fn line(event: &Event, dry_run: bool) -> String {
 }
 
 fn summary(total: Tally, dry_run: bool) -> String {
-    let made = if dry_run { "to create" } else { "created" };
+    let (made, attached) = if dry_run { ("to create", "to attach") } else { ("created", "attached") };
     let mut text = format!("{} {made}, {} unchanged", total.created, total.unchanged);
+    if total.attached > 0 {
+        text.push_str(&format!(", {} {attached}", total.attached));
+    }
     if total.differing > 0 {
         text.push_str(&format!(", {} differing", total.differing));
     }
@@ -126,7 +133,7 @@ mod tests {
     use super::*;
 
     fn event(created: u64, unchanged: u64) -> Event {
-        let tally = Tally { created, unchanged, differing: 0 };
+        let tally = Tally { created, unchanged, ..Tally::default() };
         Event { kind: "instance", name: "web".to_owned(), tally, difference: None, done: 1, total: 9 }
     }
 
@@ -139,9 +146,11 @@ mod tests {
         assert_eq!(line(&event(7, 0), true), "would create 7 instances of VPC web\n");
         assert_eq!(line(&event(0, 7), false), "unchanged    7 instances of VPC web\n");
         assert_eq!(line(&event(10, 2), true), "would create 10 instances of VPC web; 2 are unchanged\n");
+        let attached = Event { kind: "EIP", tally: Tally { attached: 1, ..Tally::default() }, ..event(0, 0) };
+        assert_eq!(line(&attached, false), "attached     EIP web\n");
         assert_eq!(
-            summary(Tally { created: 3, unchanged: 4, differing: 1 }, true),
-            "3 to create, 4 unchanged, 1 differing\n"
+            summary(Tally { created: 3, attached: 2, unchanged: 4, differing: 1 }, true),
+            "3 to create, 4 unchanged, 2 to attach, 1 differing\n"
         );
     }
 }

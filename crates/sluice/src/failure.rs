@@ -84,7 +84,12 @@ impl Failure {
     /// The exit code; see `sluice --help`.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Api(ApiError::BadUrl(_) | ApiError::AmbiguousName { .. } | ApiError::NameOrId { .. }) => 2,
+            Self::Api(
+                ApiError::BadUrl(_)
+                | ApiError::AmbiguousName { .. }
+                | ApiError::NameOrId { .. }
+                | ApiError::OtherVpc { .. },
+            ) => 2,
             Self::Api(ApiError::Unreachable { .. } | ApiError::Malformed { .. }) => 3,
             Self::Agent { .. } | Self::AgentMalformed { .. } => 3,
             Self::Api(error) if error.is_not_found() => 4,

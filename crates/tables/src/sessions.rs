@@ -317,8 +317,9 @@ impl Sessions {
         self.progress = Progress::new(&self.reader.tables);
     }
 
-    /// A TCP session that was reset is open again when another segment follows (`SESSION_RST_IN_DOUBT`).
-    pub(crate) fn doubt_resets(&self) {
+    /// A TCP session that was reset is open again when another segment follows (`SESSION_RST_IN_DOUBT`): the Internet can forge an
+    /// RST, and a SYN after it.
+    pub fn doubt_resets(&self) {
         self.config.store32(offset_of!(session_config, flags), layout::SESSION_RST_IN_DOUBT);
     }
 

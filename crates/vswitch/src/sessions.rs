@@ -85,6 +85,7 @@ impl OpenSessions {
         let mut sessions =
             Sessions::open(&regions, shares.clone(), ticks_now(), grace).map_err(OpenError::Tables)?;
         sessions.set_timeouts(timeouts).map_err(OpenError::Tables)?;
+        sessions.doubt_resets();
         Ok(Self { sessions, shares })
     }
 

@@ -1,12 +1,14 @@
 //! Public pools, EIPs, NAT gateways and their port forwards, and meters.
 
-use super::Applier;
+use super::{Applier, Tally};
 use crate::references::End;
 use crate::{
-    CloudFile, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewPortForward,
-    NewPublicPool, PeeringSpec, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result, Subnet,
+    CloudFile, Eip, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewObject,
+    NewPortForward, NewPublicPool, PeeringSpec, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result,
+    Subnet,
     VpcSpec,
 };
+use serde_json::{Map, json};
 use sluice_types::{MeterId, NatGatewayId, PublicPoolId, TenantId, VpcId};
 use std::collections::BTreeMap;
 
@@ -40,8 +42,9 @@ impl Applier<'_> {
         let subnet = self.target::<Subnet>(vpc, spec.subnet.as_deref()).await?;
         let meter = self.meter_of(tenant, spec.meter.as_deref()).await?;
         let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
-        let ids = tenant.zip(pool).zip(instance.zip(subnet)).zip(meter);
-        let body = ids.map(|(((tenant, pool), (instance, subnet)), meter)| NewEip {
+        let has_target = spec.instance.is_some() || spec.subnet.is_some();
+        let target_exists = instance.is_some() && subnet.is_some();
+        let body = tenant.zip(pool).zip(meter).map(|((tenant, pool), meter)| NewEip {
             name: spec.name.clone(),
             tenant,
             pool,
@@ -49,13 +52,40 @@ impl Applier<'_> {
             family: spec.family,
             prefix_length: spec.prefix_length,
             nptv6: spec.nptv6,
-            instance,
-            subnet,
+            instance: instance.flatten(),
+            subnet: subnet.flatten(),
             inside: spec.inside,
             meter,
         });
-        let parent = tenant.map(|_| ());
+        if let Some(body) = body.as_ref().filter(|_| has_target)
+            && self.attach(body, &of).await?
+        {
+            return Ok(());
+        }
+        let (parent, body) = (tenant.map(|_| ()), body.filter(|_| target_exists));
         self.create_or_compare(&spec.name, parent, &[("tenant", &of)], body).await.map(drop)
+    }
+
+    /// Attaches an EIP that exists, is not attached, and has all else that the file says: the deletion of an instance detaches its
+    /// EIPs. Returns false for all others. In a dry run, the instance may not exist yet.
+    async fn attach(&mut self, wanted: &NewEip, tenant: &str) -> Result<bool> {
+        let NewEip { instance, subnet, inside, .. } = *wanted;
+        let Some(eip) = self.client.find_by_name::<Eip>(&wanted.name, &[("tenant", tenant)]).await? else {
+            return Ok(false);
+        };
+        let is_alike = wanted.difference(&Eip { instance, subnet, inside, ..eip.clone() }).is_none();
+        if eip.vpc.is_some() || !is_alike {
+            return Ok(false);
+        }
+        if !self.options.dry_run {
+            let mut target = Map::new();
+            target.extend(instance.map(|id| ("instance".to_owned(), json!(id))));
+            target.extend(subnet.map(|id| ("subnet".to_owned(), json!(id))));
+            target.extend(inside.map(|address| ("inside".to_owned(), json!(address))));
+            self.client.update::<Eip>(eip.id, &target, Some(eip.revision)).await?;
+        }
+        self.report_step(Eip::NOUN, &wanted.name, Tally { attached: 1, ..Tally::default() }, None);
+        Ok(true)
     }
 
     /// The NAT gateway of a VPC with its port forwards, if the file has one. After the instances.

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use sluice_tables::layout;
@@ -47,7 +47,7 @@ pub fn logged_by(owners: &Owners, vni: Vni) -> LoggedBy {
 #[derive(Debug, Default)]
 struct State {
     /// The VPCs with a NAT gateway, and whether this gateway has its vIP; `None`: it is not known yet.
-    owners: Option<Owners>,
+    owners: Option<Arc<Owners>>,
     exporter: Option<Exporter>,
     counts: LogCounts,
 }
@@ -67,12 +67,12 @@ impl NatLog {
     }
 
     /// Sets for which NAT gateways this gateway translates.
-    pub fn set_owners(&self, owners: Owners) {
+    pub fn set_owners(&self, owners: Arc<Owners>) {
         self.lock().owners = Some(owners);
     }
 
     /// For which NAT gateways this gateway translates, if that is known.
-    pub fn owners(&self) -> Option<Owners> {
+    pub fn owners(&self) -> Option<Arc<Owners>> {
         self.lock().owners.clone()
     }
 

@@ -117,9 +117,9 @@ impl NatSync {
     }
 
     /// A function that says for which NAT gateways this gateway translates; `None` until that is known.
-    pub fn owners(&self) -> impl Fn() -> Option<Owners> + Send + 'static {
+    pub fn owners(&self) -> impl Fn() -> Option<Arc<Owners>> + Send + 'static {
         let status = self.status.clone();
-        move || lock(&status).owners()
+        move || lock(&status).owners.clone()
     }
 
     /// The route of the local API that shows the copies: `GET /nat/copies`.

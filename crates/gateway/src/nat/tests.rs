@@ -187,9 +187,9 @@ fn the_thread_makes_rounds_and_logs_what_this_gateway_owns() {
         let at = nat.lock().assign(public(number)).unwrap();
         kernel.begin(vni(number.into()), at, 53);
     }
-    let owners_of = |owned: &[u32], others: &[u32]| -> Option<Owners> {
+    let owners_of = |owned: &[u32], others: &[u32]| -> Option<Arc<Owners>> {
         let all = owned.iter().map(|of| (*of, true)).chain(others.iter().map(|of| (*of, false)));
-        Some(all.map(|(of, is_own)| (vni(of), Some(is_own))).collect())
+        Some(Arc::new(all.map(|(of, is_own)| (vni(of), Some(is_own))).collect()))
     };
     let owners = Arc::new(Mutex::new(owners_of(&[1], &[2])));
     let keeper = NatKeeper::start(nat.clone(), LoggedEvents::Sessions, {

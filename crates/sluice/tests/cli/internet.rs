@@ -159,6 +159,30 @@ eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
 }
 
 #[test]
+fn an_eip_whose_instance_was_deleted_is_attached_again() {
+    let site = Site::start();
+    let internet = "
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24]}]
+eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
+";
+    let file = site.file("cloud.yaml", &(CLOUD.to_owned() + internet));
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("17 created, 0 unchanged\n"));
+    let inside = |site: &Site| site.json(&["eip", "show", "www"])["inside"].clone();
+    site.ok(&["instance", "delete", "red/web/web-1"]);
+    assert_eq!(inside(&site), Value::Null);
+    let planned = site.ok(&["apply", "-f", &file, "--dry-run"]);
+    assert!(planned.contains("would attach EIP www\n"), "{planned}");
+    assert!(planned.ends_with("1 to create, 15 unchanged, 1 to attach\n"), "{planned}");
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("1 created, 15 unchanged, 1 attached\n"));
+    assert_eq!(inside(&site), "10.0.0.9");
+    assert!(site.ok(&["apply", "-f", &file]).ends_with("0 created, 17 unchanged\n"));
+    let id = site.json(&["instance", "show", "red/web/web-1"])["id"].clone();
+    let other = format!("red/db/{}", id.as_str().unwrap());
+    let error = site.fails(2, &["eip", "attach", "www", "--instance", &other]);
+    assert!(error.contains("belongs to another VPC"), "{error}");
+}
+
+#[test]
 fn meters_by_file_and_by_commands() {
     let site = Site::start();
     let cloud = CLOUD.replace("  - name: web\n", "  - name: web\n    internet_meter: all\n");

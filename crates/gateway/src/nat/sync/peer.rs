@@ -2,6 +2,7 @@
 //! to addresses and vIPs to their owners. This file changes when the state machine gets another input or output.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use sluice_agent::underlay::Vteps;
 use sluice_cluster::Contacts;
@@ -11,6 +12,7 @@ use sluice_types::{GatewayId, Vni};
 
 use super::NatUnits;
 use super::status::{Copy, SyncCounts, SyncStatus};
+use crate::nat::log::Owners;
 use crate::ownership::{ClusterView, Now};
 
 /// An input.
@@ -47,6 +49,8 @@ pub struct SyncPeer {
     view: ClusterView,
     /// `None` until they are known.
     units: Option<NatUnits>,
+    /// For which NAT gateways this gateway translates; `None` until it is known.
+    translated: Option<Arc<Owners>>,
     due_us: u64,
     counts: SyncCounts,
 }
@@ -63,6 +67,7 @@ impl SyncPeer {
             keys: KeyRing::default(),
             view: ClusterView::default(),
             units: None,
+            translated: None,
             due_us: now.boot_us,
             counts: SyncCounts::default(),
         }
@@ -90,6 +95,7 @@ impl SyncPeer {
             }
             Event::View(view) => {
                 self.view = *view;
+                self.note_translated();
                 let Contacts {
                     mutual, cut_off, interruptions, is_left_out: now, times_left_out: times, ..
                 } = self.view.contacts.clone();
@@ -104,6 +110,7 @@ impl SyncPeer {
             }
             Event::Units(units) => {
                 self.units = Some(units);
+                self.note_translated();
                 vec![Input::Owners(self.owners())]
             }
         };
@@ -138,7 +145,7 @@ impl SyncPeer {
         };
         SyncStatus {
             copies: self.replicator.copies().map(copy).collect(),
-            is_known: self.view.plan.is_some() && self.units.is_some(),
+            owners: self.translated.clone(),
             has_heir: self.view.contacts.has_heir,
             counts: self.counts.clone(),
             sessions: self.replicator.counters(),
@@ -148,6 +155,17 @@ impl SyncPeer {
     /// Which gateway owns the vIP of each NAT gateway.
     fn owners(&self) -> Vec<(Vni, Option<GatewayId>)> {
         self.units.iter().flatten().map(|(vni, vip)| (*vni, self.view.owners.get(vip).copied())).collect()
+    }
+
+    /// Keeps the map if it is the same, because other threads have it.
+    fn note_translated(&mut self) {
+        let owners = self.owners().into_iter();
+        let owners: Owners = owners.map(|(vni, owner)| (vni, owner.map(|owner| owner == self.own))).collect();
+        if self.view.plan.is_none() || self.units.is_none() {
+            self.translated = None;
+        } else if self.translated.as_deref() != Some(&owners) {
+            self.translated = Some(Arc::new(owners));
+        }
     }
 
     fn receive(&mut self, now: Now, local: IpAddr, packet: &[u8]) -> Option<(GatewayId, Message)> {

@@ -53,8 +53,8 @@ pub struct SyncCounts {
 pub struct SyncStatus {
     /// By VNI.
     pub copies: Vec<Copy>,
-    /// The NAT gateways and the owners of the vIPs are known.
-    pub is_known: bool,
+    /// For which NAT gateways this gateway translates; `None` until that is known. The same map until that changes.
+    pub owners: Option<Arc<Owners>>,
     /// Another gateway has copies of all sessions.
     pub has_heir: bool,
     pub counts: SyncCounts,
@@ -75,13 +75,6 @@ impl SyncStatus {
     #[must_use]
     pub fn view(&self) -> CopiesView {
         CopiesView { copies: self.copies.clone(), has_heir: self.has_heir }
-    }
-
-    /// For which NAT gateways this gateway translates; `None` until that is known.
-    #[must_use]
-    pub fn owners(&self) -> Option<Owners> {
-        let owners = self.copies.iter().map(|copy| (copy.vni, copy.owner.map(|_| copy.is_own)));
-        self.is_known.then(|| owners.collect())
     }
 
     /// Whether sessions of NAT gateways that this gateway owns would end if it died.

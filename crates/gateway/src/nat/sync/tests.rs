@@ -122,6 +122,27 @@ impl World {
     }
 }
 
+/// The thread of the NAT tables asks for it ten times a second.
+#[test]
+fn the_map_of_owners_is_the_same_until_they_change() {
+    let mut world = World::new();
+    let translated = |world: &World| world.peers[0].0.status().owners;
+    world.set_owner(0);
+    assert_eq!(translated(&world), None, "the NAT gateways are not known");
+    world.feed(0, Event::Units(units()));
+    let first = translated(&world).expect("it is known");
+    assert_eq!(*first, Owners::from([(vni(1), Some(true)), (vni(2), Some(true)), (vni(3), None)]));
+    world.set_owner(0);
+    world.feed(0, Event::Units(units()));
+    world.pass_ms(100);
+    assert!(Arc::ptr_eq(&first, &translated(&world).unwrap()), "nothing has changed");
+    world.set_owner(1);
+    let moved = translated(&world).unwrap();
+    assert_eq!(*moved, Owners::from([(vni(1), Some(false)), (vni(2), Some(false)), (vni(3), None)]));
+    world.feed(0, Event::Units(units()[..1].to_vec()));
+    assert_eq!(*translated(&world).unwrap(), Owners::from([(vni(1), Some(false))]));
+}
+
 #[test]
 fn gateways_copy_what_the_owner_has_and_say_when_they_have_it() {
     let mut world = World::new();
