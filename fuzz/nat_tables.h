@@ -25,6 +25,7 @@ static struct nat_small {
 
 /* Large ones, of which what a packet may have changed is put back. */
 static struct nat_ports nat_cells[NAT_CELLS];
+static struct nat_tuples nat_buckets[NAT_BUCKETS];
 static struct nat_fragment nat_entries[NAT_FRAGMENTS];
 static struct nat_saved {
 	void *at;
@@ -66,6 +67,8 @@ static void *find_nat(const void *map, uint32_t index)
 		return index < NAT_BUCKETS ? &nat_small.buckets[index] : NULL;
 	if (map == &nat_ports)
 		return index < NAT_CELLS ? nat_save(&nat_cells[index], sizeof(*nat_cells)) : NULL;
+	if (map == &nat_tuples)
+		return index < NAT_BUCKETS ? nat_save(&nat_buckets[index], sizeof(*nat_buckets)) : NULL;
 	if (map == &nat_ring_counts)
 		return index < NAT_RING_COUNTS ? &nat_ring_count[index] : NULL;
 	if (map == &nat_fragments)

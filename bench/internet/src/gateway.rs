@@ -8,7 +8,7 @@ use sluice_bench_report::shell::{Failure, run};
 use sluice_bench_spine::gateway::{Gateway, Routes};
 use sluice_bench_spine::packet::{GATEWAY, VNI};
 use sluice_bench_spine::peers::instance;
-use sluice_datapath::{NAT_MAPS, NatCopier, SESSION_MAPS};
+use sluice_datapath::{NatCopier, nat_sizes};
 use sluice_gateway::SharedNat;
 use sluice_tables::nat::{Nat, NatRegions, NatSize, Translation, default_timeouts};
 use sluice_tables::sessions::{Family, Session, SessionReader, ticks_now};
@@ -58,13 +58,8 @@ impl Edge {
     /// Errors of the datapath, the tables or the kernel.
     pub fn new(rig: &Rig, public: Public, sessions: Sessions) -> Result<Self, Failure> {
         let buckets = u64::from(sessions.count()) * 100 / FILLED_PERCENT / u64::from(SLOTS);
-        let maps = [
-            (NAT_MAPS[0], NatRegions::groups(SIZE)?),
-            (NAT_MAPS[1], NatRegions::port_cells(SIZE)),
-            (SESSION_MAPS[0], u32::try_from(buckets)?),
-            // The least that a table has.
-            (SESSION_MAPS[1], 2),
-        ];
+        let maps =
+            nat_sizes(NatRegions::groups(SIZE)?, NatRegions::port_cells(SIZE), u32::try_from(buckets)?);
         let mut gateway = Gateway::with_maps(rig.interfaces, sessions.vms, Routes::One, &maps)?;
         let vni = Vni::new(VNI)?;
         let port =
@@ -121,6 +116,7 @@ impl Edge {
             sessions: u32::MAX,
             blocks: 16,
             any_remote: false,
+            shares_ports: false,
             forwards: Vec::new(),
         })?;
         self.reader = Some(nat.sessions().reader().clone());

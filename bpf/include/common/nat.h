@@ -9,6 +9,7 @@
  *   struct nat_config *nat_config_at(void);
  *   struct nat_group *nat_group_at(__u32 index);
  *   struct nat_ports *nat_ports_at(__u32 index);
+ *   struct nat_tuples *nat_tuples_at(__u32 index);
  *
  * which return NULL if the index is out of bounds, and find_session4() and create_session4() as session_maps.h does. The calls
  * for a packet are nat_out(), nat_in(), their two parts, and nat_install() (nat_install.h); the caller fills `pool` from the struct nat_gateway of the VPC, and counts the
@@ -23,9 +24,12 @@
 #ifndef SLUICE_NAT_H
 #define SLUICE_NAT_H
 
-#include "common/nat_map.h"
+#include "common/nat_shared.h"
 
-/* Finds the inside endpoint to which the outside endpoint is mapped. 0: the port is free, or has one of another VPC. */
+/*
+ * Finds the inside endpoint to which the outside endpoint is mapped, if the port is shared for this remote endpoint. 0: it is mapped
+ * to none, or to one of another VPC.
+ */
 NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 {
 	struct nat_ports *cell;
@@ -44,11 +48,17 @@ NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 	if (!cell)
 		return 0;
 	word = READ_ONCE(cell->word[number % NAT_CELL_PORTS]);
-	stamp = word >> NAT_STAMP_SHIFT;
+	stamp = nat_stamp_of(word);
 	if (!stamp || stamp >= NAT_TENTATIVE)
 		return 0;
 	if (READ_ONCE(block->vni) != packet->vni)
 		return 0;
+	packet->shared = word >> 31;
+	if (packet->shared) {
+		word = nat_read_tuple(packet);
+		if (!word)
+			return 0;
+	}
 	packet->inside = READ_ONCE(block->inside[1]);
 	packet->inside_port = word;
 	packet->outside = READ_ONCE(group->outside);
@@ -76,7 +86,7 @@ NAT_FUNCTION int nat_query(struct nat_packet *packet, int is_outgoing)
 	return 0;
 }
 
-/* The second word of a session's action, without NAT_OF_REMOTE. */
+/* The outside endpoint in the second word of a session's action. */
 static __always_inline __u32 nat_action(const struct nat_packet *packet)
 {
 	return packet->address << NAT_ADDRESS_SHIFT | packet->outside_port;
@@ -112,8 +122,9 @@ static __always_inline enum session_answer nat_create(struct nat_packet *packet,
 	enum session_answer answer;
 	__u32 slot;
 
-	answer = create_session4(&packet->query, packet->outside, nat_action(packet) | of_remote, packet->now,
-				 &packet->hit);
+	answer = create_session4(&packet->query, packet->outside,
+				 nat_action(packet) | of_remote | (packet->shared ? NAT_OF_SHARED : 0),
+				 packet->now, &packet->hit);
 	group = nat_block_of(packet, &slot);
 	first = nat_first_group(packet);
 	if (packet->hit.published && group && first) {
@@ -174,6 +185,25 @@ static __always_inline int nat_find_out(struct nat_packet *packet)
 	return NAT_SESSIONLESS;
 }
 
+/* Finds the mapping of the inside endpoint, or makes one. NAT_TRANSLATED, or why not. `claimed`: the tuple word is to be finished. */
+NAT_FUNCTION int nat_map(struct nat_packet *packet)
+{
+	struct session_config *sessions = session_config_at();
+	struct nat_config *nat = nat_config_at();
+
+	if (!packet || !sessions || !nat || !nat_choose_address(packet))
+		return NAT_EXHAUSTED;
+	nat_place(sessions, nat, packet);
+	packet->shared = !!(packet->pool.flags & NAT_SHARES_PORTS);
+	for (int i = 0; i < NAT_ATTEMPTS; i++) {
+		int answer = packet->shared ? nat_try_to_share(packet) : nat_try_to_map(packet);
+
+		if (answer != NAT_AGAIN)
+			return answer;
+	}
+	return NAT_BUSY;
+}
+
 /* The second part of nat_out(): begins a session, if the packet may. */
 static __always_inline int nat_begin_out(struct nat_packet *packet)
 {
@@ -182,7 +212,12 @@ static __always_inline int nat_begin_out(struct nat_packet *packet)
 	if (!nat_begins(packet))
 		return NAT_NO_SESSION;
 	answer = nat_map(packet);
-	return answer == NAT_TRANSLATED ? nat_begin(packet, 0) : answer;
+	if (answer != NAT_TRANSLATED)
+		return answer;
+	answer = nat_begin(packet, 0);
+	if (packet->shared && packet->claimed)
+		nat_finish_tuple(packet, answer == NAT_BEGUN);
+	return answer;
 }
 
 /*
@@ -205,8 +240,8 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 	enum nat_answer answer;
 
 	/* Queries of the Internet have their own identifiers, which are not mapped. */
-	if (!sessions || !nat || !(packet->pool.flags & NAT_ANY_REMOTE) || packet->class == NAT_ICMP ||
-	    !nat_begins(packet))
+	if (!sessions || !nat || !(packet->pool.flags & NAT_ANY_REMOTE) || packet->shared ||
+	    packet->class == NAT_ICMP || !nat_begins(packet))
 		return NAT_MISS;
 	nat_place(sessions, nat, packet);
 	nat_look(packet);
@@ -233,7 +268,7 @@ static __always_inline int nat_find_in(struct nat_packet *packet)
 	if (find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT) {
 		data = session_data_at(4, &packet->hit);
 		/* The port may have another inside endpoint than when the session began. */
-		if (!data || (READ_ONCE(data->action[1]) & ~NAT_OF_REMOTE) != nat_action(packet))
+		if (!data || (READ_ONCE(data->action[1]) & NAT_OUTSIDE_MASK) != nat_action(packet))
 			return NAT_MISS;
 		if (nat_touch(packet) == NAT_TRANSLATED)
 			return NAT_TRANSLATED;

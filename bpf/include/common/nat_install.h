@@ -10,7 +10,8 @@
  *   NAT_BEGUN       the session was added
  *   NAT_TRANSLATED  the session existed, and was merged with what the other gateway says
  *   NAT_ELSEWHERE   the session existed with another outside endpoint, and stays
- *   NAT_TAKEN       the outside port belongs to another inside endpoint, or is not in use here; nothing has changed
+ *   NAT_TAKEN       the outside port, or its tuple if it is shared, belongs to another inside endpoint, or the port is not in use
+ *                   here; at most stamps have changed
  *   NAT_MISS        the session has been idle for so long that it has expired; nothing has changed
  *   NAT_FULL, NAT_BUSY, NAT_PROTOCOL  as for packets
  *
@@ -98,8 +99,8 @@ NAT_FUNCTION int nat_merge(struct nat_packet *packet)
 	       session_timeout(config, packet->protocol, packet->hit.state);
 	there = packet->now - packet->idle;
 	judged = nat_judge(packet, here, there);
-	answer = (READ_ONCE(data->action[1]) & ~NAT_OF_REMOTE) == nat_action(packet) ? NAT_TRANSLATED
-										     : NAT_ELSEWHERE;
+	answer = (READ_ONCE(data->action[1]) & NAT_OUTSIDE_MASK) == nat_action(packet) ? NAT_TRANSLATED
+										       : NAT_ELSEWHERE;
 	if (answer == NAT_TRANSLATED)
 		packet->outside = READ_ONCE(data->action[0]);
 	if (judged == NAT_KEPT)
@@ -156,30 +157,24 @@ NAT_FUNCTION int nat_take_block(struct nat_packet *packet)
 }
 
 /* Maps the outside port, of a block of the inside address, to the inside port, and stamps it. The answers are the same. */
-NAT_FUNCTION int nat_take_port(struct nat_packet *packet)
+NAT_FUNCTION int nat_take_mapping(struct nat_packet *packet)
 {
-	struct nat_config *nat = nat_config_at();
-	struct nat_ports *cell;
-	__u32 number, word, stamped;
+	__u32 number;
+	int answer;
 
-	if (!packet || !nat)
+	if (!packet)
 		return NAT_TAKEN;
 	number = nat_port_base(packet, packet->address) + packet->outside_port;
-	cell = nat_ports_at(number / NAT_CELL_PORTS);
-	if (!cell)
-		return NAT_TAKEN;
-	word = READ_ONCE(cell->word[number % NAT_CELL_PORTS]);
-	if (!word) {
-		/* After the word, as in nat_stamp(). */
-		stamped = READ_ONCE(nat->round) << NAT_STAMP_SHIFT | packet->inside_port;
-		return CAS(&cell->word[number % NAT_CELL_PORTS], 0, stamped) ? NAT_AGAIN : NAT_TRANSLATED;
-	}
-	/* The packet that claims the port settles it soon, or gives it back. */
-	if (word >> NAT_STAMP_SHIFT >= NAT_TENTATIVE)
-		return NAT_AGAIN;
-	if ((word ^ packet->inside_port) & 0xffff)
-		return NAT_TAKEN;
-	return nat_stamp(number, packet->inside_port) ? NAT_TRANSLATED : NAT_AGAIN;
+	if (!packet->shared)
+		return nat_take_port(number, packet->inside_port);
+	answer = nat_take_port(number, NAT_SHARED);
+	if (answer != NAT_TRANSLATED)
+		return answer;
+	answer = nat_take_tuple(packet);
+	if (answer == NAT_TRANSLATED && packet->claimed)
+		nat_finish_tuple(packet, 1);
+	/* The packet that claims the tuple settles it soon, or gives it back. */
+	return answer == NAT_BUSY ? NAT_AGAIN : answer;
 }
 
 /* Adds the session. Its port is stamped. Not a function of the verifier, because create_session4() needs the stack. */
@@ -230,7 +225,7 @@ NAT_FUNCTION int nat_try_to_install(struct nat_packet *packet)
 		return NAT_MISS;
 	answer = nat_take_block(packet);
 	if (answer == NAT_TRANSLATED)
-		answer = nat_take_port(packet);
+		answer = nat_take_mapping(packet);
 	if (answer != NAT_TRANSLATED)
 		return answer;
 	if (!found)
@@ -251,6 +246,7 @@ NAT_FUNCTION int nat_install(struct nat_packet *packet)
 
 	if (!packet || !sessions || !nat || !nat_prepare(packet))
 		return NAT_PROTOCOL;
+	packet->shared = !!(packet->state & NAT_COPY_OF_SHARED);
 	nat_query(packet, !(packet->state & NAT_COPY_OF_REMOTE));
 	/* The session begins at another gateway, not with this packet. */
 	packet->query.tcp_flags = 0;

@@ -98,9 +98,9 @@ NAT_FUNCTION __u32 nat_search_cell(__u32 first, __u32 inside_port, __u32 skip)
 		return NAT_NONE;
 	NAT_ROLLED
 	for (int i = 0; i < NAT_CELL_PORTS; i++) {
-		__u32 word = READ_ONCE(cell->word[i]), stamp = word >> NAT_STAMP_SHIFT;
+		__u32 word = READ_ONCE(cell->word[i]), stamp = nat_stamp_of(word);
 
-		if (stamp && (word & 0xffff) == inside_port && first + i != skip)
+		if (stamp && (word & NAT_MAPPED) == inside_port && first + i != skip)
 			return first + i + (stamp >= NAT_TENTATIVE ? NAT_UNSETTLED : 0);
 	}
 	return NAT_NONE;
@@ -172,8 +172,8 @@ NAT_FUNCTION __u32 nat_claim_port(struct nat_packet *packet)
 	return NAT_NONE;
 }
 
-/* Stamps the mapping of the inside port as in use. 0: it is not, or not any more, the mapping of this port. */
-NAT_FUNCTION int nat_stamp(__u32 number, __u32 inside_port)
+/* Stamps a port that maps this (NAT_MAPPED) as in use. 0: it does not, or not any more. */
+NAT_FUNCTION int nat_stamp(__u32 number, __u32 mapped)
 {
 	struct nat_ports *cell = nat_ports_at(number / NAT_CELL_PORTS);
 	struct nat_config *nat = nat_config_at();
@@ -183,11 +183,11 @@ NAT_FUNCTION int nat_stamp(__u32 number, __u32 inside_port)
 		return 0;
 	word = &cell->word[number % NAT_CELL_PORTS];
 	seen = READ_ONCE(*word);
-	stamp = seen >> NAT_STAMP_SHIFT;
-	if (!stamp || stamp >= NAT_TENTATIVE || ((seen ^ inside_port) & 0xffff))
+	stamp = nat_stamp_of(seen);
+	if (!stamp || stamp >= NAT_TENTATIVE || (seen ^ mapped) & NAT_MAPPED)
 		return 0;
 	/* After the word, which may have a stamp of a later round than that in which the packet came. */
-	stamped = READ_ONCE(nat->round) << NAT_STAMP_SHIFT | (inside_port & 0xffff);
+	stamped = READ_ONCE(nat->round) << NAT_STAMP_SHIFT | (mapped & NAT_MAPPED);
 	if (seen == stamped)
 		return 1;
 	found = CAS(word, seen, stamped);
@@ -393,24 +393,6 @@ NAT_FUNCTION int nat_try_to_map(struct nat_packet *packet)
 	}
 	nat_set_outside(packet, number);
 	return NAT_TRANSLATED;
-}
-
-/* Finds the mapping of the inside endpoint, or makes one. NAT_TRANSLATED, or why not. */
-NAT_FUNCTION int nat_map(struct nat_packet *packet)
-{
-	struct session_config *sessions = session_config_at();
-	struct nat_config *nat = nat_config_at();
-
-	if (!packet || !sessions || !nat || !nat_choose_address(packet))
-		return NAT_EXHAUSTED;
-	nat_place(sessions, nat, packet);
-	for (int i = 0; i < NAT_ATTEMPTS; i++) {
-		int answer = nat_try_to_map(packet);
-
-		if (answer != NAT_AGAIN)
-			return answer;
-	}
-	return NAT_BUSY;
 }
 
 #endif

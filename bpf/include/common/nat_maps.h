@@ -2,7 +2,7 @@
 /*
  * The maps of source NAT with sessions, and the functions of nat.h for packet programs.
  *
- * Contract: the agent sets the sizes of `nat_groups`, `nat_ports` and `nat_fragments`, and those of session_maps.h, before it
+ * Contract: the agent sets the sizes of `nat_groups`, `nat_ports`, `nat_tuples` and `nat_fragments`, and those of session_maps.h, before it
  * loads the program. Otherwise each has one element: a node that translates nothing has no memory for it.
  */
 #ifndef SLUICE_NAT_MAPS_H
@@ -40,6 +40,14 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct nat_tuples);
+} nat_tuples SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct nat_fragment);
@@ -60,6 +68,11 @@ static __always_inline struct nat_group *nat_group_at(__u32 index)
 static __always_inline struct nat_ports *nat_ports_at(__u32 index)
 {
 	return bpf_map_lookup_elem(&nat_ports, &index);
+}
+
+static __always_inline struct nat_tuples *nat_tuples_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&nat_tuples, &index);
 }
 
 #include "common/nat.h"

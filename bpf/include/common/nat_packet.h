@@ -54,7 +54,7 @@ struct nat_packet {
 	__u32 now;	/* session_ticks() */
 	__u32 flags;	/* NAT_PEEK, NAT_QUERY, NAT_OF_OWNER, NAT_ADDS_STATE */
 	/* Only for nat_install(). */
-	__u32 state; /* NAT_COPY_OF_REMOTE, and the bits of session_data.state except SESSION_ORIGINATOR */
+	__u32 state; /* NAT_COPY_OF_REMOTE, NAT_COPY_OF_SHARED, and the bits of session_data.state except SESSION_ORIGINATOR */
 	__u32 idle;  /* ticks since the last packet, less than 2^30 */
 	__u32 since; /* NAT_OF_OWNER: activity from this time on may be newer than what the owner says */
 	/* Between the functions below. */
@@ -74,6 +74,15 @@ struct nat_packet {
 	__u32 claiming;	  /* not 0: another packet claims a block for it */
 	__u32 cell[2];	  /* in each block, the cells that may have the inside port */
 	__u32 preferred;  /* the word that it takes if it is free */
+	__u32 shared;	  /* 1: the outside port is shared, or will be; nat_install() sets it by `state` */
+	__u32 spread; /* hash bits of the inside endpoint: from which block and port on it searches one to share */
+	__u32 tries;	/* ports of each block that it tries to share */
+	__u32 full;	/* 1: a tuple was free, but its buckets have no free word */
+	__u32 tuple[2]; /* the candidate buckets of the tuple */
+	__u32 tuple_tag;
+	__u32 claimed;	  /* 1: it has a tentative tuple word */
+	__u32 tuple_at;	  /* number of that word */
+	__u64 tuple_mine; /* what it has stored there */
 };
 
 static __always_inline __u32 nat_class(__u8 protocol)
@@ -90,6 +99,12 @@ static __always_inline __u64 nat_is_zero(__u64 x)
 	x |= -x;
 	asm volatile("" : "+r"(x));
 	return (x >> 63) ^ 1;
+}
+
+/* The stamp of a port word, or of the low half of a tuple word. */
+static __always_inline __u32 nat_stamp_of(__u32 word)
+{
+	return word >> NAT_STAMP_SHIFT & NAT_STAMP_MASK;
 }
 
 /* Groups of a public address, as a shift. */
@@ -187,6 +202,7 @@ static __always_inline void nat_place(const struct session_config *sessions, con
 	if (packet->cell[1] == packet->cell[0])
 		packet->cell[1] ^= 1;
 	packet->preferred = hash >> 24 & (NAT_CELL_PORTS - 1);
+	packet->spread = hash >> 32;
 }
 
 /* The block of the packet's outside port. */

@@ -206,6 +206,9 @@ static __always_inline enum drop_reason describe_copy(const struct packet *packe
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
 	nat->state = nat_copy_state(packet, &memory->flow);
+	/* The owner's NAT gateway shares ports as this one, except for a moment while that changes. */
+	if (nat->pool.flags & NAT_SHARES_PORTS)
+		nat->state |= NAT_COPY_OF_SHARED;
 	/* The record of a later packet may know less than what another gateway has copied. */
 	if (!(memory->flow.tcp_flags & SESSION_TCP_SYN))
 		nat->flags |= NAT_ADDS_STATE;

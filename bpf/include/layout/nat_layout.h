@@ -6,13 +6,16 @@
  * Contract: nat.h is the C interface. crates/tables binds this at build time, and returns what is not used any more. A
  * change that an old agent cannot read changes NAT_LAYOUT_VERSION.
  *
- * There are three kinds of entries.
+ * There are four kinds of entries.
  *
  *  - A block: 2^block_shift outside ports of one public address, of all protocols, that one inside address (VNI and
  *    address) has. Packets claim blocks, the agent returns them.
  *  - A port word: the mapping of one outside port of one protocol to the inside port. The inside address is that of the block.
  *    So a mapping does not depend on the remote endpoint (RFC 4787 REQ-1), and nothing else is needed to find the inside
- *    endpoint of a packet from the Internet.
+ *    endpoint of a packet from the Internet. With endpoint-dependent mapping, the word says only that the port is in use, and is
+ *    shared: it has an inside port for each remote endpoint.
+ *  - A tuple word: the inside port that a shared outside port has with one remote endpoint. The outside and the remote endpoint are
+ *    the tuple.
  *  - A session: a record of the session tables (session_layout.h) with the inside endpoint and the remote endpoint as its
  *    key, and the VNI as its scope. Its action is the outside endpoint, and whether a remote endpoint began it. A packet from
  *    the Internet needs one, unless NAT_ANY_REMOTE is set.
@@ -48,16 +51,26 @@
  *
  * Port word
  *
- *   bits  0..15  inside port
- *   bits 16..31  stamp: the round in which it was last seen in use; NAT_TENTATIVE or above: being claimed; 0: the port is free
+ *   bits  0..15  inside port; 0 in a shared port
+ *   bits 16..30  stamp: the round in which it was last seen in use; NAT_TENTATIVE or above: being claimed; 0: the port is free
+ *   bit  31      NAT_SHARED: the port is shared; it is never tentative
+ *
+ * Tuple word
+ *
+ *   bits  0..30  as in a port word that is not shared
+ *   bits 32..63  tag: hash bits of the tuple
+ *
+ * Tuple words are in buckets of NAT_TUPLE_WORDS. There are as many buckets as the session table of IPv4 has. A tuple has two candidate
+ * buckets by a keyed hash, and any word of these may be its word. What a tuple word has is the port of an inside address that the block
+ * says, so a session is found as with a port word.
  *
  * Sessions of a port are not counted. The agent finds out which ports are in use: in each round, it
  *
  *   1. increments `round`, and waits for a grace period. So each program that read an earlier round has ended, and what it
  *      created is in the session tables;
- *   2. looks at all sessions, and stamps the port words that they use with the round;
+ *   2. looks at all sessions, and stamps the port words and tuple words that they use with the round;
  *   3. waits for a grace period, so that no program translates by a session that ended before step 2;
- *   4. swaps port words without the stamp of the round to 0, and closes blocks that have none left. It leaves tentative words with
+ *   4. swaps port words and tuple words without the stamp of the round to 0, and closes blocks that have none left. It leaves tentative words with
  *      the lowest bit of the round, because a program may be about to settle them. One with the other bit is of a program that
  *      began before step 1, so it was killed.
  *
@@ -72,13 +85,30 @@
  * the one at the lower port waits and the other one gives its port back. No other packet uses a tentative word, so it can be given
  * back at once.
  *
+ * Tuple words are claimed in two steps as well, because two packets of a tuple may both find none. Tags stand for tuples: a packet
+ * takes a word of the same tag in one of its buckets for that of its tuple, so it uses another port although the tuple is free, once in
+ * 2^28. 0 -> tentative, by a swap; then the packet searches both buckets again. If it finds another word, it gives its own back and
+ * searches again. The swaps have one order, so of two packets of a tuple the later one sees the word of the other, and at most one
+ * goes on. It creates its session, and only then it settles the word, or gives it back, if the session exists by another packet. So
+ * only tentative words are given back, and no other packet creates a session by these: one of another inside port uses another outside
+ * port, and one of the same inside port, which is of the same session, waits. A settled word of its inside port is stamped and used again.
+ * The agent stamps, and so settles, a tentative word that a session uses. Packets from the Internet use tentative words as settled ones,
+ * because the session has the outside endpoint. A shared port word needs one step, 0 -> stamp or its new stamp, before the tuple is
+ * taken.
+ *
+ * Two packets of a session try the same ports, so they mostly agree on one. If a tuple is freed between them, both may create the
+ * session, with two outside endpoints. One of the records dies as a duplicate, and the packet that has left by it is not answered.
+ *
+ * A tuple belongs to one inside endpoint as long as a session uses it: its word is freed as a port is, and the word of another inside
+ * port in its place is refused until then. So no two live sessions have one outside endpoint and one remote endpoint.
+ *
  * Sessions of other gateways (nat_install.h) come with their outside port. Their program claims the block, if it is free, and opens
  * it again, if it is closing, as a packet does. Then it swaps 0 -> stamp, or stamps the word. It reads the round after the word, so
  * all above holds for it: it began before step 1, and its session is there in step 2, or its stamp is that of the round. It needs no
  * tentative word: that keeps two packets from choosing two ports for an inside port, and here is nothing to choose. So if a packet
  * maps the inside port at the same moment, it may have two outside ports, each for its sessions, as after a split of the cluster; each
  * outside port has one inside endpoint all the same. A packet that claims the port which the other gateway has chosen sees the settled
- * word, or is waited for. The agent's grace periods wait for the program as for packets, because the kernel runs it as one.
+ * word, or is waited for. A tuple word is claimed as by a packet, and settled at once. The agent's grace periods wait for the program as for packets, because the kernel runs it as one.
  *
  * A session that is merged changes in two steps: bits of its state, then its expiry, by a swap from the word by which it was judged. So
  * the expiry of a packet that comes meanwhile stays; the state has that packet's bits, unless it set them before the merge read the state
@@ -92,7 +122,7 @@
 #include <linux/types.h>
 
 #define NAT_MAGIC 0x313054414e554c53ull /* "SLUNAT01", little endian */
-#define NAT_LAYOUT_VERSION 1
+#define NAT_LAYOUT_VERSION 2
 
 /* Protocols by which ports are mapped. The ports of ICMP are the identifiers of queries. */
 #define NAT_TCP 0
@@ -121,15 +151,24 @@
 #define NAT_TAG_SHIFT 32
 
 #define NAT_STAMP_SHIFT 16
-#define NAT_ROUND_MAX 0xfffcu /* even; the next round is 1 */
-#define NAT_TENTATIVE 0xfffeu /* plus the lowest bit of the round in which the word was claimed */
+#define NAT_STAMP_MASK 0x7fffu
+#define NAT_ROUND_MAX 0x7ffcu /* even; the next round is 1 */
+#define NAT_TENTATIVE 0x7ffeu /* plus the lowest bit of the round in which the word was claimed */
+#define NAT_SHARED 0x80000000u
+/* The bits of a port word that say what it maps. */
+#define NAT_MAPPED (NAT_SHARED | 0xffffu)
+
+#define NAT_TUPLE_WORDS 8
+#define NAT_TUPLE_TAG_SHIFT 32
 
 /* nat_group.flags: no pool has the address any more. Its number is free when all its blocks are withheld. */
 #define NAT_DRAINING 0x1u
 
-/* action[1] of a session: the outside port in bits 0..15, the number of the public address, and who began the session */
+/* action[1] of a session: the outside port in bits 0..15, the number of the public address, its mapping, and who began the session */
 #define NAT_ADDRESS_SHIFT 16
 #define NAT_ADDRESS_MASK 0xfffu
+#define NAT_OUTSIDE_MASK 0xfffffffu /* the outside endpoint */
+#define NAT_OF_SHARED 0x40000000u   /* the outside port was shared when the session began */
 #define NAT_OF_REMOTE 0x80000000u
 
 /*
@@ -137,7 +176,9 @@
  * remote endpoint sent the first packet.
  */
 #define NAT_COPY_OF_REMOTE 0x1u
-#define NAT_COPY_STATE 0x77u /* all bits */
+/* Besides the state: the outside port is shared. */
+#define NAT_COPY_OF_SHARED 0x8u
+#define NAT_COPY_STATE 0x77u /* all bits of the state */
 /* Ticks. Times of activity that differ by no more count as equal: expiries are not more exact, and clocks of nodes differ. */
 #define NAT_COPY_SLACK 8
 
@@ -146,6 +187,8 @@
 /* nat_pool.flags */
 #define NAT_ANY_REMOTE \
 	0x1u /* packets from any remote endpoint to a mapped port begin a session (endpoint-independent filtering) */
+/* Sessions that begin share ports (endpoint-dependent mapping). To a shared port, NAT_ANY_REMOTE does not apply. */
+#define NAT_SHARES_PORTS 0x2u
 
 /* What the instances of a VPC share, and how much of it each may have. Each packet comes with it (struct nat_gateway). */
 struct nat_pool {
@@ -195,6 +238,11 @@ struct nat_ports {
 	__u32 word[NAT_CELL_PORTS];
 };
 
+/* A bucket of tuple words. */
+struct nat_tuples {
+	__u64 word[NAT_TUPLE_WORDS];
+};
+
 /* What nat.h answers about a packet. Only the first two translate it; all others are reasons to drop it. */
 enum nat_answer {
 	NAT_TRANSLATED, /* by a session that existed */
@@ -228,7 +276,7 @@ struct nat_copy {
 	__u16 remote_port;
 	__u16 outside_port;
 	__u8 protocol;
-	__u8 state; /* NAT_COPY_STATE */
+	__u8 state; /* NAT_COPY_STATE, NAT_COPY_OF_SHARED */
 	/* As in struct nat_packet. */
 	__u32 idle;
 	__u32 since;

@@ -369,7 +369,8 @@ impl UpdateContext<'_> {
         nat: &NatGateway,
         numbers: impl FnOnce(&[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error>,
     ) -> bool {
-        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards } = *nat;
+        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote, shares_ports, ref forwards } =
+            *nat;
         let entry = format_args!("NAT gateway of VNI {vni}");
         let numbers = match numbers(addresses) {
             Err(sluice_tables::Error::Invalid(reason)) => {
@@ -382,7 +383,16 @@ impl UpdateContext<'_> {
         let addresses = addresses.iter().zip(numbers);
         let addresses = addresses.map(|(&address, number)| NatAddress { address, number }).collect();
         let forwards = forwards.clone();
-        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards };
+        let nat = sluice_tables::NatGateway {
+            vni,
+            addresses,
+            vip,
+            sessions,
+            blocks,
+            any_remote,
+            shares_ports,
+            forwards,
+        };
         let result = self.tables.upsert_nat_gateway(&nat);
         self.check(result, entry) == Some(true)
     }

@@ -5,7 +5,7 @@ use crate::{EntryFailure, NewObject};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, MeterId, NatFiltering, NatGatewayId,
-    PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
+    NatMapping, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -94,6 +94,8 @@ pub struct NatGateway {
     pub blocks: u8,
     /// Which packets of the Internet reach a port that an instance uses.
     pub filtering: NatFiltering,
+    /// Which connections of an instance share a public port.
+    pub mapping: NatMapping,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
@@ -311,6 +313,9 @@ pub struct NewNatGateway {
     /// Which packets of the Internet reach a port that an instance uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filtering: Option<NatFiltering>,
+    /// Which connections of an instance share a public port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapping: Option<NatMapping>,
 }
 
 impl NewObject for NewNatGateway {
@@ -333,6 +338,7 @@ impl NewObject for NewNatGateway {
             .or_else(|| difference_if_given("sessions", self.sessions.as_ref(), Some(&found.sessions)))
             .or_else(|| difference_if_given("blocks", self.blocks.as_ref(), Some(&found.blocks)))
             .or_else(|| difference_if_given("filtering", self.filtering.as_ref(), Some(&found.filtering)))
+            .or_else(|| difference_if_given("mapping", self.mapping.as_ref(), Some(&found.mapping)))
     }
 }
 

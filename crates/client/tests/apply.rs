@@ -58,7 +58,7 @@ fn objects(kind: &str) -> Vec<Value> {
         ]),
         "nat-gateways" => json!([
             {"id": "nat-1", "name": "out", "vpc": "vpc-1", "pool": "pool-1", "addresses": ["198.51.100.2", "198.51.100.3"],
-             "sessions": 10_000, "blocks": 4, "filtering": "endpoint-independent"},
+             "sessions": 10_000, "blocks": 4, "filtering": "endpoint-independent", "mapping": "endpoint-independent"},
         ]),
         "route-tables" => json!([{"id": "rtb-1", "name": "main", "vpc": "vpc-1"}]),
         _ => json!([]),
@@ -444,7 +444,7 @@ async fn nat_gateways_are_compared_with_the_cloud() {
         "",
         ", address_count: 2, blocks: 4",
         ", addresses: [198.51.100.3, 198.51.100.2], sessions: 10000",
-        ", filtering: endpoint-independent",
+        ", filtering: endpoint-independent, mapping: endpoint-independent",
     ];
     for same in same {
         assert_eq!(out(same).await, (0, 2, 0), "{same}");
@@ -455,6 +455,7 @@ async fn nat_gateways_are_compared_with_the_cloud() {
         ", sessions: 1",
         ", blocks: 5",
         ", filtering: address-and-port-dependent",
+        ", mapping: endpoint-dependent",
     ];
     for other in others {
         assert_eq!(out(other).await, (0, 1, 1), "{other}");

@@ -340,6 +340,10 @@ async fn refused_nat_gateways() {
         (json!({"addresses": ["198.51.100.8"], "address_count": 1}), (422, "invalid", "address_count")),
         (json!({"sessions": 0}), (422, "invalid", "sessions")),
         (json!({"blocks": 17}), (422, "invalid", "blocks")),
+        (
+            json!({"mapping": "endpoint-dependent", "filtering": "endpoint-independent"}),
+            (422, "invalid", "mapping"),
+        ),
         (json!({"pool": "pool-999"}), (422, "unknown-reference", "pool-999")),
         (json!({"vpc": "vpc-999"}), (422, "unknown-reference", "vpc-999")),
         (json!({"name": "a b"}), (422, "invalid", "name")),
@@ -354,7 +358,7 @@ async fn refused_nat_gateways() {
     assert_eq!(made.header("location"), path);
     let expected = json!({"id": made.id(), "name": "out", "vpc": basics.vpc, "pool": pool,
         "addresses": ["198.51.100.1", "198.51.100.2"], "sessions": 10_000, "blocks": 4,
-        "filtering": "address-and-port-dependent", "revision": made.body["revision"], "programmed": false});
+        "filtering": "address-and-port-dependent", "mapping": "endpoint-independent", "revision": made.body["revision"], "programmed": false});
     assert_eq!(made.body, expected);
     assert_eq!(cloud.post("/v1/nat-gateways", nat(json!({}))).await.status, StatusCode::OK);
     let second = cloud.post("/v1/nat-gateways", nat(json!({"name": "second"}))).await;
@@ -365,6 +369,10 @@ async fn refused_nat_gateways() {
         (json!({"address_count": 0}), (422, "invalid", "address_count")),
         (json!({"address_count": 1, "addresses": ["198.51.100.1"]}), (422, "invalid", "address_count")),
         (json!({"sessions": 1_000_001}), (422, "invalid", "sessions")),
+        (
+            json!({"mapping": "endpoint-dependent", "filtering": "endpoint-independent"}),
+            (422, "invalid", "mapping"),
+        ),
         (json!({"blocks": 0}), (422, "invalid", "blocks")),
     ] {
         let refused = patch(&cloud, &path, body).await;
@@ -409,6 +417,7 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
         sessions: 10_000,
         blocks: 4,
         any_remote: true,
+        shares_ports: false,
         forwards: Vec::new(),
     };
     assert_eq!(nat, expected);
@@ -436,10 +445,11 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
     let expected = NatGateway { addresses: vec![first, second], sessions: 5, ..expected };
     assert_eq!(more, expected);
     gateway.ack(revision).await;
-    patch(&cloud, &path, json!({"addresses": ["198.51.100.2"], "filtering": "address-and-port-dependent"}))
-        .await;
+    let shares = json!({"addresses": ["198.51.100.2"], "filtering": "address-and-port-dependent",
+        "mapping": "endpoint-dependent"});
+    patch(&cloud, &path, shares).await;
     let (_, fewer) = next_nat(&mut gateway).await;
-    let expected = NatGateway { addresses: vec![second], any_remote: false, ..expected };
+    let expected = NatGateway { addresses: vec![second], any_remote: false, shares_ports: true, ..expected };
     assert_eq!(fewer, expected);
     let wanted = eip(&basics, &pool, "web", json!({"address": "198.51.100.1"}));
     let early = cloud.post("/v1/eips", wanted.clone()).await;

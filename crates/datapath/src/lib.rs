@@ -175,11 +175,12 @@ impl Datapath {
     /// If the programs have no such tables, or the kernel refuses the mapping.
     pub fn nat(&self) -> Result<NatRegions, Error> {
         let region = |name| maps::map_region(self.map(name)?);
-        let [groups, ports] = NAT_MAPS;
+        let [groups, tuples, ports] = NAT_MAPS;
         Ok(NatRegions {
             config: region("nat_config")?,
             groups: region(groups)?,
             ports: region(ports)?,
+            tuples: region(tuples)?,
             sessions: self.sessions()?,
         })
     }

@@ -29,8 +29,8 @@ const PROGRAM_MEMORY_MAPS: [&str; 6] =
 /// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
-/// Maps that hold the blocks and the port words of source NAT ([`sluice_tables::nat::NatRegions`]).
-pub const NAT_MAPS: [&str; 2] = ["nat_groups", "nat_ports"];
+/// Maps that hold the blocks, the tuple words and the port words of source NAT ([`sluice_tables::nat::NatRegions`]).
+pub const NAT_MAPS: [&str; 3] = ["nat_groups", "nat_tuples", "nat_ports"];
 
 /// Map that holds the meters of a gateway, with their names: [`sluice_tables::NamedMeters::cells_for`].
 pub const METERS_MAP: &str = "meters";
@@ -45,22 +45,28 @@ const DROPS_MAP: &str = "drops";
 const OTHER_NAT_MAPS: [&str; 3] = ["nat_config", "nat_fragments", "session_config"];
 
 /// Sizes of the maps of source NAT for [`crate::Datapath::load_sized`], on a gateway that translates: groups of blocks and
-/// cells of ports as [`sluice_tables::nat::NatRegions`] gives them, and buckets of sessions. There are no sessions of IPv6, whose
-/// table gets the least size. Without these sizes, the maps have one element each, and the gateway has no memory for source NAT.
+/// cells of ports as [`sluice_tables::nat::NatRegions`] gives them, and buckets of sessions, of which there are as many of tuple words.
+/// There are no sessions of IPv6, whose table gets the least size. Without these sizes, the maps have one element each, and the gateway has no memory for source NAT.
 #[must_use]
-pub fn nat_sizes(groups: u32, port_cells: u32, buckets: u32) -> [(&'static str, u32); 5] {
-    let [groups_map, ports_map] = NAT_MAPS;
+pub fn nat_sizes(groups: u32, port_cells: u32, buckets: u32) -> [(&'static str, u32); 6] {
+    let [groups_map, tuples_map, ports_map] = NAT_MAPS;
     let [sessions4, sessions6] = SESSION_MAPS;
     let fragments = sluice_tables::layout::NAT_FRAGMENTS;
-    let nat = [(groups_map, groups), (ports_map, port_cells), ("nat_fragments", fragments)];
-    [nat[0], nat[1], nat[2], (sessions4, buckets), (sessions6, 2)]
+    [
+        (groups_map, groups),
+        (tuples_map, buckets),
+        (ports_map, port_cells),
+        ("nat_fragments", fragments),
+        (sessions4, buckets),
+        (sessions6, 2),
+    ]
 }
 
 /// Removes the pins of the maps of source NAT of a gateway that begins to translate, or ceases to: maps of one element hold
 /// nothing, and those of a gateway that does not translate are not wanted. Attached programs keep theirs until they are replaced.
 fn remove_unused_nat(object: &OpenObject, sizes: &[(&str, u32)], dir: &Path) -> Result<(), Error> {
     // Ports, because one address can be a single group of blocks.
-    let ports = NAT_MAPS[1];
+    let [.., ports] = NAT_MAPS;
     let pin = dir.join(ports);
     let has_nat = object.maps().any(|map| map.name() == ports);
     if !has_nat || !pin.try_exists().map_err(Error::system(format!("look up {}", pin.display())))? {
@@ -171,7 +177,8 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
             continue;
         }
         // Tables of another size work as well, and packets are using them.
-        let is_sized = [CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP, METER_COUNTS_MAP].contains(&name)
+        let [_, tuples, _] = NAT_MAPS;
+        let is_sized = [CELLS_MAP, FLOW_CELLS_MAP, METERS_MAP, METER_COUNTS_MAP, tuples].contains(&name)
             || SESSION_MAPS.contains(&name);
         if is_sized && what == "number of entries" {
             let kibibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())).div_ceil(1024);

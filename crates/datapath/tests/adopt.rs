@@ -540,7 +540,7 @@ fn tables_of_source_nat_are_kept_and_replaced() {
         let load = |translates: bool| {
             let loaded = Datapath::load_sized(&settings, if translates { &sizes } else { &[] }).unwrap();
             let entries = sizes.map(|(name, _)| loaded.map(name).unwrap().max_entries());
-            assert_eq!(entries, if translates { sizes.map(|(_, entries)| entries) } else { [1; 5] });
+            assert_eq!(entries, if translates { sizes.map(|(_, entries)| entries) } else { [1; 6] });
             loaded
         };
         assert!(!load(false).nat().unwrap().is_laid_out());

@@ -7,7 +7,7 @@ mod nat_history;
 use libbpf_rs::ProgramInput;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use sluice_datapath::{Datapath, NAT_MAPS, ObjectName, SESSION_MAPS, Settings};
+use sluice_datapath::{Datapath, ObjectName, Settings, nat_sizes};
 use sluice_tables::Membarrier;
 use sluice_tables::nat::{Nat, NatRegions, NatSize, default_timeouts};
 use sluice_tables_testing::nat::{self as testing, PACKET_BYTES, nat_pool, nat_test};
@@ -25,8 +25,7 @@ impl Kernel {
     fn load(size: NatSize, buckets: u32) -> Self {
         let settings = Settings { object: ObjectName::NatTest, cells: 0, pin_dir: None };
         let (groups, cells) = (NatRegions::groups(size).unwrap(), NatRegions::port_cells(size));
-        let sizes =
-            [(NAT_MAPS[0], groups), (NAT_MAPS[1], cells), (SESSION_MAPS[0], buckets), (SESSION_MAPS[1], 2)];
+        let sizes = nat_sizes(groups, cells, buckets);
         Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
     }
 

@@ -253,6 +253,7 @@ fn nat_gateway(vni: u32, last: u8) -> NatGateway {
         sessions: 100,
         blocks: 4,
         any_remote: false,
+        shares_ports: false,
         forwards: Vec::new(),
     }
 }

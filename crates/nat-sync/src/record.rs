@@ -21,7 +21,9 @@ impl State {
     pub const FIN_OF_REPLY: u8 = 0x20;
     /// TCP: RST from either endpoint.
     pub const RST: u8 = 0x40;
-    const ALL: u8 = 0x77;
+    /// The outside port is shared: only together with the remote endpoint, it belongs to the inside endpoint.
+    pub const SHARED: u8 = 0x08;
+    const ALL: u8 = 0x7f;
 
     /// The state with these bits; `None` if one of them has no meaning.
     #[must_use]
@@ -33,6 +35,12 @@ impl State {
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
+    }
+
+    /// Whether the outside port is shared.
+    #[must_use]
+    pub const fn is_shared(self) -> bool {
+        self.0 & Self::SHARED != 0
     }
 }
 

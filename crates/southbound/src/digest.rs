@@ -74,9 +74,17 @@ impl PublicPrefix {
 impl NatGateway {
     /// Hash of the NAT gateway.
     pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
-        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards } = *self;
+        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, shares_ports, ref forwards } =
+            *self;
         let addresses = addresses.iter().copied();
-        let hash = EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote, forwards);
+        let hash = EntryHash::nat_gateway(
+            vni,
+            addresses,
+            vip,
+            (sessions, blocks),
+            [any_remote, shares_ports],
+            forwards,
+        );
         (EntryKey::NatGateway(vni), hash)
     }
 }

@@ -183,6 +183,9 @@ pub struct NatGateway {
     /// A packet from any address of the Internet to a port that an instance uses begins a session (endpoint-independent
     /// filtering, RFC 4787 section 5).
     pub any_remote: bool,
+    /// Sessions of any ports of an instance to different remote endpoints share public ports (endpoint-dependent mapping, RFC 4787
+    /// section 4.1).
+    pub shares_ports: bool,
     /// Its port forwards in ascending order ([`PortForward::check_all`]).
     pub forwards: Vec<PortForward>,
 }

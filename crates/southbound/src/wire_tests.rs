@@ -165,6 +165,7 @@ fn nat_gateway() -> NatGateway {
         sessions: 10_000,
         blocks: 16,
         any_remote: true,
+        shares_ports: false,
         forwards: [ForwardProtocol::Tcp, ForwardProtocol::Udp]
             .map(|protocol| PortForward {
                 protocol,

@@ -13,8 +13,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// the end, and any other change of the format needs a new version.
 ///
 /// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. Version 4:
-/// EIPs without NPTv6. Version 5: peerings without meters. The migrations to schema versions 9, 11, 14, 16 and 17 delete their rows.
-const VERSION: u8 = 6;
+/// EIPs without NPTv6. Version 5: peerings without meters. Version 6: NAT gateways without a mapping. The migrations to schema
+/// versions 9, 11, 14, 16, 17 and 19 delete their rows.
+const VERSION: u8 = 7;
 
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, MeterId, MeterRate, NatFiltering,
-    NatGatewayId, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
+    NatGatewayId, NatMapping, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -169,6 +169,8 @@ pub struct NatGateway {
     /// Port blocks that each instance may have, 1 to [`NAT_BLOCKS_MAX`](sluice_types::NAT_BLOCKS_MAX).
     pub blocks: u8,
     pub filtering: NatFiltering,
+    /// Not endpoint-dependent with endpoint-independent filtering.
+    pub mapping: NatMapping,
     pub revision: u64,
 }
 
@@ -192,6 +194,7 @@ pub struct NewNatGateway {
     pub sessions: Option<u32>,
     pub blocks: Option<u8>,
     pub filtering: Option<NatFiltering>,
+    pub mapping: Option<NatMapping>,
 }
 
 /// A change of a NAT gateway; fields that are `None` keep their values.
@@ -202,6 +205,7 @@ pub struct NatGatewayUpdate {
     pub sessions: Option<u32>,
     pub blocks: Option<u8>,
     pub filtering: Option<NatFiltering>,
+    pub mapping: Option<NatMapping>,
 }
 
 /// Selects NAT gateways; fields that are `None` select all.

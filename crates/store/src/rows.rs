@@ -276,7 +276,7 @@ record!(
     NatGatewayId,
     "NAT gateway",
     "nat_gateways",
-    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision",
+    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision, mapping",
     row => NatGateway {
         id: NatGatewayId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -287,6 +287,7 @@ record!(
         sessions: row.unsigned(6)?,
         blocks: row.unsigned(7)?,
         filtering: row.parse(8)?,
+        mapping: row.parse(10)?,
         revision: row.number(9)?,
     }
 );

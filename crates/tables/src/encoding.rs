@@ -153,7 +153,9 @@ impl NatGateway {
             sessions_limit: self.sessions,
             blocks_limit: self.blocks,
             addresses: self.addresses.len() as u8,
-            flags: if self.any_remote { layout::NAT_ANY_REMOTE as u8 } else { 0 },
+            flags: [(self.any_remote, layout::NAT_ANY_REMOTE), (self.shares_ports, layout::NAT_SHARES_PORTS)]
+                .iter()
+                .fold(0, |flags, (is_set, flag)| if *is_set { flags | *flag as u8 } else { flags }),
             ..Default::default()
         };
         let (vip_address, vip_ipv6) = address_to_bytes(self.vip);
@@ -244,6 +246,7 @@ impl NatGateway {
             sessions: known.pool.sessions_limit,
             blocks: known.pool.blocks_limit,
             any_remote: u32::from(known.pool.flags) & layout::NAT_ANY_REMOTE != 0,
+            shares_ports: u32::from(known.pool.flags) & layout::NAT_SHARES_PORTS != 0,
             forwards: Self::forwards_from_cells(memory, &known)?,
         };
         // What the writer would not have written would mislead packets.

@@ -252,6 +252,8 @@ pub struct NatGateway {
     pub blocks: u8,
     /// A packet from any address of the Internet to a port that an instance uses begins a session.
     pub any_remote: bool,
+    /// Sessions of any ports of an instance to different remote endpoints share public ports.
+    pub shares_ports: bool,
     /// In ascending order; see [`PortForward::check_all`].
     pub forwards: Vec<PortForward>,
 }

@@ -28,7 +28,7 @@ use std::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
-use sweep::{Phase, Progress};
+use sweep::{Phase, Progress, Used};
 
 /// For how much the tables have room. Constant as long as they exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,8 @@ pub struct NatRegions {
     pub groups: Region,
     /// The map `nat_ports`: [`NatRegions::port_cells`] elements.
     pub ports: Region,
+    /// The map `nat_tuples`: as many elements as there are buckets of IPv4 sessions.
+    pub tuples: Region,
     /// The session tables, which are of no other use.
     pub sessions: SessionRegions,
 }
@@ -87,6 +89,8 @@ impl NatRegions {
     pub const GROUP_BYTES: usize = size_of::<layout::nat_group>();
     /// Size of a cell of 16 port words.
     pub const CELL_BYTES: usize = size_of::<layout::nat_ports>();
+    /// Size of a bucket of tuple words.
+    pub const TUPLES_BYTES: usize = size_of::<layout::nat_tuples>();
 
     /// Elements of the map `nat_groups`.
     ///
@@ -113,6 +117,7 @@ impl NatRegions {
             config: Region::anonymous(Self::CONFIG_BYTES)?,
             groups: Region::anonymous(groups * Self::GROUP_BYTES)?,
             ports: Region::anonymous(Self::port_cells(size) as usize * Self::CELL_BYTES)?,
+            tuples: Region::anonymous(buckets as usize * Self::TUPLES_BYTES)?,
             sessions: SessionRegions::anonymous(buckets, 2)?,
         })
     }
@@ -128,10 +133,12 @@ impl NatRegions {
     /// The tables of this size in this memory.
     fn tables(&self, size: NatSize) -> Result<Tables, Error> {
         let (groups, cells) = (Self::groups(size)?, Self::port_cells(size));
+        let buckets = self.sessions.ipv4.bytes() / SessionRegions::BUCKET4_BYTES;
         for (name, region, needed) in [
             ("configuration", &self.config, Self::CONFIG_BYTES),
             ("blocks", &self.groups, groups as usize * Self::GROUP_BYTES),
             ("ports", &self.ports, cells as usize * Self::CELL_BYTES),
+            ("tuples", &self.tuples, buckets * Self::TUPLES_BYTES),
         ] {
             if region.bytes() < needed {
                 let found = region.bytes();
@@ -140,7 +147,7 @@ impl NatRegions {
                 )));
             }
         }
-        Ok(Tables::new(self.groups.clone(), self.ports.clone(), groups, size.block_shift()?))
+        Ok(Tables::new([&self.groups, &self.ports, &self.tuples], groups, size.block_shift()?))
     }
 }
 
@@ -185,6 +192,8 @@ pub struct Translation {
     pub remote: SocketAddr,
     /// Whether a packet of the remote endpoint began the session.
     pub is_of_remote: bool,
+    /// Whether the outside port serves several inside ports (endpoint-dependent mapping).
+    pub is_shared: bool,
     /// The number of the public address.
     number: u32,
 }
@@ -193,11 +202,12 @@ impl From<Session> for Translation {
     fn from(session: Session) -> Self {
         let ([address, action], flow) = (session.action, session.flow);
         let is_of_remote = action & layout::NAT_OF_REMOTE != 0;
+        let is_shared = action & layout::NAT_OF_SHARED != 0;
         let (inside, remote) =
             if is_of_remote { (flow.destination, flow.source) } else { (flow.source, flow.destination) };
         let outside = SocketAddrV4::new(Ipv4Addr::from(address), action as u16);
         let number = action >> layout::NAT_ADDRESS_SHIFT & layout::NAT_ADDRESS_MASK;
-        Self { session, inside, outside, remote, is_of_remote, number }
+        Self { session, inside, outside, remote, is_of_remote, is_shared, number }
     }
 }
 
@@ -212,6 +222,8 @@ pub struct NatUsage {
     pub blocks_total: u64,
     /// Ports of all protocols that are mapped, as the last round of the sweep saw it.
     pub ports: u64,
+    /// Remote endpoints of shared ports of all protocols, as the last round of the sweep saw it.
+    pub tuples: u64,
     /// Public addresses that have a number, with those whose number will be free.
     pub addresses: u32,
     /// Numbers for public addresses.
@@ -493,7 +505,7 @@ impl Nat {
     /// How much is used.
     #[must_use]
     pub fn usage(&self) -> NatUsage {
-        let (blocks, ports) = self.progress.used();
+        let Used { blocks, ports, tuples } = self.progress.used();
         let sessions = self.sessions.usage(Family::Ipv4);
         let addresses = self.addresses().count() as u32;
         let blocks_total = u64::from(addresses) * self.tables.usable_blocks();
@@ -502,6 +514,7 @@ impl Nat {
             blocks,
             blocks_total,
             ports,
+            tuples,
             addresses,
             addresses_total: self.tables.addresses(),
         }

@@ -16,6 +16,7 @@ fn main() {
         "common/nat_install.h",
         "common/nat_map.h",
         "common/nat_packet.h",
+        "common/nat_shared.h",
         "common/sessions.h",
         "layout/flow_layout.h",
         "layout/meter_layout.h",
@@ -48,8 +49,8 @@ fn main() {
         .header("src/nat.h")
         .clang_arg(format!("-I{}", include.display()))
         .allowlist_type("session_test|session_op|session_answer|nat_test|nat_op|nat_answer|sluice_nat_tables")
-        .allowlist_var("NAT_ANY_REMOTE|NAT_COPY_OF_REMOTE")
-        .opaque_type("nat_config|nat_group|nat_ports|session_config|session_bucket4")
+        .allowlist_var("NAT_ANY_REMOTE|NAT_SHARES_PORTS|NAT_COPY_OF_REMOTE|NAT_COPY_OF_SHARED")
+        .opaque_type("nat_config|nat_group|nat_ports|nat_tuples|session_config|session_bucket4")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .derive_default(true)

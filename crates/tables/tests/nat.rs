@@ -20,6 +20,7 @@ fn host(regions: &NatRegions) -> HostNat {
             at(&regions.config),
             (at(&regions.groups), groups),
             (at(&regions.ports), cells),
+            (at(&regions.tuples), regions.tuples.bytes() / NatRegions::TUPLES_BYTES),
             at(&regions.sessions.config),
             (at(&regions.sessions.ipv4), buckets),
         )

@@ -200,18 +200,19 @@ impl EntryHash {
     }
 
     /// The NAT gateway of a VPC: its public addresses in ascending order, the vIP whose owner has the sessions, how many
-    /// sessions and port blocks each instance may have, whether packets from any remote endpoint begin a session, and its port
-    /// forwards in ascending order.
+    /// sessions and port blocks each instance may have, whether packets from any remote endpoint begin a session, whether
+    /// connections to different remote endpoints share ports, and its port forwards in ascending order.
     #[must_use]
     pub fn nat_gateway(
         vni: Vni,
         addresses: impl IntoIterator<Item = Ipv4Addr>,
         vip: IpAddr,
         (sessions, blocks): (u32, u8),
-        any_remote: bool,
+        [any_remote, shares_ports]: [bool; 2],
         forwards: &[PortForward],
     ) -> Self {
-        let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | u64::from(any_remote);
+        let flags = u64::from(shares_ports) << 1 | u64::from(any_remote);
+        let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | flags;
         let mut octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
         for PortForward { protocol, outside, inside } in forwards {
             octets.push(protocol.number());
@@ -438,9 +439,9 @@ mod tests {
         let public = |outside, number, inside, vip| {
             EntryHash::public_prefix(prefix(outside), vni(number), prefix(inside), at(vip), None, false)
         };
-        let nat = |number, addresses: &[&str], vip, limits, any_remote| {
+        let nat = |number, addresses: &[&str], vip, limits, flags| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
-            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote, &[])
+            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, flags, &[])
         };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
@@ -462,14 +463,15 @@ mod tests {
             public("198.51.100.1/32", 8, "10.0.0.1/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.2/32", "192.0.2.1"),
             public("198.51.100.1/32", 7, "10.0.0.1/32", "192.0.2.2"),
-            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), false),
-            nat(8, &["198.51.100.1"], "192.0.2.1", (1, 1), false),
-            nat(7, &["198.51.100.2"], "192.0.2.1", (1, 1), false),
-            nat(7, &["198.51.100.1", "198.51.100.2"], "192.0.2.1", (1, 1), false),
-            nat(7, &["198.51.100.1"], "192.0.2.2", (1, 1), false),
-            nat(7, &["198.51.100.1"], "192.0.2.1", (2, 1), false),
-            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 2), false),
-            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), true),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), [false; 2]),
+            nat(8, &["198.51.100.1"], "192.0.2.1", (1, 1), [false; 2]),
+            nat(7, &["198.51.100.2"], "192.0.2.1", (1, 1), [false; 2]),
+            nat(7, &["198.51.100.1", "198.51.100.2"], "192.0.2.1", (1, 1), [false; 2]),
+            nat(7, &["198.51.100.1"], "192.0.2.2", (1, 1), [false; 2]),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (2, 1), [false; 2]),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 2), [false; 2]),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), [true, false]),
+            nat(7, &["198.51.100.1"], "192.0.2.1", (1, 1), [false, true]),
             EntryHash::unreadable(EntryKey::NatGateway(vni(7))),
             EntryHash::unreadable(EntryKey::PublicPrefix(prefix("198.51.100.1/32"))),
             EntryHash::delegated(vni(7), prefix("10.0.0.0/8"), MacAddr::from_u64(2), 1),

@@ -111,6 +111,17 @@ texts! {
     EndpointIndependent "endpoint-independent"
 }
 
+texts! {
+    /// Which connections of an instance share a public port (RFC 4787 section 4.1).
+    #[derive(Default)]
+    NatMapping: "a mapping: expected `endpoint-independent` or `endpoint-dependent`",
+    /// All of one of its ports, and no others.
+    #[default]
+    EndpointIndependent "endpoint-independent",
+    /// Those of any of its ports, to different remote endpoints. So few ports serve many connections.
+    EndpointDependent "endpoint-dependent"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

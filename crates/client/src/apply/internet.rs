@@ -101,6 +101,7 @@ impl Applier<'_> {
             sessions: spec.sessions,
             blocks: spec.blocks,
             filtering: spec.filtering,
+            mapping: spec.mapping,
         });
         let of = id.map(|id| id.to_string()).unwrap_or_default();
         let nat_gateway = self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await?;

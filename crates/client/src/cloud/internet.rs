@@ -2,7 +2,7 @@
 
 use super::{CloudFile, CloudFileError, FieldError, check_unique, name_in};
 use serde::{Deserialize, Serialize};
-use sluice_types::{AddressFamily, ForwardProtocol, IpNet, NatFiltering};
+use sluice_types::{AddressFamily, ForwardProtocol, IpNet, NatFiltering, NatMapping};
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -105,6 +105,9 @@ pub struct NatGatewaySpec {
     /// `address-and-port-dependent` if omitted, or `endpoint-independent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filtering: Option<NatFiltering>,
+    /// `endpoint-independent` if omitted, or `endpoint-dependent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapping: Option<NatMapping>,
     /// At most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub port_forwards: Vec<PortForwardSpec>,
@@ -230,7 +233,11 @@ mod tests {
             CloudFile::parse(&format!("vpcs: [{{name: v, tenant: t, nat_gateway: {nat_gateway}}}]"))
                 .map_err(|error| error.to_string())
         };
-        for good in ["", "address_count: 2, filtering: endpoint-independent", "addresses: [198.51.100.1]"] {
+        for good in [
+            "",
+            "address_count: 2, filtering: endpoint-independent",
+            "addresses: [198.51.100.1], mapping: endpoint-dependent",
+        ] {
             assert_eq!(parse(good).unwrap().len(), 2, "{good}");
         }
         assert_eq!(

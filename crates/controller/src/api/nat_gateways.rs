@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, NatAddresses, NatGatewayUpdate, Page, Store, StoreError};
-use sluice_types::{NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, PublicPoolId, VpcId, given};
+use sluice_types::{NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, NatMapping, PublicPoolId, VpcId, given};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -39,6 +39,9 @@ struct NatGateway {
     /// `address-and-port-dependent` or `endpoint-independent`.
     #[schema(value_type = String, example = "address-and-port-dependent")]
     filtering: NatFiltering,
+    /// `endpoint-independent` or `endpoint-dependent`.
+    #[schema(value_type = String, example = "endpoint-independent")]
+    mapping: NatMapping,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -57,8 +60,8 @@ impl Resource for NatGateway {
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::NatGateway { id, name, vpc, pool, addresses, sessions, blocks, .. } = stored;
-        let (filtering, revision) = (stored.filtering, stored.revision);
-        Self { id, name, vpc, pool, addresses, sessions, blocks, filtering, revision, programmed }
+        let (filtering, mapping, revision) = (stored.filtering, stored.mapping, stored.revision);
+        Self { id, name, vpc, pool, addresses, sessions, blocks, filtering, mapping, revision, programmed }
     }
 }
 
@@ -86,6 +89,11 @@ pub(super) struct NewNatGateway {
     /// and port to which it has sent; or `endpoint-independent`, all. If left out, the first.
     #[schema(value_type = Option<String>, example = "address-and-port-dependent")]
     filtering: Option<NatFiltering>,
+    /// Which connections of an instance share a public port: `endpoint-independent`, all of one of its ports and no others; or
+    /// `endpoint-dependent`, those of any of its ports to different remote endpoints, which needs `address-and-port-dependent`
+    /// filtering. If left out, the first.
+    #[schema(value_type = Option<String>, example = "endpoint-independent")]
+    mapping: Option<NatMapping>,
 }
 
 /// A change of a NAT gateway. Fields that are left out keep their values.
@@ -116,6 +124,10 @@ pub(super) struct NatGatewayPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, nullable = false)]
     filtering: Option<NatFiltering>,
+    /// `endpoint-independent` or `endpoint-dependent`. Connections keep the mapping with which they began.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<String>, nullable = false)]
+    mapping: Option<NatMapping>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -170,7 +182,7 @@ async fn update_nat_gateway(
     IfMatch(expected): IfMatch,
     Json(body): Json<NatGatewayPatch>,
 ) -> Result<Response, Problem> {
-    let NatGatewayPatch { name, addresses, address_count, sessions, blocks, filtering } = body;
+    let NatGatewayPatch { name, addresses, address_count, sessions, blocks, filtering, mapping } = body;
     name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
     let addresses = wanted(addresses, address_count)?;
     let path = id.to_string();
@@ -187,7 +199,7 @@ async fn update_nat_gateway(
         }
     };
     let admission = admit(&api, before.vpc, new, more, async { Ok(new == 0) }).await?;
-    let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering };
+    let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering, mapping };
     let updated = store.update_nat_gateway(id, new, expected).await.map_err(of_store)?;
     if updated.revision > before.revision {
         admission.commit(updated.revision);
@@ -213,7 +225,8 @@ impl Creatable for NatGateway {
     type New = NewNatGateway;
     async fn create(api: &Api, new: NewNatGateway) -> Result<Created<Self::Stored>, Problem> {
         check_name("name", &new.name)?;
-        let NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering } = new;
+        let NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering, mapping } =
+            new;
         let addresses = wanted(addresses, address_count)?;
         let number = match &addresses {
             None => 1,
@@ -223,7 +236,8 @@ impl Creatable for NatGateway {
         let of_vpc = sluice_store::NatGatewayFilter { vpc: Some(vpc), ..Default::default() };
         let exists = async { Ok(!api.db.store.nat_gateways(&of_vpc, super::FIRST).await?.is_empty()) };
         let admission = admit(api, vpc, number, number, exists).await?;
-        let new = sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering };
+        let new =
+            sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering, mapping };
         let created = api.db.store.create_nat_gateway(new).await;
         let created = created.map_err(|error| Problem::of_store(error, None))?;
         super::settle(admission, &created);

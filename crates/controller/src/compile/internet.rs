@@ -5,7 +5,8 @@ use super::{Compiled, State, Target, meter_id};
 use sluice_southbound::{NatGateway, PublicPrefix};
 use sluice_store::{Change, Eip, NatGateway as StoredNatGateway, PortForward as StoredPortForward};
 use sluice_types::{
-    ClusterId, EipId, IpNet, MeterId, NatFiltering, NatGatewayId, PortForward, Vni, VpcId, bytes_hash,
+    ClusterId, EipId, IpNet, MeterId, NatFiltering, NatGatewayId, NatMapping, PortForward, Vni, VpcId,
+    bytes_hash,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddrV4};
@@ -120,6 +121,7 @@ impl State {
             sessions: stored.sessions,
             blocks: stored.blocks,
             any_remote: stored.filtering == NatFiltering::EndpointIndependent,
+            shares_ports: stored.mapping == NatMapping::EndpointDependent,
             forwards: self.public.port_forwards.get(&stored.id).into_iter().flatten().copied().collect(),
         })
     }

@@ -3,7 +3,7 @@
 use super::operations::{ATTACHMENTS, EIP_REMOVALS, EIPS, NAT_GATEWAYS, POOLS, PORT_FORWARDS};
 use super::*;
 use crate::compile::Comparison;
-use sluice_types::PortForward;
+use sluice_types::{NatMapping, PortForward};
 use std::net::SocketAddrV4;
 
 /// Prefixes of pools, which overlap sometimes.
@@ -92,16 +92,18 @@ async fn check_nat(store: &Store, gateway: &Gateway, tables: &NodeTables) {
         let vip = tables.nat.get(&vpc.vni).map(|nat| nat.vip);
         assert!(vip.is_some_and(|vip| vips.contains(&vip)), "{vip:?} of {}", nat.name);
         let any_remote = nat.filtering == NatFiltering::EndpointIndependent;
+        let shares_ports = nat.mapping == NatMapping::EndpointDependent;
         let of_nat = PortForwardFilter { nat_gateway: Some(nat.id), ..PortForwardFilter::default() };
         let forwards = store.port_forwards(&of_nat, ALL).await.unwrap();
         let mut forwards: Vec<_> = forwards.iter().map(port_forward).collect();
         forwards.sort_unstable();
         assert_eq!(PortForward::check_all(&forwards, &nat.addresses), Ok(()));
-        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, any_remote, forwards));
+        expected
+            .insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, [any_remote, shares_ports], forwards));
     }
     let found = tables.nat.iter().map(|(vni, nat)| {
-        let NatGateway { addresses, sessions, blocks, any_remote, forwards, .. } = nat.clone();
-        (*vni, (addresses, sessions, blocks, any_remote, forwards))
+        let NatGateway { addresses, sessions, blocks, any_remote, shares_ports, forwards, .. } = nat.clone();
+        (*vni, (addresses, sessions, blocks, [any_remote, shares_ports], forwards))
     });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
 }
@@ -148,16 +150,18 @@ async fn execute_nat(
     let filtering =
         Some(if y % 2 == 0 { NatFiltering::EndpointIndependent } else { NatFiltering::default() });
     let (sessions, blocks) = (Some(u32::from(z)), None);
+    let mapping = Some(if y % 4 == 1 { NatMapping::EndpointDependent } else { NatMapping::default() });
     match z % 4 {
         0 | 1 => {
             let vpc = choose(vpcs, x)?;
             let pool = pools.iter().find(|pool| pool.cluster == vpc.cluster)?.id;
             let (name, vpc) = ("n".to_owned(), vpc.id);
-            let new = NewNatGateway { name, vpc, pool, addresses, sessions: None, blocks, filtering };
+            let new =
+                NewNatGateway { name, vpc, pool, addresses, sessions: None, blocks, filtering, mapping };
             store.create_nat_gateway(new).await.ok()?;
         }
         2 => {
-            let new = NatGatewayUpdate { name: None, addresses, sessions, blocks, filtering };
+            let new = NatGatewayUpdate { name: None, addresses, sessions, blocks, filtering, mapping };
             store.update_nat_gateway(choose(&all, x)?.id, new, None).await.ok()?;
         }
         _ if y % 2 == 0 => {
@@ -345,6 +349,7 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
         sessions: None,
         blocks: None,
         filtering: None,
+        mapping: None,
     };
     let (before, steps) = (world.state.revision(), world.deltas);
     let nat = store.create_nat_gateway(new).await.unwrap().into_inner();

@@ -141,8 +141,8 @@ mod tests {
     use super::*;
     use sluice_store::{Change, Eip, EipAttachment, EipTarget, NatGateway, Peering};
     use sluice_types::{
-        EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, PeeringId, PlacementSettings, PublicPoolId,
-        TenantId,
+        EipId, InstanceId, IpNet, NatFiltering, NatGatewayId, NatMapping, PeeringId, PlacementSettings,
+        PublicPoolId, TenantId,
     };
 
     /// Three clusters of a gateway each; all VPCs on the first, each of 10 packets a second, 1 and 2 peered.
@@ -225,6 +225,7 @@ mod tests {
             sessions: 1,
             blocks: 1,
             filtering: NatFiltering::default(),
+            mapping: NatMapping::default(),
             revision: 1,
         }
     }

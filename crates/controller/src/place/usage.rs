@@ -382,7 +382,7 @@ pub mod tests {
     use super::super::load::capacity::Capacity;
     use super::*;
     use sluice_store::{Change, Gateway, Move, NatGateway, Peering, Topology};
-    use sluice_types::{NatFiltering, NatGatewayId, PeeringId, PublicPoolId, Vni};
+    use sluice_types::{NatFiltering, NatGatewayId, NatMapping, PeeringId, PublicPoolId, Vni};
 
     pub fn gateway(id: u64, cluster: u64, draining: bool) -> Gateway {
         Gateway {
@@ -505,6 +505,7 @@ pub mod tests {
             sessions: 1,
             blocks: 1,
             filtering: NatFiltering::default(),
+            mapping: NatMapping::default(),
             revision: 10,
         };
         ledger.apply(10, &[1, 2].map(|id| Change::NatGatewayUpserted(nat_gateway(id))), 0);

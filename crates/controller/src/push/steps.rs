@@ -310,6 +310,7 @@ mod tests {
                 sessions: 1,
                 blocks: 1,
                 any_remote: false,
+                shares_ports: false,
                 forwards: Vec::new(),
             }
         };
@@ -421,8 +422,8 @@ mod tests {
             };
             let forwards = (1..=PORT_FORWARDS_MAX as u16).map(forward).collect();
             let vip = std::net::IpAddr::from([0xfd; 16]);
-            let (sessions, blocks, any_remote) = (u32::MAX, 16, true);
-            NatGateway { vni: vni(n), addresses, vip, sessions, blocks, any_remote, forwards }
+            let (sessions, blocks, any_remote, shares_ports) = (u32::MAX, 16, true, true);
+            NatGateway { vni: vni(n), addresses, vip, sessions, blocks, any_remote, shares_ports, forwards }
         };
         let first = 0x01_0000;
         let count = 3_000;

@@ -184,6 +184,7 @@ fn connect(world: &mut world::World) {
         sessions: 100,
         blocks: 2,
         any_remote: false,
+        shares_ports: false,
         // Both ends are in the packets.
         forwards: vec![PortForward {
             protocol: ForwardProtocol::Udp,

@@ -77,6 +77,7 @@ fn nat_gateway(random: &mut Random) -> NatGateway {
         sessions: 1 + random.below(3) as u32,
         blocks: 1,
         any_remote: random.below(2) == 0,
+        shares_ports: random.below(2) == 0,
         forwards,
     }
 }

@@ -4,7 +4,7 @@
 //! A session that a pass has shown has the pass's number as its mark. Marks are in this process's memory, by the slot of the session.
 //! An agent that starts has none, so its first passes end only what they do not have.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::Range;
 
@@ -56,7 +56,10 @@ impl Installer for NatCopier {
 struct Taken {
     /// When the pass began: passes have the same number after a while.
     since: u32,
-    ports: HashMap<(u8, SocketAddrV4), (Vni, SocketAddrV4)>,
+    /// For a shared port, with the remote endpoint.
+    ports: HashMap<(u8, SocketAddrV4, Option<SocketAddrV4>), (Vni, SocketAddrV4)>,
+    /// Those that are shared.
+    shared: HashSet<(u8, SocketAddrV4)>,
     blocks: HashMap<(Ipv4Addr, u16), (Vni, Ipv4Addr)>,
 }
 
@@ -153,23 +156,36 @@ impl<I: Installer> Copies<I> {
             self.taken_ports = self.taken_ports.saturating_sub(taken.ports.len());
             *taken = Taken { since: mark.since, ..Taken::default() };
         }
-        let before = taken.ports.insert((record.protocol, record.outside), (record.vni, record.inside));
+        let before = taken.ports.insert(mapping_of(record), (record.vni, record.inside));
+        if record.state.is_shared() {
+            taken.shared.insert((record.protocol, record.outside));
+        }
         taken.blocks.insert(block, (record.vni, *record.inside.ip()));
         self.taken_ports += usize::from(before.is_none());
     }
 }
 
+/// What belongs to one inside endpoint: an outside port, or a shared one with the remote endpoint.
+fn mapping_of(record: &Record) -> (u8, SocketAddrV4, Option<SocketAddrV4>) {
+    (record.protocol, record.outside, record.state.is_shared().then_some(record.remote))
+}
+
 impl Taken {
-    /// Whether a session must end because its outside port, or its block, is another inside endpoint's.
+    /// Whether a session must end because its outside port, or its block, is another inside endpoint's, or because only here the port
+    /// is shared, or only there.
     fn ends(&self, record: &Record, block_ports: u16) -> bool {
         let block = (*record.outside.ip(), record.outside.port() / block_ports);
-        let is_other_port = self
-            .ports
-            .get(&(record.protocol, record.outside))
-            .is_some_and(|of| *of != (record.vni, record.inside));
+        let port = (record.protocol, record.outside);
+        let is_of_other_mapping = if record.state.is_shared() {
+            self.ports.contains_key(&(port.0, port.1, None))
+        } else {
+            self.shared.contains(&port)
+        };
+        let is_other_port =
+            self.ports.get(&mapping_of(record)).is_some_and(|of| *of != (record.vni, record.inside));
         let is_other_block =
             self.blocks.get(&block).is_some_and(|of| *of != (record.vni, *record.inside.ip()));
-        is_other_port || is_other_block
+        is_of_other_mapping || is_other_port || is_other_block
     }
 }
 
@@ -178,6 +194,7 @@ fn record_of(shown: &Translation, timeouts: &Timeouts, now: u32) -> Option<Recor
     let (SocketAddr::V4(inside), SocketAddr::V4(remote)) = (shown.inside, shown.remote) else { return None };
     let (protocol, bits) = (shown.session.flow.protocol, shown.session.state & layout::NAT_COPY_STATE);
     let of_remote = if shown.is_of_remote { State::FROM_REMOTE } else { 0 };
+    let shared = if shown.is_shared { State::SHARED } else { 0 };
     let active = shown.session.expires_at.wrapping_sub(timeouts.of(protocol, shown.session.state));
     Some(Record {
         vni: Vni::new(shown.session.flow.scope).ok()?,
@@ -185,7 +202,7 @@ fn record_of(shown: &Translation, timeouts: &Timeouts, now: u32) -> Option<Recor
         inside,
         remote,
         outside: shown.outside,
-        state: State::new(bits as u8 & !State::FROM_REMOTE | of_remote)?,
+        state: State::new(bits as u8 & !State::FROM_REMOTE | of_remote | shared)?,
         // A packet may have come since `now` was read.
         idle: now.wrapping_sub(active).cast_signed().max(0).cast_unsigned(),
     })

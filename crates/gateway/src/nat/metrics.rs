@@ -23,7 +23,7 @@ impl MetricSource for NatMetrics {
     fn register(&self, registry: &mut Registry) {
         let Status { usage, rounds, round_time, astray } = lock(&self.status).clone();
         let LogCounts { blocks: [claimed, returned], sessions: [begun, ended], export } = self.log.counts();
-        let NatUsage { sessions, blocks, blocks_total, ports, addresses, addresses_total } = usage;
+        let NatUsage { sessions, blocks, blocks_total, ports, tuples, addresses, addresses_total } = usage;
         let millis = u64::try_from(round_time.as_millis()).unwrap_or(u64::MAX);
         for (name, help, value) in [
             ("nat_sessions", "Sessions of NAT gateways, as last swept", sessions.live),
@@ -33,6 +33,7 @@ impl MetricSource for NatMetrics {
                 sessions.slots,
             ),
             ("nat_ports", "Ports of public addresses that are in use, of all protocols", ports),
+            ("nat_tuples", "Remote endpoints of shared ports of public addresses, of all protocols", tuples),
             ("nat_blocks", "Blocks of ports that instances have", blocks),
             ("nat_blocks_total", "Blocks of ports of all public addresses of NAT gateways", blocks_total),
             (

@@ -4,7 +4,7 @@ use super::list::tests::listed;
 use super::*;
 use libbpf_rs::ProgramInput;
 use sluice_agent::NatAddresses;
-use sluice_datapath::{NAT_MAPS, ObjectName, SESSION_MAPS, Settings};
+use sluice_datapath::{ObjectName, Settings, nat_sizes};
 use sluice_tables::nat::{NatRegions, NatSize};
 use sluice_tables::{Immediate, Memory, NatAddress, NatGateway, NodeTables, Sizes, Vip, Vrf};
 use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
@@ -20,8 +20,7 @@ impl Kernel {
     fn load() -> Self {
         let settings = Settings { object: ObjectName::NatTest, cells: 0, pin_dir: None };
         let (groups, cells) = (NatRegions::groups(SIZE).unwrap(), NatRegions::port_cells(SIZE));
-        let sizes =
-            [(NAT_MAPS[0], groups), (NAT_MAPS[1], cells), (SESSION_MAPS[0], 100), (SESSION_MAPS[1], 2)];
+        let sizes = nat_sizes(groups, cells, 100);
         Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
     }
 
@@ -94,6 +93,7 @@ fn put(tables: &mut NodeTables, role: &mut RoleNat, of: Vni, at: u8, address: Ip
         sessions: 10,
         blocks: 1,
         any_remote: false,
+        shares_ports: false,
         forwards: Vec::new(),
     };
     tables.upsert_nat_gateway(&nat).unwrap();

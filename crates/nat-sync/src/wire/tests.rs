@@ -10,7 +10,7 @@ pub(crate) fn record(number: u32) -> Record {
         inside: endpoint(0x0a00_0001 + number % 0xff_ffff, number),
         remote: endpoint(0xc633_6401, number / 7),
         outside: endpoint(0xcb00_7105, number / 3),
-        state: State::new((number as u8) & 0x77).unwrap(),
+        state: State::new((number as u8) & 0x7f).unwrap(),
         idle: number % Record::IDLE_MAX,
     }
 }
@@ -125,7 +125,7 @@ fn messages_with_impossible_fields_are_refused() {
             assert_eq!(refused(endpoint, &address), DecodeError::Field("session"));
         }
     }
-    assert_eq!(refused(at + 22, &[0x08]), DecodeError::Field("state"));
+    assert_eq!(refused(at + 22, &[0x80]), DecodeError::Field("state"));
     assert_eq!(refused(at + 29, &[2]), DecodeError::Field("role"));
     // More sessions than there are bytes for, and bytes at the end.
     let needed = 2 * RECORD_BYTES + UNIT_BYTES;

@@ -45,8 +45,26 @@ pub struct Table {
     pub emptied: bool,
     pub sessions: BTreeMap<Key, Session>,
     next_port: u16,
-    /// The inside endpoint of each outside port in use, and the number of its sessions.
-    ports: BTreeMap<(u8, SocketAddrV4), (Vni, SocketAddrV4, usize)>,
+    /// The inside endpoint of each outside port in use, with the remote endpoint if the port is shared, and the number of its
+    /// sessions.
+    ports: BTreeMap<Mapping, (Vni, SocketAddrV4, usize)>,
+}
+
+type Mapping = (u8, SocketAddrV4, Option<SocketAddrV4>);
+
+/// Whether sessions of a NAT gateway that packets begin share ports.
+pub fn shares_ports(vni: Vni) -> bool {
+    vni.get().is_multiple_of(2)
+}
+
+fn mapping(key: &Key, outside: SocketAddrV4, state: State) -> Mapping {
+    (key.protocol, outside, state.is_shared().then_some(key.remote))
+}
+
+/// The state, and whether the outside port is shared as with the other state.
+fn like(state: State, other: State) -> State {
+    let bits = state.bits() & !State::SHARED | other.bits() & State::SHARED;
+    State::new(bits).expect("all bits have a meaning")
 }
 
 pub fn key(record: &Record) -> Key {
@@ -70,15 +88,22 @@ impl Table {
 
     fn insert(&mut self, key: Key, session: Session) {
         self.remove(&key);
-        let port = self.ports.entry((key.protocol, session.outside)).or_insert((key.vni, key.inside, 0));
+        let at = mapping(&key, session.outside, session.state);
+        assert!(!self.has_other_mapping(&at), "an outside port is shared and not shared");
+        let port = self.ports.entry(at).or_insert((key.vni, key.inside, 0));
         assert_eq!((port.0, port.1), (key.vni, key.inside), "an outside port has two inside endpoints");
         port.2 += 1;
         self.sessions.insert(key, session);
     }
 
+    /// Whether the outside port is in use as one that is shared and this is not, or the reverse.
+    fn has_other_mapping(&self, at: &Mapping) -> bool {
+        self.ports.keys().any(|it| (it.0, it.1) == (at.0, at.1) && it.2.is_some() != at.2.is_some())
+    }
+
     pub fn remove(&mut self, key: &Key) -> Option<Session> {
         let session = self.sessions.remove(key)?;
-        let at = (key.protocol, session.outside);
+        let at = mapping(key, session.outside, session.state);
         let port = self.ports.get_mut(&at).expect("a session has a port");
         port.2 -= 1;
         if port.2 == 0 {
@@ -104,8 +129,13 @@ impl Table {
     /// Begins a session as a packet of a VM does: by the outside port that the inside endpoint has, or by a new one of the
     /// gateway's share. Returns the session as a packet would carry it to other gateways.
     pub fn begin(&mut self, key: Key, own: GatewayId, members: &[GatewayId], ports: u16) -> Option<Record> {
-        let mapped = self.ports.iter().find(|((protocol, _), (vni, inside, _))| {
-            *protocol == key.protocol && (*vni, *inside) == (key.vni, key.inside)
+        let shared = if shares_ports(key.vni) { State::SHARED } else { 0 };
+        let state = State::new(shared).expect("all bits have a meaning");
+        let mapped = self.ports.iter().find(|((protocol, _, remote), (vni, inside, _))| {
+            *protocol == key.protocol
+                && (*vni, *inside) == (key.vni, key.inside)
+                && remote.is_none()
+                && !state.is_shared()
         });
         let free = || {
             // A port that was used lately comes last.
@@ -114,15 +144,16 @@ impl Table {
                 numbers.map(|port| SocketAddrV4::new(public(key.vni), port)).filter(|outside| {
                     let block = outside.port() / BLOCK_PORTS;
                     block_share(members, *outside.ip(), block) == Some(own)
-                        && !self.ports.contains_key(&(key.protocol, *outside))
+                        && !self.ports.contains_key(&mapping(&key, *outside, state))
+                        && !self.has_other_mapping(&mapping(&key, *outside, state))
                 });
             candidates.next()
         };
-        let outside = mapped.map(|((_, outside), _)| *outside).or_else(free)?;
-        if mapped.is_none() {
+        let outside = mapped.map(|((_, outside, _), _)| *outside).or_else(free)?;
+        if mapped.is_none() && !state.is_shared() {
             self.next_port = outside.port() - 1024 + 1;
         }
-        let session = Session { outside, state: State::default(), active: self.now, mark: None };
+        let session = Session { outside, state, active: self.now, mark: None };
         self.insert(key, session);
         self.record(&key)
     }
@@ -146,8 +177,10 @@ impl Table {
     pub fn check(&self) {
         let mut counted: BTreeMap<_, usize> = BTreeMap::new();
         for (key, session) in &self.sessions {
-            *counted.entry((key.protocol, session.outside)).or_default() += 1;
-            let (vni, inside, _) = self.ports[&(key.protocol, session.outside)];
+            let at = mapping(key, session.outside, session.state);
+            *counted.entry(at).or_default() += 1;
+            assert!(!self.has_other_mapping(&at), "an outside port is shared and not shared");
+            let (vni, inside, _) = self.ports[&at];
             assert_eq!((vni, inside), (key.vni, key.inside), "an outside port has two inside endpoints");
         }
         assert!(self.ports.iter().all(|(port, of)| counted.get(port) == Some(&of.2)));
@@ -178,7 +211,7 @@ impl SessionTable for Table {
             Source::Owner(mark) => Some(mark.number),
             Source::Other => None,
         };
-        let session = Session { outside: record.outside, state: record.state, active, mark };
+        let mut session = Session { outside: record.outside, state: record.state, active, mark };
         if let Some(present) = self.sessions.get_mut(&key) {
             let newer_by = present.active.wrapping_sub(active) as i32;
             match source {
@@ -192,19 +225,26 @@ impl SessionTable for Table {
                 Source::Other if newer_by > SLACK => return Installed::Done,
                 Source::Other if newer_by >= -SLACK => {
                     let bits = present.state.bits() | session.state.bits();
-                    present.state = State::new(bits).expect("all bits have a meaning");
+                    let both = State::new(bits).expect("all bits have a meaning");
+                    present.state = like(both, present.state);
                     return Installed::Done;
                 }
                 Source::Other => {}
             }
+            if present.outside == session.outside {
+                session.state = like(session.state, present.state);
+            }
         }
-        let at = (key.protocol, record.outside);
-        if self.ports.get(&at).is_some_and(|port| (port.0, port.1) != (key.vni, key.inside)) {
+        let at = mapping(&key, session.outside, session.state);
+        let is_other = self.ports.get(&at).is_some_and(|port| (port.0, port.1) != (key.vni, key.inside));
+        if is_other || self.has_other_mapping(&at) {
             if source == Source::Other {
                 return Installed::Refused;
             }
             let stale = |(other, session): (&Key, &Session)| {
-                ((other.protocol, session.outside) == at).then_some(*other)
+                let its = mapping(other, session.outside, session.state);
+                let is_same_port = (its.0, its.1) == (at.0, at.1);
+                (its == at || is_same_port && its.2.is_some() != at.2.is_some()).then_some(*other)
             };
             let stale: Vec<Key> = self.sessions.iter().filter_map(stale).collect();
             for key in stale {

@@ -385,7 +385,16 @@ impl World {
             Ipv4Addr::from(0xc633_6400 + self.begun / 60_000),
             (self.begun % 60_000) as u16,
         );
+        // Inside endpoints that share ports meet at few remote endpoints.
+        let remote = if crate::table::shares_ports(vni(unit)) {
+            SocketAddrV4::new(*remote.ip(), 1 + remote.port() % 40)
+        } else {
+            remote
+        };
         let key = Key { vni: vni(unit), protocol: UDP, inside, remote };
+        if self.nodes[node].table.sessions.contains_key(&key) {
+            return;
+        }
         let members: Vec<_> = (0..self.scenario.nodes).map(id).collect();
         let ports = self.scenario.ports;
         let Some(record) = self.nodes[node].table.begin(key, id(node), &members, ports) else { return };

@@ -9,13 +9,23 @@ use crate::failure::Failure;
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, json};
 use sluice_client::{Client, NatGateway, NewNatGateway, PublicPool};
-use sluice_types::NatFiltering;
+use sluice_types::{NatFiltering, NatMapping};
 use std::net::IpAddr;
 
 impl Kind for NatGateway {
     const HELP: Help = Help { list: "List NAT gateways", show: "Show one NAT gateway" };
-    const COLUMNS: &'static [&'static str] =
-        &["id", "name", "vpc", "pool", "addresses", "sessions", "blocks", "filtering", "programmed"];
+    const COLUMNS: &'static [&'static str] = &[
+        "id",
+        "name",
+        "vpc",
+        "pool",
+        "addresses",
+        "sessions",
+        "blocks",
+        "filtering",
+        "mapping",
+        "programmed",
+    ];
     type Selector = NameInVpc;
     type Filters = NatGatewayFilters;
 }
@@ -60,6 +70,10 @@ pub struct Limits {
     /// and port to which it has sent, or `endpoint-independent`, all [default: address-and-port-dependent]
     #[arg(long, value_name = "FILTERING", group = "change")]
     filtering: Option<NatFiltering>,
+    /// Which connections of an instance share a public port: `endpoint-independent`, all of one of its ports and no others, or
+    /// `endpoint-dependent`, those of any of its ports to different remote endpoints [default: endpoint-independent]
+    #[arg(long, value_name = "MAPPING", group = "change")]
+    mapping: Option<NatMapping>,
 }
 
 #[derive(Args)]
@@ -90,9 +104,11 @@ impl Create for NewNatGatewayArgs {
         let vpc = api::vpc(client, &self.vpc).await?.id;
         let pool = client.id_of::<PublicPool>(&self.pool, &[]).await?;
         let Self { name, address, address_count, limits, .. } = self;
-        let Limits { sessions, blocks, filtering } = limits;
+        let Limits { sessions, blocks, filtering, mapping } = limits;
         let addresses = (!address.is_empty()).then_some(address);
-        Ok(((), NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering }))
+        let new =
+            NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering, mapping };
+        Ok(((), new))
     }
 }
 
@@ -131,6 +147,7 @@ impl Run for NatGatewayVerb {
         patch.extend(address_count.map(|number| ("address_count".to_owned(), json!(number))));
         patch.extend(limits.sessions.map(|number| ("sessions".to_owned(), json!(number))));
         patch.extend(limits.blocks.map(|number| ("blocks".to_owned(), json!(number))));
+        patch.extend(limits.mapping.map(|mapping| ("mapping".to_owned(), json!(mapping))));
         patch.extend(limits.filtering.map(|filtering| ("filtering".to_owned(), json!(filtering))));
         if add_address.is_empty() && remove_address.is_empty() {
             let updated = target.update(client, &patch).await?;

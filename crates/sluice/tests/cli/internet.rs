@@ -43,6 +43,12 @@ vpcs:
     assert!(error.contains("NAT gateway `nat` has no address 198.51.100.8"), "{error}");
     let error = site.fails(1, &[&update[..], &["--add-address", "2001:db8::1"]].concat());
     assert!(error.contains("2001:db8::1 is an ipv6 address"), "{error}");
+    let error = site.fails(1, &[&update[..], &["--mapping", "endpoint-dependent"]].concat());
+    assert!(error.contains("`endpoint-dependent` mapping contradicts"), "{error}");
+    let both = ["--mapping", "endpoint-dependent", "--filtering", "address-and-port-dependent"];
+    assert_eq!(site.json(&[&update[..], &both].concat())["mapping"], "endpoint-dependent");
+    let error = site.fails(2, &[&update[..], &["--mapping", "none"]].concat());
+    assert!(error.contains("expected `endpoint-independent` or `endpoint-dependent`"), "{error}");
     let error = site.fails(2, &[&update[..], &["--filtering", "none"]].concat());
     assert!(error.contains("expected `address-and-port-dependent` or `endpoint-independent`"), "{error}");
     let error = site.fails(1, &["vpc", "delete", "db"]);

@@ -57,6 +57,7 @@ impl From<NatGateway> for proto::NatGateway {
             sessions: nat.sessions,
             blocks: nat.blocks.into(),
             any_remote: nat.any_remote,
+            shares_ports: nat.shares_ports,
             forwards: nat.forwards.into_iter().map(Into::into).collect(),
         }
     }
@@ -107,8 +108,16 @@ impl TryFrom<proto::NatGateway> for NatGateway {
         let forwards = forwards.ok_or(Malformed::Nat(vni, "a protocol or port that it cannot forward"))?;
         PortForward::check_all(&forwards, &addresses)
             .map_err(|reason| Malformed::PortForwards(vni, reason))?;
-        let (blocks, any_remote) = (nat.blocks as u8, nat.any_remote);
-        Ok(Self { vni, addresses, vip, sessions: nat.sessions, blocks, any_remote, forwards })
+        Ok(Self {
+            vni,
+            addresses,
+            vip,
+            sessions: nat.sessions,
+            blocks: nat.blocks as u8,
+            any_remote: nat.any_remote,
+            shares_ports: nat.shares_ports,
+            forwards,
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
 };
 use sluice_types::{
     IpNet, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX,
-    NatGatewayId,
+    NatFiltering, NatGatewayId, NatMapping,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -56,6 +56,17 @@ fn check_limits(sessions: Option<u32>, blocks: Option<u8>) -> Result<()> {
     }
     if let Some(blocks) = blocks.filter(|blocks| !(1..=NAT_BLOCKS_MAX).contains(blocks)) {
         return Err(invalid("blocks", format!("expected 1 to {NAT_BLOCKS_MAX} blocks, not {blocks}")));
+    }
+    Ok(())
+}
+
+/// Checks that the mapping and the filtering of a NAT gateway do not contradict each other: a port that several ports of an instance
+/// share has one of them only for each remote endpoint.
+fn check_mapping(mapping: NatMapping, filtering: NatFiltering) -> Result<()> {
+    if mapping == NatMapping::EndpointDependent && filtering == NatFiltering::EndpointIndependent {
+        let detail = "`endpoint-dependent` mapping contradicts `endpoint-independent` filtering: a packet of another remote endpoint \
+                      belongs to none of the connections that share the port";
+        return Err(invalid("mapping", detail));
     }
     Ok(())
 }
@@ -140,9 +151,12 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
         .given("sessions", Some(existing.sessions), new.sessions)
         .given("blocks", Some(existing.blocks), new.blocks)
         .given("filtering", Some(existing.filtering), new.filtering)
+        .given("mapping", Some(existing.mapping), new.mapping)
         .conflict(KIND, &new.name)?;
         return Ok(Created::Existing(existing));
     }
+    let (filtering, mapping) = (new.filtering.unwrap_or_default(), new.mapping.unwrap_or_default());
+    check_mapping(mapping, filtering)?;
     check_not_moving(&vpc)?;
     if vpc.cluster != pool.cluster {
         let (own, theirs): (Cluster, Cluster) =
@@ -161,7 +175,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
         addresses,
         sessions: new.sessions.unwrap_or(NAT_SESSIONS_DEFAULT),
         blocks: new.blocks.unwrap_or(NAT_BLOCKS_DEFAULT),
-        filtering: new.filtering.unwrap_or_default(),
+        filtering,
+        mapping,
         revision: w.revision,
     };
     let sql = "INSERT INTO nat_gateways (id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision) \
@@ -176,8 +191,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
 /// Stores what can change of a NAT gateway, and publishes it. `had` are its addresses before.
 async fn save(w: &mut Write, nat_gateway: &NatGateway, had: &[Ipv4Addr]) -> Result<()> {
     let NatGateway { id, addresses, .. } = nat_gateway;
-    let sql = "UPDATE nat_gateways SET name = $2, addresses = $3, sessions = $4, blocks = $5, filtering = $6, revision = $7 \
-               WHERE id = $1";
+    let sql = "UPDATE nat_gateways SET name = $2, addresses = $3, sessions = $4, blocks = $5, filtering = $6, revision = $7, \
+               mapping = $8 WHERE id = $1";
     let values = args![
         id.get(),
         nat_gateway.name.as_str(),
@@ -186,6 +201,7 @@ async fn save(w: &mut Write, nat_gateway: &NatGateway, had: &[Ipv4Addr]) -> Resu
         u32::from(nat_gateway.blocks),
         nat_gateway.filtering.to_string(),
         nat_gateway.revision,
+        nat_gateway.mapping.to_string(),
     ];
     w.q().run(sql, values).await?;
     for gone in had.iter().filter(|address| !addresses.contains(address)) {
@@ -219,7 +235,9 @@ pub(crate) async fn update(
     let sessions = new.sessions.unwrap_or(before.sessions);
     let blocks = new.blocks.unwrap_or(before.blocks);
     let filtering = new.filtering.unwrap_or(before.filtering);
-    let mut after = NatGateway { name, addresses, sessions, blocks, filtering, ..before.clone() };
+    let mapping = new.mapping.unwrap_or(before.mapping);
+    check_mapping(mapping, filtering)?;
+    let mut after = NatGateway { name, addresses, sessions, blocks, filtering, mapping, ..before.clone() };
     if after == before {
         return Ok(before);
     }

@@ -7,7 +7,7 @@ use sluice_store::{
     Change, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate, NewNatGateway,
     NodeId, NodeState, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, Store, StoreError, Vpc,
 };
-use sluice_types::NatFiltering;
+use sluice_types::{NatFiltering, NatMapping};
 use std::net::Ipv4Addr;
 
 pub fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
@@ -19,6 +19,7 @@ pub fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
         sessions: None,
         blocks: None,
         filtering: None,
+        mapping: None,
     }
 }
 
@@ -55,6 +56,7 @@ pub async fn nat_gateways(f: Fixture) {
         sessions: 10_000,
         blocks: 4,
         filtering: NatFiltering::AddressAndPortDependent,
+        mapping: NatMapping::EndpointIndependent,
         revision: made.revision,
     };
     assert_eq!(made, expected);
@@ -75,7 +77,8 @@ pub async fn nat_gateways(f: Fixture) {
         addresses: Some(NatAddresses::Number(3)),
         sessions: Some(1),
         blocks: Some(16),
-        filtering: Some(NatFiltering::EndpointIndependent),
+        filtering: None,
+        mapping: Some(NatMapping::EndpointDependent),
     };
     let changed = s.update_nat_gateway(made.id, all.clone(), Some(made.revision)).await.unwrap();
     let expected = NatGateway {
@@ -83,7 +86,7 @@ pub async fn nat_gateways(f: Fixture) {
         addresses: v4(&[1, 2, 3]),
         sessions: 1,
         blocks: 16,
-        filtering: NatFiltering::EndpointIndependent,
+        mapping: NatMapping::EndpointDependent,
         revision: changed.revision,
         ..made.clone()
     };
@@ -92,6 +95,16 @@ pub async fn nat_gateways(f: Fixture) {
     assert_eq!(last(s).await, [Change::NatGatewayUpserted(changed.clone())]);
     let unchanged = s.update_nat_gateway(made.id, all, None).await.unwrap();
     assert_eq!(unchanged, changed);
+    let filters_less = NatGatewayUpdate {
+        filtering: Some(NatFiltering::EndpointIndependent),
+        ..NatGatewayUpdate::default()
+    };
+    let refused = conflict(s.update_nat_gateway(made.id, filters_less.clone(), None).await);
+    assert!(matches!(&refused, Conflict::Invalid { offender, .. } if offender == "mapping"), "{refused}");
+    let back = NatGatewayUpdate { mapping: Some(NatMapping::EndpointIndependent), ..filters_less };
+    let changed = s.update_nat_gateway(made.id, back, None).await.unwrap();
+    let now = (changed.filtering, changed.mapping);
+    assert_eq!(now, (NatFiltering::EndpointIndependent, NatMapping::EndpointIndependent));
     let stale = s.update_nat_gateway(made.id, NatGatewayUpdate::default(), Some(made.revision)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
 

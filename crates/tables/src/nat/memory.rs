@@ -1,7 +1,7 @@
 //! The groups of blocks and the port words in memory: words, and reading blocks while packets write.
 
 use super::NatBlock;
-use crate::layout::{self, nat_block, nat_group};
+use crate::layout::{self, nat_block, nat_group, nat_tuples};
 use crate::region::Region;
 use sluice_types::Vni;
 use std::mem::{offset_of, size_of};
@@ -86,7 +86,7 @@ impl BlockWord {
     }
 }
 
-/// A port word: inside port and stamp (`nat_layout.h`).
+/// A port word, or the low half of a tuple word: inside port and stamp (`nat_layout.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PortWord(pub u32);
 
@@ -96,7 +96,12 @@ impl PortWord {
     }
 
     pub(super) fn stamp(self) -> u32 {
-        self.0 >> layout::NAT_STAMP_SHIFT
+        self.0 >> layout::NAT_STAMP_SHIFT & layout::NAT_STAMP_MASK
+    }
+
+    /// Whether the port serves several inside ports, each to other remote endpoints.
+    pub(super) fn is_shared(self) -> bool {
+        self.0 & layout::NAT_SHARED != 0
     }
 
     pub(super) fn is_settled(self) -> bool {
@@ -109,9 +114,12 @@ impl PortWord {
     }
 
     pub(super) fn stamped(self, round: u32) -> Self {
-        Self(u32::from(self.inside_port()) | round << layout::NAT_STAMP_SHIFT)
+        Self(self.0 & (layout::NAT_SHARED | 0xffff) | round << layout::NAT_STAMP_SHIFT)
     }
 }
+
+/// Where the word of a tuple is, an outside endpoint and a remote one: its two candidate buckets, and its tag.
+pub(super) type TuplePlace = ([u32; 2], u32);
 
 /// A block: its group, and its number in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,14 +140,15 @@ impl BlockId {
 pub(super) struct Tables {
     groups: Region,
     ports: Region,
+    tuples: Region,
     count: u32,
     block_shift: u32,
 }
 
 impl Tables {
     /// The regions are large enough for this many groups, and for the ports of their addresses.
-    pub(super) fn new(groups: Region, ports: Region, count: u32, block_shift: u32) -> Self {
-        Self { groups, ports, count, block_shift }
+    pub(super) fn new([groups, ports, tuples]: [&Region; 3], count: u32, block_shift: u32) -> Self {
+        Self { groups: groups.clone(), ports: ports.clone(), tuples: tuples.clone(), count, block_shift }
     }
 
     pub(super) fn groups(&self) -> u32 {
@@ -173,6 +182,7 @@ impl Tables {
     /// Lays out numbers without public addresses.
     pub(super) fn clear(&self) {
         self.ports.zero(0, self.ports.bytes() / 8 * 8);
+        self.tuples.zero(0, self.tuples.bytes() / 8 * 8);
         self.groups.zero(0, self.count as usize * size_of::<nat_group>());
         for id in self.all_blocks() {
             self.groups.store64(Self::word_at(id), BlockWord::default().withheld().0);
@@ -313,6 +323,53 @@ impl Tables {
         to: PortWord,
     ) -> Result<(), PortWord> {
         self.ports.compare_and_swap32(self.port_at(group, class, port), from.0, to.0).map_err(PortWord)
+    }
+
+    /// Buckets of tuple words.
+    pub(super) fn tuple_buckets(&self) -> u32 {
+        (self.tuples.bytes() / size_of::<nat_tuples>()) as u32
+    }
+
+    fn tuple_words(bucket: u32) -> impl Iterator<Item = usize> {
+        let first = bucket as usize * size_of::<nat_tuples>();
+        (0..layout::NAT_TUPLE_WORDS as usize).map(move |word| first + word * 8)
+    }
+
+    /// Stamps the word by which a tuple is of this inside port. Returns false if there is none.
+    pub(super) fn stamp_tuple(&self, (buckets, tag): TuplePlace, inside_port: u16, round: u32) -> bool {
+        buckets.into_iter().flat_map(Self::tuple_words).any(|at| {
+            loop {
+                let seen = self.tuples.load64(at);
+                let word = PortWord(seen as u32);
+                let is_of_tuple = (seen >> layout::NAT_TUPLE_TAG_SHIFT) as u32 == tag;
+                if word.0 == 0 || !is_of_tuple || word.inside_port() != inside_port {
+                    return false;
+                }
+                let stamped =
+                    u64::from(tag) << layout::NAT_TUPLE_TAG_SHIFT | u64::from(word.stamped(round).0);
+                // A swap fails if a packet has settled the word, or has stamped it with this round, so this ends.
+                if seen == stamped || self.tuples.compare_and_swap64(at, seen, stamped).is_ok() {
+                    return true;
+                }
+            }
+        })
+    }
+
+    /// Frees the tuple words of a bucket that were not used in this round. Returns their number, and that of the others.
+    pub(super) fn free_tuples(&self, bucket: u32, round: u32) -> (u64, u64) {
+        let (mut freed, mut used) = (0, 0);
+        for at in Self::tuple_words(bucket) {
+            let seen = self.tuples.load64(at);
+            if seen == 0 {
+                continue;
+            }
+            // The swap fails if a packet has stamped the word in between.
+            let is_used = PortWord(seen as u32).is_used_in(round)
+                || self.tuples.compare_and_swap64(at, seen, 0).is_err();
+            used += u64::from(is_used);
+            freed += u64::from(!is_used);
+        }
+        (freed, used)
     }
 
     /// The content of a block that has an owner; `None` if it has none, or was returned since `word` was loaded.

@@ -1,11 +1,11 @@
 //! The rounds of the agent: which ports are used, by looking at all sessions; ports and blocks that are not are freed.
 //! `nat_layout.h` explains the order of the steps.
 
-use super::memory::{BlockId, BlockWord, PortWord, Tables};
+use super::memory::{BlockId, BlockWord, PortWord, Tables, TuplePlace};
 use super::{LoggedBy, Nat, NatBlock, NatEvent, Translation};
 use crate::error::Error;
 use crate::layout::{self, nat_config};
-use crate::sessions::{Fate, Session};
+use crate::sessions::{Fate, Session, SessionReader};
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
@@ -21,6 +21,8 @@ pub struct NatSwept {
     pub astray: u64,
     /// Ports that were freed.
     pub ports: u64,
+    /// Remote endpoints of shared ports whose words were freed.
+    pub tuples: u64,
     /// Blocks that were returned.
     pub blocks: u64,
     /// True if the step completed the round. The next step begins another one.
@@ -38,6 +40,8 @@ pub(super) enum Phase {
     Sessions,
     /// Waits until no packet is translated by a session that ended before.
     Wait,
+    /// Frees tuple words, from this bucket on.
+    Tuples(u32),
     /// Frees ports, and begins to close blocks that have none left, from this group on.
     Blocks(u32),
     /// Closes blocks, from this one of those that leave on.
@@ -52,6 +56,17 @@ const GROUPS: u32 = 4;
 const BLOCKS: usize = (GROUPS * layout::NAT_GROUP_BLOCKS) as usize;
 /// Groups of which one step looks at the blocks.
 const GROUPS_NOTED: u32 = 1024;
+
+/// Buckets of tuple words that one step looks at: 2^16 words.
+const TUPLE_BUCKETS: u32 = 1 << 13;
+
+/// What is in use, as a round sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Used {
+    pub(super) blocks: u64,
+    pub(super) ports: u64,
+    pub(super) tuples: u64,
+}
 
 /// A block in the present round.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,13 +97,13 @@ pub(super) struct Progress {
     addresses: Vec<SeenAt>,
     /// Blocks that were closing, closed, or claimed, and their words.
     leaving: Vec<(BlockId, BlockWord)>,
-    /// Blocks and ports in use: in the last complete round, and in the present one.
-    used: (u64, u64),
-    counting: (u64, u64),
+    /// In the last complete round, and in the present one.
+    used: Used,
+    counting: Used,
 }
 
 impl Progress {
-    pub(super) fn used(&self) -> (u64, u64) {
+    pub(super) fn used(&self) -> Used {
         self.used
     }
 }
@@ -103,17 +118,29 @@ fn class_of(protocol: u8) -> Option<u32> {
     }
 }
 
-/// Stamps the port of a session. `None`: the port is not mapped to its VM.
-fn stamp(tables: &Tables, session: &Session, round: u32) -> Option<BlockId> {
-    let Translation { inside, outside, number, .. } = Translation::from(*session);
+/// Where the word of a session's tuple is, by the key that `nat_place_tuple` has (`nat_shared.h`).
+fn tuple_of(reader: &SessionReader, translation: &Translation) -> Option<TuplePlace> {
+    let SocketAddr::V4(remote) = translation.remote else { return None };
+    let who = u64::from(translation.number)
+        | u64::from(translation.session.flow.protocol) << layout::SESSION_PROTOCOL_SHIFT
+        | u64::from(translation.outside.port()) << layout::SESSION_PORT0_SHIFT
+        | u64::from(remote.port()) << layout::SESSION_PORT1_SHIFT;
+    Some(reader.place([who, u32::from(*remote.ip()).into()]))
+}
+
+/// Stamps the port of a session, and its tuple if the port is shared. `None`: the port is not mapped to its VM.
+fn stamp(tables: &Tables, reader: &SessionReader, session: &Session, round: u32) -> Option<BlockId> {
+    let translation = Translation::from(*session);
+    let Translation { inside, outside, number, .. } = translation;
     let (class, port) = (class_of(session.flow.protocol)?, outside.port());
     let id = tables.block_of(number, port)?;
     let block = tables.block(id, tables.word(id))?;
     loop {
         let word = tables.port(id.group, class, port);
+        let inside_port = if word.is_shared() { inside.port() } else { word.inside_port() };
         if !word.is_settled()
             || block.vni.get() != session.flow.scope
-            || inside != SocketAddr::from((block.inside, word.inside_port()))
+            || inside != SocketAddr::from((block.inside, inside_port))
         {
             return None;
         }
@@ -121,7 +148,9 @@ fn stamp(tables: &Tables, session: &Session, round: u32) -> Option<BlockId> {
         if word.stamp() == round
             || tables.swap_port((id.group, class, port), word, word.stamped(round)).is_ok()
         {
-            return Some(id);
+            let has_tuple =
+                || tables.stamp_tuple(tuple_of(reader, &translation)?, inside_port, round).then_some(());
+            return if word.is_shared() { has_tuple().map(|()| id) } else { Some(id) };
         }
     }
 }
@@ -146,9 +175,10 @@ impl Nat {
             Phase::Sessions => self.look_at_sessions(buckets, now),
             Phase::Wait => {
                 self.sessions.wait_for_packets()?;
-                self.progress.phase = Phase::Blocks(0);
+                self.progress.phase = Phase::Tuples(0);
                 Ok(NatSwept::default())
             }
+            Phase::Tuples(first) => Ok(self.free_tuples(first)),
             Phase::Blocks(first) => Ok(self.look_at_blocks(first, now, log)),
             Phase::Close(first) => self.close_blocks(first),
             Phase::Free(first) => self.free_blocks(first, now, log),
@@ -162,7 +192,7 @@ impl Nat {
         let round = if before >= layout::NAT_ROUND_MAX { 1 } else { before + 1 };
         self.config.store32(at, round);
         self.sessions.wait_for_packets()?;
-        (self.progress.round, self.progress.counting) = (round, (0, 0));
+        (self.progress.round, self.progress.counting) = (round, Used::default());
         self.progress.seen.clear();
         self.progress.leaving.clear();
         let see = |address| SeenAt { begun: self.tables.begun_at(address), live: 0 };
@@ -181,8 +211,8 @@ impl Nat {
 
     fn look_at_sessions(&mut self, buckets: u32, now: u32) -> Result<NatSwept, Error> {
         let Progress { round, seen, addresses, .. } = &mut self.progress;
-        let (tables, round) = (&self.tables, *round);
-        let mut decide = |session: &Session| match stamp(tables, session, round) {
+        let (tables, reader, round) = (&self.tables, self.sessions.reader().clone(), *round);
+        let mut decide = |session: &Session| match stamp(tables, &reader, session, round) {
             Some(id) => {
                 seen[id.number()].live += 1;
                 addresses[tables.address_of(id.group) as usize].live += 1;
@@ -202,6 +232,19 @@ impl Nat {
         Ok(NatSwept { expired: swept.expired, freed, astray: reviewed.ended, ..NatSwept::default() })
     }
 
+    fn free_tuples(&mut self, first: u32) -> NatSwept {
+        let end = first.saturating_add(TUPLE_BUCKETS).min(self.tables.tuple_buckets());
+        let mut swept = NatSwept::default();
+        for bucket in first..end {
+            let (freed, used) = self.tables.free_tuples(bucket, self.progress.round);
+            swept.tuples += freed;
+            self.progress.counting.tuples += used;
+        }
+        let is_last = end == self.tables.tuple_buckets();
+        self.progress.phase = if is_last { Phase::Blocks(0) } else { Phase::Tuples(end) };
+        swept
+    }
+
     fn look_at_blocks(&mut self, first: u32, now: u32, log: &mut dyn FnMut(NatEvent)) -> NatSwept {
         let mut swept = NatSwept::default();
         let end = (first + GROUPS).min(self.tables.groups());
@@ -212,8 +255,8 @@ impl Nat {
                 if used == 0 && self.tables.swap_word(id, word, word.closing()) {
                     self.progress.leaving.push((id, word.closing()));
                 } else {
-                    let (blocks, ports) = self.progress.counting;
-                    self.progress.counting = (blocks + 1, ports + used);
+                    self.progress.counting.blocks += 1;
+                    self.progress.counting.ports += used;
                 }
             } else if word.is_claimed() || word.is_closing() || word.is_closed() {
                 self.progress.leaving.push((id, word));

@@ -5,6 +5,7 @@ mod install;
 mod killed;
 mod schedules;
 mod seed;
+mod shared;
 
 use super::*;
 use crate::grace::Immediate;
@@ -54,6 +55,7 @@ impl TestNat {
                 at(&regions.config),
                 (at(&regions.groups), count(&regions.groups, NatRegions::GROUP_BYTES)),
                 (at(&regions.ports), count(&regions.ports, NatRegions::CELL_BYTES)),
+                (at(&regions.tuples), count(&regions.tuples, NatRegions::TUPLES_BYTES)),
                 at(&regions.sessions.config),
                 (at(&regions.sessions.ipv4), count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES)),
             )
@@ -102,7 +104,7 @@ impl TestNat {
             let word = tables.word(id);
             !word.is_claimed() && !word.has_owner() && !word.is_closed()
         };
-        words(&self.regions.ports) && tables.all_blocks().all(is_free)
+        words(&self.regions.ports) && words(&self.regions.tuples) && tables.all_blocks().all(is_free)
     }
 }
 
@@ -128,6 +130,7 @@ fn round(nat: &mut Nat, now: u32) -> (NatSwept, Vec<NatEvent>) {
             freed: sum.freed + swept.freed,
             astray: sum.astray + swept.astray,
             ports: sum.ports + swept.ports,
+            tuples: sum.tuples + swept.tuples,
             blocks: sum.blocks + swept.blocks,
             round_completed: swept.round_completed,
         };
@@ -628,7 +631,7 @@ fn a_session_needs_at_most_160_bytes() {
     assert!(begun > SESSIONS * 999 / 1000, "{begun} of {SESSIONS}");
     // Blocks in use have port words of all three protocols, of which this test uses one.
     let blocks = nat.blocks().count();
-    let bytes = buckets as usize * SessionRegions::BUCKET4_BYTES
+    let bytes = buckets as usize * (SessionRegions::BUCKET4_BYTES + NatRegions::TUPLES_BYTES)
         + blocks * (3 * 128 * 4 + NatRegions::GROUP_BYTES / 16);
     let each = bytes as f64 / f64::from(begun);
     println!("{each:.1} bytes a session: {begun} sessions, {blocks} blocks of 128 ports");

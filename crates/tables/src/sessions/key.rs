@@ -165,8 +165,8 @@ impl Hashing {
         offset_of!(session_config, hash_key) + word * 8
     }
 
-    fn hash(&self, key: &Key) -> u64 {
-        let words = key.words.iter().zip(self.hash_key).take(key.family.key_words());
+    fn hash(&self, words: &[u64]) -> u64 {
+        let words = words.iter().zip(self.hash_key);
         let sum = words.fold(0_u64, |sum, (&word, secret)| {
             let low = (word as u32).wrapping_add(secret as u32);
             let high = ((word >> 32) as u32).wrapping_add((secret >> 32) as u32);
@@ -180,13 +180,19 @@ impl Hashing {
 
     /// The candidates of a key in a table of `buckets` buckets, 2 or more.
     pub(super) fn candidates(&self, key: &Key, buckets: u32) -> Candidates {
+        let (buckets, tag) = self.place(&key.words[..key.family.key_words()], buckets);
+        Candidates { buckets, tag: (tag >> 16) as u16 }
+    }
+
+    /// The two buckets, of `buckets`, in which what has these words as its key can be, and further hash bits.
+    pub(super) fn place(&self, key: &[u64], buckets: u32) -> ([u32; 2], u32) {
         let hash = self.hash(key);
         let one = (((hash & 0xffff_ffff) * u64::from(buckets)) >> 32) as u32;
         let mut two = (((hash >> 32) * u64::from(buckets)) >> 32) as u32;
         if two == one {
             two = if one + 1 == buckets { 0 } else { one + 1 };
         }
-        Candidates { buckets: [one, two], tag: (hash.wrapping_mul(0xa076_1d64_78bd_642f) >> 48) as u16 }
+        ([one, two], (hash.wrapping_mul(0xa076_1d64_78bd_642f) >> 32) as u32)
     }
 }
 

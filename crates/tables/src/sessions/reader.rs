@@ -35,6 +35,13 @@ impl SessionReader {
         (table, Hashing::load(&self.config).candidates(key, table.buckets))
     }
 
+    /// Where something else is whose key is hashed as those of IPv4 sessions, in a table of as many buckets: its two candidates, and
+    /// further hash bits.
+    pub(crate) fn place(&self, key: [u64; 2]) -> ([u32; 2], u32) {
+        let buckets = self.tables[Family::Ipv4.index()].buckets;
+        Hashing::load(&self.config).place(&key, buckets)
+    }
+
     /// The session of a flow of either direction, unless it has expired. A session that ends during the call
     /// may be found or not.
     #[must_use]

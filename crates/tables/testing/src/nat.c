@@ -43,6 +43,11 @@ static struct nat_ports *nat_ports_at(__u32 index)
 	return index < current.cell_count ? &current.cells[index] : NULL;
 }
 
+static struct nat_tuples *nat_tuples_at(__u32 index)
+{
+	return index < current.tuple_count ? &current.tuples[index] : NULL;
+}
+
 #include "common/sessions.h"
 
 static int find_session4(const struct session_query *query, __u32 now, struct session_hit *hit)

@@ -14,10 +14,12 @@ struct sluice_nat_tables {
 	struct nat_config *config;
 	struct nat_group *groups;
 	struct nat_ports *cells;
+	struct nat_tuples *tuples;
 	struct session_config *sessions;
 	struct session_bucket4 *buckets;
 	size_t group_count;
 	size_t cell_count;
+	size_t tuple_count;
 	size_t bucket_count;
 };
 

@@ -13,6 +13,9 @@ pub use super::bound::{
 /// `flags` of a pool: packets from any remote endpoint to a mapped port begin a session.
 pub const ANY_REMOTE: u8 = bound::NAT_ANY_REMOTE as u8;
 
+/// `flags` of a pool: sessions that begin share ports (endpoint-dependent mapping).
+pub const SHARES_PORTS: u8 = bound::NAT_SHARES_PORTS as u8;
+
 /// `flags` of a packet: nothing changes.
 pub const PEEK: u32 = 1;
 /// `flags` of a packet: it is an ICMP query.
@@ -24,6 +27,8 @@ pub const OF_OWNER: u32 = 4;
 pub const ADDS_STATE: u32 = 8;
 /// `state` of a session to install: the remote endpoint sent the first packet.
 pub const COPY_OF_REMOTE: u32 = bound::NAT_COPY_OF_REMOTE;
+/// `state` of a session to install: its outside port is shared.
+pub const COPY_OF_SHARED: u32 = bound::NAT_COPY_OF_SHARED;
 
 /// Size of a packet for `bpf/nat_test.bpf.c`.
 pub const PACKET_BYTES: usize = size_of::<nat_test>();
@@ -138,7 +143,8 @@ unsafe impl Sync for HostNat {}
 pub type Elements = (NonNull<u8>, usize);
 
 impl HostNat {
-    /// Uses these maps of `nat_maps.h`: `nat_config`, `nat_groups`, `nat_ports`, `session_config`, `sessions4`.
+    /// Uses these maps of `nat_maps.h`: `nat_config`, `nat_groups`, `nat_ports`, `nat_tuples`, `session_config`,
+    /// `sessions4`.
     ///
     /// # Safety
     /// - Each points to that many elements, aligned to 64 bytes, readable and writable; the configurations to one.
@@ -150,6 +156,7 @@ impl HostNat {
         config: NonNull<u8>,
         groups: Elements,
         cells: Elements,
+        tuples: Elements,
         sessions: NonNull<u8>,
         buckets: Elements,
     ) -> Self {
@@ -157,10 +164,12 @@ impl HostNat {
             config: config.as_ptr().cast::<bound::nat_config>(),
             groups: groups.0.as_ptr().cast::<bound::nat_group>(),
             cells: cells.0.as_ptr().cast::<bound::nat_ports>(),
+            tuples: tuples.0.as_ptr().cast::<bound::nat_tuples>(),
             sessions: sessions.as_ptr().cast::<bound::session_config>(),
             buckets: buckets.0.as_ptr().cast::<bound::session_bucket4>(),
             group_count: groups.1,
             cell_count: cells.1,
+            tuple_count: tuples.1,
             bucket_count: buckets.1,
         })
     }

@@ -161,8 +161,17 @@ pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGat
     let addresses = (0..NAT_ADDRESSES).filter(|number| addresses >> number & 1 != 0);
     let addresses: Vec<_> = addresses.map(|number| nat_address(at, number)).collect();
     let forwards = port_forwards(&addresses, sessions);
-    let any_remote = sessions % 2 == 0;
-    NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote, forwards }
+    let (any_remote, shares_ports) = (sessions % 2 == 0, sessions % 3 == 0);
+    NatGateway {
+        vni: vni(at),
+        addresses,
+        vip: vip(of),
+        sessions,
+        blocks: 1,
+        any_remote,
+        shares_ports,
+        forwards,
+    }
 }
 
 /// The port forwards of a NAT gateway: the more sessions, the more, up to five of each address.

@@ -1,15 +1,18 @@
 //! Random histories of source NAT. Packets, run by the C of `nat.h` in a process or as an eBPF program, the agent's side in Rust,
 //! and a naive model must agree after every step.
 
-use proptest::prelude::*;
-use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatRegions, NatSize};
+use sluice_tables::nat::{Nat, NatBlock, NatEvent, NatRegions};
 use sluice_tables::sessions::{Flow, Region, Timeouts};
 use sluice_tables::{Error, Immediate};
 use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::num::NonZeroU32;
+
+#[path = "nat_ops.rs"]
+mod ops;
+
+pub use ops::{Op, World, ops, worlds};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -23,102 +26,6 @@ const ADDRESSES: u32 = 5;
 pub const NUMBERS_MAX: u32 = 4;
 /// Ticks after which sessions are not limited if no round is complete (`NAT_ROUND_AGE_MAX`).
 const ROUND_AGE_MAX: u32 = 4800;
-
-/// One step of a history.
-#[derive(Clone, Debug)]
-pub enum Op {
-    /// A packet of a VM.
-    Out { vm: u32, protocol: usize, port: u16, remote: u32, flags: u8, peek: bool },
-    /// A packet from the Internet: to the outside endpoint of a session (by number), or to any port.
-    In { session: usize, port: Option<u16>, remote: Option<u32>, flags: u8, peek: bool },
-    /// Another gateway describes a session of a VM that sends nothing itself, and was idle for so many ticks.
-    Install { vm: u32, protocol: usize, port: u16, remote: u32, idle: u32, of_owner: bool },
-    /// Time passes: a number of ticks.
-    Pass(u32),
-    /// The sweep makes a complete round, in steps of this many buckets.
-    Round(u32),
-    /// One step of the sweep.
-    Step,
-    /// The agent ends a session, by number.
-    Remove(usize),
-    /// The agent ends what a VM or a VPC has.
-    End { vm: u32, is_vpc: bool },
-    /// A VPC gets a public address, which the other one may have, or loses it.
-    Pool { vpc: usize, address: u32 },
-    /// Another agent adopts the tables.
-    Adopt,
-}
-
-/// What is constant in a history.
-#[derive(Clone, Debug)]
-pub struct World {
-    pub size: NatSize,
-    /// What the pools of all VPCs have but the numbers.
-    pub limits: nat_pool,
-    /// Sessions of a VPC.
-    pub vpc_sessions: NonZeroU32,
-    pub seed: u64,
-    pub now: u32,
-}
-
-pub fn worlds() -> impl Strategy<Value = World> {
-    let now = prop::sample::select(vec![0, 5, 0x7fff_fff0, 0xffff_ff00, 0xffff_fffe]);
-    let size = (2..=NUMBERS_MAX, prop::sample::select(vec![64, 512, 4096]));
-    let limits = (3..60_u32, 1..4_u8, any::<bool>());
-    // Some are not reached.
-    let vpc_sessions = prop_oneof![6..80_u32, Just(u32::MAX)];
-    (size, limits, vpc_sessions, any::<u64>(), now).prop_map(
-        |(size, (sessions_limit, blocks_limit, any_remote), vpc_sessions, seed, now)| World {
-            size: NatSize { addresses: size.0, block_ports: size.1 },
-            limits: nat_pool {
-                sessions_limit,
-                blocks_limit,
-                flags: if any_remote { testing::ANY_REMOTE } else { 0 },
-                ..Default::default()
-            },
-            vpc_sessions: NonZeroU32::new(vpc_sessions).unwrap(),
-            seed,
-            now,
-        },
-    )
-}
-
-pub fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let flags =
-        || prop::sample::select(vec![tcp::SYN, tcp::SYN, tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
-    // Some VMs use few ports, and some many.
-    let port = prop_oneof![0..4_u16, 0..300_u16, any::<u16>()];
-    let peek = || prop::bool::weighted(0.1);
-    // Most are of few VMs.
-    let vm = || prop_oneof![3 => 0..12_u32, 1 => 0..60_u32];
-    let out = (vm(), 0..3_usize, port, 0..4_u32, flags(), peek()).prop_map(
-        |(vm, protocol, port, remote, flags, peek)| Op::Out { vm, protocol, port, remote, flags, peek },
-    );
-    let remote = prop::option::weighted(0.3, 0..4_u32);
-    let port = prop::option::weighted(0.1, any::<u16>());
-    let into = (any::<usize>(), port, remote, flags(), peek())
-        .prop_map(|(session, port, remote, flags, peek)| Op::In { session, port, remote, flags, peek });
-    let install = (0..8_u32, 0..3_usize, 0..3_u16, 0..4_u32, 0..40_u32, any::<bool>()).prop_map(
-        |(vm, protocol, port, remote, idle, of_owner)| {
-            // No packet is of these.
-            Op::Install { vm: 60 + vm, protocol, port, remote, idle, of_owner }
-        },
-    );
-    let op = prop_oneof![
-        60 => out,
-        40 => into,
-        20 => install,
-        12 => (0..30_u32).prop_map(Op::Pass),
-        2 => (30..300_u32).prop_map(Op::Pass),
-        4 => (1..40_u32).prop_map(Op::Round),
-        6 => Just(Op::Step),
-        3 => any::<usize>().prop_map(Op::Remove),
-        1 => (vm(), any::<bool>()).prop_map(|(vm, is_vpc)| Op::End { vm, is_vpc }),
-        2 => (0..VPCS, 0..ADDRESSES).prop_map(|(vpc, address)| Op::Pool { vpc, address }),
-        1 => Just(Op::Adopt),
-    ];
-    prop::collection::vec(op, 1..500)
-}
 
 /// An inside endpoint: what has one outside endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,6 +44,8 @@ struct ModelSession {
     /// Whether a FIN came from the remote endpoint, and from the VM.
     fins: [bool; 2],
     is_of_remote: bool,
+    /// Other inside ports may have its outside endpoint, to other remote endpoints.
+    is_shared: bool,
     /// When its mapping was made: the number of changes of the VPC's pool.
     version: u32,
 }
@@ -157,6 +66,10 @@ struct Model<'a> {
     sessions: HashMap<Key, ModelSession>,
     /// Who had an outside endpoint of a protocol last, and the version of the mapping.
     holders: HashMap<(u8, SocketAddrV4), (Inside, u32)>,
+    /// Who had a shared outside endpoint last at a remote endpoint.
+    sharers: HashMap<(u8, SocketAddrV4), HashMap<SocketAddrV4, Inside>>,
+    /// `flags` of all pools.
+    flags: u8,
     /// Blocks of which the log has the claim and not the return.
     logged: Vec<NatBlock>,
     pools: [Pool; VPCS],
@@ -228,7 +141,7 @@ impl Model<'_> {
         let numbers: Vec<u16> =
             self.pools[vpc_of(vni)].addresses.iter().map(|address| self.numbers[address].0).collect();
         let nat_pool { addresses, address, .. } = testing::pool_of(&numbers);
-        nat_pool { addresses, address, ..self.world.limits }
+        nat_pool { addresses, address, flags: self.flags, ..self.world.limits }
     }
 
     fn address_of(&self, number: u32) -> Option<Ipv4Addr> {
@@ -259,7 +172,8 @@ impl Model<'_> {
     fn begin(&mut self, key: Key, outside: SocketAddrV4, holder_version: Option<u32>, limit: u32) {
         let version = holder_version.unwrap_or(self.pools[vpc_of(key.0.vni)].changes);
         let expires_at = self.now.wrapping_add(self.timeout(key.0.protocol));
-        self.check_mapping(&key, outside, version);
+        let is_shared = holder_version.is_none() && self.flags & testing::SHARES_PORTS != 0;
+        self.check_mapping(&key, outside, is_shared, version);
         let [live, _] = self.count(&key.0, *outside.ip());
         let is_limited = self.now.wrapping_sub(self.round_at) <= ROUND_AGE_MAX;
         // Blocks that were installed elsewhere than packets search do not count for the inside address.
@@ -278,10 +192,23 @@ impl Model<'_> {
                 expires_at,
                 fins: [false; 2],
                 is_of_remote: holder_version.is_some(),
+                is_shared,
                 version,
             },
         );
-        self.holders.insert((key.0.protocol, outside), (key.0, version));
+        self.hold(&key, outside, is_shared, version);
+    }
+
+    /// Notes who has an outside endpoint now.
+    fn hold(&mut self, (inside, remote): &Key, outside: SocketAddrV4, is_shared: bool, version: u32) {
+        let at = (inside.protocol, outside);
+        if is_shared {
+            self.holders.remove(&at);
+            self.sharers.entry(at).or_default().insert(*remote, *inside);
+        } else {
+            self.sharers.remove(&at);
+            self.holders.insert(at, (*inside, version));
+        }
     }
 
     /// Checks that an inside address was refused a session because of its number of sessions.
@@ -297,14 +224,23 @@ impl Model<'_> {
     }
 
     /// Checks the outside endpoint of a session that begins against all other sessions.
-    fn check_mapping(&self, (inside, _): &Key, outside: SocketAddrV4, version: u32) {
+    fn check_mapping(&self, (inside, remote): &Key, outside: SocketAddrV4, is_shared: bool, version: u32) {
         let pool = &self.pools[vpc_of(inside.vni)].addresses;
         assert!(pool.contains(outside.ip()) && outside.port() >= 1024, "{outside} of {pool:?}");
-        for ((other, _), session) in &self.sessions {
+        for ((other, with), session) in &self.sessions {
             let is_same_end = session.outside == outside && other.protocol == inside.protocol;
             // An inside address whose public address has changed has sessions at both.
             let is_comparable = session.version == version || session.outside.ip() == outside.ip();
-            if other == inside && is_comparable {
+            if is_same_end && is_shared && session.is_shared {
+                assert_ne!(with, remote, "{inside:?} and {other:?} have {outside} at one remote endpoint");
+                assert_eq!(
+                    (other.vni, other.end.ip()),
+                    (inside.vni, inside.end.ip()),
+                    "sharers of {outside}"
+                );
+            } else if is_same_end && (is_shared || session.is_shared) {
+                panic!("{outside} of {inside:?} or {other:?} is not shared");
+            } else if other == inside && is_comparable && !is_shared && !session.is_shared {
                 assert_eq!(session.outside, outside, "the mapping of {inside:?} depends on the remote");
             } else if is_same_end {
                 panic!("{inside:?} and {other:?} have the same outside endpoint {outside}");
@@ -344,10 +280,10 @@ impl Model<'_> {
         let at_address: Vec<NatBlock> = nat.blocks().filter(|block| block.outside == address).collect();
         let is_own = |block: &&NatBlock| (block.vni.get(), block.inside) == (key.0.vni, *key.0.end.ip());
         let own = at_address.iter().filter(is_own).count();
-        let is_mapped = self
-            .sessions
-            .iter()
-            .any(|((inside, _), session)| *inside == key.0 && *session.outside.ip() == address);
+        let is_mapped = self.sessions.iter().any(|((inside, _), session)| {
+            *inside == key.0 && *session.outside.ip() == address && !session.is_shared
+        });
+        let is_mapped = is_mapped && self.flags & testing::SHARES_PORTS == 0;
         match asked.answer {
             testing::NAT_SESSIONS => self.check_limit(&key.0, address, limits.sessions_limit, asked),
             testing::NAT_VPC_SESSIONS => {
@@ -379,15 +315,14 @@ impl Model<'_> {
             return;
         }
         let begins = Self::begins(protocol, asked.tcp_flags) && protocol != ICMP && !peeks;
-        let begins = begins && self.world.limits.flags == testing::ANY_REMOTE;
+        let begins = begins && self.flags & testing::ANY_REMOTE != 0;
         let limit = self.world.limits.sessions_limit / 2;
         match asked.answer {
             testing::NAT_MISS => {
                 // A mapping with a session lets others begin, unless that of this remote endpoint is at another address.
-                let mapped = self
-                    .sessions
-                    .iter()
-                    .find(|((inside, _), session)| inside.protocol == protocol && session.outside == outside);
+                let mapped = self.sessions.iter().find(|((inside, _), session)| {
+                    inside.protocol == protocol && session.outside == outside && !session.is_shared
+                });
                 let is_new =
                     mapped.is_some_and(|((inside, _), _)| !self.sessions.contains_key(&(*inside, remote)));
                 assert!(!(begins && is_new), "{asked:?}");
@@ -418,7 +353,8 @@ impl Model<'_> {
             .filter(|shown| shown.session.expires_at.wrapping_sub(self.now).cast_signed() > 0)
             .map(|shown| {
                 let Flow { scope, protocol, .. } = shown.session.flow;
-                ((scope, protocol, shown.inside, shown.remote), (shown.outside, shown.is_of_remote))
+                let what = (shown.outside, shown.is_of_remote, shown.is_shared);
+                ((scope, protocol, shown.inside, shown.remote), what)
             })
             .collect();
         let expected: HashMap<_, _> = self
@@ -426,7 +362,7 @@ impl Model<'_> {
             .iter()
             .map(|((inside, remote), session)| {
                 let ends = (inside.vni, inside.protocol, inside.end.into(), (*remote).into());
-                (ends, (session.outside, session.is_of_remote))
+                (ends, (session.outside, session.is_of_remote, session.is_shared))
             })
             .collect();
         assert_eq!(shown, expected);
@@ -565,15 +501,17 @@ impl Model<'_> {
 impl Model<'_> {
     /// Installs a session by the first address of the pool, and a port that depends only on the inside endpoint. Several may have it.
     fn install(&mut self, nat: &Nat, op: &Op, packet: &mut dyn FnMut(&mut nat_test)) {
-        let Op::Install { vm, protocol, port, remote: number, idle, of_owner } = *op else { return };
+        let Op::Install { vm, protocol, port, remote: number, idle, of_owner, shares } = *op else { return };
         let key = (inside(vm, PROTOCOLS[protocol], port), remote(number, PROTOCOLS[protocol]));
         let Some(&address) = self.pools[vpc_of(key.0.vni)].addresses.first() else { return };
-        let outside =
-            SocketAddrV4::new(address, 900 + 700 * (vm as u16 - 60) + 20 * (port + protocol as u16));
+        // Two inside ports share one, which a third one may have alone.
+        let number_of_port = if shares { port % 2 } else { port } + protocol as u16;
+        let outside = SocketAddrV4::new(address, 900 + 700 * (vm as u16 - 60) + 20 * number_of_port);
         let at = (self.numbers[&address].0.into(), outside.port());
         let mut asked = testing::installed(key.0.vni, key.0.protocol, (key.0.end, key.1), at);
         (asked.now, asked.idle, asked.since) = (self.now, idle, self.now);
         asked.flags = if of_owner { testing::OF_OWNER } else { 0 };
+        asked.state = if shares { testing::COPY_OF_SHARED } else { 0 };
         packet(&mut asked);
         let expires_at = self.now.wrapping_sub(idle).wrapping_add(self.timeout(key.0.protocol));
         if !self.merge(&key, outside, expires_at, &asked) {
@@ -614,15 +552,23 @@ impl Model<'_> {
         let block_ports = self.world.size.block_ports as u16;
         let is_withheld = outside.port() / block_ports * block_ports < 1024;
         let is_too_old = asked.idle >= self.timeout(key.0.protocol);
-        let holder = self.holders.get(&(key.0.protocol, outside)).map(|held| held.0);
+        let is_shared = asked.state & testing::COPY_OF_SHARED != 0;
+        let at = (key.0.protocol, outside);
+        let holder = self.holders.get(&at).map(|held| held.0);
+        let sharers = self.sharers.get(&at);
+        let sharer = sharers.and_then(|sharers| sharers.get(&key.1)).copied();
+        let is_of_other_mapping = if is_shared { holder.is_some() } else { sharers.is_some() };
         let is_of_port =
             |block: &NatBlock| block.outside == *outside.ip() && block.ports.contains(&outside.port());
         let is_other = |block: NatBlock| (block.vni.get(), block.inside) != (key.0.vni, *key.0.end.ip());
         match asked.answer {
             testing::NAT_BEGUN => {
                 assert!(!is_too_old && !is_withheld, "{asked:?}");
-                let has = |((inside, _), session): (&Key, &ModelSession)| {
-                    inside.protocol == key.0.protocol && session.outside == outside && *inside != key.0
+                let has = |((inside, with), session): (&Key, &ModelSession)| {
+                    inside.protocol == key.0.protocol
+                        && session.outside == outside
+                        && *inside != key.0
+                        && !(is_shared && session.is_shared && *with != key.1)
                 };
                 assert!(!self.sessions.iter().any(has), "the port has another inside endpoint: {asked:?}");
                 self.end_sessions(|other, _| *other == key);
@@ -632,13 +578,15 @@ impl Model<'_> {
                 // Expiries move only by a second or more.
                 let expires_at =
                     if asked.idle < 8 { expires_at.wrapping_add(asked.idle) } else { expires_at };
-                self.sessions.insert(key, ModelSession { outside, expires_at, fins, is_of_remote, version });
-                self.holders.insert((key.0.protocol, outside), (key.0, version));
+                let session = ModelSession { outside, expires_at, fins, is_of_remote, is_shared, version };
+                self.sessions.insert(key, session);
+                self.hold(&key, outside, is_shared, version);
             }
             testing::NAT_MISS => assert!(is_too_old, "{asked:?}"),
             testing::NAT_TAKEN => {
                 let is_others = nat.blocks().find(is_of_port).is_some_and(is_other);
-                let is_others = is_others || holder.is_some_and(|holder| holder != key.0);
+                let is_others = is_others || [holder, sharer].iter().flatten().any(|holder| *holder != key.0);
+                let is_others = is_others || is_of_other_mapping;
                 assert!(is_withheld || is_others, "{asked:?}");
             }
             testing::NAT_BUSY => assert!(self.is_mid_round, "{asked:?}"),
@@ -735,6 +683,8 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         timeouts,
         sessions: HashMap::new(),
         holders: HashMap::new(),
+        sharers: HashMap::new(),
+        flags: world.limits.flags,
         logged: Vec::new(),
         pools: Default::default(),
         numbers: HashMap::new(),
@@ -758,6 +708,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
             }
             Op::End { vm, is_vpc } => model.end(&mut nat, vm, is_vpc),
             Op::Pool { vpc, address } => model.change_pool(&mut nat, vpc, address),
+            Op::Change(flags) => model.flags = flags,
             Op::Adopt => {
                 let generation = nat.generation();
                 nat = Nat::adopt(regions, world.size, model.now, Immediate).unwrap();
@@ -775,6 +726,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
     (0..3).for_each(|_| model.round(&mut nat, 7));
     assert_eq!(nat.translations().count(), 0);
     assert!(model.logged.is_empty() && is_zero(&regions.ports), "ports or blocks have leaked");
-    assert_eq!((nat.usage().blocks, nat.usage().ports), (0, 0));
+    assert!(is_zero(&regions.tuples), "tuples have leaked");
+    assert_eq!((nat.usage().blocks, nat.usage().ports, nat.usage().tuples), (0, 0, 0));
     assert_eq!(nat.usage().addresses as usize, model.numbers.len());
 }

@@ -18,6 +18,7 @@ fn nat(number: u32, lows: &[u8]) -> NatGateway {
         sessions: 1000,
         blocks: 4,
         any_remote: true,
+        shares_ports: false,
         forwards: Vec::new(),
     }
 }
@@ -49,10 +50,19 @@ fn nat_cloud() -> Update {
 /// What the tables have. The numbers of addresses are those that the role gives.
 fn found(applier: &Applier<TestRole>) -> Vec<NatGateway> {
     let all = applier.tables.nat_gateways().map(|it| {
-        let sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards } = it;
+        let sluice_tables::NatGateway {
+            vni,
+            addresses,
+            vip,
+            sessions,
+            blocks,
+            any_remote,
+            shares_ports,
+            forwards,
+        } = it;
         assert!(addresses.iter().all(|it| it.number == u16::from(it.address.octets()[3])), "{addresses:?}");
         let addresses = addresses.into_iter().map(|it| it.address).collect();
-        NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards }
+        NatGateway { vni, addresses, vip, sessions, blocks, any_remote, shares_ports, forwards }
     });
     all.collect()
 }
@@ -63,7 +73,7 @@ fn nat_gateways_follow_snapshots_and_deltas() {
     assert_eq!(apply(&mut applier, nat_cloud()), without_failures(10));
     assert_eq!(found(&applier), nat_cloud().nat_gateways);
     let sums = applier.digests().unwrap().1;
-    let changed = NatGateway { any_remote: false, ..nat(1, &[2, 4]) };
+    let changed = NatGateway { any_remote: false, shares_ports: true, ..nat(1, &[2, 4]) };
     let update = Update { nat_gateways: vec![changed.clone()], ..delta(11) };
     assert_eq!(apply(&mut applier, update), without_failures(11));
     assert_eq!(found(&applier), [changed.clone(), nat(2, &[3])]);

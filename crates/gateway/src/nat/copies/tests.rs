@@ -169,6 +169,13 @@ fn any_record(random: &mut Random) -> Record {
     let record = record(1 + u32::from(any(2)), any(4), any(4), any(2));
     let bits = [0, State::REPLIED, State::REPLIED | State::CONFIRMED, State::FIN, State::FIN_OF_REPLY];
     let record = with_bits(record, bits[usize::from(any(5))]);
+    // The ports of half of the VMs are shared, by two inside ports each. These have remote endpoints of their own.
+    let record = if record.outside.port() / 64 % 2 == 1 {
+        let inside = SocketAddrV4::new(*record.inside.ip(), 5000 + record.remote.port() % 2);
+        with_bits(Record { inside, ..record }, State::SHARED)
+    } else {
+        record
+    };
     Record { idle: 20 * random.below(20) as u32, ..record }
 }
 
@@ -301,6 +308,49 @@ fn a_port_that_the_owner_has_given_away_ends_the_sessions_of_others() {
     }
 }
 
+/// A tuple belongs to one inside endpoint, and a port is shared for all sessions or for none.
+#[test]
+fn a_tuple_that_the_owner_has_given_away_ends_the_session_that_has_it() {
+    let (mut copies, host) = copies(&Rc::new(load(ObjectName::NatTest)));
+    let shared = |record: Record| with_bits(record, State::SHARED);
+    let of_port =
+        |record: Record, port| Record { inside: SocketAddrV4::new(*record.inside.ip(), port), ..record };
+    let [first, beside] = [shared(record(1, 0, 0, 0)), shared(of_port(record(1, 0, 1, 0), 6000))];
+    let alone = record(1, 0, 3, 1);
+    for kept in [first, beside, alone] {
+        assert_eq!(copies.install(&kept, Source::Other), Installed::Done);
+    }
+    let same = |found: BTreeMap<Key, Record>| -> Vec<_> {
+        found.into_values().map(|record| Record { idle: 0, ..record }).collect()
+    };
+    let all = same(read_all(&copies));
+    assert_eq!(all.len(), 3);
+    let other_tuple = of_port(first, 7000);
+    let not_shared = Record { state: State::default(), ..of_port(record(1, 0, 5, 0), 7000) };
+    let now_shared = shared(of_port(record(1, 0, 5, 1), 7000));
+    for (taker, left) in
+        [(other_tuple, vec![alone, beside]), (not_shared, vec![alone]), (now_shared, vec![first, beside])]
+    {
+        host.now.set(host.at().wrapping_add(20));
+        assert_eq!(copies.install(&taker, Source::Other), Installed::Refused);
+        assert_eq!(copies.install(&taker, Source::Owner(mark(1, host.at()))), Installed::Later);
+        end_all(&mut copies, mark(1, host.at()), &|_| false);
+        assert_eq!(same(read_all(&copies)), left, "{taker:?}");
+        // A round frees what the next pass needs.
+        while !copies.nat.lock().sweep(64, host.at(), &mut drop).unwrap().round_completed {}
+        while !copies.nat.lock().sweep(64, host.at(), &mut drop).unwrap().round_completed {}
+        assert_eq!(copies.install(&taker, Source::Owner(mark(2, host.at()))), Installed::Done);
+        copies.nat.lock().end(|_| true).unwrap();
+        (0..2).for_each(
+            |_| while !copies.nat.lock().sweep(64, host.at(), &mut drop).unwrap().round_completed {},
+        );
+        for kept in [first, beside, alone] {
+            assert_eq!(copies.install(&kept, Source::Other), Installed::Done);
+        }
+        assert_eq!(same(read_all(&copies)), all);
+    }
+}
+
 #[test]
 fn a_port_that_was_given_away_does_not_end_what_had_packets_since_the_pass_began() {
     let (mut copies, host) = copies(&Rc::new(load(ObjectName::NatTest)));
@@ -380,6 +430,7 @@ fn the_program_of_the_gateway_installs_sessions_of_nat_gateways() {
             sessions: 10,
             blocks: 1,
             any_remote: false,
+            shares_ports: false,
             forwards: Vec::new(),
         };
         tables.upsert_nat_gateway(&gateway).unwrap();

@@ -59,6 +59,7 @@ fn nat(number: u32, lows: &[u8]) -> NatGateway {
         sessions: 100,
         blocks: 1,
         any_remote: false,
+        shares_ports: false,
         forwards: Vec::new(),
     }
 }

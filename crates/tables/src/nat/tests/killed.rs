@@ -63,11 +63,10 @@ fn check_that_nothing_is_left(tables: &TestNat, nat: &mut Nat, others: &[nat_tes
     }
 }
 
-#[test]
-fn a_packet_that_is_killed_leaves_nothing() {
+fn killed_packets(flags: u8) {
     let mut deaths = 0;
     for accesses in 0.. {
-        let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
+        let (tables, mut nat) = TestNat::new(size(1, 1024), nat_pool { flags, ..limits() });
         let others = others(&tables);
         let mut packet = testing::outgoing(VNI, UDP, vm(7), server(53));
         (packet.now, packet.pool) = (NOW, tables.pool);
@@ -82,15 +81,28 @@ fn a_packet_that_is_killed_leaves_nothing() {
 }
 
 #[test]
+fn a_packet_that_is_killed_leaves_nothing() {
+    killed_packets(0);
+}
+
+#[test]
+fn a_packet_that_is_killed_while_it_shares_a_port_leaves_nothing() {
+    killed_packets(testing::SHARES_PORTS);
+}
+
+#[test]
 fn an_installed_session_whose_installation_is_killed_leaves_nothing() {
-    // A session that is not there, and one that moves to another port.
-    for moves in [false, true] {
+    // A session that is not there, and one that moves to another port, which may be shared.
+    for (moves, state) in
+        [(false, 0), (true, 0), (false, testing::COPY_OF_SHARED), (true, testing::COPY_OF_SHARED)]
+    {
         let mut deaths = 0;
         for accesses in 0.. {
             let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
             let others = others(&tables);
             let ends = (vm(7), server(53));
-            let of_port = |port| nat_test { now: NOW, ..testing::installed(VNI, UDP, ends, (0, port)) };
+            let of_port =
+                |port| nat_test { now: NOW, state, ..testing::installed(VNI, UDP, ends, (0, port)) };
             if moves {
                 let before = tables.run(nat_test { idle: 100, ..of_port(5120) });
                 assert_eq!(before.answer, testing::NAT_BEGUN);
@@ -109,10 +121,20 @@ fn an_installed_session_whose_installation_is_killed_leaves_nothing() {
 
 #[test]
 fn an_agent_that_is_killed_leaves_nothing() {
+    killed_agents(0);
+}
+
+#[test]
+fn an_agent_that_is_killed_while_ports_are_shared_leaves_nothing() {
+    killed_agents(testing::SHARES_PORTS);
+}
+
+fn killed_agents(flags: u8) {
     let mut deaths = 0;
     // A round has thousands of accesses, most of which read port words. Every seventh is tried.
     for accesses in (0..).step_by(7) {
-        let (tables, mut nat) = TestNat::with_grace(size(1, 256), limits(), 8, Immediate);
+        let (tables, mut nat) =
+            TestNat::with_grace(size(1, 256), nat_pool { flags, ..limits() }, 8, Immediate);
         let others = others(&tables);
         tables.out(UDP, vm(7), server(53), NOW);
         tables.out(TCP, end([10, 0, 0, 8], 7), server(53), NOW);

@@ -1,6 +1,7 @@
 //! Packets and rounds of the agent in many orders of their accesses to memory ([`crate::interleave::packets`]).
 
 mod install;
+mod shared;
 
 use super::*;
 use crate::interleave::packets::{ProgramGrace, Programs, Task, explore, pause, pause_packet_at, run};
@@ -23,11 +24,15 @@ struct Shared {
 impl Shared {
     /// Sessions are UDP, or TCP in every other schedule.
     fn new(block_ports: u32, schedule: u64) -> (Self, Nat) {
+        let limits = nat_pool { flags: testing::ANY_REMOTE, ..limits() };
+        Self::with_limits(limits, block_ports, 2, schedule)
+    }
+
+    fn with_limits(limits: nat_pool, block_ports: u32, buckets: u32, schedule: u64) -> (Self, Nat) {
         let protocol = if schedule.is_multiple_of(2) { UDP } else { TCP };
         let programs = Arc::new(Programs::default());
         let grace = ProgramGrace(Arc::clone(&programs));
-        let limits = nat_pool { flags: testing::ANY_REMOTE, ..limits() };
-        let (tables, nat) = TestNat::with_grace(size(1, block_ports), limits, 2, grace);
+        let (tables, nat) = TestNat::with_grace(size(1, block_ports), limits, buckets, grace);
         (Self { protocol, tables, programs, answers: Mutex::default() }, nat)
     }
 

@@ -358,7 +358,8 @@ impl NatEntries {
             let hash = nat.map_or(EntryHash::unreadable(key), |nat| {
                 let limits = (nat.sessions, nat.blocks);
                 let addresses = nat.addresses.iter().map(|it| it.address);
-                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, nat.any_remote, &nat.forwards)
+                let flags = [nat.any_remote, nat.shares_ports];
+                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, flags, &nat.forwards)
             });
             call(key, hash);
         }

@@ -82,7 +82,7 @@ impl Cloud {
         let public = public_prefixes();
         let nats = vec![
             nat(3, &[1, 2, 3]),
-            NatGateway { any_remote: true, forwards: forwards(&[4], 3), ..nat(4, &[4]) },
+            NatGateway { any_remote: true, shares_ports: true, forwards: forwards(&[4], 3), ..nat(4, &[4]) },
         ];
         Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip, public, nats }
     }
@@ -164,7 +164,7 @@ impl Cloud {
                 addresses,
                 nat.vip,
                 limits,
-                nat.any_remote,
+                [nat.any_remote, nat.shares_ports],
                 &nat.forwards,
             ));
         }

@@ -19,6 +19,7 @@ pub(super) fn nat(number: u32, lows: &[u8]) -> NatGateway {
         sessions: 1000,
         blocks: 4,
         any_remote: false,
+        shares_ports: false,
         forwards: Vec::new(),
     }
 }
@@ -120,6 +121,7 @@ fn another_nat_gateway_replaces_that_of_the_vpc() {
         NatGateway { sessions: 7, ..first.clone() },
         NatGateway { blocks: 7, ..first.clone() },
         NatGateway { any_remote: true, ..first.clone() },
+        NatGateway { shares_ports: true, ..first.clone() },
         NatGateway { vip: ip("2001:db8::9"), ..first.clone() },
         renumbered,
     ] {
@@ -242,7 +244,7 @@ fn digests_see_what_is_wrong_with_a_nat_gateway() {
     let without = entries(&plain);
     plain.upsert_nat_gateway(&first).unwrap();
     let addresses = first.addresses.iter().map(|it| it.address);
-    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), false, &first.forwards);
+    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), [false; 2], &first.forwards);
     let added: Vec<_> = entries(&plain).into_iter().filter(|entry| !without.contains(entry)).collect();
     assert_eq!(added, [(key, hash)]);
 
