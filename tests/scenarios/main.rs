@@ -38,6 +38,7 @@ mod load_awareness;
 mod lossless_takeover;
 mod moved_instance;
 mod nat;
+mod nat64;
 mod nat_failover;
 mod nat_kills;
 mod not_a_router;
@@ -161,6 +162,7 @@ fn all() -> Vec<Scenario> {
         addresses: OwnLab,
         internet: OwnLab,
         nat: OwnLab,
+        nat64: OwnLab,
         nat_failover: OwnLab,
         nat_kills: OwnLab,
         port_forwards: OwnLab,

@@ -166,9 +166,19 @@ pub async fn sessions_at(
     gateway: &str,
     options: &[&str],
 ) -> Result<Vec<Value>, Failure> {
+    sessions_of(lab, vm, address(lab.vm(vm)?, false)?, gateway, options).await
+}
+
+/// The sessions of an address of a VM at a gateway.
+pub async fn sessions_of(
+    lab: &Lab,
+    vm: &str,
+    inside: IpAddr,
+    gateway: &str,
+    options: &[&str],
+) -> Result<Vec<Value>, Failure> {
     let socket = lab.paths().socket(gateway).display().to_string();
-    let vm = lab.vm(vm)?;
-    let (vni, inside) = (vm.vni.to_string(), address(vm, false)?.to_string());
+    let (vni, inside) = (lab.vm(vm)?.vni.to_string(), inside.to_string());
     let of_vm = ["--vni", &vni, "--inside", &inside, "--limit", "10000"];
     let argv = [&["nat", "sessions", "--output", "json", "--socket", &socket], &of_vm[..], options].concat();
     let output = tokio::process::Command::new(&lab.state().binary).args(argv).output().await?;

@@ -24,7 +24,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 7
+#define TABLES_LAYOUT_VERSION 8
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
@@ -420,9 +420,12 @@ struct internet {
  * (PUBLIC_NAT). The sessions are at the owner of the vIP. Only `vip` changes; for any other change the writer makes another
  * cell, and other cells of the addresses.
  */
+#define NAT_GATEWAY_64 0x1 /* instances reach IPv4 addresses by a prefix of IPv6, which is in the cells behind (NAT64) */
+
 struct nat_gateway {
-	__u8 kind; /* NEXT_HOP_NAT */
-	__u8 reserved8[3];
+	__u8 kind;  /* NEXT_HOP_NAT */
+	__u8 flags; /* NAT_GATEWAY_64 */
+	__u8 reserved8[2];
 	__u32 vni;
 	__u32 vip; /* as in struct public_prefix; the cells of the addresses have the address of the vIP */
 	struct nat_pool pool;
@@ -452,13 +455,15 @@ struct nat_forwards {
 #define NAT_FORWARD_OUT (1ull << 49)
 #define NAT_FORWARD_ENTRIES_MAX 512 /* of 256 port forwards */
 
-/* Only for the writer, in the two cells behind a struct nat_gateway: what it was made of. */
+/* In the two cells behind a struct nat_gateway: what it was made of. Packets read only the prefix. */
 struct nat_addresses {
 	__u8 vip_address[16]; /* which vIP `vip` leads to, as soon as the node has it */
 	__u8 vip_ipv6;	      /* 1: `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
 	__u8 reserved8[7];
+	/* The first 96 bits of the IPv6 addresses that stand for IPv4 addresses, in host order: halves, the low one without its low half. */
+	__u64 prefix64[2];
 	__u32 address[NAT_POOL_ADDRESSES_MAX]; /* of the numbers in the pool, network order */
-	__u64 reserved[5];
+	__u64 reserved[3];
 };
 
 #define NAT_GATEWAY_CELLS 3

@@ -346,7 +346,7 @@ impl UpdateContext<'_> {
         nat: &NatGateway,
         numbers: impl FnOnce(&[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error>,
     ) -> bool {
-        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards } = *nat;
+        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards, nat64 } = *nat;
         let entry = format_args!("NAT gateway of VNI {vni}");
         let numbers = match numbers(addresses) {
             Err(sluice_tables::Error::Invalid(reason)) => {
@@ -359,7 +359,7 @@ impl UpdateContext<'_> {
         let addresses = addresses.iter().zip(numbers);
         let addresses = addresses.map(|(&address, number)| NatAddress { address, number }).collect();
         let forwards = forwards.clone();
-        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards };
+        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards, nat64 };
         let result = self.tables.upsert_nat_gateway(&nat);
         self.check(result, entry) == Some(true)
     }

@@ -94,6 +94,9 @@ pub struct NatGateway {
     pub blocks: u8,
     /// Which packets of the Internet reach a port that an instance uses.
     pub filtering: NatFiltering,
+    /// Prefix of NAT64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat64_prefix: Option<IpNet>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
@@ -310,6 +313,9 @@ pub struct NewNatGateway {
     /// Which packets of the Internet reach a port that an instance uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filtering: Option<NatFiltering>,
+    /// Prefix of length 96 by which instances with IPv6 reach IPv4 addresses (NAT64).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat64_prefix: Option<IpNet>,
 }
 
 impl NewObject for NewNatGateway {
@@ -332,6 +338,9 @@ impl NewObject for NewNatGateway {
             .or_else(|| difference_if_given("sessions", self.sessions.as_ref(), Some(&found.sessions)))
             .or_else(|| difference_if_given("blocks", self.blocks.as_ref(), Some(&found.blocks)))
             .or_else(|| difference_if_given("filtering", self.filtering.as_ref(), Some(&found.filtering)))
+            .or_else(|| {
+                difference_if_given("nat64_prefix", self.nat64_prefix.as_ref(), found.nat64_prefix.as_ref())
+            })
     }
 }
 

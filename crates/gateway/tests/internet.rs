@@ -254,6 +254,7 @@ fn nat_gateway(vni: u32, last: u8) -> NatGateway {
         blocks: 4,
         any_remote: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 

@@ -69,9 +69,10 @@ impl PublicPrefix {
 impl NatGateway {
     /// Hash of the NAT gateway.
     pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
-        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards } = *self;
+        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, ref forwards, nat64 } = *self;
         let addresses = addresses.iter().copied();
-        let hash = EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote, forwards);
+        let hash =
+            EntryHash::nat_gateway(vni, addresses, vip, (sessions, blocks), any_remote, forwards, nat64);
         (EntryKey::NatGateway(vni), hash)
     }
 }

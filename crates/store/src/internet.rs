@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, MeterId, MeterRate, NatFiltering,
+    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, Ipv6Net, MeterId, MeterRate, NatFiltering,
     NatGatewayId, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
@@ -169,6 +169,8 @@ pub struct NatGateway {
     /// Port blocks that each instance may have, 1 to [`NAT_BLOCKS_MAX`](sluice_types::NAT_BLOCKS_MAX).
     pub blocks: u8,
     pub filtering: NatFiltering,
+    /// Instances reach IPv4 addresses by this prefix of 96 bits (NAT64).
+    pub nat64_prefix: Option<Ipv6Net>,
     pub revision: u64,
 }
 
@@ -192,6 +194,8 @@ pub struct NewNatGateway {
     pub sessions: Option<u32>,
     pub blocks: Option<u8>,
     pub filtering: Option<NatFiltering>,
+    /// `None`: a new one has no NAT64.
+    pub nat64_prefix: Option<IpNet>,
 }
 
 /// A change of a NAT gateway; fields that are `None` keep their values.
@@ -202,6 +206,8 @@ pub struct NatGatewayUpdate {
     pub sessions: Option<u32>,
     pub blocks: Option<u8>,
     pub filtering: Option<NatFiltering>,
+    /// `Some(None)`: no NAT64 any more.
+    pub nat64_prefix: Option<Option<IpNet>>,
 }
 
 /// Selects NAT gateways; fields that are `None` select all.

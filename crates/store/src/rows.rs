@@ -275,7 +275,7 @@ record!(
     NatGatewayId,
     "NAT gateway",
     "nat_gateways",
-    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision",
+    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision, nat64_prefix",
     row => NatGateway {
         id: NatGatewayId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -286,6 +286,7 @@ record!(
         sessions: row.unsigned(6)?,
         blocks: row.unsigned(7)?,
         filtering: row.parse(8)?,
+        nat64_prefix: row.parse_opt(10)?,
         revision: row.number(9)?,
     }
 );

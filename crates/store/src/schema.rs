@@ -6,7 +6,7 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::{GatewayId, NatSeed};
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 16] = [
+const MIGRATIONS: [&str; 17] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
@@ -23,6 +23,7 @@ const MIGRATIONS: [&str; 16] = [
     include_str!("../migrations/0014.sql"),
     include_str!("../migrations/0015.sql"),
     include_str!("../migrations/0016.sql"),
+    include_str!("../migrations/0018.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.

@@ -231,6 +231,8 @@ pub struct NatGateway {
     pub any_remote: bool,
     /// In ascending order; see [`PortForward::check_all`].
     pub forwards: Vec<PortForward>,
+    /// NAT64: instances reach each IPv4 address by the IPv6 address that has it in its last 32 bits, which are 0 here.
+    pub nat64: Option<Ipv6Addr>,
 }
 
 /// A public address of a NAT gateway.

@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 6;
+pub const DIGEST_VERSION: u32 = 7;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -187,7 +187,7 @@ impl EntryHash {
 
     /// The NAT gateway of a VPC: its public addresses in ascending order, the vIP whose owner has the sessions, how many
     /// sessions and port blocks each instance may have, whether packets from any remote endpoint begin a session, and its port
-    /// forwards in ascending order.
+    /// forwards in ascending order, and the prefix of NAT64.
     #[must_use]
     pub fn nat_gateway(
         vni: Vni,
@@ -196,6 +196,7 @@ impl EntryHash {
         (sessions, blocks): (u32, u8),
         any_remote: bool,
         forwards: &[PortForward],
+        nat64: Option<Ipv6Addr>,
     ) -> Self {
         let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | u64::from(any_remote);
         let mut octets: Vec<u8> = addresses.into_iter().flat_map(|address| address.octets()).collect();
@@ -207,6 +208,7 @@ impl EntryHash {
             }
         }
         octets.extend(forwards.len().to_be_bytes());
+        octets.extend(nat64.iter().flat_map(Ipv6Addr::octets));
         let value = [fold(bytes_hash(&octets) ^ KEYS[0], limits ^ KEYS[1]), address_hash(vip)];
         Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
@@ -406,7 +408,11 @@ mod tests {
         };
         let nat = |number, addresses: &[&str], vip, limits, any_remote| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
-            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote, &[])
+            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, any_remote, &[], None)
+        };
+        let nat64 = |prefix: &str| {
+            let (addresses, prefix) = ([Ipv4Addr::new(198, 51, 100, 1)], prefix.parse().ok());
+            EntryHash::nat_gateway(vni(7), addresses, at("192.0.2.1"), (1, 1), false, &[], prefix)
         };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
@@ -500,6 +506,8 @@ mod tests {
             EntryHash::meter(2, [limit(64, 20_000), None]),
             EntryHash::meter(1, [None, limit(64, 20_000)]),
             EntryHash::meter(1, [limit(64, 20_000), limit(64, 20_000)]),
+            nat64("64:ff9b::"),
+            nat64("64:ff9b:1::"),
             EntryHash::meter(1, [limit(65, 20_000), None]),
             EntryHash::meter(1, [limit(20_000, 64), None]),
             EntryHash::unreadable(EntryKey::Meter(1)),
@@ -513,7 +521,7 @@ mod tests {
             let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
             let forwards = [PortForward { protocol, outside, inside }];
             let (address, vip) = ([Ipv4Addr::new(198, 51, 100, 1)], "192.0.2.1".parse().unwrap());
-            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards)
+            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards, None)
         };
         let all = [
             forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),

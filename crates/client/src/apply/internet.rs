@@ -69,6 +69,7 @@ impl Applier<'_> {
             sessions: spec.sessions,
             blocks: spec.blocks,
             filtering: spec.filtering,
+            nat64_prefix: spec.nat64_prefix,
         });
         let of = id.map(|id| id.to_string()).unwrap_or_default();
         let nat_gateway = self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await?;

@@ -105,6 +105,9 @@ pub struct NatGatewaySpec {
     /// `address-and-port-dependent` if omitted, or `endpoint-independent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filtering: Option<NatFiltering>,
+    /// Prefix of length 96 by which instances with IPv6 reach IPv4 addresses (NAT64), such as `64:ff9b::/96`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat64_prefix: Option<IpNet>,
     /// At most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub port_forwards: Vec<PortForwardSpec>,
@@ -230,7 +233,7 @@ mod tests {
             CloudFile::parse(&format!("vpcs: [{{name: v, tenant: t, nat_gateway: {nat_gateway}}}]"))
                 .map_err(|error| error.to_string())
         };
-        for good in ["", "address_count: 2, filtering: endpoint-independent", "addresses: [198.51.100.1]"] {
+        for good in ["", "address_count: 2, filtering: endpoint-independent, nat64_prefix: '64:ff9b::/96'", "addresses: [198.51.100.1]"] {
             assert_eq!(parse(good).unwrap().len(), 2, "{good}");
         }
         assert_eq!(

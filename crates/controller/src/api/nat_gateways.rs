@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, NatAddresses, NatGatewayUpdate, Page, Store, StoreError};
-use sluice_types::{NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, PublicPoolId, VpcId, given};
+use sluice_types::{IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, PublicPoolId, VpcId, given};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -39,6 +39,10 @@ struct NatGateway {
     /// `address-and-port-dependent` or `endpoint-independent`.
     #[schema(value_type = String, example = "address-and-port-dependent")]
     filtering: NatFiltering,
+    /// The prefix of 96 bits by which instances with IPv6 reach IPv4 addresses (NAT64); absent if they do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, nullable = false, example = "64:ff9b::/96")]
+    nat64_prefix: Option<Ipv6Net>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -57,8 +61,8 @@ impl Resource for NatGateway {
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::NatGateway { id, name, vpc, pool, addresses, sessions, blocks, .. } = stored;
-        let (filtering, revision) = (stored.filtering, stored.revision);
-        Self { id, name, vpc, pool, addresses, sessions, blocks, filtering, revision, programmed }
+        let (filtering, nat64_prefix, revision) = (stored.filtering, stored.nat64_prefix, stored.revision);
+        Self { id, name, vpc, pool, addresses, sessions, blocks, filtering, nat64_prefix, revision, programmed }
     }
 }
 
@@ -86,6 +90,11 @@ pub(super) struct NewNatGateway {
     /// and port to which it has sent; or `endpoint-independent`, all. If left out, the first.
     #[schema(value_type = Option<String>, example = "address-and-port-dependent")]
     filtering: Option<NatFiltering>,
+    /// NAT64: instances with IPv6 reach each IPv4 address by this prefix with the IPv4 address in the last 32 bits. A prefix of length
+    /// 96: `64:ff9b::/96`, by which no private IPv4 address is reached, or one of the VPC's own network. It overlaps no subnet of the
+    /// VPC and no route to something else than the Internet. If left out, there is no NAT64.
+    #[schema(value_type = Option<String>, example = "64:ff9b::/96")]
+    nat64_prefix: Option<IpNet>,
 }
 
 /// A change of a NAT gateway. Fields that are left out keep their values.
@@ -116,6 +125,10 @@ pub(super) struct NatGatewayPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, nullable = false)]
     filtering: Option<NatFiltering>,
+    /// The prefix of NAT64; null for none. Connections of NAT64 end if there is none.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<String>)]
+    nat64_prefix: Option<Option<IpNet>>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -170,7 +183,7 @@ async fn update_nat_gateway(
     IfMatch(expected): IfMatch,
     Json(body): Json<NatGatewayPatch>,
 ) -> Result<Response, Problem> {
-    let NatGatewayPatch { name, addresses, address_count, sessions, blocks, filtering } = body;
+    let NatGatewayPatch { name, addresses, address_count, sessions, blocks, filtering, nat64_prefix } = body;
     name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
     let addresses = wanted(addresses, address_count)?;
     let path = id.to_string();
@@ -187,7 +200,7 @@ async fn update_nat_gateway(
         }
     };
     let admission = admit(&api, before.vpc, new, more, async { Ok(new == 0) }).await?;
-    let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering };
+    let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering, nat64_prefix };
     let updated = store.update_nat_gateway(id, new, expected).await.map_err(of_store)?;
     if updated.revision > before.revision {
         admission.commit(updated.revision);
@@ -213,7 +226,9 @@ impl Creatable for NatGateway {
     type New = NewNatGateway;
     async fn create(api: &Api, new: NewNatGateway) -> Result<Created<Self::Stored>, Problem> {
         check_name("name", &new.name)?;
-        let NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering } = new;
+        let NewNatGateway { name, vpc, pool, addresses, address_count, .. } = new;
+        let (sessions, blocks, filtering, nat64_prefix) =
+            (new.sessions, new.blocks, new.filtering, new.nat64_prefix);
         let addresses = wanted(addresses, address_count)?;
         let number = match &addresses {
             None => 1,
@@ -223,7 +238,8 @@ impl Creatable for NatGateway {
         let of_vpc = sluice_store::NatGatewayFilter { vpc: Some(vpc), ..Default::default() };
         let exists = async { Ok(!api.db.store.nat_gateways(&of_vpc, super::FIRST).await?.is_empty()) };
         let admission = admit(api, vpc, number, number, exists).await?;
-        let new = sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering };
+        let new =
+            sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering, nat64_prefix };
         let created = api.db.store.create_nat_gateway(new).await;
         let created = created.map_err(|error| Problem::of_store(error, None))?;
         super::settle(admission, &created);

@@ -121,6 +121,7 @@ impl State {
             blocks: stored.blocks,
             any_remote: stored.filtering == NatFiltering::EndpointIndependent,
             forwards: self.public.port_forwards.get(&stored.id).into_iter().flatten().copied().collect(),
+            nat64: stored.nat64_prefix.map(|prefix| prefix.addr()),
         })
     }
 

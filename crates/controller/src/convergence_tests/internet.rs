@@ -97,11 +97,12 @@ async fn check_nat(store: &Store, gateway: &Gateway, tables: &NodeTables) {
         let mut forwards: Vec<_> = forwards.iter().map(port_forward).collect();
         forwards.sort_unstable();
         assert_eq!(PortForward::check_all(&forwards, &nat.addresses), Ok(()));
-        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, any_remote, forwards));
+        let nat64 = nat.nat64_prefix.map(|prefix| prefix.addr());
+        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, any_remote, forwards, nat64));
     }
     let found = tables.nat.iter().map(|(vni, nat)| {
-        let NatGateway { addresses, sessions, blocks, any_remote, forwards, .. } = nat.clone();
-        (*vni, (addresses, sessions, blocks, any_remote, forwards))
+        let NatGateway { addresses, sessions, blocks, any_remote, forwards, nat64, .. } = nat.clone();
+        (*vni, (addresses, sessions, blocks, any_remote, forwards, nat64))
     });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
 }
@@ -148,16 +149,20 @@ async fn execute_nat(
     let filtering =
         Some(if y % 2 == 0 { NatFiltering::EndpointIndependent } else { NatFiltering::default() });
     let (sessions, blocks) = (Some(u32::from(z)), None);
+    let nat64 = (x % 3 != 0).then(|| format!("64:ff9b:1:{x:x}::/96").parse().unwrap());
     match z % 4 {
         0 | 1 => {
             let vpc = choose(vpcs, x)?;
             let pool = pools.iter().find(|pool| pool.cluster == vpc.cluster)?.id;
             let (name, vpc) = ("n".to_owned(), vpc.id);
-            let new = NewNatGateway { name, vpc, pool, addresses, sessions: None, blocks, filtering };
+            let nat64_prefix = nat64;
+            let new =
+                NewNatGateway { name, vpc, pool, addresses, sessions: None, blocks, filtering, nat64_prefix };
             store.create_nat_gateway(new).await.ok()?;
         }
         2 => {
-            let new = NatGatewayUpdate { name: None, addresses, sessions, blocks, filtering };
+            let nat64_prefix = Some(nat64);
+            let new = NatGatewayUpdate { name: None, addresses, sessions, blocks, filtering, nat64_prefix };
             store.update_nat_gateway(choose(&all, x)?.id, new, None).await.ok()?;
         }
         _ if y % 2 == 0 => {
@@ -345,6 +350,7 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
         sessions: None,
         blocks: None,
         filtering: None,
+        nat64_prefix: None,
     };
     let (before, steps) = (world.state.revision(), world.deltas);
     let nat = store.create_nat_gateway(new).await.unwrap().into_inner();

@@ -218,6 +218,7 @@ mod tests {
             sessions: 1,
             blocks: 1,
             filtering: NatFiltering::default(),
+            nat64_prefix: None,
             revision: 1,
         }
     }

@@ -505,6 +505,7 @@ pub mod tests {
             sessions: 1,
             blocks: 1,
             filtering: NatFiltering::default(),
+            nat64_prefix: None,
             revision: 10,
         };
         ledger.apply(10, &[1, 2].map(|id| Change::NatGatewayUpserted(nat_gateway(id))), 0);

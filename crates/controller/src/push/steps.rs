@@ -311,6 +311,7 @@ mod tests {
                 blocks: 1,
                 any_remote: false,
                 forwards: Vec::new(),
+                nat64: None,
             }
         };
         let count = MAX_ENTRIES as u32 + 5;
@@ -422,7 +423,8 @@ mod tests {
             let forwards = (1..=PORT_FORWARDS_MAX as u16).map(forward).collect();
             let vip = std::net::IpAddr::from([0xfd; 16]);
             let (sessions, blocks, any_remote) = (u32::MAX, 16, true);
-            NatGateway { vni: vni(n), addresses, vip, sessions, blocks, any_remote, forwards }
+            let nat64 = Some(std::net::Ipv6Addr::from([0xfd; 8].map(|byte| u16::from(byte) << 8)));
+            NatGateway { vni: vni(n), addresses, vip, sessions, blocks, any_remote, forwards, nat64 }
         };
         let first = 0x01_0000;
         let count = 3_000;

@@ -78,6 +78,7 @@ fn nat_gateway(random: &mut Random) -> NatGateway {
         blocks: 1,
         any_remote: random.below(2) == 0,
         forwards,
+        nat64: (random.below(2) == 0).then(|| "64:ff9b::".parse().unwrap()),
     }
 }
 

@@ -385,7 +385,7 @@ impl World {
             Ipv4Addr::from(0xc633_6400 + self.begun / 60_000),
             (self.begun % 60_000) as u16,
         );
-        let key = Key { vni: vni(unit), protocol: UDP, inside, remote };
+        let key = Key { vni: vni(unit), protocol: UDP, inside: inside.into(), remote };
         let members: Vec<_> = (0..self.scenario.nodes).map(id).collect();
         let ports = self.scenario.ports;
         let Some(record) = self.nodes[node].table.begin(key, id(node), &members, ports) else { return };

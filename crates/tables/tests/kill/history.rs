@@ -162,7 +162,8 @@ pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGat
     let addresses: Vec<_> = addresses.map(|number| nat_address(at, number)).collect();
     let forwards = port_forwards(&addresses, sessions);
     let any_remote = sessions % 2 == 0;
-    NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote, forwards }
+    let nat64 = (sessions % 3 == 0).then(|| Ipv6Addr::from((0x64_ff9b_0000 + u128::from(sessions)) << 80));
+    NatGateway { vni: vni(at), addresses, vip: vip(of), sessions, blocks: 1, any_remote, forwards, nat64 }
 }
 
 /// The port forwards of a NAT gateway: the more sessions, the more, up to five of each address.

@@ -60,6 +60,7 @@ fn nat(number: u32, lows: &[u8]) -> NatGateway {
         blocks: 1,
         any_remote: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 

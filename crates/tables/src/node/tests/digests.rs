@@ -161,6 +161,7 @@ impl Cloud {
                 limits,
                 nat.any_remote,
                 &nat.forwards,
+                nat.nat64,
             ));
         }
         for port in &self.ports {

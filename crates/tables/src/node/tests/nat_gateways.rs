@@ -20,6 +20,7 @@ pub(super) fn nat(number: u32, lows: &[u8]) -> NatGateway {
         blocks: 4,
         any_remote: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 
@@ -120,6 +121,8 @@ fn another_nat_gateway_replaces_that_of_the_vpc() {
         NatGateway { sessions: 7, ..first.clone() },
         NatGateway { blocks: 7, ..first.clone() },
         NatGateway { any_remote: true, ..first.clone() },
+        NatGateway { nat64: "64:ff9b::".parse().ok(), ..first.clone() },
+        NatGateway { nat64: "2001:db8:64::".parse().ok(), ..first.clone() },
         NatGateway { vip: ip("2001:db8::9"), ..first.clone() },
         renumbered,
     ] {
@@ -177,6 +180,7 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
         (NatGateway { sessions: 0, ..nat(6, &[3]) }, "not 0 and 4"),
         (NatGateway { blocks: 0, ..nat(6, &[3]) }, "not 1000 and 0"),
         (NatGateway { blocks: 17, ..nat(6, &[3]) }, "not 1000 and 17"),
+        (NatGateway { nat64: "64:ff9b::1".parse().ok(), ..nat(6, &[3]) }, "64:ff9b::1/96 cannot be a prefix of NAT64"),
         (NatGateway { forwards: forwards(&[4], 1), ..nat(6, &[3]) }, "198.51.101.4:1, but does not have"),
     ] {
         let error = tables.upsert_nat_gateway(&nat).unwrap_err().to_string();
@@ -242,7 +246,7 @@ fn digests_see_what_is_wrong_with_a_nat_gateway() {
     let without = entries(&plain);
     plain.upsert_nat_gateway(&first).unwrap();
     let addresses = first.addresses.iter().map(|it| it.address);
-    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), false, &first.forwards);
+    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), false, &first.forwards, None);
     let added: Vec<_> = entries(&plain).into_iter().filter(|entry| !without.contains(entry)).collect();
     assert_eq!(added, [(key, hash)]);
 
