@@ -104,6 +104,46 @@ static __always_inline int find_new_source(struct xdp_md *ctx, struct packet *pa
 	return verdict;
 }
 
+/* Forwards a packet to an inside address of IPv6, which has passed prepare_nat64(). */
+static __always_inline int into_vpc64(struct xdp_md *ctx, struct packet *packet, __u32 at)
+{
+	enum drop_reason reason;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	reason = nat64_in(ctx, packet, at);
+	if (!reason)
+		reason = deliver_inside(ctx, packet, at);
+	return reason ? drop(packet->vni, reason) : (int)packet->verdict;
+}
+
+/* Sends a packet of NAT64 that has passed all checks as one of IPv4. */
+static __always_inline int out_of_vpc64(struct xdp_md *ctx, struct packet *packet)
+{
+	enum drop_reason reason = nat64_out(ctx, packet, tunnel_bytes(packet));
+
+	return reason ? drop(packet->vni, reason) : leave_as_ipv4(ctx, packet);
+}
+
+/* Forwards a packet to a public address, which was admitted with this result. */
+static __always_inline int into_vpc(struct xdp_md *ctx, struct packet *packet, int verdict)
+{
+	if (verdict == FOR_NAT_DESTINATION) {
+		verdict = nat_destination(ctx, packet, 0);
+		if (!verdict)
+			verdict = FOR_VPC;
+	}
+	if (verdict == FOR_VPC)
+		verdict = enter_vpc(ctx, packet);
+	return verdict == FOR_NAT64_IN ? into_vpc64(ctx, packet, 0) : verdict;
+}
+
+/* The same for a packet that has no tunnel, which may have to go to another gateway. */
+static __always_inline int from_outside(struct xdp_md *ctx, struct packet *packet, int verdict)
+{
+	return verdict == FOR_OWNER ? pass_on(ctx, packet, 0) : into_vpc(ctx, packet, verdict);
+}
+
 /* Each translation of source NAT is followed by another attempt to send the packet. */
 static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet)
 {
@@ -124,18 +164,13 @@ static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet
 	}
 	if (verdict == FOR_RING)
 		return pass_around(ctx, packet);
+	if (verdict == FOR_NAT64_IN)
+		return into_vpc64(ctx, packet, tunnel_bytes(packet));
+	if (verdict == FOR_NAT64_OUT)
+		verdict = out_of_vpc64(ctx, packet);
+	if (verdict == FOR_TURNED)
+		return from_outside(ctx, packet, turn_over(ctx, packet));
 	return verdict == FOR_OWNER ? pass_on(ctx, packet, tunnel_bytes(packet)) : verdict;
-}
-
-/* Forwards a packet to a public address, which was admitted with this result. */
-static __always_inline int into_vpc(struct xdp_md *ctx, struct packet *packet, int verdict)
-{
-	if (verdict == FOR_NAT_DESTINATION) {
-		verdict = nat_destination(ctx, packet, 0);
-		if (!verdict)
-			verdict = FOR_VPC;
-	}
-	return verdict == FOR_VPC ? enter_vpc(ctx, packet) : verdict;
 }
 
 static __always_inline int general_path(struct xdp_md *ctx)
@@ -173,9 +208,7 @@ SEC("xdp.frags")
 int internet(struct xdp_md *ctx)
 {
 	struct packet *packet = packet_begin();
-	int verdict = internet_in(ctx, packet);
-
-	return verdict == FOR_OWNER ? pass_on(ctx, packet, 0) : into_vpc(ctx, packet, verdict);
+	return from_outside(ctx, packet, internet_in(ctx, packet));
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -202,10 +202,14 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
 
 /// Downloads the web server's large file, and compares it.
 pub async fn download(lab: &Lab, vm: &str, ipv6: bool) -> Outcome {
-    let url = page(ipv6) + LARGE_FILE;
+    download_from(lab, vm, ipv6, &(page(ipv6) + LARGE_FILE)).await
+}
+
+/// The same by another URL of that file.
+pub async fn download_from(lab: &Lab, vm: &str, ipv6: bool, url: &str) -> Outcome {
     let copy = copy(lab, vm, ipv6);
     let file = copy.display().to_string();
-    let output = lab.exec(vm, &curl(&["--output", &file], &url)).await?;
+    let output = lab.exec(vm, &curl(&["--output", &file], url)).await?;
     ensure!(output.status.success(), "{vm} downloads {url}: {}", output_of(&output));
     let original = std::fs::read(lab.paths().web_root().join(LARGE_FILE))?;
     ensure!(std::fs::read(&copy)? == original, "{vm} got another file from {url}");

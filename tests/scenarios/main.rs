@@ -40,6 +40,7 @@ mod lossless_takeover;
 mod meter_shares;
 mod moved_instance;
 mod nat;
+mod nat64;
 mod nat_failover;
 mod nat_kills;
 mod not_a_router;
@@ -164,6 +165,7 @@ fn all() -> Vec<Scenario> {
         internet: OwnLab,
         meter_shares: OwnLab,
         nat: OwnLab,
+        nat64: OwnLab,
         nat_failover: OwnLab,
         nat_kills: OwnLab,
         port_forwards: OwnLab,

@@ -177,8 +177,18 @@ pub async fn sessions_at(
     gateway: &str,
     options: &[&str],
 ) -> Result<Vec<Value>, Failure> {
-    let vm = lab.vm(vm)?;
-    let (vni, inside) = (vm.vni.to_string(), address(vm, false)?.to_string());
+    sessions_of_address(lab, vm, address(lab.vm(vm)?, false)?, gateway, options).await
+}
+
+/// The sessions of an address of a VM at a gateway.
+pub async fn sessions_of_address(
+    lab: &Lab,
+    vm: &str,
+    inside: IpAddr,
+    gateway: &str,
+    options: &[&str],
+) -> Result<Vec<Value>, Failure> {
+    let (vni, inside) = (lab.vm(vm)?.vni.to_string(), inside.to_string());
     sessions_of(lab, gateway, &[&["--vni", &vni, "--inside", &inside], options].concat()).await
 }
 

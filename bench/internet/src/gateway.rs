@@ -118,6 +118,7 @@ impl Edge {
             any_remote: false,
             shares_ports: false,
             forwards: Vec::new(),
+            nat64: None,
         })?;
         self.reader = Some(nat.sessions().reader().clone());
         self.nat = Some(nat);
@@ -174,7 +175,7 @@ impl Edge {
     /// If a session has another public address than those of the NAT gateway.
     pub fn records(&self) -> Result<Vec<Record>, Failure> {
         let record = |shown: Translation| {
-            let (SocketAddr::V4(inside), SocketAddr::V4(remote)) = (shown.inside, shown.remote) else {
+            let (SocketAddr::V4(inside), remote) = (shown.inside, shown.remote) else {
                 return Err(Failure::from("a session is not of IPv4"));
             };
             let outside = u32::from(*shown.outside.ip());

@@ -197,6 +197,20 @@ static __always_inline const struct nat_gateway *nat_gateway_at(__u32 cell)
 }
 
 /*
+ * The NAT64 prefix of the NAT gateway in `cell`, as halves of which the lower one has no IPv4 address. NULL: it has none. A cell behind
+ * the first one is as constant as that.
+ */
+static __always_inline const __u64 *nat64_prefix(const struct nat_gateway *gateway, __u32 cell)
+{
+	const struct nat_addresses *behind;
+
+	if (!(gateway->flags & NAT_GATEWAY_64))
+		return NULL;
+	behind = cell_at(cell + 1);
+	return behind ? behind->prefix64 : NULL;
+}
+
+/*
  * On a gateway: the cell of the struct public_prefix whose inside addresses, which are the VPC's own, include this one.
  * 0: the address has no public address.
  */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Source NAT with sessions, for packet programs: which outside endpoint a packet of a VM gets, and to which VM a packet from
- * the Internet goes. The layout and the argument why it is safe are in nat_layout.h. IPv4 only.
+ * the Internet goes. The layout and the argument why it is safe are in nat_layout.h. Outside and remote addresses are of IPv4; the
+ * inside address is of IPv4, or with NAT_INSIDE_IPV6 beside the VNI of IPv6 (NAT64, RFC 6146).
  *
  * Contract: the includer provides what sessions.h demands, and
  *
@@ -11,7 +12,7 @@
  *   struct nat_ports *nat_ports_at(__u32 index);
  *   struct nat_tuples *nat_tuples_at(__u32 index);
  *
- * which return NULL if the index is out of bounds, and find_session4() and create_session4() as session_maps.h does. The calls
+ * which return NULL if the index is out of bounds, and find_session4(), create_session4() and those of IPv6 as session_maps.h does. The calls
  * for a packet are nat_out(), nat_in(), their two parts, and nat_install() (nat_install.h); the caller fills `pool` from the struct nat_gateway of the VPC, and counts the
  * packets that it drops. The session tables have the flag SESSION_RST_IN_DOUBT, and all their sessions are made here. An
  * answer is valid until the program ends. Loops are bounded, nothing sleeps.
@@ -26,16 +27,36 @@
 
 #include "common/nat_shared.h"
 
-/*
- * Finds the inside endpoint to which the outside endpoint is mapped, if the port is shared for this remote endpoint. 0: it is mapped
- * to none, or to one of another VPC.
- */
-NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
+/* The session that was found, by `hit`. */
+static __always_inline struct session_data *nat_session(const struct nat_packet *packet)
 {
-	struct nat_ports *cell;
+	return packet->vni & NAT_INSIDE_IPV6 ? session_data_at(6, &packet->hit)
+					     : session_data_at(4, &packet->hit);
+}
+
+/* The bucket of the session that was found. */
+static __always_inline __u64 *nat_bucket(const struct nat_packet *packet)
+{
+	return packet->vni & NAT_INSIDE_IPV6 ? session_bucket(6, packet->hit.bucket)
+					     : session_bucket(4, packet->hit.bucket);
+}
+
+/* Finds the session that nat_query() has prepared. */
+static __always_inline int nat_find_session(struct nat_packet *packet)
+{
+	return packet->vni & NAT_INSIDE_IPV6 ? find_session6(&packet->query, packet->now, &packet->hit)
+					     : find_session4(&packet->query, packet->now, &packet->hit);
+}
+
+/*
+ * Finds the inside address that has the block of the outside port, and the outside address. 0: the block has no owner, or one of another
+ * VPC.
+ */
+NAT_FUNCTION int nat_find_owner(struct nat_packet *packet)
+{
 	struct nat_group *group;
-	__u32 slot, number, word, stamp;
 	struct nat_block *block;
+	__u32 slot, owner;
 
 	if (!packet)
 		return 0;
@@ -43,6 +64,27 @@ NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 	if (!group || (READ_ONCE(group->word[slot]) & NAT_STATE_MASK) >> 1 != NAT_OWNED >> 1)
 		return 0;
 	block = &group->block[slot];
+	owner = READ_ONCE(block->vni);
+	if ((owner ^ packet->vni) & NAT_VNI_MASK)
+		return 0;
+	packet->vni = owner;
+	packet->inside[0] = READ_ONCE(block->inside[0]);
+	packet->inside[1] = READ_ONCE(block->inside[1]);
+	packet->outside = READ_ONCE(group->outside);
+	return 1;
+}
+
+/*
+ * Finds the inside endpoint to which the outside endpoint is mapped, if the port is shared for this remote endpoint. 0: it is mapped
+ * to none, or to one of another VPC.
+ */
+NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
+{
+	struct nat_ports *cell;
+	__u32 number, word, stamp;
+
+	if (!packet || !nat_find_owner(packet))
+		return 0;
 	number = nat_port_base(packet, packet->address) + packet->outside_port;
 	cell = nat_ports_at(number / NAT_CELL_PORTS);
 	if (!cell)
@@ -51,18 +93,27 @@ NAT_FUNCTION int nat_find_inside(struct nat_packet *packet)
 	stamp = nat_stamp_of(word);
 	if (!stamp || stamp >= NAT_TENTATIVE)
 		return 0;
-	if (READ_ONCE(block->vni) != packet->vni)
-		return 0;
 	packet->shared = word >> 31;
 	if (packet->shared) {
 		word = nat_read_tuple(packet);
 		if (!word)
 			return 0;
 	}
-	packet->inside = READ_ONCE(block->inside[1]);
 	packet->inside_port = word;
-	packet->outside = READ_ONCE(group->outside);
 	return 1;
+}
+
+static __always_inline void nat_query6(const struct session_config *sessions, struct nat_packet *packet,
+				       int is_outgoing)
+{
+	__u64 remote[2] = { NAT_REMOTE_HIGH, packet->remote };
+
+	if (is_outgoing)
+		session_query6(sessions, packet->vni, packet->protocol, packet->inside, remote,
+			       packet->inside_port, packet->remote_port, &packet->query);
+	else
+		session_query6(sessions, packet->vni, packet->protocol, remote, packet->inside,
+			       packet->remote_port, packet->inside_port, &packet->query);
 }
 
 /* Prepares the search of the packet's session. */
@@ -74,11 +125,13 @@ NAT_FUNCTION int nat_query(struct nat_packet *packet, int is_outgoing)
 	if (!packet || !sessions)
 		return 0;
 	query = &packet->query;
-	if (is_outgoing)
-		session_query4(sessions, packet->vni, packet->protocol, packet->inside, packet->remote,
+	if (packet->vni & NAT_INSIDE_IPV6)
+		nat_query6(sessions, packet, is_outgoing);
+	else if (is_outgoing)
+		session_query4(sessions, packet->vni, packet->protocol, packet->inside[1], packet->remote,
 			       packet->inside_port, packet->remote_port, query);
 	else
-		session_query4(sessions, packet->vni, packet->protocol, packet->remote, packet->inside,
+		session_query4(sessions, packet->vni, packet->protocol, packet->remote, packet->inside[1],
 			       packet->remote_port, packet->inside_port, query);
 	query->tcp_flags = packet->tcp_flags;
 	query->bytes = packet->bytes;
@@ -106,25 +159,32 @@ static __always_inline void nat_set_translation(struct nat_packet *packet, const
 NAT_FUNCTION int nat_touch(struct nat_packet *packet)
 {
 	struct session_config *sessions = session_config_at();
+	enum session_answer answer;
 
 	if (!packet || !sessions)
 		return NAT_MISS;
-	if (!(packet->flags & NAT_PEEK) &&
-	    session_touch(4, sessions, &packet->query, &packet->hit, packet->now) == SESSION_GONE)
-		return NAT_MISS;
-	return NAT_TRANSLATED;
+	if (packet->flags & NAT_PEEK)
+		return NAT_TRANSLATED;
+	if (packet->vni & NAT_INSIDE_IPV6)
+		answer = session_touch(6, sessions, &packet->query, &packet->hit, packet->now);
+	else
+		answer = session_touch(4, sessions, &packet->query, &packet->hit, packet->now);
+	return answer == SESSION_GONE ? NAT_MISS : NAT_TRANSLATED;
 }
 
 /* Creates a session, as create_session4() does, and counts it. Its port is stamped. */
 static __always_inline enum session_answer nat_create(struct nat_packet *packet, __u32 of_remote)
 {
+	__u32 action = nat_action(packet) | of_remote, slot;
 	struct nat_group *group, *first;
 	enum session_answer answer;
-	__u32 slot;
 
-	answer = create_session4(&packet->query, packet->outside,
-				 nat_action(packet) | of_remote | (packet->shared ? NAT_OF_SHARED : 0),
-				 packet->now, &packet->hit);
+	if (packet->shared)
+		action |= NAT_OF_SHARED;
+	if (packet->vni & NAT_INSIDE_IPV6)
+		answer = create_session6(&packet->query, packet->outside, action, packet->now, &packet->hit);
+	else
+		answer = create_session4(&packet->query, packet->outside, action, packet->now, &packet->hit);
 	group = nat_block_of(packet, &slot);
 	first = nat_first_group(packet);
 	if (packet->hit.published && group && first) {
@@ -148,7 +208,7 @@ NAT_FUNCTION int nat_begin(struct nat_packet *packet, __u32 of_remote)
 	if (answer != SESSION_HIT)
 		return answer == SESSION_BUSY ? NAT_BUSY : NAT_FULL;
 	/* Another packet of the session was faster. */
-	data = session_data_at(4, &packet->hit);
+	data = nat_session(packet);
 	if (!data)
 		return NAT_FULL;
 	nat_set_translation(packet, data);
@@ -174,9 +234,8 @@ static __always_inline int nat_find_out(struct nat_packet *packet)
 	if (!nat_prepare(packet))
 		return NAT_PROTOCOL;
 	nat_query(packet, 1);
-	if (find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT &&
-	    nat_touch(packet) == NAT_TRANSLATED) {
-		data = session_data_at(4, &packet->hit);
+	if (nat_find_session(packet) == SESSION_HIT && nat_touch(packet) == NAT_TRANSLATED) {
+		data = nat_session(packet);
 		if (!data)
 			return NAT_FULL;
 		nat_set_translation(packet, data);
@@ -265,8 +324,8 @@ static __always_inline int nat_find_in(struct nat_packet *packet)
 	if (!nat_find_inside(packet))
 		return NAT_MISS;
 	nat_query(packet, 0);
-	if (find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT) {
-		data = session_data_at(4, &packet->hit);
+	if (nat_find_session(packet) == SESSION_HIT) {
+		data = nat_session(packet);
 		/* The port may have another inside endpoint than when the session began. */
 		if (!data || (READ_ONCE(data->action[1]) & NAT_OUTSIDE_MASK) != nat_action(packet))
 			return NAT_MISS;

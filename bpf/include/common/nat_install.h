@@ -62,7 +62,7 @@ static __always_inline __u32 nat_said_state(const struct nat_packet *packet)
 static __always_inline int nat_set_session(const struct session_config *config, struct nat_packet *packet,
 					   struct session_data *data, __u32 next, __u32 active)
 {
-	__u64 *bucket = session_bucket(4, packet->hit.bucket), *tag, word = packet->hit.word, seen;
+	__u64 *bucket = nat_bucket(packet), *tag, word = packet->hit.word, seen;
 	__u32 state = packet->hit.state;
 	__u32 expires = active + session_timeout(config, packet->protocol, next);
 	__u32 gain = expires - (__u32)(word >> SESSION_EXPIRES_SHIFT);
@@ -92,7 +92,7 @@ NAT_FUNCTION int nat_merge(struct nat_packet *packet)
 
 	if (!packet || !config)
 		return NAT_BUSY;
-	data = session_data_at(4, &packet->hit);
+	data = nat_session(packet);
 	if (!data)
 		return NAT_BUSY;
 	here = (__u32)(packet->hit.word >> SESSION_EXPIRES_SHIFT) -
@@ -147,7 +147,8 @@ NAT_FUNCTION int nat_take_block(struct nat_packet *packet)
 	default:
 		return NAT_TAKEN;
 	}
-	if (READ_ONCE(block->vni) != packet->vni || READ_ONCE(block->inside[1]) != packet->inside)
+	if (READ_ONCE(block->vni) != packet->vni || READ_ONCE(block->inside[0]) != packet->inside[0] ||
+	    READ_ONCE(block->inside[1]) != packet->inside[1])
 		return NAT_TAKEN;
 	packet->outside = READ_ONCE(group->outside);
 	if ((seen & NAT_STATE_MASK) == NAT_OWNED)
@@ -189,7 +190,7 @@ static __always_inline int nat_add_copy(const struct session_config *config, str
 		return NAT_AGAIN;
 	if (answer != SESSION_CREATED)
 		return answer == SESSION_BUSY ? NAT_BUSY : NAT_FULL;
-	data = session_data_at(4, &packet->hit);
+	data = nat_session(packet);
 	if (!data)
 		return NAT_FULL;
 	/* No packet has come here. */
@@ -215,7 +216,7 @@ NAT_FUNCTION int nat_try_to_install(struct nat_packet *packet)
 
 	if (!packet || !config)
 		return NAT_BUSY;
-	found = find_session4(&packet->query, packet->now, &packet->hit) == SESSION_HIT;
+	found = nat_find_session(packet) == SESSION_HIT;
 	if (found) {
 		answer = nat_merge(packet);
 		if (answer != NAT_MOVES)
@@ -231,7 +232,7 @@ NAT_FUNCTION int nat_try_to_install(struct nat_packet *packet)
 	if (!found)
 		return NAT_ADDS;
 	/* The session that has another outside endpoint ends, unless a packet has refreshed it since it was judged. */
-	bucket = session_bucket(4, packet->hit.bucket);
+	bucket = nat_bucket(packet);
 	word = packet->hit.word;
 	if (bucket)
 		CAS(session_tag(bucket, packet->hit.slot), word, word | SESSION_DYING);

@@ -60,7 +60,8 @@ NAT_FUNCTION int nat_look_at_group(struct nat_packet *packet, __u32 which)
 		struct nat_block *block = &group->block[i];
 
 		if (!(blocks >> (NAT_IS_OWNED + i) & 1) || READ_ONCE(block->vni) != packet->vni ||
-		    READ_ONCE(block->inside[1]) != packet->inside)
+		    READ_ONCE(block->inside[0]) != packet->inside[0] ||
+		    READ_ONCE(block->inside[1]) != packet->inside[1])
 			continue;
 		owned |= 1u << i;
 		packet->sessions += READ_ONCE(block->begun) - READ_ONCE(block->ended);
@@ -249,8 +250,8 @@ static __always_inline void nat_claim_free(struct nat_packet *packet, struct nat
 	WRITE_ONCE(block->claimed_at, packet->now);
 	WRITE_ONCE(block->begun, 0);
 	WRITE_ONCE(block->ended, 0);
-	WRITE_ONCE(block->inside[0], 0);
-	WRITE_ONCE(block->inside[1], packet->inside);
+	WRITE_ONCE(block->inside[0], packet->inside[0]);
+	WRITE_ONCE(block->inside[1], packet->inside[1]);
 	WRITE_ONCE(block->logged, 0);
 	CAS(word, claimed, claimed ^ NAT_CLAIMED ^ NAT_OWNED);
 }

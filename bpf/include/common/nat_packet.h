@@ -40,8 +40,8 @@
  */
 struct nat_packet {
 	struct nat_pool pool; /* of the VPC */
-	__u32 vni;
-	__u32 inside;  /* nat_in(): answer */
+	__u64 inside[2];      /* halves, as in struct nat_block; nat_in(): answer */
+	__u32 vni;     /* with NAT_INSIDE_IPV6 if the inside address is one of IPv6; nat_in(): answer */
 	__u32 outside; /* answer */
 	__u32 address; /* number of the public address in the tables; nat_out(): answer */
 	__u32 remote;
@@ -143,7 +143,7 @@ static __always_inline int nat_prepare(struct nat_packet *packet)
 /* A hash of the inside address, by a secret. */
 static __always_inline __u64 nat_hash(const struct session_config *sessions, const struct nat_packet *packet)
 {
-	__u64 key[3] = { packet->vni, 0, packet->inside };
+	__u64 key[3] = { packet->vni, packet->inside[0], packet->inside[1] };
 
 	return session_hash(sessions, key, 3);
 }

@@ -140,7 +140,7 @@ __attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet 
 static __always_inline enum drop_reason find_delegate(const struct packet *packet, const struct vrf *vrf,
 						      const __u64 *address, struct exact_hit *hit)
 {
-	__u32 leaf = find_leaf(vrf, &packet->frame, address);
+	__u32 leaf = find_leaf(vrf, packet->frame.flags, address);
 	enum drop_reason reason;
 	__u64 next_hop[2];
 	__u8 ipv6;

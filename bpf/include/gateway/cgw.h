@@ -95,10 +95,10 @@ static __always_inline __u32 follow_peering(struct packet *packet, __u32 cell, _
 	return READ_ONCE(peering->peer);
 }
 
-/* The route for an address of the frame's family. */
-static __always_inline __u32 find_leaf(const struct vrf *vrf, const struct frame *frame, const __u64 *address)
+/* The route for an address, which is of IPv6 with FRAME_IPV6 in `flags`. */
+static __always_inline __u32 find_leaf(const struct vrf *vrf, __u32 flags, const __u64 *address)
 {
-	if (frame->flags & FRAME_IPV6)
+	if (flags & FRAME_IPV6)
 		return find_route6(READ_ONCE(vrf->lpm6), address[0], address[1]);
 	return find_route4(READ_ONCE(vrf->lpm4), address[1]);
 }
@@ -114,7 +114,7 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 
 		if (!vrf)
 			return DROP_stale_index;
-		leaf = find_leaf(vrf, &packet->frame, packet->frame.destination);
+		leaf = find_leaf(vrf, packet->frame.flags, packet->frame.destination);
 		packet->final_vni = vni;
 		packet->mtu = READ_ONCE(vrf->mtu);
 		switch (leaf >> LEAF_SCOPE_SHIFT) {

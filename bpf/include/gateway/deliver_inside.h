@@ -10,7 +10,8 @@
  * translate() (translate.h); `longest` is further reduced to what the way to the host carries. DROP_none: the packet was
  * translated and encapsulated, and counted in `vni_traffic` unless its owner counts it, and `verdict` is what the program
  * returns. Otherwise the reason to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
- * unchanged. Where there is no error, translate() or DROP_headroom may have left it half changed. Uses the maps `cells`,
+ * unchanged. Where there is no error, translate() or DROP_headroom may have left it half changed. With PACKET_NAT64, prepare_nat64() and
+ * nat64_in() (nat64.h) come before: the program calls them, because the functions need the stack. Uses the maps `cells`,
  * `meters`, `vni_traffic` and `sum_chunks`.
  */
 #ifndef SLUICE_DELIVER_INSIDE_H
@@ -18,7 +19,7 @@
 
 #include "gateway/forward.h"
 #include "gateway/meter_stage.h"
-#include "gateway/translate.h"
+#include "gateway/nat64.h"
 
 /* Writes the outer headers in front of the frame, where there were `at` bytes of others. */
 static __always_inline enum drop_reason encapsulate(struct xdp_md *ctx, const struct outer *outer, int ipv6,
@@ -29,6 +30,29 @@ static __always_inline enum drop_reason encapsulate(struct xdp_md *ctx, const st
 	if (grow && bpf_xdp_adjust_head(ctx, -grow))
 		return DROP_headroom;
 	return write_tunnel(ctx, outer, ipv6);
+}
+
+/*
+ * Checks that the packet fits the way to its host when it has become one of IPv6, of which frame_bytes and longest say the length then.
+ * Results as those of deliver_inside(); with DROP_none, the verdict is FOR_NAT64_IN.
+ */
+__attribute__((noinline)) enum drop_reason prepare_nat64(struct xdp_md *ctx, struct packet *packet)
+{
+	struct path path = {};
+	enum drop_reason reason;
+	__u32 growth;
+
+	if (!packet)
+		return DROP_stale_index;
+	growth = nat64_growth(&packet->frame);
+	packet->frame_bytes += growth;
+	packet->longest += NAT64_BYTES;
+	packet->verdict = FOR_NAT64_IN;
+	reason = find_path(ctx, packet, cell_at(CELL_NODE), &path);
+	/* What the sender may send is shorter. */
+	if (reason && packet->error_mtu)
+		packet->error_mtu -= growth;
+	return reason;
 }
 
 __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, struct packet *packet, __u32 at)

@@ -22,6 +22,8 @@
 
 /* The low bits of a vMAC, which alone differ among the vMACs of a cluster (vip_mac() in crates/controller). */
 #define VMAC_SLOT_BITS 16
+/* The source may be a public address of the cluster, and no error goes back: the way to the sender is not the one that the packet came. */
+#define PACKET_OF_CLUSTER (PACKET_FROM_GATEWAY | PACKET_TURNED)
 /*
  * As icmp_budget (maps.h), for errors to the Internet about packets to the VPC's public addresses: such packets do not use
  * up the errors that the VPC's VMs need. A bucket is full again within 100 ms, so it is not reset when another VNI gets
@@ -189,8 +191,8 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	if (!source_valid(&packet->frame) ||
 	    !internet_address_valid(packet->frame.flags, packet->frame.source))
 		return DROP_martian_source;
-	/* What a VM sends to another public address is passed on with its new source. */
-	cell = packet->nat & PACKET_FROM_GATEWAY
+	/* What a VM sends to another public address goes on with its new source. */
+	cell = packet->nat & PACKET_OF_CLUSTER
 		     ? 0
 		     : find_public(packet, packet->frame.flags, packet->frame.source);
 	if (cell)
@@ -199,15 +201,15 @@ __attribute__((noinline)) enum drop_reason admit_from_internet(struct xdp_md *ct
 	packet->new_source[1] = packet->frame.source[1];
 	packet->source_public = 0;
 	packet->final_vni = packet->vni;
-	/* A tunnel from another gateway may have met congestion (RFC 6040): its mark goes on to the host. */
-	if (!(packet->nat & PACKET_FROM_GATEWAY))
+	/* A tunnel from another gateway, or from a host, may have met congestion (RFC 6040): its mark goes on to the host. */
+	if (!(packet->nat & PACKET_OF_CLUSTER))
 		packet->traffic_class = outer_ecn(&packet->frame);
 	packet->frame_bytes = ETH_HLEN + packet->frame.ip_bytes;
 	packet->longest = port->mtu;
 	return DROP_none;
 }
 
-/* Forwards a packet that was admitted to the instance behind the public address. */
+/* Forwards a packet that was admitted to the instance behind the public address. FOR_NAT64_IN: the program does. */
 __attribute__((noinline)) int enter_vpc(struct xdp_md *ctx, struct packet *packet)
 {
 	enum drop_reason reason;
@@ -219,9 +221,10 @@ __attribute__((noinline)) int enter_vpc(struct xdp_md *ctx, struct packet *packe
 	if (!reason && resize(ctx, packet->frame_bytes))
 		reason = DROP_headroom;
 	if (!reason)
-		reason = deliver_inside(ctx, packet, 0);
+		reason = packet->nat & PACKET_NAT64 ? prepare_nat64(ctx, packet)
+						    : deliver_inside(ctx, packet, 0);
 	if (reason)
-		return packet->error_type && !(packet->nat & PACKET_FROM_GATEWAY)
+		return packet->error_type && !(packet->nat & PACKET_OF_CLUSTER)
 			     ? drop_with_public_error(ctx, packet, reason)
 			     : drop(packet->vni, reason);
 	return packet->verdict;
@@ -264,12 +267,14 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 							       : deliver_inside(ctx, packet, at);
 	if (!reason)
 		return packet->verdict;
+	if (packet->nat & PACKET_TURNED)
+		return drop(packet->vni, reason);
 	return at || !packet->error_type ? drop_to_sender(ctx, packet, reason)
 					 : drop_with_public_error(ctx, packet, reason);
 }
 
-/* Admits a packet to the public address in destination_public. `passed_on`: PACKET_FROM_GATEWAY, or 0. */
-static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packet, __u8 passed_on)
+/* Admits a packet to the public address in destination_public. `of_cluster`: PACKET_FROM_GATEWAY, PACKET_TURNED, or 0. */
+static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packet, __u8 of_cluster)
 {
 	const struct public_prefix *public = public_prefix_at(packet->destination_public);
 	enum drop_reason reason;
@@ -280,16 +285,16 @@ static __always_inline int admit_to_vpc(struct xdp_md *ctx, struct packet *packe
 	reason = classify(packet);
 	if (reason)
 		return drop(0, reason);
-	packet->nat |= passed_on;
+	packet->nat |= of_cluster;
 	reason = admit_from_internet(ctx, packet);
 	if (reason)
 		return drop(packet->vni, reason);
 	coarse_now(packet);
 	if (!(public->flags & PUBLIC_NAT))
-		return passed_on ? drop(packet->vni, DROP_not_owner) : FOR_VPC;
+		return of_cluster & PACKET_FROM_GATEWAY ? drop(packet->vni, DROP_not_owner) : FOR_VPC;
 	if (is_owned_vip(READ_ONCE(public->vip)))
 		return FOR_NAT_DESTINATION;
-	return passed_on ? drop(packet->vni, DROP_not_owner) : FOR_OWNER;
+	return of_cluster & PACKET_FROM_GATEWAY ? drop(packet->vni, DROP_not_owner) : FOR_OWNER;
 }
 
 /* Takes a packet that another gateway has passed on out of its tunnel, and admits it. */
@@ -313,6 +318,12 @@ __attribute__((noinline)) int take_over(struct xdp_md *ctx, struct packet *packe
 		return drop(0, DROP_table_busy);
 	packet->destination_public = cell;
 	return cell ? admit_to_vpc(ctx, packet, PACKET_FROM_GATEWAY) : drop(0, DROP_not_owner);
+}
+
+/* Admits a packet to a public address that NAT64 has turned into one of IPv4. */
+__attribute__((noinline)) int turn_over(struct xdp_md *ctx, struct packet *packet)
+{
+	return packet ? admit_to_vpc(ctx, packet, PACKET_TURNED) : drop(0, DROP_stale_index);
 }
 
 /* Whether the packet may be neighbor discovery, which is never routed (RFC 4861 section 7.1). */

@@ -9,9 +9,11 @@
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
  * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could leave here, but its session is new, and
- * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). What is
- * passed on is not counted: its owner counts it. Uses the maps `cells`, `meters`, `internet_paths`, `vni_traffic`, `icmp_budget`,
- * `sum_chunks` and those of count.h.
+ * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). FOR_NAT64_OUT:
+ * nat64_out() (nat64.h) turns the packet into one of IPv4, and leave_as_ipv4() sends it; FOR_TURNED is the result of that, if turn_over()
+ * (internet_in.h) has to take it as one from the Internet, because its destination is public. FOR_NAT64_IN: as for enter_vpc()
+ * (internet_in.h). What is passed on is not counted: its owner counts it. Uses the maps `cells`, `meters`, `internet_paths`, `vni_traffic`,
+ * `icmp_budget`, `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
@@ -21,6 +23,7 @@
 #include "gateway/internet_port.h"
 #include "gateway/meter_stage.h"
 #include "gateway/nat_flow.h"
+#include "gateway/nat64.h"
 
 /*
  * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). A packet without ECN stays
@@ -55,34 +58,18 @@ static __always_inline __u32 longest_back(struct xdp_md *ctx, const struct packe
 	return port ? path_mtu(packet, port, packet->ipv6 || packet->ring) : 0;
 }
 
-/* Sends the packet by the Internet port, without its tunnel. FOR_RING in `verdict`: it goes to another gateway before. */
-static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
+/* Sends the packet, whose tunnel is `at` bytes long, by the Internet port that was found. */
+static __always_inline enum drop_reason send_out(struct xdp_md *ctx, struct packet *packet, __u32 at)
 {
-	enum drop_reason reason = check_ttl(packet);
-	__u32 back = longest_back(ctx, packet);
+	enum drop_reason reason = translate(ctx, packet, at);
 	struct cursor cursor;
 
-	if (!reason)
-		reason = find_internet_port(ctx, packet);
-	if (reason)
-		return reason;
-	if (!back)
-		return DROP_stale_index;
-	if (packet->frame_bytes - ETH_HLEN > packet->longest)
-		return too_big(packet, packet->longest);
-	if (packet->nat & PACKET_IN_RING) {
-		packet->verdict = FOR_RING;
-		return meter_packet(packet, METER_OUT);
-	}
-	if (back < packet->longest)
-		packet->longest = back;
-	reason = translate(ctx, packet, tunnel_bytes(packet));
 	/* The owner has metered what leaves the ring here. */
 	if (!reason && !packet->ring)
 		reason = meter_packet(packet, METER_OUT);
 	if (reason)
 		return reason;
-	if (bpf_xdp_adjust_head(ctx, (int)tunnel_bytes(packet)))
+	if (at && bpf_xdp_adjust_head(ctx, (int)at))
 		return DROP_headroom;
 	cursor = cursor_at(ctx, 0);
 	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
@@ -92,6 +79,39 @@ static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet 
 	count_traffic(packet->counters, packet->frame_bytes);
 	packet->verdict = send_by(ctx, packet->internet_ifindex);
 	return DROP_none;
+}
+
+/*
+ * Sends the packet by the Internet port, without its tunnel. FOR_RING in `verdict`: it goes to another gateway before; FOR_NAT64_OUT: it
+ * becomes one of IPv4 before.
+ */
+static __always_inline enum drop_reason leave(struct xdp_md *ctx, struct packet *packet)
+{
+	__u32 shrinkage = packet->nat & PACKET_NAT64 ? nat64_shrinkage(&packet->frame) : 0;
+	enum drop_reason reason = check_ttl(packet);
+	__u32 back = longest_back(ctx, packet);
+
+	if (!reason)
+		reason = find_internet_port(ctx, packet);
+	if (reason)
+		return reason;
+	if (!back)
+		return DROP_stale_index;
+	if (bytes_outside(packet) > packet->longest)
+		return too_big(packet, packet->longest + shrinkage);
+	if (packet->nat & PACKET_IN_RING) {
+		packet->verdict = FOR_RING;
+		return meter_packet(packet, METER_OUT);
+	}
+	if (packet->nat & PACKET_NAT64)
+		back -= NAT64_BYTES;
+	if (back < packet->longest)
+		packet->longest = back;
+	if (packet->nat & PACKET_NAT64) {
+		packet->verdict = FOR_NAT64_OUT;
+		return DROP_none;
+	}
+	return send_out(ctx, packet, tunnel_bytes(packet));
 }
 
 /* Sends the packet, whose destination is public, to the instance behind it. */
@@ -115,7 +135,8 @@ static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct pac
 	reason = find_inside(packet, vrf);
 	if (reason)
 		return reason;
-	return deliver_inside(ctx, packet, tunnel_bytes(packet));
+	return packet->nat & PACKET_NAT64 ? prepare_nat64(ctx, packet)
+					  : deliver_inside(ctx, packet, tunnel_bytes(packet));
 }
 
 /* Passes the packet on to the owner of the vIP in this cell, once. */
@@ -130,21 +151,44 @@ static __always_inline enum drop_reason pass_to_owner(struct xdp_md *ctx, struct
 	return forward_to_host(ctx, packet);
 }
 
+/*
+ * Sets PACKET_NAT64 and new_destination if the destination of an IPv6 packet is in the prefix of the VPC's NAT gateway. Then the source
+ * is translated even if it has a public address, which is of IPv6.
+ */
+static __always_inline enum drop_reason find_nat64(struct packet *packet, const struct vrf *vrf)
+{
+	const struct internet *internet = internet_of(vrf);
+	__u32 cell = internet ? READ_ONCE(internet->nat) : 0;
+	const struct nat_gateway *gateway = cell ? nat_gateway_at(cell) : NULL;
+	const __u64 *prefix = gateway ? nat64_prefix(gateway, cell) : NULL;
+	const __u64 *destination = packet->frame.destination;
+
+	if (!prefix || destination[0] != prefix[0] || (destination[1] ^ prefix[1]) >> 32)
+		return DROP_none;
+	packet->nat |= PACKET_NAT64;
+	packet->new_destination[0] = 0;
+	packet->new_destination[1] = (__u32)destination[1];
+	if (prefix[0] == NAT_REMOTE_HIGH && !prefix[1] && is_private4(destination[1]))
+		return DROP_nat64_address;
+	return DROP_none;
+}
+
 /* Finds the NAT gateway for a source without a public address. The verdict says what follows. */
 static __always_inline enum drop_reason find_nat_gateway(struct xdp_md *ctx, struct packet *packet,
 							 const struct vrf *vrf)
 {
 	const struct internet *internet = internet_of(vrf);
+	int is_nat64 = packet->nat & PACKET_NAT64;
 	const struct nat_gateway *gateway;
 	enum drop_reason reason;
 
 	packet->nat_gateway = internet ? READ_ONCE(internet->nat) : 0;
-	if (!packet->nat_gateway || packet->frame.flags & FRAME_IPV6)
+	if (!packet->nat_gateway || (packet->frame.flags & FRAME_IPV6 && !is_nat64))
 		return DROP_no_public_address;
 	gateway = nat_gateway_at(packet->nat_gateway);
 	if (!gateway || gateway->vni != packet->vni)
 		return DROP_stale_index;
-	if (!internet_address_valid(0, packet->frame.destination))
+	if (!internet_address_valid(0, is_nat64 ? packet->new_destination : packet->frame.destination))
 		return DROP_no_internet_route;
 	/* An expired packet begins no session. Whether there is a way out depends on the new source. */
 	reason = check_ttl(packet);
@@ -169,6 +213,15 @@ static __always_inline enum drop_reason find_source(struct xdp_md *ctx, struct p
 		return DROP_stale_index;
 	packet->new_source[0] = frame->source[0];
 	packet->new_source[1] = frame->source[1];
+	packet->source_public = 0;
+	if (frame->flags & FRAME_IPV6) {
+		enum drop_reason reason = find_nat64(packet, vrf);
+
+		if (reason)
+			return reason;
+		if (packet->nat & PACKET_NAT64)
+			return find_nat_gateway(ctx, packet, vrf);
+	}
 	packet->source_public = find_public_source(vrf, frame->flags, frame->source);
 	if (!packet->source_public)
 		return find_nat_gateway(ctx, packet, vrf);
@@ -194,6 +247,19 @@ static __always_inline enum drop_reason check_nat_source(struct packet *packet)
 										  : DROP_no_public_address;
 }
 
+/* As internet_out() for a packet to the prefix of NAT64, whose new addresses are of IPv4. */
+static __always_inline enum drop_reason nat64_to_outside(struct xdp_md *ctx, struct packet *packet)
+{
+	packet->destination_public = find_public(packet, 0, packet->new_destination);
+	if (packet->destination_public == INDEX_BUSY)
+		return DROP_table_busy;
+	if (!packet->destination_public)
+		return leave(ctx, packet);
+	packet->longest = longest_back(ctx, packet) - NAT64_BYTES;
+	packet->verdict = FOR_NAT64_OUT;
+	return check_ttl(packet);
+}
+
 /* Finds out whether the destination of a packet with a new source is in the Internet or behind a public address. */
 static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct packet *packet)
 {
@@ -205,6 +271,8 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 	/* The new destination is that of the prefix which was found before. */
 	if (packet->nat & PACKET_NAT_DESTINATION)
 		return turn_back(ctx, packet);
+	if (packet->nat & PACKET_NAT64)
+		return nat64_to_outside(ctx, packet);
 	packet->destination_public = find_public(packet, frame->flags, frame->destination);
 	if (packet->destination_public == INDEX_BUSY)
 		return DROP_table_busy;
@@ -243,6 +311,37 @@ __attribute__((noinline)) int send_to_internet(struct xdp_md *ctx, struct packet
 	if (packet->nat & PACKET_IN_RING)
 		uncount_nat_packet();
 	return drop_to_sender(ctx, packet, reason);
+}
+
+/*
+ * Sends a packet that nat64_out() has turned into one of IPv4, by the Internet port that was found. FOR_TURNED: its destination is a
+ * public address, and it goes on without a tunnel.
+ */
+__attribute__((noinline)) int leave_as_ipv4(struct xdp_md *ctx, struct packet *packet)
+{
+	struct ethernet_header *ethernet;
+	enum drop_reason reason;
+	struct cursor cursor;
+
+	if (!packet)
+		return drop(0, DROP_stale_index);
+	if (!packet->destination_public) {
+		reason = send_out(ctx, packet, 0);
+		return reason ? drop(packet->vni, reason) : packet->verdict;
+	}
+	reason = translate(ctx, packet, 0);
+	if (!reason)
+		reason = meter_packet(packet, METER_OUT);
+	if (reason)
+		return drop(packet->vni, reason);
+	cursor = cursor_at(ctx, 0);
+	ethernet = take_header(&cursor, struct ethernet_header);
+	if (!ethernet)
+		return drop(packet->vni, DROP_headroom);
+	store_mac(ethernet->destination, packet->frame.destination_mac);
+	store_mac(ethernet->source, packet->frame.source_mac);
+	count_traffic(packet->counters, packet->frame_bytes);
+	return FOR_TURNED;
 }
 
 #endif

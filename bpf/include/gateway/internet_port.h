@@ -2,7 +2,7 @@
 /*
  * Gateway, Internet edge: the port, and the next router behind it, by which a packet leaves to the Internet.
  *
- * Contract: find_internet_port() expects new_source and new_destination, and the frame's family and length. It fills in
+ * Contract: find_internet_port() expects new_source and new_destination, and the frame's length and family, or PACKET_NAT64. It fills in
  * endpoint_mac, the MAC address of the next router, internet_ifindex and internet_mac of the port, and longest, by the MTU of port
  * and route. The kernel's FIB decides. Its answer is cached for each pair of addresses, because it also depends on the source (ECMP,
  * rules), for PATH_LIFETIME_NS: a change of the kernel's routes or neighbors applies after that time at the latest. Packet bytes
@@ -12,7 +12,7 @@
 #define SLUICE_INTERNET_PORT_H
 
 #include "common/resolve.h"
-#include "gateway/packet.h"
+#include "gateway/nat64.h"
 
 /* Paths that a processor knows. Two pairs of addresses with the same slot displace each other. */
 #define INTERNET_PATHS 4096
@@ -53,6 +53,14 @@ static __always_inline int is_path_of(const struct internet_path *path, const st
 		 (path->destination[1] ^ packet->new_destination[1]));
 }
 
+/* Length of the IP packet when it leaves. */
+static __always_inline __u32 bytes_outside(const struct packet *packet)
+{
+	__u32 bytes = packet->frame_bytes - ETH_HLEN;
+
+	return packet->nat & PACKET_NAT64 ? bytes - nat64_shrinkage(&packet->frame) : bytes;
+}
+
 /* Asks the FIB as resolve() (resolve.h) does, and writes its answer into the path. */
 __attribute__((noinline)) enum drop_reason ask_internet_path(struct xdp_md *ctx, struct packet *packet)
 {
@@ -66,8 +74,8 @@ __attribute__((noinline)) enum drop_reason ask_internet_path(struct xdp_md *ctx,
 		return DROP_stale_index;
 	path->expires_ns = 0;
 	/* With a length, the kernel compares it with the MTU of the route, and tells that. */
-	fib.tot_len = packet->frame_bytes - ETH_HLEN;
-	if (packet->frame.flags & FRAME_IPV6) {
+	fib.tot_len = bytes_outside(packet);
+	if (packet->frame.flags & FRAME_IPV6 && !(packet->nat & PACKET_NAT64)) {
 		fib.family = AF_INET6;
 		store_halves(fib.ipv6_src, packet->new_source);
 		store_halves(fib.ipv6_dst, packet->new_destination);

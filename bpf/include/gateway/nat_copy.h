@@ -38,7 +38,7 @@ static __always_inline int find_nat_number(const struct nat_copy *copy, struct n
 	if (cell == INDEX_BUSY)
 		return NAT_BUSY;
 	public = public_prefix_at(cell);
-	if (!public || !(public->flags & PUBLIC_NAT) || public->vni != copy->vni)
+	if (!public || !(public->flags & PUBLIC_NAT) || public->vni != (copy->vni & NAT_VNI_MASK))
 		return NAT_NO_ADDRESS;
 	packet->address = LOAD16(public->inside + 4);
 	group = nat_prepare(packet) ? nat_first_group(packet) : NULL;
@@ -57,7 +57,8 @@ __attribute__((noinline)) int install_copy(struct nat_copying *memory)
 	packet = &memory->packet;
 	copy = &memory->copy;
 	packet->vni = copy->vni;
-	packet->inside = copy->inside;
+	packet->inside[0] = copy->inside[0];
+	packet->inside[1] = copy->inside[1];
 	packet->remote = copy->remote;
 	packet->inside_port = copy->inside_port;
 	packet->outside_port = copy->outside_port;

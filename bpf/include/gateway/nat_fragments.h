@@ -4,7 +4,7 @@
  * address that the first one of its datagram got within NAT_FRAGMENT_TICKS. Later fragments that overtake their first one are
  * dropped.
  *
- * Contract: expects the parsed IPv4 frame of a fragment, `at` bytes into the packet, and in the flow (nat_flow.h) the addresses
+ * Contract: expects the parsed frame of a fragment (of IPv6 for NAT64), `at` bytes into the packet, and in the flow (nat_flow.h) the addresses
  * that the datagram had before this translation. The packet is not changed. Uses the map `nat_fragments`.
  *
  * A datagram is known by 40 bits of a hash under the secret of the sessions, with the address that it gets: so an entry of
@@ -37,23 +37,46 @@ struct nat_datagram {
 	__u32 index;
 };
 
+/* Reads the identification and the offset in units of 8 bytes. Negative: the fragment has not the header that it should have. */
+static __always_inline int read_fragment_id(struct xdp_md *ctx, const struct packet *packet, __u32 at,
+					    __u32 *id, __u32 *offset)
+{
+	struct ipv6_extension extension;
+	__be16 words[2];
+
+	at += ETH_HLEN;
+	if (packet->frame.flags & FRAME_IPV6) {
+		/* nat64_out() (nat64.h) accepts no other extension header. */
+		if (bpf_xdp_load_bytes(ctx, at + IPV6_BYTES, &extension, sizeof(extension)))
+			return -1;
+		*id = extension.rest;
+		*offset = bpf_ntohs(extension.fragment) >> 3;
+		return 0;
+	}
+	if (bpf_xdp_load_bytes(ctx, at + __builtin_offsetof(struct ipv4_header, id), words, sizeof(words)))
+		return -1;
+	*id = words[0];
+	*offset = bpf_ntohs(words[1]) & IPV4_OFFSET;
+	return 0;
+}
+
 /* 0: the fragment is not translated. */
 static __always_inline int nat_datagram(struct xdp_md *ctx, const struct packet *packet, __u32 at,
 					__u64 direction, __u32 vni, struct nat_datagram *datagram)
 {
 	const struct session_config *sessions = session_config_at();
 	const struct nat_memory *memory = nat_memory();
-	__be16 words[2];
+	__u32 id, offset;
 
-	if (!sessions || !memory ||
-	    bpf_xdp_load_bytes(ctx, at + ETH_HLEN + __builtin_offsetof(struct ipv4_header, id), words,
-			       sizeof(words)))
+	/* The highest bit is that of the direction. */
+	if (!sessions || !memory || packet->frame.protocol & 0x80 ||
+	    read_fragment_id(ctx, packet, at, &id, &offset))
 		return 0;
 	/* It could overwrite the flags of the TCP header by which the datagram was translated (RFC 3128). */
-	if (packet->frame.protocol == IPPROTO_TCP && bpf_ntohs(words[1] & bpf_htons(IPV4_OFFSET)) == 1)
+	if (packet->frame.protocol == IPPROTO_TCP && offset == 1)
 		return 0;
-	datagram->key[0] = vni | (__u64)packet->frame.protocol << 24 | (__u64)words[0] << 32 |
-			   (direction & NAT_FRAGMENT_DIRECTION) << 48;
+	datagram->key[0] = vni | (packet->frame.protocol | (direction & NAT_FRAGMENT_DIRECTION) << 7) << 24 |
+			   (__u64)id << 32;
 	datagram->key[1] = (__u64)memory->flow.source << 32 | memory->flow.destination;
 	datagram->key[2] = 0;
 	datagram->index = session_hash(sessions, datagram->key, 3) % NAT_FRAGMENTS_PART +
@@ -80,18 +103,27 @@ static __always_inline int nat_fragment_yields(const struct nat_fragment *entry,
 	       ((now - word) & NAT_FRAGMENT_TIME) > NAT_FRAGMENT_SAFE_TICKS;
 }
 
-/* Remembers the address that the first fragment has got, instead of one of its flow's. */
+/*
+ * Remembers the address that the first fragment has got, instead of one of its flow's. If that is one of IPv6, the outside port, whose
+ * block has it.
+ */
 __attribute__((noinline)) int remember_nat_fragment(struct xdp_md *ctx, struct packet *packet, __u32 at,
 						    __u32 direction, __u32 vni)
 {
+	const struct nat_memory *memory = nat_memory();
 	struct nat_datagram datagram = {};
 	int is_forwarded = !!(direction & NAT_FRAGMENT_FORWARDED);
 	struct nat_fragment *entry;
 	__u32 address, now;
 
-	if (!packet || !nat_datagram(ctx, packet, at, direction, vni, &datagram))
+	if (!packet || !memory || !nat_datagram(ctx, packet, at, direction, vni, &datagram))
 		return 0;
-	address = direction == NAT_FRAGMENT_OUT ? packet->new_source[1] : packet->new_destination[1];
+	if (direction == NAT_FRAGMENT_OUT)
+		address = packet->new_source[1];
+	else if (packet->nat & PACKET_NAT64)
+		address = memory->packet.outside_port;
+	else
+		address = packet->new_destination[1];
 	now = session_ticks(packet->now_ns);
 	entry = bpf_map_lookup_elem(&nat_fragments, &datagram.index);
 	if (!entry || (is_forwarded && !nat_fragment_yields(entry, now)))

@@ -129,7 +129,7 @@ __attribute__((noinline)) int enter_nat_ring(struct packet *packet)
 	    packet->nat & PACKET_NO_SESSION)
 		return 0;
 	nat = &memory->packet;
-	data = session_data_at(4, &nat->hit);
+	data = nat_session(nat);
 	if (nat->flags & NAT_PEEK || !data || !nat_is_unconfirmed(nat, data))
 		return 0;
 	packet->ring = nat_ring_address(nat);
@@ -201,8 +201,7 @@ static __always_inline enum drop_reason describe_copy(const struct packet *packe
 	if (!nat->outside || nat_ring_check(nat->outside) != (packet->ring & 15))
 		return DROP_nat_ring;
 	nat->outside_port = packet->new_source_port;
-	nat->inside = memory->flow.source;
-	nat->inside_port = memory->flow.source_port;
+	describe_inside(packet, memory);
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
 	nat->state = nat_copy_state(packet, &memory->flow);

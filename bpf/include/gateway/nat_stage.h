@@ -3,12 +3,12 @@
  * Gateway, Internet edge, stage "NAT": the address and port that source NAT gives to the source of a packet of a VM, and the
  * instance that gets a packet to a public address of a NAT gateway. All sessions of a NAT gateway are at the owner of its vIP.
  *
- * Contract: both stages expect the parsed IPv4 frame, `at` bytes into the packet, and now_ns.
+ * Contract: both stages expect the parsed frame, `at` bytes into the packet, and now_ns. It is of IPv4, or with PACKET_NAT64 of IPv6.
  *
  *   nat_source()       expects nat_gateway, of `vni`. Fills in new_source and new_source_port.
  *   nat_destination()  expects destination_public with PUBLIC_NAT, and new_source, with source_public or
  *                      PACKET_NAT_SOURCE if that is not the source in the frame. Fills in new_destination and
- *                      new_destination_port.
+ *                      new_destination_port. If the inside address is one of IPv6, PACKET_NAT64 is set then.
  *
  * They return 0, with PACKET_NAT_SOURCE or PACKET_NAT_DESTINATION set in `nat`, and PACKET_NO_SESSION for a source that a port
  * forward gives; or the program's verdict, after the drop was counted. A session that exists comes before a port forward, and that
@@ -69,6 +69,21 @@ static __always_inline enum drop_reason describe_to_nat(const struct packet *pac
 	return DROP_none;
 }
 
+/* Sets the inside endpoint to the source of the flow. */
+static __always_inline void describe_inside(const struct packet *packet, struct nat_memory *memory)
+{
+	struct nat_packet *nat = &memory->packet;
+
+	nat->inside[0] = 0;
+	nat->inside[1] = memory->flow.source;
+	if (packet->nat & PACKET_NAT64) {
+		nat->vni |= NAT_INSIDE_IPV6;
+		nat->inside[0] = memory->flow.source6[0];
+		nat->inside[1] = memory->flow.source6[1];
+	}
+	nat->inside_port = memory->flow.source_port;
+}
+
 static __always_inline enum drop_reason find_nat_source(struct packet *packet, struct nat_memory *memory)
 {
 	struct nat_packet *nat = &memory->packet;
@@ -80,14 +95,15 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 		reason = DROP_no_session;
 	if (reason)
 		return reason;
-	nat->inside = memory->flow.source;
-	nat->inside_port = memory->flow.source_port;
+	describe_inside(packet, memory);
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
 	answer = nat_find_out(nat);
 	if (answer == NAT_SESSIONLESS) {
-		forwarded = nat_forward_of(packet->nat_gateway, nat->class, NAT_FORWARD_OUT, nat->inside,
-					   nat->inside_port);
+		forwarded = packet->nat & PACKET_NAT64
+				  ? 0
+				  : nat_forward_of(packet->nat_gateway, nat->class, NAT_FORWARD_OUT,
+						   nat->inside[1], nat->inside_port);
 		if (forwarded) {
 			packet->nat |= PACKET_NO_SESSION;
 			packet->new_source[1] = nat_forward_address(forwarded);
@@ -146,6 +162,15 @@ static __always_inline enum drop_reason read_translated_flow(struct xdp_md *ctx,
 	return reason;
 }
 
+/* Sets the new destination to the inside address. */
+static __always_inline void enter_inside(struct packet *packet, const struct nat_packet *nat)
+{
+	packet->new_destination[0] = nat->inside[0];
+	packet->new_destination[1] = nat->inside[1];
+	if (nat->vni & NAT_INSIDE_IPV6)
+		packet->nat |= PACKET_NAT64;
+}
+
 /* Sets `direction` to that of fragments to a forwarded port, if the packet goes to one. */
 static __always_inline enum drop_reason find_nat_destination(struct packet *packet,
 							     const struct public_prefix *public,
@@ -182,9 +207,32 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 	/* The number may be that of another address, for a moment after a change. */
 	if (!reason && nat->outside != packet->frame.destination[1])
 		reason = DROP_no_nat_session;
-	packet->new_destination[1] = nat->inside;
 	packet->new_destination_port = nat->inside_port;
+	enter_inside(packet, nat);
 	return reason;
+}
+
+/* The first word of what nat_fragments has for a datagram of NAT64 to an instance: its outside port, which is no address. */
+#define NAT_FRAGMENT_PORT_MAX 0xffff
+
+/* Finds the instance that gets a later fragment, by the address or the outside port that the first one of its datagram had. */
+static __always_inline enum drop_reason find_later_destination(struct packet *packet,
+							       const struct public_prefix *public,
+							       struct nat_memory *memory, __u32 found)
+{
+	struct nat_packet *nat = &memory->packet;
+
+	packet->new_destination[1] = found;
+	if (found > NAT_FRAGMENT_PORT_MAX)
+		return DROP_none;
+	nat->vni = public->vni;
+	nat->address = LOAD16(public->inside + 4);
+	nat->outside_port = found;
+	nat->protocol = packet->frame.protocol;
+	if (!found || !nat_prepare(nat) || !nat_find_owner(nat))
+		return DROP_unknown_fragment;
+	enter_inside(packet, nat);
+	return DROP_none;
 }
 
 __attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet *packet, __u32 at)
@@ -203,8 +251,9 @@ __attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet 
 	packet->new_destination[0] = 0;
 	reason = read_translated_flow(ctx, packet, at, &memory->flow);
 	if (!reason && packet->frame.flags & FRAME_LATER) {
-		packet->new_destination[1] = find_nat_fragment(ctx, packet, at, direction, public->vni);
-		return packet->new_destination[1] ? 0 : drop(packet->vni, DROP_unknown_fragment);
+		reason = find_later_destination(packet, public, memory,
+						find_nat_fragment(ctx, packet, at, direction, public->vni));
+		return reason ? drop(packet->vni, reason) : 0;
 	}
 	if (!reason)
 		reason = find_nat_destination(packet, public, memory, &direction);

@@ -75,6 +75,10 @@ struct packet {
 #define PACKET_NAT_DESTINATION 0x8 /* the same for the destination */
 #define PACKET_IN_RING 0x10	   /* the packet goes to the gateway in next_hop, with a record */
 #define PACKET_NO_SESSION 0x20 /* with PACKET_NAT_SOURCE: by a port forward, so the packet has no session */
+/* NAT64: the frame becomes one of the other family (nat64.h). New addresses are already of that one. */
+#define PACKET_NAT64 0x40
+/* This gateway has turned a packet of a VM to a public address into one of IPv4, which goes on as if it had come from the Internet. */
+#define PACKET_TURNED 0x80
 
 /*
  * Results of stages that are no verdicts: the program has to call the stage that is named next. The stages do not call each
@@ -88,6 +92,9 @@ struct packet {
 #define FOR_OWNER 0x600		  /* pass_on() */
 #define FOR_PASSED_ON 0x700	  /* take_over(), and then as for internet_in() */
 #define FOR_RING 0x800		  /* pass_around() */
+#define FOR_TURNED 0x900	  /* turn_over(), and then as for internet_in() */
+#define FOR_NAT64_OUT 0xa00	  /* nat64_out(), and then leave_as_ipv4() */
+#define FOR_NAT64_IN 0xb00	  /* nat64_in(), and then deliver_inside() */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

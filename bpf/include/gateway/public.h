@@ -52,6 +52,16 @@ static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 fla
 				  : find_public_source4(vrf, address[1]);
 }
 
+/*
+ * Whether an IPv4 address is a private one (RFC 1918, RFC 6598), which the well-known prefix of NAT64 must not represent (RFC 6052
+ * section 3.1).
+ */
+static __always_inline int is_private4(__u32 address)
+{
+	return address >> 24 == 10 || address >> 20 == 0xac1 || address >> 16 == 0xc0a8 ||
+	       address >> 22 == 0x191;
+}
+
 /* Sum of the 16-bit words of an address in host order, folded. */
 static __always_inline __u32 address_sum(const __u64 *address)
 {
@@ -141,13 +151,19 @@ static __always_inline enum drop_reason unmapped_reason(__u32 cell, enum drop_re
 	return public && public->flags & PUBLIC_NPTV6 ? unmapped : DROP_stale_index;
 }
 
+/* The flags of the frame as it gets into the VPC: NAT64 changes its family. */
+static __always_inline __u32 inside_flags(const struct packet *packet)
+{
+	return packet->nat & PACKET_NAT64 ? packet->frame.flags ^ FRAME_IPV6 : packet->frame.flags;
+}
+
 /*
  * Whether the VPC may get a packet from this address of the Internet: its own routes must lead there. So no packet from
  * the Internet seems to come from the VPC or from a peer of it, and each can be answered.
  */
 static __always_inline enum drop_reason check_way_back(const struct packet *packet, const struct vrf *vrf)
 {
-	__u32 leaf = find_leaf(vrf, &packet->frame, packet->new_source);
+	__u32 leaf = find_leaf(vrf, inside_flags(packet), packet->new_source);
 
 	if (!leaf)
 		return DROP_no_route;
@@ -157,13 +173,13 @@ static __always_inline enum drop_reason check_way_back(const struct packet *pack
 /* The address of the instance that gets packets to new_destination, by the VPC's own routes. */
 static __always_inline enum drop_reason find_own_instance(struct packet *packet, const struct vrf *vrf)
 {
-	__u32 leaf = find_leaf(vrf, &packet->frame, packet->new_destination);
+	__u32 leaf = find_leaf(vrf, inside_flags(packet), packet->new_destination);
 
 	switch (leaf >> LEAF_SCOPE_SHIFT) {
 	case SCOPE_LOCAL:
 		packet->endpoint[0] = packet->new_destination[0];
 		packet->endpoint[1] = packet->new_destination[1];
-		packet->endpoint_ipv6 = !!(packet->frame.flags & FRAME_IPV6);
+		packet->endpoint_ipv6 = !!(inside_flags(packet) & FRAME_IPV6);
 		return DROP_none;
 	case SCOPE_NEXT_HOP:
 		return read_next_hop(leaf, packet->final_vni, packet->endpoint, &packet->endpoint_ipv6);
@@ -174,9 +190,25 @@ static __always_inline enum drop_reason find_own_instance(struct packet *packet,
 	}
 }
 
+/* Sets new_source, which is of IPv4, to the address of IPv6 that stands for it behind the NAT gateway of destination_public. */
+static __always_inline enum drop_reason embed_source(struct packet *packet)
+{
+	const struct public_prefix *public = public_prefix_at(packet->destination_public);
+	__u32 cell = public && public->flags & PUBLIC_NAT ? LOAD32(public->inside) : 0;
+	const struct nat_gateway *gateway = cell ? nat_gateway_at(cell) : NULL;
+	const __u64 *prefix = gateway ? nat64_prefix(gateway, cell) : NULL;
+
+	if (!prefix)
+		return DROP_no_nat_session;
+	packet->new_source[0] = prefix[0];
+	packet->new_source[1] = prefix[1] | (__u32)packet->new_source[1];
+	return DROP_none;
+}
+
 /*
  * Stage "inside": the instance that gets a packet to a public address. Expects the frame, destination_public,
- * new_source, and final_vni with its VRF in the cell `vrf_cell`; new_destination with PACKET_NAT_DESTINATION. Fills in
+ * new_source, and final_vni with its VRF in the cell `vrf_cell`; new_destination with PACKET_NAT_DESTINATION. With PACKET_NAT64,
+ * new_source becomes one of IPv6. Fills in
  * final_vrf, new_destination, mtu, endpoint, endpoint_ipv6,
  * endpoint_mac and next_hop. ICMP redirects and neighbor discovery are refused. Returns DROP_none or the reason to drop;
  * error_type is then set if the sender gets an ICMP error.
@@ -202,7 +234,9 @@ __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __
 	}
 	packet->final_vrf = vrf_cell;
 	packet->mtu = READ_ONCE(vrf->mtu);
-	reason = check_way_back(packet, vrf);
+	reason = packet->nat & PACKET_NAT64 ? embed_source(packet) : DROP_none;
+	if (!reason)
+		reason = check_way_back(packet, vrf);
 	if (!reason)
 		reason = find_own_instance(packet, vrf);
 	if (!reason)

@@ -296,7 +296,10 @@ __attribute__((noinline)) __u64 translate_quote4(struct xdp_md *ctx, struct pack
 	return sum + translate_quoted_transport(ctx, offset + header, bytes - header, ip->protocol, change);
 }
 
-/* The same for an IPv6 packet. A transport checksum behind extension headers stays: receivers do not verify it. */
+/*
+ * The same for an IPv6 packet. A transport checksum behind extension headers stays: receivers do not verify it. Ports stay as well:
+ * nat64_quote_in() (nat64_icmp.h) has translated them.
+ */
 __attribute__((noinline)) __u64 translate_quote6(struct xdp_md *ctx, struct packet *packet, __u32 offset,
 						 __u32 bytes)
 {
@@ -345,10 +348,10 @@ static __always_inline enum drop_reason translate_icmp(struct xdp_md *ctx, struc
 			     : translate_quote4(ctx, packet, offset + ICMP_BYTES, bytes);
 		if (quote == CHANGE_INVALID)
 			return DROP_inner_truncated;
-	} else if (!ipv6) {
-		if (!has_new_port(packet))
-			return DROP_none;
+	} else if (has_new_port(packet)) {
 		quote = translate_identifier(ctx, offset, new_identifier(packet));
+	} else if (!ipv6) {
+		return DROP_none;
 	}
 	offset += __builtin_offsetof(struct icmp_header, checksum);
 	return update_checksum(ctx, offset, ipv6 ? quote + change : quote, 0);
@@ -396,7 +399,8 @@ __attribute__((noinline)) enum drop_reason translate(struct xdp_md *ctx, struct 
 		return DROP_headroom;
 	if (packet->frame.flags & FRAME_LATER)
 		return DROP_none;
-	if (has_new_port(packet) && packet->frame.protocol != IPPROTO_ICMP) {
+	if (has_new_port(packet) && packet->frame.protocol != IPPROTO_ICMP &&
+	    packet->frame.protocol != IPPROTO_ICMPV6) {
 		__u64 ports = translate_ports(ctx, packet, offset);
 
 		if (ports == CHANGE_INVALID)

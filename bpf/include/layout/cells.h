@@ -438,9 +438,13 @@ struct peering {
  * (PUBLIC_NAT). The sessions are at the owner of the vIP. Only `vip` changes; for any other change the writer makes another
  * cell, and other cells of the addresses.
  */
+#define NAT_GATEWAY_64 \
+	0x1 /* instances reach IPv4 addresses by a prefix of IPv6, which is in the cells behind (NAT64) */
+
 struct nat_gateway {
-	__u8 kind; /* NEXT_HOP_NAT */
-	__u8 reserved8[3];
+	__u8 kind;  /* NEXT_HOP_NAT */
+	__u8 flags; /* NAT_GATEWAY_64 */
+	__u8 reserved8[2];
 	__u32 vni;
 	__u32 vip; /* as in struct public_prefix; the cells of the addresses have the address of the vIP */
 	struct nat_pool pool;
@@ -470,13 +474,15 @@ struct nat_forwards {
 #define NAT_FORWARD_OUT (1ull << 49)
 #define NAT_FORWARD_ENTRIES_MAX 512 /* of 256 port forwards */
 
-/* Only for the writer, in the two cells behind a struct nat_gateway: what it was made of. */
+/* In the two cells behind a struct nat_gateway: what it was made of. Packets read only the prefix. */
 struct nat_addresses {
 	__u8 vip_address[16]; /* which vIP `vip` leads to, as soon as the node has it */
 	__u8 vip_ipv6;	      /* 1: `vip_address` is IPv6; otherwise IPv4 in its first 4 bytes */
 	__u8 reserved8[7];
+	/* The first 96 bits of the IPv6 addresses that stand for IPv4 addresses, in host order: halves, the low one without its low half. */
+	__u64 prefix64[2];
 	__u32 address[NAT_POOL_ADDRESSES_MAX]; /* of the numbers in the pool, network order */
-	__u64 reserved[5];
+	__u64 reserved[3];
 };
 
 #define NAT_GATEWAY_CELLS 3

@@ -75,7 +75,9 @@
 	DROP(63, nat_ring, "first packet of a session of source NAT, from another gateway that knows other public addresses of the NAT gateway, or whose public port belongs to another session here") \
 	DROP(64, meter_in, "packet from the Internet above the rate of the meter of its public address or VPC") \
 	DROP(65, meter_out, "packet to the Internet above the rate of the meter of its public address or VPC") \
-	DROP(66, meter_peering, "packet to a peered VPC above the rate of a meter of the peering")
+	DROP(66, meter_peering, "packet to a peered VPC above the rate of a meter of the peering") \
+	DROP(67, nat64_address, "packet to the NAT64 prefix with an IPv4 address that the well-known prefix must not represent") \
+	DROP(68, nat64_packet, "packet that NAT64 cannot translate to the other family: options, extension headers, fragments of ICMP, messages of ICMP without an equivalent")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

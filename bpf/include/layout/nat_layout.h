@@ -17,7 +17,8 @@
  *  - A tuple word: the inside port that a shared outside port has with one remote endpoint. The outside and the remote endpoint are
  *    the tuple.
  *  - A session: a record of the session tables (session_layout.h) with the inside endpoint and the remote endpoint as its
- *    key, and the VNI as its scope. Its action is the outside endpoint, and whether a remote endpoint began it. A packet from
+ *    key, and the VNI as its scope. It is one of IPv6 if the inside address is (NAT64); then the remote address is NAT_REMOTE_HIGH
+ *    and the IPv4 address, and the protocol of queries is ICMP, not ICMPv6. Its action is the outside endpoint, and whether a remote endpoint began it. A packet from
  *    the Internet needs one, unless NAT_ANY_REMOTE is set.
  *
  * Public addresses have numbers. The agent assigns a number to an address, and the pool of a VPC (struct nat_pool) has the numbers
@@ -150,6 +151,16 @@
 #define NAT_GENERATION_MASK 0x1fffffffull
 #define NAT_TAG_SHIFT 32
 
+/* Beside the VNI of an inside address: it is one of IPv6 (NAT64). */
+#define NAT_INSIDE_IPV6 0x01000000u
+#define NAT_VNI_MASK 0x00ffffffu
+
+/*
+ * The high half of the remote address in the key of a session of IPv6; the low half is the IPv4 address. It is the well-known prefix
+ * of RFC 6052, whichever prefix the NAT gateway has.
+ */
+#define NAT_REMOTE_HIGH 0x0064ff9b00000000ull
+
 #define NAT_STAMP_SHIFT 16
 #define NAT_STAMP_MASK 0x7fffu
 #define NAT_ROUND_MAX 0x7ffcu /* even; the next round is 1 */
@@ -201,7 +212,7 @@ struct nat_pool {
 };
 
 struct nat_block {
-	__u32 vni;	  /* bits 24..31 are 0: room for the family of inside addresses of NAT64 */
+	__u32 vni;	  /* with NAT_INSIDE_IPV6; all other bits above bit 23 are 0 */
 	__u32 claimed_at; /* ticks of the session tables */
 	/*
 	 * Sessions of the block's ports. The difference, which may wrap, is the number of sessions, and those that began during
@@ -268,8 +279,8 @@ enum nat_answer {
  * place.
  */
 struct nat_copy {
-	__u32 vni;
-	__u32 inside;
+	__u64 inside[2]; /* as in struct nat_block */
+	__u32 vni;	 /* as in struct nat_block */
 	__u32 remote;
 	__u32 outside;
 	__u16 inside_port;
@@ -282,8 +293,9 @@ struct nat_copy {
 	__u32 since;
 	__u32 flags;
 	__u32 answer; /* enum nat_answer */
-	__u32 bucket; /* answer: where the session is, if it was installed or exists */
+	__u32 bucket; /* answer: where the session is in the table of its family, if it was installed or exists */
 	__u32 slot;
+	__u32 reserved;
 };
 #define NAT_COPIES_MAX 32 /* of a run of the program */
 

@@ -38,6 +38,7 @@ struct nat_test {
 	__u32 since;
 	__u32 bucket; /* answer: where the session is, if it was installed or exists */
 	__u32 slot;
+	__u64 inside_high; /* of NAT64, with NAT_INSIDE_IPV6 in `vni`: the high half; the low half is `inside` */
 	struct nat_pool pool;
 };
 
@@ -53,7 +54,8 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 
 	packet->pool = test->pool;
 	packet->vni = test->vni;
-	packet->inside = is_out ? test->inside : 0;
+	packet->inside[0] = is_out ? test->inside_high : 0;
+	packet->inside[1] = is_out ? test->inside : 0;
 	packet->inside_port = is_out ? test->inside_port : 0;
 	packet->outside = 0;
 	packet->address = is_in ? test->address : 0;
@@ -74,7 +76,9 @@ static __always_inline void nat_test_run(struct nat_packet *packet, struct nat_t
 	else
 		test->answer = is_out ? nat_out(packet) : nat_in(packet);
 	test->published = packet->hit.published;
-	test->inside = packet->inside;
+	test->vni = packet->vni;
+	test->inside_high = packet->inside[0];
+	test->inside = packet->inside[1];
 	test->inside_port = packet->inside_port;
 	test->outside = packet->outside;
 	test->address = packet->address;

@@ -369,8 +369,17 @@ impl UpdateContext<'_> {
         nat: &NatGateway,
         numbers: impl FnOnce(&[Ipv4Addr]) -> Result<Vec<u16>, sluice_tables::Error>,
     ) -> bool {
-        let NatGateway { vni, ref addresses, vip, sessions, blocks, any_remote, shares_ports, ref forwards } =
-            *nat;
+        let NatGateway {
+            vni,
+            ref addresses,
+            vip,
+            sessions,
+            blocks,
+            any_remote,
+            shares_ports,
+            ref forwards,
+            nat64,
+        } = *nat;
         let entry = format_args!("NAT gateway of VNI {vni}");
         let numbers = match numbers(addresses) {
             Err(sluice_tables::Error::Invalid(reason)) => {
@@ -392,6 +401,7 @@ impl UpdateContext<'_> {
             any_remote,
             shares_ports,
             forwards,
+            nat64,
         };
         let result = self.tables.upsert_nat_gateway(&nat);
         self.check(result, entry) == Some(true)

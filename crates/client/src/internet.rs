@@ -96,6 +96,9 @@ pub struct NatGateway {
     pub filtering: NatFiltering,
     /// Which connections of an instance share a public port.
     pub mapping: NatMapping,
+    /// Prefix of NAT64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat64_prefix: Option<IpNet>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
@@ -316,6 +319,9 @@ pub struct NewNatGateway {
     /// Which connections of an instance share a public port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapping: Option<NatMapping>,
+    /// Prefix of length 96 by which instances with IPv6 reach IPv4 addresses (NAT64).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat64_prefix: Option<IpNet>,
 }
 
 impl NewObject for NewNatGateway {
@@ -339,6 +345,9 @@ impl NewObject for NewNatGateway {
             .or_else(|| difference_if_given("blocks", self.blocks.as_ref(), Some(&found.blocks)))
             .or_else(|| difference_if_given("filtering", self.filtering.as_ref(), Some(&found.filtering)))
             .or_else(|| difference_if_given("mapping", self.mapping.as_ref(), Some(&found.mapping)))
+            .or_else(|| {
+                difference_if_given("nat64_prefix", self.nat64_prefix.as_ref(), found.nat64_prefix.as_ref())
+            })
     }
 }
 

@@ -405,7 +405,8 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
     let vni = cloud.get(&format!("/v1/vpcs/{}", basics.vpc)).await.body["vni"].as_u64().unwrap();
     let vni = sluice_types::Vni::new(vni as u32).unwrap();
 
-    let new = json!({"name": "out", "vpc": basics.vpc, "pool": pool, "filtering": "endpoint-independent"});
+    let new = json!({"name": "out", "vpc": basics.vpc, "pool": pool, "filtering": "endpoint-independent",
+        "nat64_prefix": "64:ff9b::/96"});
     let made = cloud.post("/v1/nat-gateways", new).await;
     let path = format!("/v1/nat-gateways/{}", made.id());
     let (revision, nat) = next_nat(&mut gateway).await;
@@ -419,6 +420,7 @@ async fn nat_gateways_are_programmed_when_gateways_have_them() {
         any_remote: true,
         shares_ports: false,
         forwards: Vec::new(),
+        nat64: "64:ff9b::".parse().ok(),
     };
     assert_eq!(nat, expected);
     assert!(["192.0.2.10", "fd00::10"].contains(&nat.vip.to_string().as_str()));

@@ -45,10 +45,10 @@ const DROPS_MAP: &str = "drops";
 const OTHER_NAT_MAPS: [&str; 3] = ["nat_config", "nat_fragments", "session_config"];
 
 /// Sizes of the maps of source NAT for [`crate::Datapath::load_sized`], on a gateway that translates: groups of blocks and
-/// cells of ports as [`sluice_tables::nat::NatRegions`] gives them, and buckets of sessions, of which there are as many of tuple words.
-/// There are no sessions of IPv6, whose table gets the least size. Without these sizes, the maps have one element each, and the gateway has no memory for source NAT.
+/// cells of ports as [`sluice_tables::nat::NatRegions`] gives them, and buckets of sessions of IPv4, of which there are as many of tuple words,
+/// and of NAT64. Without these sizes, the maps have one element each, and the gateway has no memory for source NAT.
 #[must_use]
-pub fn nat_sizes(groups: u32, port_cells: u32, buckets: u32) -> [(&'static str, u32); 6] {
+pub fn nat_sizes(groups: u32, port_cells: u32, [buckets, buckets6]: [u32; 2]) -> [(&'static str, u32); 6] {
     let [groups_map, tuples_map, ports_map] = NAT_MAPS;
     let [sessions4, sessions6] = SESSION_MAPS;
     let fragments = sluice_tables::layout::NAT_FRAGMENTS;
@@ -58,7 +58,7 @@ pub fn nat_sizes(groups: u32, port_cells: u32, buckets: u32) -> [(&'static str, 
         (ports_map, port_cells),
         ("nat_fragments", fragments),
         (sessions4, buckets),
-        (sessions6, 2),
+        (sessions6, buckets6),
     ]
 }
 

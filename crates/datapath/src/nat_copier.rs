@@ -9,7 +9,7 @@ use crate::{Error, sys};
 /// Size of a session for the program.
 const COPY_BYTES: usize = size_of::<nat_copy>();
 
-const _: () = assert!(COPY_BYTES == 48, "struct nat_copy has padding, or has changed: adapt this number");
+const _: () = assert!(COPY_BYTES == 64, "struct nat_copy has padding, or has changed: adapt this number");
 
 /// Runs the program. There is one of these at a time, because the program has one memory for each processor.
 #[derive(Debug)]

@@ -536,7 +536,7 @@ fn tables_of_source_nat_are_kept_and_replaced() {
     in_namespace(|| {
         let pins = Pins::new("nat");
         let settings = Settings { object: ObjectName::Gateway, cells: 4096, pin_dir: Some(pins.0.clone()) };
-        let sizes = nat_sizes(64, 1 << 10, 128);
+        let sizes = nat_sizes(64, 1 << 10, [128, 64]);
         let load = |translates: bool| {
             let loaded = Datapath::load_sized(&settings, if translates { &sizes } else { &[] }).unwrap();
             let entries = sizes.map(|(name, _)| loaded.map(name).unwrap().max_entries());
@@ -550,7 +550,7 @@ fn tables_of_source_nat_are_kept_and_replaced() {
         };
         config(&load(true)).update(&[0; 4], &[7; CONFIG_BYTES], MapFlags::ANY).unwrap();
         assert!(marked(&load(true)));
-        let other = Datapath::load_sized(&settings, &nat_sizes(128, 1 << 10, 128)).unwrap_err();
+        let other = Datapath::load_sized(&settings, &nat_sizes(128, 1 << 10, [128, 64])).unwrap_err();
         assert!(other.to_string().contains("nat_groups"), "{other}");
         assert!(!marked(&load(false)));
         assert!(!marked(&load(true)));
@@ -563,7 +563,7 @@ fn the_least_tables_of_source_nat_are_replaced() {
     in_namespace(|| {
         let pins = Pins::new("nat-least");
         let settings = Settings { object: ObjectName::Gateway, cells: 4096, pin_dir: Some(pins.0.clone()) };
-        for sizes in [&[][..], &nat_sizes(1, 1 << 10, 128), &[], &nat_sizes(64, 1 << 10, 128)] {
+        for sizes in [&[][..], &nat_sizes(1, 1 << 10, [128, 64]), &[], &nat_sizes(64, 1 << 10, [128, 64])] {
             let loaded = Datapath::load_sized(&settings, sizes).unwrap();
             let expected = sizes.first().map_or(1, |(_, groups)| *groups);
             assert_eq!(loaded.map("nat_groups").unwrap().max_entries(), expected);

@@ -158,12 +158,15 @@ impl NatKeeper {
         let (reader, status, log) = (nat.reader(), nat.status.clone(), nat.log.clone());
         let (stop, stopped) = mpsc::channel();
         let sessions = (logged == LoggedEvents::Sessions).then(|| {
-            let buckets = nat.lock().sessions().buckets(Family::Ipv4);
-            SessionLog::new(reader.clone(), buckets)
+            [Family::Ipv4, Family::Ipv6].map(|family| {
+                let buckets = nat.lock().sessions().buckets(family);
+                SessionLog::new(reader.clone(), family, buckets)
+            })
         });
         let now = Instant::now();
+        let owners = Box::new(owners);
         let mut keeper =
-            Keeper { nat, round_began: now, sessions, pass_began: now, owners: Box::new(owners) };
+            Keeper { nat, round_began: now, sessions, is_ipv4_logged: false, pass_began: now, owners };
         let run = move || {
             let mut wait = Duration::ZERO;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -203,8 +206,10 @@ impl Drop for NatKeeper {
 struct Keeper {
     nat: SharedNat,
     round_began: Instant,
-    /// `None`: sessions are not logged.
-    sessions: Option<SessionLog>,
+    /// Of both session tables; `None`: sessions are not logged.
+    sessions: Option<[SessionLog; 2]>,
+    /// The present pass has looked at the table of IPv4.
+    is_ipv4_logged: bool,
     pass_began: Instant,
     owners: Box<dyn Fn() -> Option<Arc<Owners>> + Send>,
 }
@@ -275,7 +280,11 @@ impl Keeper {
         let Some(owners) = self.nat.log.owners() else { return };
         let log = &mut |change, session: &_| self.nat.log.session(change, session);
         while began.elapsed() < WORK {
-            if sessions.step(STEP_BUCKETS, &owners, log) {
+            let [ipv4, ipv6] = sessions;
+            if !self.is_ipv4_logged {
+                self.is_ipv4_logged = ipv4.step(STEP_BUCKETS, &owners, log);
+            } else if ipv6.step(STEP_BUCKETS, &owners, log) {
+                self.is_ipv4_logged = false;
                 self.pass_began = Instant::now() + PASS;
                 return;
             }

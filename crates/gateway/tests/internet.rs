@@ -255,6 +255,7 @@ fn nat_gateway(vni: u32, last: u8) -> NatGateway {
         any_remote: false,
         shares_ports: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 

@@ -268,6 +268,7 @@ pub(crate) fn nat_gateway(vpc: &Vpc) -> Option<NatGatewaySpec> {
         blocks: None,
         filtering: None,
         mapping: None,
+        nat64_prefix: "64:ff9b::/96".parse().ok(),
         port_forwards: Vec::new(),
     };
     (!vpc.nat.is_empty()).then_some(spec)

@@ -17,7 +17,7 @@ fn part(seq: u32) -> Message {
     let session = |number: u32| Record {
         vni: Vni::new(1 + number % 1_000).expect("a small number is a VNI"),
         protocol: 6,
-        inside: SocketAddrV4::new(Ipv4Addr::from(0x0a00_0001 + number), 40_000),
+        inside: SocketAddrV4::new(Ipv4Addr::from(0x0a00_0001 + number), 40_000).into(),
         remote: SocketAddrV4::new(Ipv4Addr::from(0xc633_6401), 443),
         outside: SocketAddrV4::new(Ipv4Addr::from(0xcb00_7105), 1024 + (number % 60_000) as u16),
         state: State::new(State::REPLIED | State::CONFIRMED).expect("both bits have a meaning"),

@@ -1,7 +1,7 @@
 //! A session of source NAT, as one gateway describes it to another.
 
 use sluice_types::{Vni, is_unicast};
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
 /// How far a session is. The bits mean the same as in `bpf/include/layout/session_layout.h`, except that the originator is
 /// named by its side, not by its place in a key.
@@ -53,8 +53,8 @@ pub struct Record {
     pub vni: Vni,
     /// Protocol number of IP: 6 (TCP), 17 (UDP) or 1 (ICMP).
     pub protocol: u8,
-    /// Endpoint of the VM.
-    pub inside: SocketAddrV4,
+    /// Endpoint of the VM. NAT64: of IPv6.
+    pub inside: SocketAddr,
     /// Endpoint in the Internet.
     pub remote: SocketAddrV4,
     /// Public address and port.
@@ -74,7 +74,7 @@ impl Record {
     /// interface may have.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        let addresses = [self.inside, self.remote, self.outside].map(|endpoint| IpAddr::V4(*endpoint.ip()));
-        matches!(self.protocol, 1 | 6 | 17) && addresses.into_iter().all(is_unicast)
+        let addresses = [self.remote, self.outside].map(|endpoint| IpAddr::V4(*endpoint.ip()));
+        matches!(self.protocol, 1 | 6 | 17) && addresses.into_iter().chain([self.inside.ip()]).all(is_unicast)
     }
 }

@@ -15,7 +15,7 @@ use crate::message::{Ack, Data, Message, PassId, Progress, Role, WINDOW};
 use crate::params::{Backoff, Params, TICK_US};
 use crate::record::Record;
 use crate::table::SessionTable;
-use crate::wire::RECORDS_MAX;
+use crate::wire::{RECORDS_MAX, fitting};
 use sluice_types::Vni;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -255,7 +255,7 @@ impl Streaming {
 
     /// Sends the next datagram: sessions, or after the last part of the table what is left of them, and NAT gateways.
     fn send_next(&mut self, now_us: u64, params: &Params, send: &mut Vec<Message>) {
-        let count = self.records.len().min(RECORDS_MAX);
+        let count = fitting(self.records.iter().map(|(record, _)| record));
         let as_of_now = |(record, read_us): (Record, u64)| {
             let idle = record.idle.saturating_add(u32::from(ticks_since(read_us, now_us)));
             Record { idle, ..record }
@@ -267,7 +267,7 @@ impl Streaming {
             let units = &self.units;
             let unnamed =
                 self.unnamed.get_or_insert_with(|| units.iter().map(|(vni, role)| (*vni, *role)).collect());
-            let first = unnamed.len().saturating_sub(data.has_room(true));
+            let first = unnamed.len().saturating_sub(data.has_room());
             data.units = unnamed.split_off(first);
             data.last = unnamed.is_empty();
         }

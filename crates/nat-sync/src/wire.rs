@@ -4,7 +4,7 @@ use crate::message::{Ack, Data, Message, PassId, Progress, Role, WINDOW};
 use crate::record::{Record, State};
 use sluice_envelope::{HEADER_BYTES, TAG_BYTES};
 use sluice_types::Vni;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
 #[cfg(test)]
 mod tests;
@@ -37,10 +37,14 @@ const DATA_HEAD_BYTES: usize = 24;
 
 /// Size of a session in a message.
 pub const RECORD_BYTES: usize = 26;
+/// By how much a session whose inside address is of IPv6 is longer.
+const INSIDE6_BYTES: usize = 12;
+/// Is added to the protocol of a session whose inside address is of IPv6.
+const INSIDE6: u8 = 0x80;
 /// Size of a NAT gateway in a message.
 pub const UNIT_BYTES: usize = 4;
 
-/// Most sessions in a message without NAT gateways.
+/// Most sessions in a message without NAT gateways, if the inside addresses are of IPv4.
 pub const RECORDS_MAX: usize = (MESSAGE_BYTES_MAX - DATA_HEAD_BYTES) / RECORD_BYTES;
 
 /// Reason for which bytes are not a message.
@@ -124,7 +128,12 @@ impl Reader<'_> {
 
     fn record(&mut self) -> Result<Record, DecodeError> {
         let (vni, protocol) = (self.vni()?, self.u8()?);
-        let [inside, remote, outside] = [self.endpoint()?, self.endpoint()?, self.endpoint()?];
+        let inside = if protocol & INSIDE6 == 0 {
+            SocketAddr::V4(self.endpoint()?)
+        } else {
+            SocketAddr::from((Ipv6Addr::from(self.take::<16>()?), self.u16()?))
+        };
+        let (protocol, [remote, outside]) = (protocol & !INSIDE6, [self.endpoint()?, self.endpoint()?]);
         let state = State::new(self.u8()?).ok_or(DecodeError::Field("state"))?;
         let record = Record { vni, protocol, inside, remote, outside, state, idle: self.u24()? };
         if record.is_valid() { Ok(record) } else { Err(DecodeError::Field("session")) }
@@ -157,8 +166,18 @@ fn write_pass(to: &mut Vec<u8>, pass: PassId) {
 
 fn write_record(to: &mut Vec<u8>, record: &Record) {
     write_u24(to, record.vni.get());
-    to.push(record.protocol);
-    for endpoint in [record.inside, record.remote, record.outside] {
+    match record.inside {
+        SocketAddr::V4(inside) => {
+            to.push(record.protocol);
+            to.extend(inside.ip().octets());
+        }
+        SocketAddr::V6(inside) => {
+            to.push(record.protocol | INSIDE6);
+            to.extend(inside.ip().octets());
+        }
+    }
+    to.extend(record.inside.port().to_be_bytes());
+    for endpoint in [record.remote, record.outside] {
         to.extend(endpoint.ip().octets());
         to.extend(endpoint.port().to_be_bytes());
     }
@@ -194,8 +213,12 @@ fn read_data(body: &mut Reader, flags: u8, age: u16) -> Result<Data, DecodeError
     if flags & !LAST != 0 {
         return Err(DecodeError::Field("flags"));
     }
-    body.has(records * RECORD_BYTES + units * UNIT_BYTES)?;
+    let needed = records * RECORD_BYTES + units * UNIT_BYTES;
+    if body.0.len() < needed {
+        body.has(needed)?;
+    }
     let records = (0..records).map(|_| body.record()).collect::<Result<_, _>>()?;
+    body.has(units * UNIT_BYTES)?;
     let units = (0..units).map(|_| body.unit()).collect::<Result<_, _>>()?;
     Ok(Data { pass, seq, last: flags == LAST, age, records, units })
 }
@@ -217,9 +240,23 @@ fn read_ack(body: &mut Reader, progress: u16) -> Result<Ack, DecodeError> {
     Ok(Ack { pass, progress, next, seen })
 }
 
+/// Size of a session in a message.
+fn record_bytes(record: &Record) -> usize {
+    RECORD_BYTES + if record.inside.is_ipv6() { INSIDE6_BYTES } else { 0 }
+}
+
+/// How many of these sessions, from the first one on, fit in a message without NAT gateways.
+pub(crate) fn fitting<'a>(records: impl IntoIterator<Item = &'a Record>) -> usize {
+    let ends = records.into_iter().scan(DATA_HEAD_BYTES, |end, record| {
+        *end += record_bytes(record);
+        Some(*end)
+    });
+    ends.take_while(|end| *end <= MESSAGE_BYTES_MAX).count()
+}
+
 impl Message {
-    /// Encodes the message. It has at most [`MESSAGE_BYTES_MAX`] bytes if a part of a pass has at most [`RECORDS_MAX`]
-    /// sessions and no more NAT gateways than fit.
+    /// Encodes the message. It has at most [`MESSAGE_BYTES_MAX`] bytes if a part of a pass has no more sessions and NAT gateways
+    /// than fit.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Vec::with_capacity(MESSAGE_BYTES_MAX);
@@ -268,9 +305,9 @@ impl Message {
 }
 
 impl Data {
-    /// How many more sessions fit, or NAT gateways if `units`.
-    pub(crate) fn has_room(&self, units: bool) -> usize {
-        let used = DATA_HEAD_BYTES + self.records.len() * RECORD_BYTES + self.units.len() * UNIT_BYTES;
-        (MESSAGE_BYTES_MAX - used) / if units { UNIT_BYTES } else { RECORD_BYTES }
+    /// How many more NAT gateways fit.
+    pub(crate) fn has_room(&self) -> usize {
+        let records: usize = self.records.iter().map(record_bytes).sum();
+        (MESSAGE_BYTES_MAX - DATA_HEAD_BYTES - records) / UNIT_BYTES - self.units.len()
     }
 }

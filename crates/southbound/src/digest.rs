@@ -74,7 +74,7 @@ impl PublicPrefix {
 impl NatGateway {
     /// Hash of the NAT gateway.
     pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
-        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, shares_ports, ref forwards } =
+        let Self { vni, ref addresses, vip, sessions, blocks, any_remote, shares_ports, ref forwards, nat64 } =
             *self;
         let addresses = addresses.iter().copied();
         let hash = EntryHash::nat_gateway(
@@ -84,6 +84,7 @@ impl NatGateway {
             (sessions, blocks),
             [any_remote, shares_ports],
             forwards,
+            nat64,
         );
         (EntryKey::NatGateway(vni), hash)
     }

@@ -188,6 +188,8 @@ pub struct NatGateway {
     pub shares_ports: bool,
     /// Its port forwards in ascending order ([`PortForward::check_all`]).
     pub forwards: Vec<PortForward>,
+    /// NAT64: the address whose last 32 bits, which are 0, become the IPv4 address that instances reach by it.
+    pub nat64: Option<Ipv6Addr>,
 }
 
 /// Identifies a route.

@@ -173,6 +173,7 @@ fn nat_gateway() -> NatGateway {
                 inside: "10.0.0.7:5353".parse().unwrap(),
             })
             .to_vec(),
+        nat64: "64:ff9b::".parse().ok(),
     }
 }
 
@@ -195,6 +196,7 @@ fn nat_gateways_have_addresses_and_limits() {
         |update| update.nat_gateways[0].forwards[1].address = 0xc633_640a,
         |update| update.nat_gateways[0].vip = None,
         |update| update.nat_gateways[0].vni = 0,
+        |update| update.nat_gateways[0].nat64_prefix.as_mut().unwrap().low = 1,
     ];
     reports_each(damage);
 }

@@ -13,9 +13,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// the end, and any other change of the format needs a new version.
 ///
 /// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. Version 4:
-/// EIPs without NPTv6. Version 5: peerings without meters. Version 6: NAT gateways without a mapping. The migrations to schema
-/// versions 9, 11, 14, 16, 17 and 19 delete their rows.
-const VERSION: u8 = 7;
+/// EIPs without NPTv6. Version 5: peerings without meters. Version 6: NAT gateways without a prefix of NAT64.
+/// Version 7: without a mapping. The migrations to schema versions 9, 11, 14 and 16 to 19 delete their rows.
+const VERSION: u8 = 8;
 
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {

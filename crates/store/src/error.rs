@@ -142,6 +142,8 @@ pub enum Conflict {
     VpcHasNatGateway { vpc: String, nat_gateway: String },
     #[error("public pool `{pool}` is on cluster `{cluster}`, but VPC `{vpc}` is on cluster `{vpc_cluster}`")]
     NatGatewayAcrossClusters { pool: String, cluster: String, vpc: String, vpc_cluster: String },
+    #[error("NAT64 prefix {prefix} of NAT gateway `{nat_gateway}` overlaps {existing}")]
+    Nat64PrefixTaken { prefix: String, nat_gateway: String, existing: String },
     #[error(
         "VPC `{vpc}` cannot move: it has NAT gateway `{nat_gateway}`, whose pool is on cluster `{cluster}`; delete the NAT \
          gateway first"

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, MeterId, MeterRate, NatFiltering,
-    NatGatewayId, NatMapping, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, Ipv6Net, MeterId, MeterRate,
+    NatFiltering, NatGatewayId, NatMapping, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -171,6 +171,8 @@ pub struct NatGateway {
     pub filtering: NatFiltering,
     /// Not endpoint-dependent with endpoint-independent filtering.
     pub mapping: NatMapping,
+    /// Instances reach IPv4 addresses by this prefix of 96 bits (NAT64).
+    pub nat64_prefix: Option<Ipv6Net>,
     pub revision: u64,
 }
 
@@ -195,6 +197,8 @@ pub struct NewNatGateway {
     pub blocks: Option<u8>,
     pub filtering: Option<NatFiltering>,
     pub mapping: Option<NatMapping>,
+    /// `None`: a new one has no NAT64.
+    pub nat64_prefix: Option<IpNet>,
 }
 
 /// A change of a NAT gateway; fields that are `None` keep their values.
@@ -206,6 +210,8 @@ pub struct NatGatewayUpdate {
     pub blocks: Option<u8>,
     pub filtering: Option<NatFiltering>,
     pub mapping: Option<NatMapping>,
+    /// `Some(None)`: no NAT64 any more.
+    pub nat64_prefix: Option<Option<IpNet>>,
 }
 
 /// Selects NAT gateways; fields that are `None` select all.

@@ -276,7 +276,7 @@ record!(
     NatGatewayId,
     "NAT gateway",
     "nat_gateways",
-    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision, mapping",
+    "id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision, mapping, nat64_prefix",
     row => NatGateway {
         id: NatGatewayId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -288,6 +288,7 @@ record!(
         blocks: row.unsigned(7)?,
         filtering: row.parse(8)?,
         mapping: row.parse(10)?,
+        nat64_prefix: row.parse_opt(11)?,
         revision: row.number(9)?,
     }
 );

@@ -159,7 +159,10 @@ impl NatGateway {
             ..Default::default()
         };
         let (vip_address, vip_ipv6) = address_to_bytes(self.vip);
-        let mut behind = nat_addresses { vip_address, vip_ipv6: vip_ipv6.into(), ..Default::default() };
+        let prefix = u128::from(self.nat64.unwrap_or(Ipv6Addr::UNSPECIFIED));
+        let prefix64 = [(prefix >> 64) as u64, prefix as u64];
+        let mut behind =
+            nat_addresses { vip_address, vip_ipv6: vip_ipv6.into(), prefix64, ..Default::default() };
         for (i, NatAddress { address, number }) in self.addresses.iter().enumerate() {
             pool.address[i] = *number;
             behind.address[i] = ipv4_to_word(Some(*address));
@@ -167,8 +170,10 @@ impl NatGateway {
         let kind = layout::NEXT_HOP_NAT as u8;
         let (forwards, forward_entries) = (forwards_cell, 2 * self.forwards.len() as u32);
         let vni = self.vni.get();
+        let flags = if self.nat64.is_some() { layout::NAT_GATEWAY_64 as u8 } else { 0 };
+        let vip = vip_cell;
         let gateway =
-            nat_gateway { kind, vni, vip: vip_cell, pool, forwards, forward_entries, ..Default::default() };
+            nat_gateway { kind, flags, vni, vip, pool, forwards, forward_entries, ..Default::default() };
         (gateway, behind)
     }
 
@@ -248,6 +253,9 @@ impl NatGateway {
             any_remote: u32::from(known.pool.flags) & layout::NAT_ANY_REMOTE != 0,
             shares_ports: u32::from(known.pool.flags) & layout::NAT_SHARES_PORTS != 0,
             forwards: Self::forwards_from_cells(memory, &known)?,
+            nat64: (u32::from(known.flags) & layout::NAT_GATEWAY_64 != 0).then(|| {
+                Ipv6Addr::from(u128::from(behind.prefix64[0]) << 64 | u128::from(behind.prefix64[1]))
+            }),
         };
         // What the writer would not have written would mislead packets.
         let is_whole = nat.check().is_ok() && nat.to_cells(known.vip, known.forwards) == (known, behind);
@@ -275,6 +283,8 @@ impl NatGateway {
                 "at least 1 session and 1 to {} blocks are possible, not {sessions} and {blocks}",
                 layout::NAT_BLOCKS_MAX
             )
+        } else if let Some(prefix) = self.nat64.filter(|prefix| !sluice_types::is_nat64_prefix(*prefix)) {
+            format!("{prefix}/96 cannot be a prefix of NAT64")
         } else {
             let addresses: Vec<Ipv4Addr> = addresses.iter().map(|it| it.address).collect();
             match PortForward::check_all(&self.forwards, &addresses) {

@@ -256,6 +256,8 @@ pub struct NatGateway {
     pub shares_ports: bool,
     /// In ascending order; see [`PortForward::check_all`].
     pub forwards: Vec<PortForward>,
+    /// NAT64: instances reach each IPv4 address by the IPv6 address that has it in its last 32 bits, which are 0 here.
+    pub nat64: Option<Ipv6Addr>,
 }
 
 /// A public address of a NAT gateway.

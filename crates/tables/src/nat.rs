@@ -25,7 +25,7 @@ use memory::Tables;
 use sluice_types::Vni;
 use std::collections::HashSet;
 use std::mem::{offset_of, size_of};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use sweep::{Phase, Progress, Used};
@@ -107,7 +107,7 @@ impl NatRegions {
         size.addresses * layout::NAT_CLASSES * layout::NAT_PORTS / layout::NAT_CELL_PORTS
     }
 
-    /// Maps zeroed memory of this process of this size, and for this many buckets of sessions.
+    /// Maps zeroed memory of this process of this size, and for this many buckets of sessions, and as many of NAT64.
     ///
     /// # Errors
     /// If the size is not valid, or the kernel refuses the mapping.
@@ -118,7 +118,7 @@ impl NatRegions {
             groups: Region::anonymous(groups * Self::GROUP_BYTES)?,
             ports: Region::anonymous(Self::port_cells(size) as usize * Self::CELL_BYTES)?,
             tuples: Region::anonymous(buckets as usize * Self::TUPLES_BYTES)?,
-            sessions: SessionRegions::anonymous(buckets, 2)?,
+            sessions: SessionRegions::anonymous(buckets, buckets)?,
         })
     }
 
@@ -156,8 +156,8 @@ impl NatRegions {
 pub struct NatBlock {
     /// VNI of the VPC.
     pub vni: Vni,
-    /// Address of the VM.
-    pub inside: Ipv4Addr,
+    /// Address of the VM. NAT64: of IPv6.
+    pub inside: IpAddr,
     /// Public address.
     pub outside: Ipv4Addr,
     /// Its ports, of all protocols.
@@ -182,14 +182,15 @@ pub enum NatEvent {
 /// the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// The session between the inside endpoint and the remote endpoint; its scope is the VNI.
+    /// The session between the inside endpoint and the remote endpoint; its scope is the VNI. With NAT64, it is one of IPv6, in
+    /// which the remote endpoint has an address of IPv6 ([`Translation::remote`] has that of IPv4).
     pub session: Session,
-    /// The endpoint of the VM.
+    /// The endpoint of the VM. NAT64: of IPv6.
     pub inside: SocketAddr,
     /// The outside endpoint.
     pub outside: SocketAddrV4,
     /// The remote endpoint.
-    pub remote: SocketAddr,
+    pub remote: SocketAddrV4,
     /// Whether a packet of the remote endpoint began the session.
     pub is_of_remote: bool,
     /// Whether the outside port serves several inside ports (endpoint-dependent mapping).
@@ -205,6 +206,12 @@ impl From<Session> for Translation {
         let is_shared = action & layout::NAT_OF_SHARED != 0;
         let (inside, remote) =
             if is_of_remote { (flow.destination, flow.source) } else { (flow.source, flow.destination) };
+        let remote = match remote {
+            SocketAddr::V4(remote) => remote,
+            SocketAddr::V6(remote) => {
+                SocketAddrV4::new((u128::from(*remote.ip()) as u32).into(), remote.port())
+            }
+        };
         let outside = SocketAddrV4::new(Ipv4Addr::from(address), action as u16);
         let number = action >> layout::NAT_ADDRESS_SHIFT & layout::NAT_ADDRESS_MASK;
         Self { session, inside, outside, remote, is_of_remote, is_shared, number }
@@ -216,6 +223,8 @@ impl From<Session> for Translation {
 pub struct NatUsage {
     /// The session table.
     pub sessions: SessionUsage,
+    /// That of NAT64.
+    pub sessions64: SessionUsage,
     /// Blocks that inside addresses have, as the last round of the sweep saw it.
     pub blocks: u64,
     /// Blocks of the public addresses that are assigned.
@@ -420,14 +429,15 @@ impl Nat {
         self.sessions.remove(flow, now)
     }
 
-    /// Ends the sessions in these buckets of the session table for which `ends` is true, by the number of the slot
+    /// Ends the sessions in these buckets of the session table of a family for which `ends` is true, by the number of the slot
     /// ([`Sessions::review_slots`]) and the session. Their ports are free as after [`Nat::remove`].
     pub fn end_each(
         &mut self,
+        family: Family,
         buckets: std::ops::Range<u32>,
         mut ends: impl FnMut(usize, &Translation) -> bool,
     ) {
-        self.sessions.review_slots(Family::Ipv4, buckets, |slot, session| {
+        self.sessions.review_slots(family, buckets, |slot, session| {
             if ends(slot, &Translation::from(*session)) { Fate::Ends } else { Fate::Stays }
         });
     }
@@ -470,11 +480,13 @@ impl Nat {
             let Translation { number, outside, .. } = Translation::from(*session);
             tables.block_of(number, outside.port()).is_none_or(|id| !tables.word(id).has_owner())
         };
-        let buckets = 0..self.sessions.buckets(Family::Ipv4);
-        let reviewed = self
-            .sessions
-            .review(Family::Ipv4, buckets, |session| if ends(session) { Fate::Ends } else { Fate::Stays });
-        if waited.is_err() || reviewed.refreshed > 0 {
+        let mut refreshed = 0;
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let buckets = 0..self.sessions.buckets(family);
+            let decide = |session: &Session| if ends(session) { Fate::Ends } else { Fate::Stays };
+            refreshed += self.sessions.review(family, buckets, decide).refreshed;
+        }
+        if waited.is_err() || refreshed > 0 {
             // The present round may have looked at the sessions that are left, and must not free their ports.
             self.restart_round();
         }
@@ -506,11 +518,12 @@ impl Nat {
     #[must_use]
     pub fn usage(&self) -> NatUsage {
         let Used { blocks, ports, tuples } = self.progress.used();
-        let sessions = self.sessions.usage(Family::Ipv4);
+        let [sessions, sessions64] = [Family::Ipv4, Family::Ipv6].map(|family| self.sessions.usage(family));
         let addresses = self.addresses().count() as u32;
         let blocks_total = u64::from(addresses) * self.tables.usable_blocks();
         NatUsage {
             sessions,
+            sessions64,
             blocks,
             blocks_total,
             ports,

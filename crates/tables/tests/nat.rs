@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 fn host(regions: &NatRegions) -> HostNat {
     let at = |region: &Region| NonNull::new(region.as_ptr()).unwrap();
     let buckets = regions.sessions.ipv4.bytes() / SessionRegions::BUCKET4_BYTES;
+    let buckets6 = regions.sessions.ipv6.bytes() / SessionRegions::BUCKET6_BYTES;
     let groups = regions.groups.bytes() / NatRegions::GROUP_BYTES;
     let cells = regions.ports.bytes() / NatRegions::CELL_BYTES;
     // SAFETY: the regions have these lengths, are laid out or zero, and outlive the tables in this test, which has one thread.
@@ -22,7 +23,7 @@ fn host(regions: &NatRegions) -> HostNat {
             (at(&regions.ports), cells),
             (at(&regions.tuples), regions.tuples.bytes() / NatRegions::TUPLES_BYTES),
             at(&regions.sessions.config),
-            (at(&regions.sessions.ipv4), buckets),
+            [(at(&regions.sessions.ipv4), buckets), (at(&regions.sessions.ipv6), buckets6)],
         )
     }
 }

@@ -56,6 +56,17 @@ pub fn is_nptv6_prefix(prefix: IpNet) -> bool {
     prefix.addr().is_ipv6() && (48..=64).contains(&prefix.prefix_len())
 }
 
+/// True for an address whose first 96 bits can be a prefix of NAT64, to which an IPv4 address is added: its last 32 bits are 0, and so
+/// are bits 64 to 71 (RFC 6052 section 2.2).
+pub fn is_nat64_prefix(prefix: Ipv6Addr) -> bool {
+    let bits = u128::from(prefix);
+    bits as u32 == 0
+        && bits >> 56 & 0xff == 0
+        && is_unicast(prefix.into())
+        && !prefix.is_unicast_link_local()
+        && prefix.to_ipv4_mapped().is_none()
+}
+
 /// True for an address that an interface may have: it is not unspecified, multicast, loopback, IPv4 broadcast
 /// or in 0.0.0.0/8.
 pub fn is_unicast(address: IpAddr) -> bool {

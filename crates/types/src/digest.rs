@@ -201,7 +201,7 @@ impl EntryHash {
 
     /// The NAT gateway of a VPC: its public addresses in ascending order, the vIP whose owner has the sessions, how many
     /// sessions and port blocks each instance may have, whether packets from any remote endpoint begin a session, whether
-    /// connections to different remote endpoints share ports, and its port forwards in ascending order.
+    /// connections to different remote endpoints share ports, its port forwards in ascending order, and the prefix of NAT64.
     #[must_use]
     pub fn nat_gateway(
         vni: Vni,
@@ -210,6 +210,7 @@ impl EntryHash {
         (sessions, blocks): (u32, u8),
         [any_remote, shares_ports]: [bool; 2],
         forwards: &[PortForward],
+        nat64: Option<Ipv6Addr>,
     ) -> Self {
         let flags = u64::from(shares_ports) << 1 | u64::from(any_remote);
         let limits = u64::from(sessions) << 16 | u64::from(blocks) << 8 | flags;
@@ -222,6 +223,7 @@ impl EntryHash {
             }
         }
         octets.extend(forwards.len().to_be_bytes());
+        octets.extend(nat64.iter().flat_map(Ipv6Addr::octets));
         let value = [fold(bytes_hash(&octets) ^ KEYS[0], limits ^ KEYS[1]), address_hash(vip)];
         Self::new(Kind::NatGateway, vni.get(), Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
@@ -441,7 +443,11 @@ mod tests {
         };
         let nat = |number, addresses: &[&str], vip, limits, flags| {
             let addresses = addresses.iter().map(|address| address.parse::<Ipv4Addr>().unwrap());
-            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, flags, &[])
+            EntryHash::nat_gateway(vni(number), addresses, at(vip), limits, flags, &[], None)
+        };
+        let nat64 = |prefix: &str| {
+            let (addresses, prefix) = ([Ipv4Addr::new(198, 51, 100, 1)], prefix.parse().ok());
+            EntryHash::nat_gateway(vni(7), addresses, at("192.0.2.1"), (1, 1), [false; 2], &[], prefix)
         };
         let all = [
             endpoint(1, 2, "192.0.2.1"),
@@ -536,6 +542,8 @@ mod tests {
             EntryHash::meter(2, [limit(64, 20_000), None]),
             EntryHash::meter(1, [None, limit(64, 20_000)]),
             EntryHash::meter(1, [limit(64, 20_000), limit(64, 20_000)]),
+            nat64("64:ff9b::"),
+            nat64("64:ff9b:1::"),
             EntryHash::meter(1, [limit(65, 20_000), None]),
             EntryHash::meter(1, [limit(20_000, 64), None]),
             EntryHash::unreadable(EntryKey::Meter(1)),
@@ -549,7 +557,7 @@ mod tests {
             let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
             let forwards = [PortForward { protocol, outside, inside }];
             let (address, vip) = ([Ipv4Addr::new(198, 51, 100, 1)], "192.0.2.1".parse().unwrap());
-            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards)
+            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards, None)
         };
         let all = [
             forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),

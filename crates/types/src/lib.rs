@@ -19,8 +19,8 @@ mod security;
 mod vni;
 
 pub use addr::{
-    AddressError, check_unicast, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_nptv6_prefix,
-    is_unicast, overlap, parse_prefix, solicited_node,
+    AddressError, check_unicast, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_nat64_prefix,
+    is_nptv6_prefix, is_unicast, overlap, parse_prefix, solicited_node,
 };
 pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,

@@ -4,9 +4,8 @@ use super::{Applier, Tally};
 use crate::references::End;
 use crate::{
     CloudFile, Eip, EipSpec, Instance, Meter, MeterSpec, NewEip, NewMeter, NewNatGateway, NewObject,
-    NewPortForward, NewPublicPool, PeeringSpec, PortForwardSpec, PublicPool, PublicPoolSpec, Resource, Result,
-    Subnet,
-    VpcSpec,
+    NewPortForward, NewPublicPool, PeeringSpec, PortForwardSpec, PublicPool, PublicPoolSpec, Resource,
+    Result, Subnet, VpcSpec,
 };
 use serde_json::{Map, json};
 use sluice_types::{MeterId, NatGatewayId, PublicPoolId, TenantId, VpcId};
@@ -102,6 +101,7 @@ impl Applier<'_> {
             blocks: spec.blocks,
             filtering: spec.filtering,
             mapping: spec.mapping,
+            nat64_prefix: spec.nat64_prefix,
         });
         let of = id.map(|id| id.to_string()).unwrap_or_default();
         let nat_gateway = self.create_or_compare(&spec.name, id.map(|_| ()), &[("vpc", &of)], body).await?;

@@ -108,6 +108,9 @@ pub struct NatGatewaySpec {
     /// `endpoint-independent` if omitted, or `endpoint-dependent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapping: Option<NatMapping>,
+    /// Prefix of length 96 by which instances with IPv6 reach IPv4 addresses (NAT64), such as `64:ff9b::/96`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat64_prefix: Option<IpNet>,
     /// At most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub port_forwards: Vec<PortForwardSpec>,
@@ -235,7 +238,7 @@ mod tests {
         };
         for good in [
             "",
-            "address_count: 2, filtering: endpoint-independent",
+            "address_count: 2, filtering: endpoint-independent, nat64_prefix: '64:ff9b::/96'",
             "addresses: [198.51.100.1], mapping: endpoint-dependent",
         ] {
             assert_eq!(parse(good).unwrap().len(), 2, "{good}");

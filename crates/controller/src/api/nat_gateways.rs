@@ -12,7 +12,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, NatAddresses, NatGatewayUpdate, Page, Store, StoreError};
-use sluice_types::{NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, NatMapping, PublicPoolId, VpcId, given};
+use sluice_types::{
+    IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, NatMapping, PublicPoolId, VpcId, given,
+};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -42,6 +44,10 @@ struct NatGateway {
     /// `endpoint-independent` or `endpoint-dependent`.
     #[schema(value_type = String, example = "endpoint-independent")]
     mapping: NatMapping,
+    /// The prefix of 96 bits by which instances with IPv6 reach IPv4 addresses (NAT64); absent if they do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, nullable = false, example = "64:ff9b::/96")]
+    nat64_prefix: Option<Ipv6Net>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -60,8 +66,22 @@ impl Resource for NatGateway {
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::NatGateway { id, name, vpc, pool, addresses, sessions, blocks, .. } = stored;
-        let (filtering, mapping, revision) = (stored.filtering, stored.mapping, stored.revision);
-        Self { id, name, vpc, pool, addresses, sessions, blocks, filtering, mapping, revision, programmed }
+        let (filtering, mapping) = (stored.filtering, stored.mapping);
+        let (nat64_prefix, revision) = (stored.nat64_prefix, stored.revision);
+        Self {
+            id,
+            name,
+            vpc,
+            pool,
+            addresses,
+            sessions,
+            blocks,
+            filtering,
+            mapping,
+            nat64_prefix,
+            revision,
+            programmed,
+        }
     }
 }
 
@@ -94,6 +114,11 @@ pub(super) struct NewNatGateway {
     /// filtering. If left out, the first.
     #[schema(value_type = Option<String>, example = "endpoint-independent")]
     mapping: Option<NatMapping>,
+    /// NAT64: instances with IPv6 reach each IPv4 address by this prefix with the IPv4 address in the last 32 bits. A prefix of length
+    /// 96: `64:ff9b::/96`, by which no private IPv4 address is reached, or one of the VPC's own network. It overlaps no subnet of the
+    /// VPC and no route to something else than the Internet. If left out, there is no NAT64.
+    #[schema(value_type = Option<String>, example = "64:ff9b::/96")]
+    nat64_prefix: Option<IpNet>,
 }
 
 /// A change of a NAT gateway. Fields that are left out keep their values.
@@ -128,6 +153,10 @@ pub(super) struct NatGatewayPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, nullable = false)]
     mapping: Option<NatMapping>,
+    /// The prefix of NAT64; null for none. Connections of NAT64 end if there is none.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<String>)]
+    nat64_prefix: Option<Option<IpNet>>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -182,7 +211,16 @@ async fn update_nat_gateway(
     IfMatch(expected): IfMatch,
     Json(body): Json<NatGatewayPatch>,
 ) -> Result<Response, Problem> {
-    let NatGatewayPatch { name, addresses, address_count, sessions, blocks, filtering, mapping } = body;
+    let NatGatewayPatch {
+        name,
+        addresses,
+        address_count,
+        sessions,
+        blocks,
+        filtering,
+        mapping,
+        nat64_prefix,
+    } = body;
     name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
     let addresses = wanted(addresses, address_count)?;
     let path = id.to_string();
@@ -199,7 +237,7 @@ async fn update_nat_gateway(
         }
     };
     let admission = admit(&api, before.vpc, new, more, async { Ok(new == 0) }).await?;
-    let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering, mapping };
+    let new = NatGatewayUpdate { name, addresses, sessions, blocks, filtering, mapping, nat64_prefix };
     let updated = store.update_nat_gateway(id, new, expected).await.map_err(of_store)?;
     if updated.revision > before.revision {
         admission.commit(updated.revision);
@@ -225,8 +263,9 @@ impl Creatable for NatGateway {
     type New = NewNatGateway;
     async fn create(api: &Api, new: NewNatGateway) -> Result<Created<Self::Stored>, Problem> {
         check_name("name", &new.name)?;
-        let NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering, mapping } =
-            new;
+        let NewNatGateway { name, vpc, pool, addresses, address_count, .. } = new;
+        let (sessions, blocks, filtering) = (new.sessions, new.blocks, new.filtering);
+        let (mapping, nat64_prefix) = (new.mapping, new.nat64_prefix);
         let addresses = wanted(addresses, address_count)?;
         let number = match &addresses {
             None => 1,
@@ -236,8 +275,17 @@ impl Creatable for NatGateway {
         let of_vpc = sluice_store::NatGatewayFilter { vpc: Some(vpc), ..Default::default() };
         let exists = async { Ok(!api.db.store.nat_gateways(&of_vpc, super::FIRST).await?.is_empty()) };
         let admission = admit(api, vpc, number, number, exists).await?;
-        let new =
-            sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering, mapping };
+        let new = sluice_store::NewNatGateway {
+            name,
+            vpc,
+            pool,
+            addresses,
+            sessions,
+            blocks,
+            filtering,
+            mapping,
+            nat64_prefix,
+        };
         let created = api.db.store.create_nat_gateway(new).await;
         let created = created.map_err(|error| Problem::of_store(error, None))?;
         super::settle(admission, &created);

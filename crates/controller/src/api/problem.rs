@@ -267,6 +267,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::EipAcrossTenants { vpc, .. } => invalid("eip-across-tenants", vpc),
         Conflict::EipAcrossClusters { vpc, .. } => conflict_with("eip-across-clusters", vpc),
         Conflict::VpcHasEip { eip, .. } => conflict_with("vpc-has-eip", eip),
+        Conflict::Nat64PrefixTaken { prefix, .. } => conflict_with("nat64-prefix-taken", prefix),
         Conflict::VpcHasNatGateway { nat_gateway, .. } => conflict_with("has-nat-gateway", nat_gateway),
         Conflict::NatGatewayAcrossClusters { pool, .. } => conflict_with("nat-gateway-across-clusters", pool),
         Conflict::NatGatewayStays { nat_gateway, .. } => conflict_with("vpc-has-nat-gateway", nat_gateway),

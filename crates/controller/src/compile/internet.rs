@@ -123,6 +123,7 @@ impl State {
             any_remote: stored.filtering == NatFiltering::EndpointIndependent,
             shares_ports: stored.mapping == NatMapping::EndpointDependent,
             forwards: self.public.port_forwards.get(&stored.id).into_iter().flatten().copied().collect(),
+            nat64: stored.nat64_prefix.map(|prefix| prefix.addr()),
         })
     }
 

@@ -98,12 +98,14 @@ async fn check_nat(store: &Store, gateway: &Gateway, tables: &NodeTables) {
         let mut forwards: Vec<_> = forwards.iter().map(port_forward).collect();
         forwards.sort_unstable();
         assert_eq!(PortForward::check_all(&forwards, &nat.addresses), Ok(()));
-        expected
-            .insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, [any_remote, shares_ports], forwards));
+        let nat64 = nat.nat64_prefix.map(|prefix| prefix.addr());
+        let flags = [any_remote, shares_ports];
+        expected.insert(vpc.vni, (nat.addresses, nat.sessions, nat.blocks, flags, forwards, nat64));
     }
     let found = tables.nat.iter().map(|(vni, nat)| {
-        let NatGateway { addresses, sessions, blocks, any_remote, shares_ports, forwards, .. } = nat.clone();
-        (*vni, (addresses, sessions, blocks, [any_remote, shares_ports], forwards))
+        let NatGateway { addresses, sessions, blocks, any_remote, shares_ports, forwards, nat64, .. } =
+            nat.clone();
+        (*vni, (addresses, sessions, blocks, [any_remote, shares_ports], forwards, nat64))
     });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{}", gateway.id);
 }
@@ -151,17 +153,37 @@ async fn execute_nat(
         Some(if y % 2 == 0 { NatFiltering::EndpointIndependent } else { NatFiltering::default() });
     let (sessions, blocks) = (Some(u32::from(z)), None);
     let mapping = Some(if y % 4 == 1 { NatMapping::EndpointDependent } else { NatMapping::default() });
+    let nat64 = (x % 3 != 0).then(|| format!("64:ff9b:1:{x:x}::/96").parse().unwrap());
     match z % 4 {
         0 | 1 => {
             let vpc = choose(vpcs, x)?;
             let pool = pools.iter().find(|pool| pool.cluster == vpc.cluster)?.id;
             let (name, vpc) = ("n".to_owned(), vpc.id);
-            let new =
-                NewNatGateway { name, vpc, pool, addresses, sessions: None, blocks, filtering, mapping };
+            let nat64_prefix = nat64;
+            let new = NewNatGateway {
+                name,
+                vpc,
+                pool,
+                addresses,
+                sessions: None,
+                blocks,
+                filtering,
+                mapping,
+                nat64_prefix,
+            };
             store.create_nat_gateway(new).await.ok()?;
         }
         2 => {
-            let new = NatGatewayUpdate { name: None, addresses, sessions, blocks, filtering, mapping };
+            let nat64_prefix = Some(nat64);
+            let new = NatGatewayUpdate {
+                name: None,
+                addresses,
+                sessions,
+                blocks,
+                filtering,
+                mapping,
+                nat64_prefix,
+            };
             store.update_nat_gateway(choose(&all, x)?.id, new, None).await.ok()?;
         }
         _ if y % 2 == 0 => {
@@ -350,6 +372,7 @@ async fn gateways_have_the_nat_gateways_of_their_cluster() {
         blocks: None,
         filtering: None,
         mapping: None,
+        nat64_prefix: None,
     };
     let (before, steps) = (world.state.revision(), world.deltas);
     let nat = store.create_nat_gateway(new).await.unwrap().into_inner();

@@ -226,6 +226,7 @@ mod tests {
             blocks: 1,
             filtering: NatFiltering::default(),
             mapping: NatMapping::default(),
+            nat64_prefix: None,
             revision: 1,
         }
     }

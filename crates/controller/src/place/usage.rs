@@ -506,6 +506,7 @@ pub mod tests {
             blocks: 1,
             filtering: NatFiltering::default(),
             mapping: NatMapping::default(),
+            nat64_prefix: None,
             revision: 10,
         };
         ledger.apply(10, &[1, 2].map(|id| Change::NatGatewayUpserted(nat_gateway(id))), 0);

@@ -312,6 +312,7 @@ mod tests {
                 any_remote: false,
                 shares_ports: false,
                 forwards: Vec::new(),
+                nat64: None,
             }
         };
         let count = MAX_ENTRIES as u32 + 5;
@@ -423,7 +424,18 @@ mod tests {
             let forwards = (1..=PORT_FORWARDS_MAX as u16).map(forward).collect();
             let vip = std::net::IpAddr::from([0xfd; 16]);
             let (sessions, blocks, any_remote, shares_ports) = (u32::MAX, 16, true, true);
-            NatGateway { vni: vni(n), addresses, vip, sessions, blocks, any_remote, shares_ports, forwards }
+            let nat64 = Some(std::net::Ipv6Addr::from([0xfd; 8].map(|byte| u16::from(byte) << 8)));
+            NatGateway {
+                vni: vni(n),
+                addresses,
+                vip,
+                sessions,
+                blocks,
+                any_remote,
+                shares_ports,
+                forwards,
+                nat64,
+            }
         };
         let first = 0x01_0000;
         let count = 3_000;

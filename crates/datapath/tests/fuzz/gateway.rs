@@ -191,6 +191,7 @@ fn connect(world: &mut world::World) {
             outside: SocketAddrV4::new(address, 5000),
             inside: SocketAddrV4::new(vm4(1, 13), 1),
         }],
+        nat64: "64:ff9b::".parse().ok(),
     };
     world.bench.tables.upsert_nat_gateway(&nat).unwrap();
     for gateway in [GATEWAY, NEXT] {

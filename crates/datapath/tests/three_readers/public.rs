@@ -79,6 +79,7 @@ fn nat_gateway(random: &mut Random) -> NatGateway {
         any_remote: random.below(2) == 0,
         shares_ports: random.below(2) == 0,
         forwards,
+        nat64: (random.below(2) == 0).then(|| "64:ff9b::".parse().unwrap()),
     }
 }
 

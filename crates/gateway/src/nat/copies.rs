@@ -5,7 +5,7 @@
 //! An agent that starts has none, so its first passes end only what they do not have.
 
 use std::collections::{HashMap, HashSet};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::Range;
 
 use sluice_agent::error_chain;
@@ -23,6 +23,8 @@ mod tests;
 
 /// Buckets of a part, which have at most [`PART_SESSIONS_MAX`] sessions.
 const PART_BUCKETS: u32 = PART_SESSIONS_MAX as u32 / layout::SESSION_SLOTS;
+/// The tables: that of IPv4, and that of NAT64, by the family of the inside addresses.
+const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 /// Most outside ports that are noted as taken. Those of further sessions are noted by a later pass.
 const TAKEN_MAX: usize = 1 << 16;
 
@@ -57,10 +59,10 @@ struct Taken {
     /// When the pass began: passes have the same number after a while.
     since: u32,
     /// For a shared port, with the remote endpoint.
-    ports: HashMap<(u8, SocketAddrV4, Option<SocketAddrV4>), (Vni, SocketAddrV4)>,
+    ports: HashMap<(u8, SocketAddrV4, Option<SocketAddrV4>), (Vni, SocketAddr)>,
     /// Those that are shared.
     shared: HashSet<(u8, SocketAddrV4)>,
-    blocks: HashMap<(Ipv4Addr, u16), (Vni, Ipv4Addr)>,
+    blocks: HashMap<(Ipv4Addr, u16), (Vni, IpAddr)>,
 }
 
 /// The sessions in the NAT tables.
@@ -70,10 +72,11 @@ pub struct Copies<I> {
     reader: SessionReader,
     timeouts: Timeouts,
     installer: I,
-    buckets: u32,
+    /// Of IPv4 and of NAT64.
+    buckets: [u32; 2],
     block_ports: u16,
-    /// By slot: the number of the pass that had the session; 0: of no pass.
-    marks: Vec<u16>,
+    /// By slot, of both tables: the number of the pass that had the session; 0: of no pass.
+    marks: [Vec<u16>; 2],
     /// By the number of the pass that says so.
     taken: HashMap<u16, Taken>,
     taken_ports: usize,
@@ -86,10 +89,10 @@ impl<I: Installer> Copies<I> {
     pub fn new(nat: SharedNat, installer: I) -> Self {
         let (reader, emptied) = (nat.reader(), nat.emptied());
         let locked = nat.lock();
-        let buckets = locked.sessions().buckets(Family::Ipv4);
+        let buckets = FAMILIES.map(|family| locked.sessions().buckets(family));
         let (timeouts, block_ports) = (locked.sessions().timeouts(), locked.block_ports() as u16);
         drop(locked);
-        let marks = vec![0; buckets as usize * layout::SESSION_SLOTS as usize];
+        let marks = buckets.map(|buckets| vec![0; buckets as usize * layout::SESSION_SLOTS as usize]);
         Self {
             nat,
             reader,
@@ -104,11 +107,15 @@ impl<I: Installer> Copies<I> {
         }
     }
 
-    /// The buckets of a part, and the part after it.
-    fn part(&self, part: u64) -> (Range<u32>, Option<u64>) {
-        let first = u32::try_from(part).unwrap_or(u32::MAX).saturating_mul(PART_BUCKETS).min(self.buckets);
-        let end = first.saturating_add(PART_BUCKETS).min(self.buckets);
-        (first..end, (end < self.buckets).then_some(part + 1))
+    /// The table and the buckets of a part, and the part after it. Parts of the second table follow those of the first one.
+    fn part(&self, part: u64) -> (usize, Range<u32>, Option<u64>) {
+        let parts = self.buckets.map(|buckets| u64::from(buckets.div_ceil(PART_BUCKETS)));
+        let table = usize::from(part >= parts[0]);
+        let number = if table == 0 { part } else { part - parts[0] };
+        let buckets = self.buckets[table];
+        let first = u32::try_from(number).unwrap_or(u32::MAX).saturating_mul(PART_BUCKETS).min(buckets);
+        let end = first.saturating_add(PART_BUCKETS).min(buckets);
+        (table, first..end, (part + 1 < parts[0] + parts[1]).then_some(part + 1))
     }
 
     /// What became of a session by the answer to it.
@@ -119,7 +126,7 @@ impl<I: Installer> Copies<I> {
             layout::nat_answer_NAT_BEGUN
             | layout::nat_answer_NAT_TRANSLATED
             | layout::nat_answer_NAT_ELSEWHERE => {
-                if let Some(mark) = self.marks.get_mut(slot) {
+                if let Some(mark) = self.marks[usize::from(record.inside.is_ipv6())].get_mut(slot) {
                     match source {
                         Source::Owner(Mark { number, .. }) => *mark = number.get(),
                         Source::Other if is_new => *mark = 0,
@@ -160,7 +167,7 @@ impl<I: Installer> Copies<I> {
         if record.state.is_shared() {
             taken.shared.insert((record.protocol, record.outside));
         }
-        taken.blocks.insert(block, (record.vni, *record.inside.ip()));
+        taken.blocks.insert(block, (record.vni, record.inside.ip()));
         self.taken_ports += usize::from(before.is_none());
     }
 }
@@ -184,14 +191,13 @@ impl Taken {
         let is_other_port =
             self.ports.get(&mapping_of(record)).is_some_and(|of| *of != (record.vni, record.inside));
         let is_other_block =
-            self.blocks.get(&block).is_some_and(|of| *of != (record.vni, *record.inside.ip()));
+            self.blocks.get(&block).is_some_and(|of| *of != (record.vni, record.inside.ip()));
         is_of_other_mapping || is_other_port || is_other_block
     }
 }
 
 /// A session as other gateways know it, with its idle time. `None`: messages cannot express it.
 fn record_of(shown: &Translation, timeouts: &Timeouts, now: u32) -> Option<Record> {
-    let (SocketAddr::V4(inside), SocketAddr::V4(remote)) = (shown.inside, shown.remote) else { return None };
     let (protocol, bits) = (shown.session.flow.protocol, shown.session.state & layout::NAT_COPY_STATE);
     let of_remote = if shown.is_of_remote { State::FROM_REMOTE } else { 0 };
     let shared = if shown.is_shared { State::SHARED } else { 0 };
@@ -199,8 +205,8 @@ fn record_of(shown: &Translation, timeouts: &Timeouts, now: u32) -> Option<Recor
     Some(Record {
         vni: Vni::new(shown.session.flow.scope).ok()?,
         protocol,
-        inside,
-        remote,
+        inside: shown.inside,
+        remote: shown.remote,
         outside: shown.outside,
         state: State::new(bits as u8 & !State::FROM_REMOTE | of_remote | shared)?,
         // A packet may have come since `now` was read.
@@ -214,9 +220,13 @@ fn copy_of(record: &Record, source: Source) -> nat_copy {
         Source::Owner(mark) => (layout::NAT_OF_OWNER, mark.since),
         Source::Other => (0, 0),
     };
+    let (family, inside) = match record.inside.ip() {
+        IpAddr::V4(inside) => (0, u128::from(u32::from(inside))),
+        IpAddr::V6(inside) => (layout::NAT_INSIDE_IPV6, inside.into()),
+    };
     nat_copy {
-        vni: record.vni.get(),
-        inside: (*record.inside.ip()).into(),
+        vni: record.vni.get() | family,
+        inside: [(inside >> 64) as u64, inside as u64],
         remote: (*record.remote.ip()).into(),
         outside: (*record.outside.ip()).into(),
         inside_port: record.inside.port(),
@@ -237,8 +247,8 @@ impl<I: Installer> SessionTable for Copies<I> {
     }
 
     fn read(&self, part: u64, visit: &mut dyn FnMut(Record)) -> Option<u64> {
-        let (now, (buckets, next)) = (self.now(), self.part(part));
-        self.reader.visit(Family::Ipv4, buckets, |_, session| {
+        let (now, (table, buckets, next)) = (self.now(), self.part(part));
+        self.reader.visit(FAMILIES[table], buckets, |_, session| {
             let is_live = session.expires_at.wrapping_sub(now).cast_signed() > 0;
             if let Some(record) =
                 is_live.then(|| record_of(&Translation::from(*session), &self.timeouts, now)).flatten()
@@ -261,11 +271,12 @@ impl<I: Installer> SessionTable for Copies<I> {
     }
 
     fn end_unseen(&mut self, part: u64, unseen: &Unseen) -> Option<u64> {
-        let (now, (buckets, next)) = (self.now(), self.part(part));
+        let (now, (table, buckets, next)) = (self.now(), self.part(part));
         let Self { nat, timeouts, marks, block_ports, .. } = self;
         let Mark { number, since } = unseen.mark;
         let taken = self.taken.get(&number.get()).filter(|taken| taken.since == since);
-        nat.lock().end_each(buckets, |slot, shown| {
+        let marks = &marks[table];
+        nat.lock().end_each(FAMILIES[table], buckets, |slot, shown| {
             let Some(record) = record_of(shown, timeouts, now) else { return false };
             let is_older = now.wrapping_sub(record.idle).wrapping_sub(since).cast_signed() < 0;
             let is_unseen = || (unseen.units)(record.vni) && marks.get(slot) != Some(&number.get());
@@ -287,7 +298,7 @@ impl<I: Installer> SessionTable for Copies<I> {
         if std::mem::replace(&mut self.emptied, emptied) == emptied {
             return false;
         }
-        self.marks.fill(0);
+        self.marks.iter_mut().for_each(|marks| marks.fill(0));
         (self.taken, self.taken_ports) = (HashMap::new(), 0);
         true
     }

@@ -26,6 +26,8 @@ const TEMPLATE_SET: u16 = 2;
 /// Values of the element natEvent (RFC 8158, section 4).
 const SESSION_CREATE: u8 = 4;
 const SESSION_DELETE: u8 = 5;
+const SESSION64_CREATE: u8 = 6;
+const SESSION64_DELETE: u8 = 7;
 const BLOCK_ALLOCATION: u8 = 16;
 const BLOCK_DEALLOCATION: u8 = 17;
 /// Values of the element natOriginatingAddressRealm.
@@ -55,6 +57,26 @@ const SESSION: Template = Template {
         (229, 1),
         (4, 1),
         (8, 4),
+        (7, 2),
+        (225, 4),
+        (227, 2),
+        (12, 4),
+        (11, 2),
+    ],
+};
+
+/// As [`BLOCK`] and [`SESSION`] for NAT64, whose instances have an address of IPv6: sourceIPv6Address instead of sourceIPv4Address.
+const BLOCK64: Template =
+    Template { id: 258, elements: &[(323, 8), (230, 1), (234, 4), (27, 16), (225, 4), (361, 2), (362, 2)] };
+const SESSION64: Template = Template {
+    id: 259,
+    elements: &[
+        (323, 8),
+        (230, 1),
+        (234, 4),
+        (229, 1),
+        (4, 1),
+        (27, 16),
         (7, 2),
         (225, 4),
         (227, 2),
@@ -107,13 +129,13 @@ impl Exporter {
     /// Adds a record of a block, at a time in milliseconds since 1970.
     pub fn block(&mut self, change: Change, at_ms: u64, block: &NatBlock) {
         let record = block_record(change, at_ms, block);
-        self.add(&BLOCK, &record);
+        self.add(if block.inside.is_ipv6() { &BLOCK64 } else { &BLOCK }, &record);
     }
 
     /// Adds a record of a session, at a time in milliseconds since 1970.
     pub fn session(&mut self, change: Change, at_ms: u64, session: &LoggedSession) {
         let record = session_record(change, at_ms, session);
-        self.add(&SESSION, &record);
+        self.add(if session.inside.is_ipv6() { &SESSION64 } else { &SESSION }, &record);
     }
 
     fn add(&mut self, template: &Template, record: &[u8]) {
@@ -196,7 +218,7 @@ impl Messages {
 
     fn add_templates(&mut self) {
         self.begin_set(TEMPLATE_SET);
-        for Template { id, elements } in [&BLOCK, &SESSION] {
+        for Template { id, elements } in [&BLOCK, &SESSION, &BLOCK64, &SESSION64] {
             let numbers = [*id, elements.len() as u16].into_iter();
             let numbers = numbers.chain(elements.iter().flat_map(|(element, bytes)| [*element, *bytes]));
             self.sets.extend(numbers.flat_map(u16::to_be_bytes));
@@ -241,12 +263,19 @@ impl Messages {
     }
 }
 
+fn extend_with(record: &mut Vec<u8>, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => record.extend(address.octets()),
+        IpAddr::V6(address) => record.extend(address.octets()),
+    }
+}
+
 fn block_record(change: Change, at_ms: u64, block: &NatBlock) -> Vec<u8> {
     let event = if change == Change::Begin { BLOCK_ALLOCATION } else { BLOCK_DEALLOCATION };
     let mut record = at_ms.to_be_bytes().to_vec();
     record.push(event);
     record.extend(block.vni.get().to_be_bytes());
-    record.extend(block.inside.octets());
+    extend_with(&mut record, block.inside);
     record.extend(block.outside.octets());
     record.extend(block.ports.start().to_be_bytes());
     record.extend(block.ports.end().to_be_bytes());
@@ -256,10 +285,17 @@ fn block_record(change: Change, at_ms: u64, block: &NatBlock) -> Vec<u8> {
 fn session_record(change: Change, at_ms: u64, session: &LoggedSession) -> Vec<u8> {
     let LoggedSession { vni, protocol, is_of_remote, inside, outside, remote, .. } = session;
     let mut record = at_ms.to_be_bytes().to_vec();
-    record.push(if change == Change::Begin { SESSION_CREATE } else { SESSION_DELETE });
+    record.push(match (inside.is_ipv6(), change) {
+        (false, Change::Begin) => SESSION_CREATE,
+        (false, Change::End) => SESSION_DELETE,
+        (true, Change::Begin) => SESSION64_CREATE,
+        (true, Change::End) => SESSION64_DELETE,
+    });
     record.extend(vni.to_be_bytes());
     record.extend([if *is_of_remote { PUBLIC } else { PRIVATE }, *protocol]);
-    for endpoint in [inside, outside, remote] {
+    extend_with(&mut record, inside.ip());
+    record.extend(inside.port().to_be_bytes());
+    for endpoint in [outside, remote] {
         record.extend(endpoint.ip().octets());
         record.extend(endpoint.port().to_be_bytes());
     }
@@ -279,7 +315,7 @@ mod tests {
     fn block() -> NatBlock {
         NatBlock {
             vni: Vni::new(0x0a_0b0c).unwrap(),
-            inside: Ipv4Addr::new(10, 0, 0, 5),
+            inside: [10, 0, 0, 5].into(),
             outside: Ipv4Addr::new(198, 51, 100, 1),
             ports: 0x0400..=0x05ff,
             claimed_at: 0,
@@ -292,7 +328,7 @@ mod tests {
             vni: 7,
             protocol: 17,
             is_of_remote: true,
-            inside: end("10.0.0.5:7"),
+            inside: end("10.0.0.5:7").into(),
             outside: end("198.51.100.1:40000"),
             remote: end("203.0.113.9:53"),
             created_at: 0,
@@ -335,7 +371,7 @@ mod tests {
         assert_eq!(ids, [2, 256, 257], "one set has both sessions");
         let templates = &sets_sent[0].1;
         assert_eq!(templates[..8], [1, 0, 0, 7, 1, 67, 0, 8]);
-        assert_eq!(templates.len(), 4 + 7 * 4 + 4 + 11 * 4);
+        assert_eq!(templates.len(), 2 * (4 + 7 * 4 + 4 + 11 * 4));
         let expected =
             [&[1, 2, 3, 4, 5, 6, 7, 8, 16, 0, 10, 11, 12][..], &[10, 0, 0, 5, 198, 51, 100, 1, 4, 0, 5, 255]]
                 .concat();
@@ -347,7 +383,13 @@ mod tests {
         };
         assert_eq!(sets_sent[2].1, [of(9, 4), of(10, 5)].concat());
         // Templates say how long each record is.
-        for (template, bytes) in [(&BLOCK, expected.len()), (&SESSION, of(9, 4).len())] {
+        let of_64 = [expected.len() + 12, of(9, 4).len() + 12];
+        for (template, bytes) in [
+            (&BLOCK, expected.len()),
+            (&SESSION, of(9, 4).len()),
+            (&BLOCK64, of_64[0]),
+            (&SESSION64, of_64[1]),
+        ] {
             let sum: u16 = template.elements.iter().map(|(_, bytes)| bytes).sum();
             assert_eq!(usize::from(sum), bytes);
         }
@@ -357,6 +399,30 @@ mod tests {
         let sets_sent = sets(&receive(), 3);
         assert_eq!((sets_sent.len(), sets_sent[0].0, sets_sent[0].1[8]), (1, 256, 17));
         assert_eq!(exporter.counts(), ExportCounts { records: 4, lost: 0 });
+    }
+
+    /// Values and templates of NAT64: the inside address is of IPv6, everything else as for IPv4.
+    #[test]
+    fn records_of_nat64_say_so() {
+        let inside: IpAddr = "2001:db8::5".parse().unwrap();
+        let before = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5];
+        let of = |change, event| {
+            let record =
+                session_record(change, 9, &LoggedSession { inside: (inside, 7).into(), ..session() });
+            assert_eq!((record[8], &record[15..31], &record[31..33]), (event, &before[..], &[0, 7][..]));
+        };
+        of(Change::Begin, 6);
+        of(Change::End, 7);
+        let record = block_record(Change::Begin, 9, &NatBlock { inside, ..block() });
+        assert_eq!((record[8], &record[13..29]), (16, &before[..]));
+        let collector = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut exporter = Exporter::new(collector.local_addr().unwrap());
+        exporter.block(Change::Begin, 1, &NatBlock { inside, ..block() });
+        exporter.session(Change::Begin, 1, &LoggedSession { inside: (inside, 7).into(), ..session() });
+        exporter.flush();
+        let mut buffer = [0; 2000];
+        let bytes = collector.recv(&mut buffer).unwrap();
+        assert_eq!(sets(&buffer[..bytes], 0).iter().map(|set| set.0).collect::<Vec<_>>(), [2, 258, 259]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The sessions of NAT gateways as the local API lists them: `GET /nat/sessions`. The tables are read while packets use them.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
 use axum::extract::rejection::QueryRejection;
@@ -23,13 +23,13 @@ const LISTED_MAX: usize = 100_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Endpoints {
-    address: Ipv4Addr,
+    address: IpAddr,
     port: Option<u16>,
 }
 
 impl Endpoints {
     fn contain(&self, end: SocketAddr) -> bool {
-        end.ip() == IpAddr::V4(self.address) && self.port.is_none_or(|port| port == end.port())
+        end.ip() == self.address && self.port.is_none_or(|port| port == end.port())
     }
 }
 
@@ -38,10 +38,10 @@ impl FromStr for Endpoints {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let address = text.parse().map(|address| Self { address, port: None });
-        let with_port = |end: SocketAddrV4| Self { address: *end.ip(), port: Some(end.port()) };
+        let with_port = |end: SocketAddr| Self { address: end.ip(), port: Some(end.port()) };
         address
             .or_else(|_| text.parse().map(with_port))
-            .map_err(|_| format!("`{text}` is not an IPv4 address, or ADDRESS:PORT"))
+            .map_err(|_| format!("`{text}` is not an IP address, or ADDRESS:PORT"))
     }
 }
 
@@ -56,7 +56,7 @@ impl TryFrom<String> for Endpoints {
 impl std::fmt::Display for Endpoints {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.port {
-            Some(port) => SocketAddrV4::new(self.address, port).fmt(f),
+            Some(port) => SocketAddr::new(self.address, port).fmt(f),
             None => self.address.fmt(f),
         }
     }
@@ -81,7 +81,7 @@ impl SessionQuery {
             && self.protocol.and_then(Protocol::number).is_none_or(|protocol| protocol == flow.protocol)
             && contains(self.inside, shown.inside)
             && contains(self.outside, shown.outside.into())
-            && contains(self.remote, shown.remote)
+            && contains(self.remote, shown.remote.into())
             && shown.session.expires_at.wrapping_sub(now).cast_signed() > 0
     }
 }
@@ -95,7 +95,7 @@ struct SessionView {
     inside_port: u16,
     outside_address: Ipv4Addr,
     outside_port: u16,
-    remote_address: IpAddr,
+    remote_address: Ipv4Addr,
     remote_port: u16,
     /// Who began the session: the instance (`egress`), or the remote endpoint (`ingress`).
     direction: &'static str,
@@ -161,7 +161,7 @@ fn view(shown: &Translation, now: u32) -> SessionView {
         inside_port: inside.port(),
         outside_address: *outside.ip(),
         outside_port: outside.port(),
-        remote_address: remote.ip(),
+        remote_address: *remote.ip(),
         remote_port: remote.port(),
         direction: if *is_of_remote { "ingress" } else { "egress" },
         state: session.phase().name(),
@@ -239,16 +239,32 @@ pub(super) mod tests {
             assert!(!matches(no), "{no}");
         }
         assert!(!parse("").unwrap().matches(&shown, now.wrapping_add(801)), "it has expired");
-        let error = parse("inside=2001:db8::1").unwrap_err();
-        assert!(error.contains("`2001:db8::1` is not an IPv4 address, or ADDRESS:PORT"), "{error}");
+        let error = parse("inside=10.0.0").unwrap_err();
+        assert!(error.contains("`10.0.0` is not an IP address, or ADDRESS:PORT"), "{error}");
         assert!(parse("vni=x").is_err());
+    }
+
+    #[test]
+    fn a_session_of_nat64_has_an_inside_address_of_ipv6() {
+        let mut session = translation().session;
+        (session.flow.source, session.flow.destination) =
+            (end("[64:ff9b::203.0.113.9]:53"), end("[2001:db8::5]:7"));
+        let shown = Translation::from(session);
+        let matches = |query: &str| parse(query).unwrap().matches(&shown, ticks_now());
+        assert!(matches("inside=2001:db8::5") && matches("inside=[2001:db8::5]:7&remote=203.0.113.9:53"));
+        assert!(!matches("inside=2001:db8::6") && !matches("remote=203.0.113.8"));
+        let view = view(&shown, ticks_now());
+        assert_eq!(
+            (view.inside_address, view.remote_address),
+            (end("[2001:db8::5]:7").ip(), [203, 0, 113, 9].into())
+        );
     }
 
     #[test]
     fn a_session_that_a_remote_endpoint_began_is_shown_from_inside() {
         let view = view(&translation(), ticks_now());
         assert_eq!((view.inside_address, view.inside_port), (end("10.0.0.5:7").ip(), 7));
-        assert_eq!((view.remote_address, view.remote_port), (end("203.0.113.9:53").ip(), 53));
+        assert_eq!((view.remote_address, view.remote_port), (Ipv4Addr::new(203, 0, 113, 9), 53));
         assert_eq!((view.outside_address, view.outside_port), (Ipv4Addr::new(198, 51, 100, 1), 40_000));
         assert_eq!((view.direction, view.packets_out, view.bytes_in), ("ingress", 2, 100));
     }

@@ -23,7 +23,16 @@ impl MetricSource for NatMetrics {
     fn register(&self, registry: &mut Registry) {
         let Status { usage, rounds, round_time, astray } = lock(&self.status).clone();
         let LogCounts { blocks: [claimed, returned], sessions: [begun, ended], export } = self.log.counts();
-        let NatUsage { sessions, blocks, blocks_total, ports, tuples, addresses, addresses_total } = usage;
+        let NatUsage {
+            sessions,
+            sessions64,
+            blocks,
+            blocks_total,
+            ports,
+            tuples,
+            addresses,
+            addresses_total,
+        } = usage;
         let millis = u64::try_from(round_time.as_millis()).unwrap_or(u64::MAX);
         for (name, help, value) in [
             ("nat_sessions", "Sessions of NAT gateways, as last swept", sessions.live),
@@ -31,6 +40,12 @@ impl MetricSource for NatMetrics {
                 "nat_session_slots",
                 "Slots of the session table of NAT gateways, of which two thirds can be used without refusals",
                 sessions.slots,
+            ),
+            ("nat64_sessions", "Sessions of NAT64, as last swept", sessions64.live),
+            (
+                "nat64_session_slots",
+                "Slots of the session table of NAT64, of which two thirds can be used without refusals",
+                sessions64.slots,
             ),
             ("nat_ports", "Ports of public addresses that are in use, of all protocols", ports),
             ("nat_tuples", "Remote endpoints of shared ports of public addresses, of all protocols", tuples),
@@ -54,7 +69,7 @@ impl MetricSource for NatMetrics {
             (
                 "nat_sessions_full",
                 "Sessions of NAT gateways that were refused because the table had no room",
-                sessions.full_events,
+                sessions.full_events + sessions64.full_events,
             ),
             ("nat_rounds", "Rounds, which free ports and blocks", rounds),
             ("nat_blocks_claimed", "Blocks of ports that instances have claimed, as logged", claimed),

@@ -22,8 +22,8 @@ pub struct LoggedSession {
     pub protocol: u8,
     /// The remote endpoint began it.
     pub is_of_remote: bool,
-    /// The endpoint of the instance.
-    pub inside: SocketAddrV4,
+    /// The endpoint of the instance. NAT64: of IPv6.
+    pub inside: SocketAddr,
     /// The public endpoint.
     pub outside: SocketAddrV4,
     /// The other end.
@@ -35,10 +35,9 @@ pub struct LoggedSession {
 }
 
 impl LoggedSession {
-    fn new(session: &Session) -> Option<Self> {
+    fn new(session: &Session) -> Self {
         let Translation { session, inside, outside, remote, is_of_remote, .. } = Translation::from(*session);
-        let (SocketAddr::V4(inside), SocketAddr::V4(remote)) = (inside, remote) else { return None };
-        Some(Self {
+        Self {
             vni: session.flow.scope,
             protocol: session.flow.protocol,
             is_of_remote,
@@ -47,14 +46,15 @@ impl LoggedSession {
             remote,
             created_at: session.created_at,
             generation: session.generation,
-        })
+        }
     }
 }
 
-/// What was logged: 40 bytes for each slot of the session table.
+/// What was logged: 64 bytes for each slot of the session table of a family.
 #[derive(Debug)]
 pub struct SessionLog {
     reader: SessionReader,
+    family: Family,
     buckets: u32,
     /// The bucket at which the pass is.
     next: u32,
@@ -64,9 +64,9 @@ pub struct SessionLog {
 impl SessionLog {
     /// Nothing is logged yet, so the first pass finds that all sessions have begun: those that an agent before this one has
     /// logged come again.
-    pub fn new(reader: SessionReader, buckets: u32) -> Self {
+    pub fn new(reader: SessionReader, family: Family, buckets: u32) -> Self {
         let slots = buckets as usize * layout::SESSION_SLOTS as usize;
-        Self { reader, buckets, next: 0, logged: vec![None; slots] }
+        Self { reader, family, buckets, next: 0, logged: vec![None; slots] }
     }
 
     /// Looks at the next buckets. What other gateways own is logged by these; what has no owner any more only ends. Returns true at the
@@ -83,8 +83,8 @@ impl SessionLog {
             Vni::new(session.vni).map_or(LoggedBy::Another, |vni| logged_by(owners, vni))
         };
         let mut present = vec![None; slots[1] - slots[0]];
-        self.reader.visit(Family::Ipv4, self.next..end, |slot, session| {
-            present[slot - slots[0]] = LoggedSession::new(session);
+        self.reader.visit(self.family, self.next..end, |slot, session| {
+            present[slot - slots[0]] = Some(LoggedSession::new(session));
         });
         for (logged, present) in self.logged[slots[0]..slots[1]].iter_mut().zip(present) {
             if logged.as_ref().is_some_and(|known| logged_by(known) == LoggedBy::Another) {

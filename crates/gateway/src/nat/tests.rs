@@ -95,6 +95,7 @@ fn put(tables: &mut NodeTables, role: &mut RoleNat, of: Vni, at: u8, address: Ip
         any_remote: false,
         shares_ports: false,
         forwards: Vec::new(),
+        nat64: None,
     };
     tables.upsert_nat_gateway(&nat).unwrap();
     role.settle(tables);

@@ -5,7 +5,7 @@ use sluice_nat_sync::{
 };
 use sluice_types::{GatewayId, Vni};
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU16;
 
 /// Parts of the table. A session is always in the same one.
@@ -20,7 +20,7 @@ const SLACK: i32 = 8;
 pub struct Key {
     pub vni: Vni,
     pub protocol: u8,
-    pub inside: SocketAddrV4,
+    pub inside: SocketAddr,
     pub remote: SocketAddrV4,
 }
 
@@ -47,7 +47,7 @@ pub struct Table {
     next_port: u16,
     /// The inside endpoint of each outside port in use, with the remote endpoint if the port is shared, and the number of its
     /// sessions.
-    ports: BTreeMap<Mapping, (Vni, SocketAddrV4, usize)>,
+    ports: BTreeMap<Mapping, (Vni, SocketAddr, usize)>,
 }
 
 type Mapping = (u8, SocketAddrV4, Option<SocketAddrV4>);

@@ -391,7 +391,7 @@ impl World {
         } else {
             remote
         };
-        let key = Key { vni: vni(unit), protocol: UDP, inside, remote };
+        let key = Key { vni: vni(unit), protocol: UDP, inside: inside.into(), remote };
         if self.nodes[node].table.sessions.contains_key(&key) {
             return;
         }

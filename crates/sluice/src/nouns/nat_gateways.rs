@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, json};
 use sluice_client::{Client, NatGateway, NewNatGateway, PublicPool};
-use sluice_types::{NatFiltering, NatMapping};
+use sluice_types::{IpNet, NatFiltering, NatMapping};
 use std::net::IpAddr;
 
 impl Kind for NatGateway {
@@ -24,6 +24,7 @@ impl Kind for NatGateway {
         "blocks",
         "filtering",
         "mapping",
+        "nat64_prefix",
         "programmed",
     ];
     type Selector = NameInVpc;
@@ -95,6 +96,9 @@ pub struct NewNatGatewayArgs {
     address_count: Option<usize>,
     #[command(flatten)]
     limits: Limits,
+    /// Prefix of length 96 by which instances with IPv6 reach IPv4 addresses (NAT64): 64:ff9b::/96, or one of your own
+    #[arg(long, value_name = "PREFIX")]
+    nat64_prefix: Option<IpNet>,
 }
 
 impl Create for NewNatGatewayArgs {
@@ -103,11 +107,21 @@ impl Create for NewNatGatewayArgs {
     async fn request(self, client: &Client) -> Result<(Parent<Self>, NewNatGateway), Failure> {
         let vpc = api::vpc(client, &self.vpc).await?.id;
         let pool = client.id_of::<PublicPool>(&self.pool, &[]).await?;
-        let Self { name, address, address_count, limits, .. } = self;
+        let Self { name, address, address_count, limits, nat64_prefix, .. } = self;
         let Limits { sessions, blocks, filtering, mapping } = limits;
         let addresses = (!address.is_empty()).then_some(address);
-        let new =
-            NewNatGateway { name, vpc, pool, addresses, address_count, sessions, blocks, filtering, mapping };
+        let new = NewNatGateway {
+            name,
+            vpc,
+            pool,
+            addresses,
+            address_count,
+            sessions,
+            blocks,
+            filtering,
+            mapping,
+            nat64_prefix,
+        };
         Ok(((), new))
     }
 }
@@ -133,6 +147,9 @@ pub enum NatGatewayVerb {
         address_count: Option<usize>,
         #[command(flatten)]
         limits: Limits,
+        /// Prefix of NAT64 from now on, or `none`
+        #[arg(long, value_name = "PREFIX", group = "change")]
+        nat64_prefix: Option<String>,
         #[command(flatten)]
         wait: Wait,
     },
@@ -140,9 +157,20 @@ pub enum NatGatewayVerb {
 
 impl Run for NatGatewayVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
-        let Self::Update { target, new_name, add_address, remove_address, address_count, limits, wait } =
-            self;
+        let Self::Update {
+            target,
+            new_name,
+            add_address,
+            remove_address,
+            address_count,
+            limits,
+            nat64_prefix,
+            wait,
+        } = self;
         let mut patch = Map::new();
+        let nat64_prefix =
+            nat64_prefix.map(|prefix| if prefix == "none" { json!(null) } else { json!(prefix) });
+        patch.extend(nat64_prefix.map(|prefix| ("nat64_prefix".to_owned(), prefix)));
         patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
         patch.extend(address_count.map(|number| ("address_count".to_owned(), json!(number))));
         patch.extend(limits.sessions.map(|number| ("sessions".to_owned(), json!(number))));

@@ -5,9 +5,10 @@ use crate::entries::{Meter, NatGateway, PublicPrefix};
 use crate::proto;
 use prost::Message;
 use sluice_types::{
-    ForwardProtocol, MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, PortForward, Vni, is_nptv6_prefix,
+    ForwardProtocol, MeterLimit, NAT_ADDRESSES_MAX, NAT_BLOCKS_MAX, PortForward, Vni, is_nat64_prefix,
+    is_nptv6_prefix,
 };
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 impl From<PublicPrefix> for proto::PublicPrefix {
     fn from(public: PublicPrefix) -> Self {
@@ -59,6 +60,7 @@ impl From<NatGateway> for proto::NatGateway {
             any_remote: nat.any_remote,
             shares_ports: nat.shares_ports,
             forwards: nat.forwards.into_iter().map(Into::into).collect(),
+            nat64_prefix: nat.nat64.map(Into::into),
         }
     }
 }
@@ -108,6 +110,10 @@ impl TryFrom<proto::NatGateway> for NatGateway {
         let forwards = forwards.ok_or(Malformed::Nat(vni, "a protocol or port that it cannot forward"))?;
         PortForward::check_all(&forwards, &addresses)
             .map_err(|reason| Malformed::PortForwards(vni, reason))?;
+        let nat64 = nat.nat64_prefix.map(Ipv6Addr::from);
+        if nat64.is_some_and(|prefix| !is_nat64_prefix(prefix)) {
+            return Err(Malformed::Nat(vni, "a NAT64 prefix that is not possible"));
+        }
         Ok(Self {
             vni,
             addresses,
@@ -117,6 +123,7 @@ impl TryFrom<proto::NatGateway> for NatGateway {
             any_remote: nat.any_remote,
             shares_ports: nat.shares_ports,
             forwards,
+            nat64,
         })
     }
 }

@@ -6,19 +6,19 @@
 use super::eips;
 use super::removals::{self, Hold};
 use super::vpcs::check_not_moving;
-use super::{check_unused, port_forwards};
+use super::{check_unused, further, port_forwards};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
-use crate::rows::{check_revision, find_one, get};
+use crate::rows::{Record, check_revision, find, find_one, get};
 use crate::value::{Value, args, list};
 use crate::write::Write;
 use crate::{
     Change, Cluster, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate,
-    NewNatGateway, PublicPool, Result, StoreError, Vpc,
+    NewNatGateway, PublicPool, Result, Route, RouteTarget, StoreError, Subnet, Vpc,
 };
 use sluice_types::{
-    IpNet, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX,
-    NatFiltering, NatGatewayId, NatMapping,
+    IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT,
+    NAT_SESSIONS_MAX, NatFiltering, NatGatewayId, NatMapping, VpcId, is_nat64_prefix,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -69,6 +69,63 @@ fn check_mapping(mapping: NatMapping, filtering: NatFiltering) -> Result<()> {
         return Err(invalid("mapping", detail));
     }
     Ok(())
+}
+
+/// The requested prefix of NAT64.
+fn nat64_prefix(wanted: Option<IpNet>) -> Result<Option<Ipv6Net>> {
+    let Some(wanted) = wanted else { return Ok(None) };
+    match wanted {
+        IpNet::V6(prefix) if prefix.prefix_len() == 96 && is_nat64_prefix(prefix.addr()) => Ok(Some(prefix)),
+        _ => Err(invalid(
+            "nat64_prefix",
+            format!(
+                "expected a unicast IPv6 prefix of length 96 whose bits 64 to 71 are 0, as 64:ff9b::/96, not {wanted}"
+            ),
+        )),
+    }
+}
+
+/// Checks that packets to a prefix of NAT64 go to the Internet: it overlaps no subnet of the VPC, and no route to something else, except
+/// one that is shorter, and no prefix that is delegated to an instance.
+async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ipv6Net>) -> Result<()> {
+    let Some(prefix) = prefix.map(IpNet::V6) else { return Ok(()) };
+    let taken = |existing: String| -> Result<()> {
+        Err(Conflict::Nat64PrefixTaken { prefix: prefix.to_string(), nat_gateway: name.to_owned(), existing }
+            .into())
+    };
+    let subnets: Vec<Subnet> = find(q, vec![("vpc", vpc.id.get().into())]).await?;
+    if let Some((_, existing, subnet)) = check::first_overlap(&[prefix], &subnets) {
+        return taken(format!("{existing} of subnet `{}`", subnet.name));
+    }
+    if let Some((existing, instance)) = further::delegated_in(q, vpc.id, prefix).await? {
+        return taken(format!("{existing}, which is delegated to instance `{instance}`"));
+    }
+    let sql = format!(
+        "SELECT {} FROM routes WHERE route_table IN (SELECT id FROM route_tables WHERE vpc = $1)",
+        Route::COLUMNS
+    );
+    for row in q.rows(&sql, args![vpc.id.get()]).await? {
+        let route = Route::decode(&row)?;
+        if prefix.contains(&route.prefix) && route.target != RouteTarget::Internet {
+            return taken(format!("route {}", route.prefix));
+        }
+    }
+    Ok(())
+}
+
+/// Checks a new prefix of a subnet or a route against the prefix of NAT64 of its VPC, which `conflicts` compares it with.
+pub(super) async fn check_not_nat64(
+    q: &mut dyn Query,
+    vpc: VpcId,
+    new: IpNet,
+    conflicts: impl Fn(&IpNet, &IpNet) -> bool,
+) -> Result<()> {
+    let Some(nat) = find_one::<NatGateway>(q, vec![("vpc", vpc.get().into())]).await? else { return Ok(()) };
+    let Some(prefix) = nat.nat64_prefix.filter(|prefix| conflicts(&new, &IpNet::V6(*prefix))) else {
+        return Ok(());
+    };
+    let (prefix, nat_gateway) = (prefix.to_string(), nat.name);
+    Err(Conflict::Nat64PrefixTaken { prefix, nat_gateway, existing: new.to_string() }.into())
 }
 
 /// Checks how many addresses a request asks for.
@@ -131,6 +188,7 @@ async fn choose(
 pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created<NatGateway>> {
     check::name(KIND, &new.name)?;
     check_limits(new.sessions, new.blocks)?;
+    let nat64 = nat64_prefix(new.nat64_prefix)?;
     let vpc: Vpc = get(w.q(), new.vpc).await?;
     let pool: PublicPool = get(w.q(), new.pool).await?;
     if let Some(existing) = find_one::<NatGateway>(w.q(), vec![("vpc", vpc.id.get().into())]).await? {
@@ -152,6 +210,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
         .given("blocks", Some(existing.blocks), new.blocks)
         .given("filtering", Some(existing.filtering), new.filtering)
         .given("mapping", Some(existing.mapping), new.mapping)
+        .given("nat64_prefix", existing.nat64_prefix, nat64)
         .conflict(KIND, &new.name)?;
         return Ok(Created::Existing(existing));
     }
@@ -164,6 +223,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
         let (pool, cluster, vpc, vpc_cluster) = (pool.name, own.name, vpc.name, theirs.name);
         return Err(Conflict::NatGatewayAcrossClusters { pool, cluster, vpc, vpc_cluster }.into());
     }
+    check_nat64(w.q(), &vpc, &new.name, nat64).await?;
     let wanted = new.addresses.clone().unwrap_or(NatAddresses::Number(1));
     let addresses = choose(w.q(), &pool, &[], &wanted).await?;
     let nat_gateway = NatGateway {
@@ -177,6 +237,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
         blocks: new.blocks.unwrap_or(NAT_BLOCKS_DEFAULT),
         filtering,
         mapping,
+        nat64_prefix: nat64,
         revision: w.revision,
     };
     let sql = "INSERT INTO nat_gateways (id, name, vpc, pool, cluster, addresses, sessions, blocks, filtering, revision) \
@@ -192,7 +253,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewNatGateway) -> Result<Created
 async fn save(w: &mut Write, nat_gateway: &NatGateway, had: &[Ipv4Addr]) -> Result<()> {
     let NatGateway { id, addresses, .. } = nat_gateway;
     let sql = "UPDATE nat_gateways SET name = $2, addresses = $3, sessions = $4, blocks = $5, filtering = $6, revision = $7, \
-               mapping = $8 WHERE id = $1";
+               mapping = $8, nat64_prefix = $9 WHERE id = $1";
     let values = args![
         id.get(),
         nat_gateway.name.as_str(),
@@ -202,6 +263,7 @@ async fn save(w: &mut Write, nat_gateway: &NatGateway, had: &[Ipv4Addr]) -> Resu
         nat_gateway.filtering.to_string(),
         nat_gateway.revision,
         nat_gateway.mapping.to_string(),
+        nat_gateway.nat64_prefix.map(|prefix| prefix.to_string()),
     ];
     w.q().run(sql, values).await?;
     for gone in had.iter().filter(|address| !addresses.contains(address)) {
@@ -237,7 +299,13 @@ pub(crate) async fn update(
     let filtering = new.filtering.unwrap_or(before.filtering);
     let mapping = new.mapping.unwrap_or(before.mapping);
     check_mapping(mapping, filtering)?;
-    let mut after = NatGateway { name, addresses, sessions, blocks, filtering, mapping, ..before.clone() };
+    let nat64_prefix = new.nat64_prefix.map_or(Ok(before.nat64_prefix), nat64_prefix)?;
+    if nat64_prefix != before.nat64_prefix {
+        let vpc: Vpc = get(w.q(), before.vpc).await?;
+        check_nat64(w.q(), &vpc, &name, nat64_prefix).await?;
+    }
+    let mut after =
+        NatGateway { name, addresses, sessions, blocks, filtering, mapping, nat64_prefix, ..before.clone() };
     if after == before {
         return Ok(before);
     }

@@ -1,6 +1,6 @@
 //! Routes: creation and deletion.
 
-use super::{further, removals};
+use super::{further, nat_gateways, removals};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
@@ -48,6 +48,9 @@ pub(crate) async fn create(w: &mut Write, new: &NewRoute) -> Result<Created<Rout
             let existing = existing.to_string();
             return Err(Conflict::RouteInsideSubnet { prefix, subnet: subnet.name, existing }.into());
         }
+    }
+    if new.target != RouteTarget::Internet {
+        nat_gateways::check_not_nat64(w.q(), vpc.id, new.prefix, |net, prefix| prefix.contains(net)).await?;
     }
     let owner = || format!("the route of route table `{}`", table.name);
     further::check_not_delegated(w.q(), vpc.id, &[new.prefix], owner).await?;

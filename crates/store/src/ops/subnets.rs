@@ -1,12 +1,12 @@
 //! Subnets: creation and deletion.
 
-use super::{check_unused, further, peerings, removals};
+use super::{check_unused, further, nat_gateways, peerings, removals};
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, get};
 use crate::value::{args, list};
 use crate::write::Write;
 use crate::{Change, Conflict, Created, NewSubnet, Result, Route, Subnet, Vpc};
-use sluice_types::{IpNet, SubnetId};
+use sluice_types::{IpNet, SubnetId, overlap};
 
 pub(crate) async fn create(w: &mut Write, new: &NewSubnet) -> Result<Created<Subnet>> {
     check::name("subnet", &new.name)?;
@@ -69,6 +69,9 @@ async fn check_overlaps(
             }
             .into());
         }
+    }
+    for net in given {
+        nat_gateways::check_not_nat64(w.q(), vpc.id, *net, overlap).await?;
     }
     let owner = || format!("subnet `{}` of VPC `{}`", new.name, vpc.name);
     for peer in peerings::peers(w.q(), vpc.id).await? {

@@ -102,7 +102,7 @@ fn cases() -> Vec<Case> {
             the_last_identity_is_assigned_once, deletion_and_members_exclude_each_other, limits, groups_in_bulk;
         internet: pools, reserved_addresses, addresses_of_eips, eips_are_attached_moved_and_detached, prefixes_are_attached_to_subnets, prefixes_are_mapped_by_nptv6_on_request,
             eips_stay_on_their_cluster, internet_routes;
-        nat_gateways: nat_gateways, addresses_of_nat_gateways, nat_gateways_stay_on_their_cluster;
+        nat_gateways: nat_gateways, addresses_of_nat_gateways, prefixes_of_nat64, nat_gateways_stay_on_their_cluster;
         meters: lifecycle, refused_limits, eips_have_meters, vpcs_have_meters, peerings_have_meters, number_of_a_tenant;
         port_forwards: port_forwards, impossible_port_forwards, port_forwards_and_eips_exclude_each_other, instances_take_their_port_forwards_with_them;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;

@@ -1,11 +1,11 @@
 //! NAT gateways: their addresses, which EIPs could have, too, their limits, and where they stay.
 
 use crate::Fixture;
-use crate::cloud::{ALL, Cloud, conflict, gateway, last, new};
+use crate::cloud::{ALL, Cloud, conflict, gateway, last, new, subnet};
 use crate::internet::{eip, nets, new_eip, pool, topology, with_address};
 use sluice_store::{
     Change, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate, NewNatGateway,
-    NodeId, NodeState, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, Store, StoreError, Vpc,
+    NodeId, NodeState, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, RouteTarget, Store, StoreError, Vpc,
 };
 use sluice_types::{NatFiltering, NatMapping};
 use std::net::Ipv4Addr;
@@ -20,6 +20,7 @@ pub fn new_nat(vpc: &Vpc, pool: &PublicPool, name: &str) -> NewNatGateway {
         blocks: None,
         filtering: None,
         mapping: None,
+        nat64_prefix: None,
     }
 }
 
@@ -79,6 +80,7 @@ pub async fn nat_gateways(f: Fixture) {
         blocks: Some(16),
         filtering: None,
         mapping: Some(NatMapping::EndpointDependent),
+        nat64_prefix: Some(Some("64:ff9b::/96".parse().unwrap())),
     };
     let changed = s.update_nat_gateway(made.id, all.clone(), Some(made.revision)).await.unwrap();
     let expected = NatGateway {
@@ -87,6 +89,7 @@ pub async fn nat_gateways(f: Fixture) {
         sessions: 1,
         blocks: 16,
         mapping: NatMapping::EndpointDependent,
+        nat64_prefix: Some("64:ff9b::/96".parse().unwrap()),
         revision: changed.revision,
         ..made.clone()
     };
@@ -232,6 +235,66 @@ async fn lost_addresses_are_held(c: &Cloud, pool: &PublicPool, nat_gateway: NatG
     assert!(text.starts_with("198.51.100.5 is held until") && text.contains("NAT gateway `out`"), "{text}");
     release(s, removal).await;
     new(s.create_nat_gateway(again).await);
+}
+
+pub async fn prefixes_of_nat64(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let pool = pool(&c, &["203.0.113.0/24"]).await;
+    let with = |prefix: &str| NewNatGateway {
+        nat64_prefix: Some(prefix.parse().unwrap()),
+        ..new_nat(&c.vpc, &pool, "out")
+    };
+    for no in [
+        "64:ff9b::/64",
+        "64:ff9b::/95",
+        "64:ff9b::/128",
+        "2001:db8:0:0:100::/96",
+        "198.51.100.0/24",
+        "fe80::/96",
+        "ff02::/96",
+    ] {
+        let text = conflict(s.create_nat_gateway(with(no)).await).to_string();
+        let expected =
+            "expected a unicast IPv6 prefix of length 96 whose bits 64 to 71 are 0, as 64:ff9b::/96, not ";
+        assert_eq!(text, format!("{expected}{no}"));
+    }
+    new(s.create_subnet(subnet("six", c.vpc.id, None, Some("2001:db8:64::/64"))).await);
+    let text = conflict(s.create_nat_gateway(with("2001:db8:64::/96")).await).to_string();
+    assert_eq!(
+        text,
+        "NAT64 prefix 2001:db8:64::/96 of NAT gateway `out` overlaps 2001:db8:64::/64 of subnet `six`"
+    );
+    let route = |prefix: &'static str, target| c.route(&c.vpc, prefix, target);
+    new(s.create_route(route("2001:db8:65::1/128", RouteTarget::Drop).await).await);
+    let text = conflict(s.create_nat_gateway(with("2001:db8:65::/96")).await).to_string();
+    assert_eq!(text, "NAT64 prefix 2001:db8:65::/96 of NAT gateway `out` overlaps route 2001:db8:65::1/128");
+    // Routes to the Internet, and shorter ones, are not in its way.
+    new(s.create_route(route("64:ff9b::c000:0/112", RouteTarget::Internet).await).await);
+    new(s.create_route(route("::/0", RouteTarget::Drop).await).await);
+    let made = new(s.create_nat_gateway(with("64:ff9b::/96")).await);
+    assert_eq!(made.nat64_prefix, Some("64:ff9b::/96".parse().unwrap()));
+    let differs = conflict(s.create_nat_gateway(with("2001:db8:66::/96")).await).to_string();
+    assert!(differs.contains("nat64_prefix is 64:ff9b::/96, not 2001:db8:66::/96"), "{differs}");
+    // What is new must not overlap it.
+    let text =
+        conflict(s.create_subnet(subnet("seven", c.vpc.id, None, Some("64:ff9b::/64"))).await).to_string();
+    assert_eq!(text, "NAT64 prefix 64:ff9b::/96 of NAT gateway `out` overlaps 64:ff9b::/64");
+    let text = conflict(s.create_route(route("64:ff9b::1/128", RouteTarget::Drop).await).await).to_string();
+    assert_eq!(text, "NAT64 prefix 64:ff9b::/96 of NAT gateway `out` overlaps 64:ff9b::1/128");
+    new(s.create_route(route("64:ff9b::2/128", RouteTarget::Internet).await).await);
+    let change = |prefix: Option<&str>| NatGatewayUpdate {
+        nat64_prefix: Some(prefix.map(|prefix| prefix.parse().unwrap())),
+        ..NatGatewayUpdate::default()
+    };
+    let text =
+        conflict(s.update_nat_gateway(made.id, change(Some("2001:db8:64::/96")), None).await).to_string();
+    assert!(text.contains("overlaps 2001:db8:64::/64 of subnet `six`"), "{text}");
+    let changed = s.update_nat_gateway(made.id, change(Some("2001:db8:66::/96")), None).await.unwrap();
+    assert_eq!(changed.nat64_prefix, Some("2001:db8:66::/96".parse().unwrap()));
+    let none = s.update_nat_gateway(made.id, change(None), None).await.unwrap();
+    assert_eq!(none.nat64_prefix, None);
+    assert_eq!(s.nat_gateway(made.id).await.unwrap(), none);
 }
 
 pub async fn nat_gateways_stay_on_their_cluster(f: Fixture) {

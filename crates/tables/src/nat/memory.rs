@@ -5,7 +5,7 @@ use crate::layout::{self, nat_block, nat_group, nat_tuples};
 use crate::region::Region;
 use sluice_types::Vni;
 use std::mem::{offset_of, size_of};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const GROUP_BLOCKS: u32 = layout::NAT_GROUP_BLOCKS;
 
@@ -382,9 +382,16 @@ impl Tables {
         let load32 = |offset| self.groups.load32(Self::field_at(id, offset));
         let load64 = |offset| self.groups.load64(Self::field_at(id, offset));
         let ended = load32(offset_of!(nat_block, ended));
+        let owner = load32(offset_of!(nat_block, vni));
+        let [high, low] = [0, 8].map(|at| load64(offset_of!(nat_block, inside) + at));
+        let inside: IpAddr = if owner & layout::NAT_INSIDE_IPV6 == 0 {
+            Ipv4Addr::from(low as u32).into()
+        } else {
+            Ipv6Addr::from(u128::from(high) << 64 | u128::from(low)).into()
+        };
         let block = NatBlock {
-            vni: Vni::new(load32(offset_of!(nat_block, vni))).ok()?,
-            inside: Ipv4Addr::from(load64(offset_of!(nat_block, inside) + 8) as u32),
+            vni: Vni::new(owner & layout::NAT_VNI_MASK).ok()?,
+            inside,
             outside: self.outside(id.group),
             ports: self.port_range(id),
             claimed_at: load32(offset_of!(nat_block, claimed_at)),

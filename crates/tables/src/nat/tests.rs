@@ -3,6 +3,7 @@
 mod addresses;
 mod install;
 mod killed;
+mod nat64;
 mod schedules;
 mod seed;
 mod shared;
@@ -57,7 +58,16 @@ impl TestNat {
                 (at(&regions.ports), count(&regions.ports, NatRegions::CELL_BYTES)),
                 (at(&regions.tuples), count(&regions.tuples, NatRegions::TUPLES_BYTES)),
                 at(&regions.sessions.config),
-                (at(&regions.sessions.ipv4), count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES)),
+                [
+                    (
+                        at(&regions.sessions.ipv4),
+                        count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES),
+                    ),
+                    (
+                        at(&regions.sessions.ipv6),
+                        count(&regions.sessions.ipv6, SessionRegions::BUCKET6_BYTES),
+                    ),
+                ],
             )
         };
         let numbers: Vec<u16> =
@@ -358,7 +368,7 @@ fn ports_and_blocks_return_after_their_sessions() {
     let out = tables.out(UDP, vm(7), server(53), NOW);
     tables.out(UDP, vm(7), server(54), NOW + 8 * 200);
     let block = nat.blocks().next().unwrap();
-    assert_eq!((block.vni.get(), block.inside, block.outside), (VNI, *vm(7).ip(), public(0)));
+    assert_eq!((block.vni.get(), block.inside, block.outside), (VNI, (*vm(7).ip()).into(), public(0)));
     assert!(block.ports.contains(&out.outside_port));
     assert_eq!((block.claimed_at, block.sessions), (NOW, 2));
     let (swept, events) = round(&mut nat, NOW);

@@ -16,11 +16,9 @@ static struct session_bucket4 *session_bucket4_at(__u32 index)
 	return index < current.bucket_count ? &current.buckets[index] : NULL;
 }
 
-/* There are no IPv6 sessions. */
 static struct session_bucket6 *session_bucket6_at(__u32 index)
 {
-	(void)index;
-	return NULL;
+	return index < current.bucket6_count ? &current.buckets6[index] : NULL;
 }
 
 static struct session_config *session_config_at(void)
@@ -59,6 +57,17 @@ static int create_session4(const struct session_query *query, __u32 action0, __u
 			   struct session_hit *hit)
 {
 	return session_create(4, current.sessions, query, action0, action1, now, hit);
+}
+
+static int find_session6(const struct session_query *query, __u32 now, struct session_hit *hit)
+{
+	return session_find(6, query, now, hit);
+}
+
+static int create_session6(const struct session_query *query, __u32 action0, __u32 action1, __u32 now,
+			   struct session_hit *hit)
+{
+	return session_create(6, current.sessions, query, action0, action1, now, hit);
 }
 
 #define NAT_FUNCTION static

@@ -17,10 +17,12 @@ struct sluice_nat_tables {
 	struct nat_tuples *tuples;
 	struct session_config *sessions;
 	struct session_bucket4 *buckets;
+	struct session_bucket6 *buckets6;
 	size_t group_count;
 	size_t cell_count;
 	size_t tuple_count;
 	size_t bucket_count;
+	size_t bucket6_count;
 };
 
 void sluice_nat_run(const struct sluice_nat_tables *tables, struct nat_test *test);

@@ -1,7 +1,7 @@
 //! Source NAT in this process: packets, by the C code of `nat.h`.
 
 use super::bound::{self, NAT_OP_IN, NAT_OP_INSTALL, NAT_OP_OUT, sluice_nat_tables};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::ptr::NonNull;
 
 pub use super::bound::{
@@ -15,6 +15,9 @@ pub const ANY_REMOTE: u8 = bound::NAT_ANY_REMOTE as u8;
 
 /// `flags` of a pool: sessions that begin share ports (endpoint-dependent mapping).
 pub const SHARES_PORTS: u8 = bound::NAT_SHARES_PORTS as u8;
+
+/// In `vni` of a packet: the inside address is of IPv6 (NAT64).
+pub const INSIDE_IPV6: u32 = 1 << 24;
 
 /// `flags` of a packet: nothing changes.
 pub const PEEK: u32 = 1;
@@ -33,7 +36,7 @@ pub const COPY_OF_SHARED: u32 = bound::NAT_COPY_OF_SHARED;
 /// Size of a packet for `bpf/nat_test.bpf.c`.
 pub const PACKET_BYTES: usize = size_of::<nat_test>();
 
-const _: () = assert!(PACKET_BYTES == 112, "struct nat_test has padding, or has changed: adapt this number");
+const _: () = assert!(PACKET_BYTES == 120, "struct nat_test has padding, or has changed: adapt this number");
 
 /// The pool of a VPC that has these numbers, at most 16, without other settings.
 ///
@@ -46,13 +49,25 @@ pub fn pool_of(numbers: &[u16]) -> nat_pool {
     pool
 }
 
-/// A packet of a VM of a VPC. It has no pool yet.
+/// A packet of a VM of a VPC. It has no pool yet. With an inside address of IPv6 it is one of NAT64.
+///
+/// # Panics
+/// If bits 64 to 95 of an address of IPv6 are not 0.
 #[must_use]
-pub fn outgoing(vni: u32, protocol: u8, inside: SocketAddrV4, remote: SocketAddrV4) -> nat_test {
+pub fn outgoing(vni: u32, protocol: u8, inside: impl Into<SocketAddr>, remote: SocketAddrV4) -> nat_test {
+    let inside = inside.into();
+    let (family, high, low) = match inside.ip() {
+        IpAddr::V4(inside) => (0, 0, inside.into()),
+        IpAddr::V6(inside) => {
+            let bits = u128::from(inside);
+            (INSIDE_IPV6, (bits >> 64) as u64, u32::try_from(bits as u64).expect("bits 64 to 95 are 0"))
+        }
+    };
     nat_test {
         op: NAT_OP_OUT,
-        vni,
-        inside: (*inside.ip()).into(),
+        vni: vni | family,
+        inside: low,
+        inside_high: high,
         inside_port: inside.port(),
         remote: (*remote.ip()).into(),
         remote_port: remote.port(),
@@ -88,7 +103,7 @@ pub fn incoming(
 pub fn installed(
     vni: u32,
     protocol: u8,
-    (inside, remote): (SocketAddrV4, SocketAddrV4),
+    (inside, remote): (impl Into<SocketAddr>, SocketAddrV4),
     (address, outside_port): (u32, u16),
 ) -> nat_test {
     nat_test { op: NAT_OP_INSTALL, address, outside_port, ..outgoing(vni, protocol, inside, remote) }
@@ -104,6 +119,17 @@ pub fn outside_of(packet: &nat_test) -> SocketAddrV4 {
 #[must_use]
 pub fn inside_of(packet: &nat_test) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from(packet.inside), packet.inside_port)
+}
+
+/// The inside endpoint of a packet of NAT64 that was answered.
+///
+/// # Panics
+/// If it is one of IPv4.
+#[must_use]
+pub fn inside64_of(packet: &nat_test) -> SocketAddr {
+    assert_ne!(packet.vni & INSIDE_IPV6, 0, "{packet:?}");
+    let address = u128::from(packet.inside_high) << 64 | u128::from(packet.inside);
+    (Ipv6Addr::from(address), packet.inside_port).into()
 }
 
 /// The packet as bytes.
@@ -144,7 +170,7 @@ pub type Elements = (NonNull<u8>, usize);
 
 impl HostNat {
     /// Uses these maps of `nat_maps.h`: `nat_config`, `nat_groups`, `nat_ports`, `nat_tuples`, `session_config`,
-    /// `sessions4`.
+    /// `sessions4`, `sessions6`.
     ///
     /// # Safety
     /// - Each points to that many elements, aligned to 64 bytes, readable and writable; the configurations to one.
@@ -158,7 +184,7 @@ impl HostNat {
         cells: Elements,
         tuples: Elements,
         sessions: NonNull<u8>,
-        buckets: Elements,
+        [buckets, buckets6]: [Elements; 2],
     ) -> Self {
         Self(sluice_nat_tables {
             config: config.as_ptr().cast::<bound::nat_config>(),
@@ -171,6 +197,8 @@ impl HostNat {
             cell_count: cells.1,
             tuple_count: tuples.1,
             bucket_count: buckets.1,
+            buckets6: buckets6.0.as_ptr().cast::<bound::session_bucket6>(),
+            bucket6_count: buckets6.1,
         })
     }
 

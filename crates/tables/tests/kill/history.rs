@@ -162,6 +162,7 @@ pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGat
     let addresses: Vec<_> = addresses.map(|number| nat_address(at, number)).collect();
     let forwards = port_forwards(&addresses, sessions);
     let (any_remote, shares_ports) = (sessions % 2 == 0, sessions % 3 == 0);
+    let nat64 = (sessions % 3 == 0).then(|| Ipv6Addr::from((0x64_ff9b_0000 + u128::from(sessions)) << 80));
     NatGateway {
         vni: vni(at),
         addresses,
@@ -171,6 +172,7 @@ pub fn nat_gateway(at: u32, Nat { addresses, vip: of, sessions }: Nat) -> NatGat
         any_remote,
         shares_ports,
         forwards,
+        nat64,
     }
 }
 

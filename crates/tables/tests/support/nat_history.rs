@@ -7,7 +7,7 @@ use sluice_tables::{Error, Immediate};
 use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::collections::{HashMap, HashSet};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 #[path = "nat_ops.rs"]
 mod ops;
@@ -278,7 +278,8 @@ impl Model<'_> {
         let address = self.address_of(asked.address).unwrap();
         assert!(pool.addresses.contains(&address), "{asked:?}");
         let at_address: Vec<NatBlock> = nat.blocks().filter(|block| block.outside == address).collect();
-        let is_own = |block: &&NatBlock| (block.vni.get(), block.inside) == (key.0.vni, *key.0.end.ip());
+        let is_own =
+            |block: &&NatBlock| (block.vni.get(), block.inside) == (key.0.vni, IpAddr::V4(*key.0.end.ip()));
         let own = at_address.iter().filter(is_own).count();
         let is_mapped = self.sessions.iter().any(|((inside, _), session)| {
             *inside == key.0 && *session.outside.ip() == address && !session.is_shared
@@ -361,7 +362,7 @@ impl Model<'_> {
             .sessions
             .iter()
             .map(|((inside, remote), session)| {
-                let ends = (inside.vni, inside.protocol, inside.end.into(), (*remote).into());
+                let ends = (inside.vni, inside.protocol, inside.end.into(), *remote);
                 (ends, (session.outside, session.is_of_remote, session.is_shared))
             })
             .collect();
@@ -560,7 +561,8 @@ impl Model<'_> {
         let is_of_other_mapping = if is_shared { holder.is_some() } else { sharers.is_some() };
         let is_of_port =
             |block: &NatBlock| block.outside == *outside.ip() && block.ports.contains(&outside.port());
-        let is_other = |block: NatBlock| (block.vni.get(), block.inside) != (key.0.vni, *key.0.end.ip());
+        let is_other =
+            |block: NatBlock| (block.vni.get(), block.inside) != (key.0.vni, IpAddr::V4(*key.0.end.ip()));
         match asked.answer {
             testing::NAT_BEGUN => {
                 assert!(!is_too_old && !is_withheld, "{asked:?}");
@@ -651,10 +653,10 @@ impl Model<'_> {
 
     fn end(&mut self, nat: &mut Nat, vm: u32, is_vpc: bool) {
         let ended = inside(vm, UDP, 0);
-        let ends = |vni: u32, ip: Ipv4Addr| vni == ended.vni && (is_vpc || ip == *ended.end.ip());
+        let ends = |vni: u32, ip: IpAddr| vni == ended.vni && (is_vpc || ip == *ended.end.ip());
         nat.end(|block| ends(block.vni.get(), block.inside)).unwrap();
-        self.end_sessions(|key, _| ends(key.0.vni, *key.0.end.ip()));
-        self.holders.retain(|_, (inside, _)| !ends(inside.vni, *inside.end.ip()));
+        self.end_sessions(|key, _| ends(key.0.vni, (*key.0.end.ip()).into()));
+        self.holders.retain(|_, (inside, _)| !ends(inside.vni, (*inside.end.ip()).into()));
         self.is_mid_round = true;
     }
 }

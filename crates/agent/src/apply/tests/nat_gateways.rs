@@ -20,6 +20,7 @@ fn nat(number: u32, lows: &[u8]) -> NatGateway {
         any_remote: true,
         shares_ports: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 
@@ -59,10 +60,11 @@ fn found(applier: &Applier<TestRole>) -> Vec<NatGateway> {
             any_remote,
             shares_ports,
             forwards,
+            nat64,
         } = it;
         assert!(addresses.iter().all(|it| it.number == u16::from(it.address.octets()[3])), "{addresses:?}");
         let addresses = addresses.into_iter().map(|it| it.address).collect();
-        NatGateway { vni, addresses, vip, sessions, blocks, any_remote, shares_ports, forwards }
+        NatGateway { vni, addresses, vip, sessions, blocks, any_remote, shares_ports, forwards, nat64 }
     });
     all.collect()
 }

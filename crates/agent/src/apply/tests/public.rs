@@ -254,6 +254,7 @@ fn roles_without_public_addresses_report_them() {
         blocks: 1,
         any_remote: false,
         forwards: Vec::new(),
+        nat64: None,
     };
     let public_prefixes = vec![public("198.51.100.1/32", 1, "10.0.0.5/32")];
     let update = Update { public_prefixes, nat_gateways: vec![nat], ..delta(11) };

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::rc::Rc;
 
@@ -28,7 +28,8 @@ const BUCKETS: u32 = 100;
 fn load(object: ObjectName) -> Datapath {
     let (groups, cells) = (NatRegions::groups(SIZE).unwrap(), NatRegions::port_cells(SIZE));
     let settings = Settings { object, cells: 1 << 14, pin_dir: None };
-    Datapath::load_sized(&settings, &nat_sizes(groups, cells, BUCKETS)).expect("the programs load (as root)")
+    Datapath::load_sized(&settings, &nat_sizes(groups, cells, [BUCKETS; 2]))
+        .expect("the programs load (as root)")
 }
 
 /// The packets' side of the tables, by the test program, and the time.
@@ -68,8 +69,15 @@ impl Installer for Host {
                 continue;
             };
             let end = |address: u32, port| SocketAddrV4::new(address.into(), port);
-            let ends = (end(copy.inside, copy.inside_port), end(copy.remote, copy.remote_port));
-            let asked = testing::installed(copy.vni, copy.protocol, ends, (number as u32, copy.outside_port));
+            let [high, low] = copy.inside;
+            let inside: IpAddr = if copy.vni & layout::NAT_INSIDE_IPV6 == 0 {
+                Ipv4Addr::from(low as u32).into()
+            } else {
+                Ipv6Addr::from(u128::from(high) << 64 | u128::from(low)).into()
+            };
+            let ends = (SocketAddr::new(inside, copy.inside_port), end(copy.remote, copy.remote_port));
+            let vni = copy.vni & layout::NAT_VNI_MASK;
+            let asked = testing::installed(vni, copy.protocol, ends, (number as u32, copy.outside_port));
             let (flags, state) = (copy.flags, copy.state.into());
             let answered = self.run(nat_test { flags, state, idle: copy.idle, since: copy.since, ..asked });
             (copy.answer, copy.bucket, copy.slot) = (answered.answer, answered.bucket, answered.slot);
@@ -98,13 +106,17 @@ fn vni(number: u32) -> Vni {
     Vni::new(number).unwrap()
 }
 
-/// A session of VM `vm` of a VPC to remote port `to`. Each VM has a block of its own.
+/// A session of VM `vm` of a VPC to remote port `to`. Each VM has a block of its own, and every third one an address of IPv6.
 fn record(of: u32, vm: u16, to: u16, port: u16) -> Record {
     let remote_began = (vm + to).is_multiple_of(3);
     Record {
         vni: vni(of),
         protocol: UDP,
-        inside: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, vm as u8 + 1), 5000),
+        inside: if vm % 3 == 2 {
+            SocketAddr::new(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, vm + 1).into(), 5000)
+        } else {
+            SocketAddr::new(Ipv4Addr::new(10, 0, 0, vm as u8 + 1).into(), 5000)
+        },
         remote: SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), 50 + to),
         outside: SocketAddrV4::new(public(vni(of)), 2048 + 64 * vm + port),
         state: State::new(if remote_began { State::FROM_REMOTE } else { 0 }).unwrap(),
@@ -260,7 +272,7 @@ fn a_port_that_the_owner_has_given_away_ends_the_sessions_of_others() {
         assert_eq!(copies.install(&kept, Source::Other), Installed::Done);
     }
     // Another port of the same VM, and another VM: only the owner may give a port or a block away.
-    let same_vm = Record { inside: SocketAddrV4::new(*first.inside.ip(), 6000), ..first };
+    let same_vm = Record { inside: SocketAddr::new(first.inside.ip(), 6000), ..first };
     let other_vm = Record { inside: record(1, 2, 0, 0).inside, ..first };
     for (taker, left) in [(same_vm, vec![other_port, elsewhere]), (other_vm, vec![elsewhere])] {
         // The sessions are older than the pass.
@@ -299,7 +311,7 @@ fn a_port_that_the_owner_has_given_away_ends_the_sessions_of_others() {
         }
         let installed = copies.install(&taker, Source::Owner(mark(9, host.at())));
         assert_eq!(installed, Installed::Done);
-        copies.nat.lock().end(|block| block.inside == *taker.inside.ip()).unwrap();
+        copies.nat.lock().end(|block| block.inside == taker.inside.ip()).unwrap();
         (0..2).for_each(
             |_| while !copies.nat.lock().sweep(64, host.at(), &mut drop).unwrap().round_completed {},
         );
@@ -372,7 +384,7 @@ fn another_secret_forgets_copies_and_marks() {
     assert!(!copies.was_emptied());
     let session = record(1, 0, 0, 0);
     assert_eq!(copies.install(&session, Source::Owner(mark(1, host.at()))), Installed::Done);
-    assert_eq!(copies.marks.iter().filter(|mark| **mark == 1).count(), 1);
+    assert_eq!(copies.marks.iter().flatten().filter(|mark| **mark == 1).count(), 1);
     let taker = Record { inside: record(1, 2, 0, 0).inside, ..session };
     copies.install(&taker, Source::Owner(mark(1, host.at())));
     let mut role = RoleNat::new(Some(copies.nat.clone()));
@@ -381,7 +393,7 @@ fn another_secret_forgets_copies_and_marks() {
         role.set_seed(NatSeed::new(seed).unwrap());
         assert_eq!(copies.was_emptied(), is_new, "{seed}");
     }
-    assert!(copies.marks.iter().all(|mark| *mark == 0));
+    assert!(copies.marks.iter().flatten().all(|mark| *mark == 0));
     assert!(copies.taken.is_empty() && copies.taken_ports == 0);
     assert!(read_all(&copies).is_empty());
 }
@@ -432,6 +444,7 @@ fn the_program_of_the_gateway_installs_sessions_of_nat_gateways() {
             any_remote: false,
             shares_ports: false,
             forwards: Vec::new(),
+            nat64: None,
         };
         tables.upsert_nat_gateway(&gateway).unwrap();
     }

@@ -61,6 +61,7 @@ fn nat(number: u32, lows: &[u8]) -> NatGateway {
         any_remote: false,
         shares_ports: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 

@@ -359,7 +359,7 @@ impl NatEntries {
                 let limits = (nat.sessions, nat.blocks);
                 let addresses = nat.addresses.iter().map(|it| it.address);
                 let flags = [nat.any_remote, nat.shares_ports];
-                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, flags, &nat.forwards)
+                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, flags, &nat.forwards, nat.nat64)
             });
             call(key, hash);
         }

@@ -166,6 +166,7 @@ impl Cloud {
                 limits,
                 [nat.any_remote, nat.shares_ports],
                 &nat.forwards,
+                nat.nat64,
             ));
         }
         for port in &self.ports {

@@ -21,6 +21,7 @@ pub(super) fn nat(number: u32, lows: &[u8]) -> NatGateway {
         any_remote: false,
         shares_ports: false,
         forwards: Vec::new(),
+        nat64: None,
     }
 }
 
@@ -122,6 +123,8 @@ fn another_nat_gateway_replaces_that_of_the_vpc() {
         NatGateway { blocks: 7, ..first.clone() },
         NatGateway { any_remote: true, ..first.clone() },
         NatGateway { shares_ports: true, ..first.clone() },
+        NatGateway { nat64: "64:ff9b::".parse().ok(), ..first.clone() },
+        NatGateway { nat64: "2001:db8:64::".parse().ok(), ..first.clone() },
         NatGateway { vip: ip("2001:db8::9"), ..first.clone() },
         renumbered,
     ] {
@@ -179,6 +182,10 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
         (NatGateway { sessions: 0, ..nat(6, &[3]) }, "not 0 and 4"),
         (NatGateway { blocks: 0, ..nat(6, &[3]) }, "not 1000 and 0"),
         (NatGateway { blocks: 17, ..nat(6, &[3]) }, "not 1000 and 17"),
+        (
+            NatGateway { nat64: "64:ff9b::1".parse().ok(), ..nat(6, &[3]) },
+            "64:ff9b::1/96 cannot be a prefix of NAT64",
+        ),
         (NatGateway { forwards: forwards(&[4], 1), ..nat(6, &[3]) }, "198.51.101.4:1, but does not have"),
     ] {
         let error = tables.upsert_nat_gateway(&nat).unwrap_err().to_string();
@@ -244,7 +251,8 @@ fn digests_see_what_is_wrong_with_a_nat_gateway() {
     let without = entries(&plain);
     plain.upsert_nat_gateway(&first).unwrap();
     let addresses = first.addresses.iter().map(|it| it.address);
-    let hash = EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), [false; 2], &first.forwards);
+    let hash =
+        EntryHash::nat_gateway(vni(5), addresses, first.vip, (1000, 4), [false; 2], &first.forwards, None);
     let added: Vec<_> = entries(&plain).into_iter().filter(|entry| !without.contains(entry)).collect();
     assert_eq!(added, [(key, hash)]);
 
