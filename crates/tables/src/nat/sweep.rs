@@ -120,7 +120,7 @@ fn class_of(protocol: u8) -> Option<u32> {
 
 /// Where the word of a session's tuple is, by the key that `nat_place_tuple` has (`nat_shared.h`).
 fn tuple_of(reader: &SessionReader, translation: &Translation) -> Option<TuplePlace> {
-    let SocketAddr::V4(remote) = translation.remote else { return None };
+    let remote = translation.remote;
     let who = u64::from(translation.number)
         | u64::from(translation.session.flow.protocol) << layout::SESSION_PROTOCOL_SHIFT
         | u64::from(translation.outside.port()) << layout::SESSION_PORT0_SHIFT
