@@ -13,6 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use sluice_client::{Gateway, NewInstance, NewObject, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
 use sluice_types::{PeeringId, SubnetId, VpcId};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -163,7 +164,8 @@ impl<'a> Filler<'a> {
     /// Creates a VPC that is peered with the first.
     async fn create_peered(&self, number: usize) -> Result<(VpcId, PeeringId), Failure> {
         let vpc = create_vpc(self.lab, &self.like, number).await?;
-        let peering = NewPeering { name: format!("filler-{number}"), vpcs: [self.first, vpc] };
+        let peering =
+            NewPeering { name: format!("filler-{number}"), vpcs: [self.first, vpc], meters: BTreeMap::new() };
         Ok((vpc, create_admitted(self.lab, &peering).await?.id))
     }
 

@@ -13,34 +13,36 @@
 
 #include "gateway/meter_stage.h"
 
-/* A function, so that each packet's program has its loop once, and only packets with meters pay for it. */
-__attribute__((noinline)) enum drop_reason take_from_peerings(struct packet *packet)
+/* A function, so that the verifier processes it once, and not for each peering. */
+__attribute__((noinline)) enum drop_reason take_from_peering(struct packet *packet, __u32 at)
 {
-	__u64 now = bpf_ktime_get_ns();
+	const struct peering *peering;
+	__u64 now;
 
-	if (!packet)
+	if (!packet || at >= PEER_HOPS_MAX)
 		return DROP_stale_index;
-	for (int i = 0; i < PEER_HOPS_MAX && i < packet->peerings; i++) {
-		const struct peering *peering = peering_at(packet->peering[i]);
-		__u32 bytes = packet->frame.ip_bytes;
-
-		if (!peering)
-			return DROP_stale_index;
-		if (!conforms(READ_ONCE(peering->out_meter), METER_OUT, bytes, now)) {
-			packet->vni = peering->vni;
-			return DROP_meter_peering;
-		}
-		if (!conforms(READ_ONCE(peering->in_meter), METER_IN, bytes, now)) {
-			packet->vni = peering->peer;
-			return DROP_meter_peering;
-		}
+	peering = peering_at(packet->peering[at]);
+	if (!peering)
+		return DROP_stale_index;
+	now = bpf_ktime_get_ns();
+	if (!conforms(READ_ONCE(peering->out_meter), METER_OUT, packet->frame.ip_bytes, now)) {
+		packet->vni = peering->vni;
+		return DROP_meter_peering;
+	}
+	if (!conforms(READ_ONCE(peering->in_meter), METER_IN, packet->frame.ip_bytes, now)) {
+		packet->vni = peering->peer;
+		return DROP_meter_peering;
 	}
 	return DROP_none;
 }
 
 static __always_inline enum drop_reason meter_peerings(struct packet *packet)
 {
-	return packet->peerings ? take_from_peerings(packet) : DROP_none;
+	enum drop_reason reason = DROP_none;
+
+	for (__u32 at = 0; !reason && at < PEER_HOPS_MAX && at < packet->peerings; at++)
+		reason = take_from_peering(packet, at);
+	return reason;
 }
 
 #endif

@@ -5,10 +5,12 @@ mod nat_gateways;
 mod public;
 mod retries;
 
-use sluice_southbound::{EndpointKey, Group, Key, Port, PublicPrefix, RouteKey, Vip, Vrf, Vtep, VtepRole};
+use sluice_southbound::{
+    EndpointKey, Group, Key, Port, PublicPrefix, Route, RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
+};
 use std::net::Ipv4Addr;
 
-use sluice_tables::{Immediate, Memory, Sizes};
+use sluice_tables::{Immediate, Memory, Sizes, Target};
 use sluice_types::{InstanceId, MacAddr, Secret, Vni};
 
 use super::*;

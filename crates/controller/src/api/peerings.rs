@@ -107,7 +107,7 @@ async fn update_peering(
     Json(body): Json<PeeringPatch>,
 ) -> Result<Response, Problem> {
     let updated = api.db.store.update_peering(id, &body.meters, expected).await;
-    let updated = updated.map_err(|error| Problem::of_change(error, expected))?;
+    let updated = updated.map_err(|error| Problem::of_store(error, Some(&id.to_string())))?;
     Ok(reply::updated::<Peering>(&api, updated))
 }
 

@@ -233,7 +233,7 @@ async fn routes_to_peers_follow_the_meters_of_their_peering() {
     let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
     store.create_subnet(new_subnet(a.id, "s", "10.1.0.0/24", Some("2001:db8:1::/64"))).await.unwrap();
     store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
-    let new = NewPeering { name: "p".into(), a: a.id, b: b.id, meters: [(b.id, gold)].into() };
+    let new = NewPeering { meters: [(b.id, gold)].into(), ..new_peering(&a, &b) };
     let peering = store.create_peering(new).await.unwrap().into_inner().id;
     let table = store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
     let (prefix, target) = ("10.0.0.0/8".parse().unwrap(), RouteTarget::Peering(peering));

@@ -348,6 +348,10 @@ fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
     VpcUpdate { name: name.into(), mtu, offload_kbps: Some(u32::from(mtu) % 2), internet_meter: None }
 }
 
+fn new_peering(a: &Vpc, b: &Vpc) -> NewPeering {
+    NewPeering { name: "p".into(), a: a.id, b: b.id, meters: BTreeMap::new() }
+}
+
 fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
     NewSubnet {
         name: name.into(),
@@ -391,10 +395,7 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     let sub_a = store.create_subnet(new_subnet(a.id, "s", "10.1.0.0/24", Some("2001:db8:1::/64")));
     let sub_a = sub_a.await.unwrap().into_inner().id;
     store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
-    store
-        .create_peering(NewPeering { name: "p".into(), a: a.id, b: b.id, meters: Default::default() })
-        .await
-        .unwrap();
+    store.create_peering(new_peering(&a, &b)).await.unwrap();
     let vm = store.create_instance(a.id, new_instance("vm", sub_a, host)).await.unwrap().into_inner();
     world.follow().await;
     world.check().await;
@@ -514,8 +515,7 @@ async fn static_route_takes_precedence_over_peering_until_removed() {
     let a = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
     let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
     store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
-    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id, meters: Default::default() };
-    let peering = store.create_peering(peering).await.unwrap().into_inner().id;
+    let peering = store.create_peering(new_peering(&a, &b)).await.unwrap().into_inner().id;
     let table = store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
     world.follow().await;
     let prefix: IpNet = "10.2.0.0/24".parse().unwrap();

@@ -128,8 +128,7 @@ async fn paths_to_peered_vpcs_follow_routes() {
     cloud.follow().await;
     assert_eq!((cloud.count(1), cloud.count(2)), (2, 2), "the VPCs are not peered yet");
 
-    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id, meters: Default::default() };
-    let peering = cloud.store.create_peering(peering).await.unwrap().into_inner().id;
+    let peering = cloud.store.create_peering(new_peering(&a, &b)).await.unwrap().into_inner().id;
     cloud.follow().await;
     assert_eq!(cloud.path(1, &a, &there), Some(host_vtep(2)));
     assert_eq!(cloud.path(2, &b, &here), Some(host_vtep(1)));
