@@ -313,7 +313,7 @@ mod tests {
         gateway.pass(11, 4 * RATE);
         assert_eq!(gateway.sample.shares[1], METER_WHOLE / 2);
         gateway.pass(1, 4 * RATE);
-        assert_eq!(gateway.sample.shares[1], METER_WHOLE, "nobody is heard");
+        assert_eq!(gateway.sample.shares[1], METER_WHOLE, "no other gateway is heard");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use sluice_agent::metric_source::{MetricSource, counter, gauge};
 pub struct ShareCounts {
     /// Meters of which other gateways report demand.
     pub shared_meters: u64,
-    /// Datagrams.
+    /// Datagrams sent and accepted.
     pub sent: u64,
     pub received: u64,
     /// Datagrams refused, by reason.
