@@ -79,7 +79,7 @@ impl NatArgs {
     ///
     /// # Errors
     /// If the size is not valid, which the options do not permit.
-    pub fn maps(&self) -> Result<[(&'static str, u32); 5], sluice_tables::Error> {
+    pub fn maps(&self) -> Result<[(&'static str, u32); 6], sluice_tables::Error> {
         let slots = u64::from(self.nat_sessions) * 3 / 2;
         let buckets = slots.div_ceil(u64::from(SESSION_SLOTS));
         let size = self.size();
