@@ -1,7 +1,7 @@
 //! VMs without public addresses reach the IPv4 Internet by the NAT gateways of their VPCs, from different hosts and by both
 //! gateways: pages, names, queries, pings, traces, ICMP errors, fragments. VPCs with equal addresses are not mixed. A VM that opens
-//! connections without end is refused by name, and others are neither refused nor late. The ports of a block serve more connections
-//! than there are ports. A scan of all public addresses begins no session. What no VM began does not come in, until the NAT gateway
+//! connections without end is refused by name, and others are neither refused nor late. A scan of all public addresses begins no
+//! session. What no VM began does not come in, until the NAT gateway
 //! permits it. The agent of the only gateway is replaced during a download, which goes on. A gateway dies that was alone until a
 //! moment ago, and another translates new connections; `nat_failover` is about those that exist.
 
@@ -33,10 +33,6 @@ const ELASTIC: &str = "web-3";
 /// Where the web server and VMs echo.
 const PORT: u16 = 7051;
 const PPS: u64 = 200;
-/// Connections of a VM to each of two servers: of 300 inside ports to 8 ports of the server.
-const HELD_OF_SERVER: u64 = 2400;
-/// Of a block, by default.
-const BLOCK_PORTS: u64 = 512;
 /// What the log says of the ports that a VM gets.
 const GIVEN: &str = "ports of a public address were given to a VM";
 /// For how long an answer is awaited that should not come.
@@ -70,7 +66,6 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     names_are_resolved(&lab).await?;
     only_answers_come_in(&lab, at).await?;
     flows_without_end_are_refused(&lab, at).await?;
-    ports_are_shared(&lab, at).await?;
     owner_is_restarted(&lab).await?;
     owner_dies(&lab).await
 }
@@ -372,56 +367,6 @@ async fn flows_without_end_are_refused(lab: &Lab, at: SocketAddr) -> Outcome {
         }
     }
     change(lab, "shop", json!({ "sessions": 10_000 })).await
-}
-
-/// With endpoint-dependent mapping, the ports of one block serve more connections of a VM than there are ports, to two servers. Those
-/// of earlier go on.
-async fn ports_are_shared(lab: &Lab, at: SocketAddr) -> Outcome {
-    let echo = SocketAddr::new(at.ip(), at.port() + 100);
-    let far = SocketAddr::new("198.51.100.194".parse()?, echo.port());
-    let mut before = None;
-    let mut holders = Vec::new();
-    let mut servers = Vec::new();
-    for (server, at, first) in [(WEB, echo, 10_000_u16), (CLIENT, far, 20_000)] {
-        let (at, first) = (at.to_string(), first.to_string());
-        servers.push(Probe::listening(lab, server, &["keep", &at]).await?);
-        if before.is_none() {
-            before = Some(Probe::listening(lab, TWIN, &["hold", &at, "8", "1", "9000"]).await?);
-            let both = json!({ "mapping": "endpoint-dependent", "filtering": "endpoint-independent" });
-            let refused = change(lab, "web", both).await.err().map(|error| error.to_string());
-            ensure!(
-                refused.as_ref().is_some_and(|text| text.contains("mapping")),
-                "a mapping and a filtering that contradict each other: {refused:?}"
-            );
-            change(lab, "web", json!({ "mapping": "endpoint-dependent", "blocks": 1 })).await?;
-        }
-        let held = HELD_OF_SERVER.to_string();
-        holders.push(Probe::listening(lab, TWIN, &["hold", &at, &held, "1", &first]).await?);
-    }
-    let found = sessions(lab, TWIN, WEB_ADDRESS, &["--protocol", "tcp"]).await?;
-    let held = |it: &&Value| it["inside_port"].as_u64().is_some_and(|port| (10_000..29_000).contains(&port));
-    let ports: std::collections::BTreeSet<_> =
-        found.iter().filter(held).filter_map(|it| it["outside_port"].as_u64()).collect();
-    let inside: std::collections::BTreeSet<_> =
-        found.iter().filter(held).filter_map(|it| it["inside_port"].as_u64()).collect();
-    let blocks: std::collections::BTreeSet<_> = ports.iter().map(|port| port / BLOCK_PORTS).collect();
-    ensure!(
-        blocks.len() == 1 && inside.len() as u64 > BLOCK_PORTS,
-        "{} inside ports have {} outside ports of {} blocks",
-        inside.len(),
-        ports.len(),
-        blocks.len()
-    );
-    for (mut held, count) in before
-        .map(|probe| (probe, 8))
-        .into_iter()
-        .chain(holders.into_iter().map(|probe| (probe, HELD_OF_SERVER)))
-    {
-        let came = held.next().await?;
-        ensure!(came["held"]["answered"] == count, "of {count} connections: {came}");
-        held.kill().await?;
-    }
-    change(lab, "web", json!({ "mapping": "endpoint-independent", "blocks": 4 })).await
 }
 
 /// The only gateway left has all sessions. Its agent is killed and started again during a download, about whose connection

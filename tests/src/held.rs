@@ -13,8 +13,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// Ports of the server, from its address on: an inside endpoint has a connection to each.
 const PORTS: u16 = 8;
-/// Inside ports of connections that stay, unless others are given, and of others: these are used again after 64 connections.
-pub const HELD_FROM: u16 = 10_000;
+/// Inside ports of connections that stay, and of others: these are used again after 64 connections.
+const HELD_FROM: u16 = 10_000;
 const OTHERS_FROM: u16 = 30_000;
 const OTHERS: u64 = 64;
 /// Connections that are opened at a time.
@@ -106,9 +106,9 @@ impl Counts {
     }
 }
 
-/// Opens connections that stay, from inside port `first` on, and `per_s` others a second. For each line on standard input, sends by each connection that stays,
+/// Opens connections that stay, and `per_s` others a second. For each line on standard input, sends by each connection that stays,
 /// and prints what came back.
-pub fn hold(address: SocketAddr, connections: u16, per_s: u32, first: u16) -> Result<()> {
+pub fn hold(address: SocketAddr, connections: u16, per_s: u32) -> Result<()> {
     run(async {
         let to = move |number: u64| {
             SocketAddr::new(address.ip(), address.port() + (number % u64::from(PORTS)) as u16)
@@ -118,7 +118,7 @@ pub fn hold(address: SocketAddr, connections: u16, per_s: u32, first: u16) -> Re
         for some in all.chunks(AT_ONCE) {
             let tasks: Vec<_> = some
                 .iter()
-                .map(|number| tokio::spawn(patiently(open(first + number / PORTS, to((*number).into())))))
+                .map(|number| tokio::spawn(patiently(open(HELD_FROM + number / PORTS, to((*number).into())))))
                 .collect();
             for task in tasks {
                 held.push(task.await??);

@@ -12,8 +12,6 @@
 //!     sluice-probe keep ADDRESS               return to each TCP connection what it sends, at 8 ports from that of ADDRESS on
 //!     sluice-probe hold ADDRESS COUNT RATE    so many connections to `keep` that stay, and others in a second; for each line on
 //!                                             standard input, what all have come to
-//!     sluice-probe hold ADDRESS COUNT RATE PORT
-//!                                             the same, from this port on
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
 //!                                             say twice, in the same RSP packet, that a destination is at HOST
 //!     sluice-probe attack IFNAME,MAC,ADDRESS,ADDRESS6 VICTIM,VICTIM6 ROUTERMAC,ROUTER VTEP FRAMES
@@ -86,12 +84,7 @@ fn main() -> Result<()> {
         ["give", address, bytes] => give(parse(address), parse(bytes)),
         ["take", address, bytes] => take(parse(address), parse(bytes)),
         ["keep", address] => held::keep(parse(address)),
-        ["hold", address, connections, per_s] => {
-            held::hold(parse(address), parse(connections), parse(per_s), held::HELD_FROM)
-        }
-        ["hold", address, connections, per_s, first] => {
-            held::hold(parse(address), parse(connections), parse(per_s), parse(first))
-        }
+        ["hold", address, connections, per_s] => held::hold(parse(address), parse(connections), parse(per_s)),
         ["rsp", to, key, secret, vni, destination, host] => {
             let path = (parse(destination), parse(host));
             notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)

@@ -84,7 +84,7 @@ impl NatArgs {
     ///
     /// # Errors
     /// If the size is not valid, which the options do not permit.
-    pub fn maps(&self) -> Result<[(&'static str, u32); 5], sluice_tables::Error> {
+    pub fn maps(&self) -> Result<[(&'static str, u32); 6], sluice_tables::Error> {
         let size = self.size();
         let sessions = [self.nat_sessions, self.nat64_sessions.unwrap_or(self.nat_sessions / 4)];
         let buckets = sessions.map(|sessions| {
