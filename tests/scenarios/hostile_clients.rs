@@ -10,6 +10,7 @@ use crate::{attack, nat};
 use serde_json::Value;
 use sluice_lab::Lab;
 use sluice_lab::internet::ISP;
+use sluice_types::IpNet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -101,10 +102,11 @@ pub async fn pool_is_scanned(lab: &Lab, (elastic, host): (&str, &str), nat: &[&s
     }
     for own in &eips {
         let before = dropped(lab, "martian_source").await?;
-        let mut sent = scan(lab, mac, &own.to_string(), &own.to_string()).await?;
+        let (from, to) = (own.to_string(), IpNet::from(*own).to_string());
+        let mut sent = scan(lab, mac, &from, &to).await?;
         for address in nat.iter().filter(|_| own.is_ipv4()) {
-            sent += scan(lab, mac, &own.to_string(), address).await?;
-            sent += scan(lab, mac, address, &own.to_string()).await?;
+            sent += scan(lab, mac, &from, &format!("{address}/32")).await?;
+            sent += scan(lab, mac, address, &to).await?;
         }
         eventually(COUNTED, async || {
             let more = dropped(lab, "martian_source").await? - before;

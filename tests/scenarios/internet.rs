@@ -445,6 +445,9 @@ async fn forged_packets(lab: &Lab, vm: &str) -> Outcome {
     Ok(())
 }
 
+/// From the start of an agent until its tables are synchronized, a loaded machine included.
+const BACK: Duration = Duration::from_secs(30);
+
 /// The gateway that answers for a VM's public address loses its agent and its links during downloads, which go on by
 /// another gateway. Before, forged packets end none of them.
 async fn owner_dies(lab: &Lab) -> Outcome {
@@ -484,9 +487,11 @@ async fn owner_dies(lab: &Lab) -> Outcome {
         Ok(())
     };
     tokio::try_join!(downloads, die)?;
-    set_groups(lab, first, &[]).await?;
     execute(lab, ISP, &["tc", "qdisc", "del", "dev", "ix0", "root"]).await?;
     lab.connect_gateway(victim, true).await?;
-    lab.restart(&lab.state().topology.gateways[victim].name).map(drop)?;
+    let name = &lab.state().topology.gateways[victim].name;
+    lab.restart(name).map(drop)?;
+    lab.synchronized(name, BACK).await?;
+    set_groups(lab, first, &[]).await?;
     answers(lab, CLIENT, public, &[]).await
 }
