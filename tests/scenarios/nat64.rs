@@ -5,7 +5,9 @@ use crate::Ground;
 use crate::internet::{copy, curl, download_from, output_of};
 use crate::nat::{owner_of, sessions_of};
 use crate::nat_failover::everything_is_copied;
-use crate::support::{Failure, Outcome, address, answers, drops, ensure, ensure_timely, eventually, execute, ping, slow_hellos};
+use crate::support::{
+    Failure, Outcome, address, answers, drops, ensure, ensure_timely, eventually, execute, ping, slow_hellos,
+};
 use sluice_lab::internet::{ISP, LARGE_FILE, WEB, web_address};
 use sluice_lab::{Lab, Options};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -31,7 +33,9 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     slow_hellos(&mut options.topology);
     let lab = Lab::up(options).await?;
-    let IpAddr::V4(web) = web_address(false) else { return Err(Failure::new("the web server has no IPv4 address")) };
+    let IpAddr::V4(web) = web_address(false) else {
+        return Err(Failure::new("the web server has no IPv4 address"));
+    };
     let to = mapped(web);
     everything_is_copied(&lab).await?;
     pages_come_by_ipv6(&lab, to).await?;
@@ -44,7 +48,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 async fn pages_come_by_ipv6(lab: &Lab, to: Ipv6Addr) -> Outcome {
     let url = format!("http://[{to}]/");
     for vm in VMS {
-        let seen = || Ok::<_, Failure>(std::fs::read_to_string(lab.paths().log(WEB))?.matches(PUBLIC).count());
+        let seen =
+            || Ok::<_, Failure>(std::fs::read_to_string(lab.paths().log(WEB))?.matches(PUBLIC).count());
         let before = seen()?;
         let text = output_of(&lab.exec(vm, &curl(&[], &url)).await?);
         ensure!(text == "Welcome to the Internet.\n", "{vm} got from {url}: {text}");
@@ -73,9 +78,16 @@ async fn packets_of_all_sizes_come_back(lab: &Lab, to: Ipv6Addr) -> Outcome {
 async fn private_addresses_are_refused(lab: &Lab) -> Outcome {
     let vm = lab.vm(VMS[0])?;
     let before = drops(lab, vm.vni, "nat64_address").await?;
-    let ping = ping(lab, VMS[0], mapped(Ipv4Addr::new(10, 0, 0, 1)).into(), &["-c", "2", "-i", "0.1", "-W", "0.5"]).await?;
+    let ping =
+        ping(lab, VMS[0], mapped(Ipv4Addr::new(10, 0, 0, 1)).into(), &["-c", "2", "-i", "0.1", "-W", "0.5"])
+            .await?;
     let more = drops(lab, vm.vni, "nat64_address").await? - before;
-    ensure!(ping.received == 0 && more > 0.0, "{} packets to a private address were refused: {}", more, ping.text);
+    ensure!(
+        ping.received == 0 && more > 0.0,
+        "{} packets to a private address were refused: {}",
+        more,
+        ping.text
+    );
     Ok(())
 }
 

@@ -222,8 +222,7 @@ static __always_inline int nat_find_out(struct nat_packet *packet)
 	if (!nat_prepare(packet))
 		return NAT_PROTOCOL;
 	nat_query(packet, 1);
-	if (nat_find_session(packet) == SESSION_HIT &&
-	    nat_touch(packet) == NAT_TRANSLATED) {
+	if (nat_find_session(packet) == SESSION_HIT && nat_touch(packet) == NAT_TRANSLATED) {
 		data = nat_session(packet);
 		if (!data)
 			return NAT_FULL;

@@ -197,12 +197,12 @@ static __always_inline enum drop_reason add_udp_checksum(struct xdp_md *ctx, con
 	sum = packet_sum(ctx, offset, bytes);
 	if (sum == SUM_FAILED)
 		return DROP_inner_truncated;
-	checksum = checksum_fold_udp(sum + ipv6_pseudo_sum(packet->new_source, packet->new_destination, bytes,
-							   IPPROTO_UDP));
+	checksum = checksum_fold_udp(
+		sum + ipv6_pseudo_sum(packet->new_source, packet->new_destination, bytes, IPPROTO_UDP));
 	return bpf_xdp_store_bytes(ctx, offset + __builtin_offsetof(struct udp_header, checksum), &checksum,
 				   sizeof(checksum))
-		       ? DROP_headroom
-		       : DROP_none;
+		     ? DROP_headroom
+		     : DROP_none;
 }
 
 /* The transport checksum, or the message, of an IPv4 packet. */

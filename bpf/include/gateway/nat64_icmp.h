@@ -171,9 +171,7 @@ __attribute__((noinline)) __u64 nat64_icmp_in(__u32 message, __u32 rest)
 static __always_inline __u32 echo_type(int ipv6, __u32 type)
 {
 	if (ipv6)
-		return type == ICMP6_ECHO	? ICMP4_ECHO
-		       : type == ICMP6_ECHO_REPLY ? ICMP4_ECHO_REPLY
-						  : 0xff;
+		return type == ICMP6_ECHO ? ICMP4_ECHO : type == ICMP6_ECHO_REPLY ? ICMP4_ECHO_REPLY : 0xff;
 	return type == ICMP4_ECHO ? ICMP6_ECHO : type == ICMP4_ECHO_REPLY ? ICMP6_ECHO_REPLY : 0xff;
 }
 

@@ -19,7 +19,8 @@
  * that the packet has as one of IPv4.
  */
 struct nat_flow {
-	__u64 source6[2]; /* of NAT64, whose destination is the IPv4 address in that of the packet; `source` is a hash of it then */
+	__u64 source6
+		[2]; /* of NAT64, whose destination is the IPv4 address in that of the packet; `source` is a hash of it then */
 	__u32 source;
 	__u32 destination;
 	__u16 source_port;
@@ -95,8 +96,7 @@ static __always_inline enum drop_reason read_quoted_flow6(struct xdp_md *ctx, st
 	__u64 source[2];
 	__u32 ports;
 
-	if (bytes < IPV6_BYTES + ICMP_BYTES ||
-	    bpf_xdp_load_bytes(ctx, offset, packet->header, IPV6_BYTES))
+	if (bytes < IPV6_BYTES + ICMP_BYTES || bpf_xdp_load_bytes(ctx, offset, packet->header, IPV6_BYTES))
 		return DROP_inner_truncated;
 	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION)
 		return DROP_inner_truncated;

@@ -101,9 +101,9 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 	answer = nat_find_out(nat);
 	if (answer == NAT_SESSIONLESS) {
 		forwarded = packet->nat & PACKET_NAT64
-				    ? 0
-				    : nat_forward_of(packet->nat_gateway, nat->class, NAT_FORWARD_OUT,
-						     nat->inside[1], nat->inside_port);
+				  ? 0
+				  : nat_forward_of(packet->nat_gateway, nat->class, NAT_FORWARD_OUT,
+						   nat->inside[1], nat->inside_port);
 		if (forwarded) {
 			packet->nat |= PACKET_NO_SESSION;
 			packet->new_source[1] = nat_forward_address(forwarded);
@@ -248,9 +248,9 @@ __attribute__((noinline)) int nat_destination(struct xdp_md *ctx, struct packet 
 	packet->new_destination[0] = 0;
 	reason = read_translated_flow(ctx, packet, at, &memory->flow);
 	if (!reason && packet->frame.flags & FRAME_LATER) {
-		reason = find_later_destination(
-			packet, public, memory,
-			find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN, public->vni));
+		reason = find_later_destination(packet, public, memory,
+						find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_IN,
+								  public->vni));
 		return reason ? drop(packet->vni, reason) : 0;
 	}
 	if (!reason)

@@ -52,7 +52,8 @@ static __always_inline __u32 find_public_source(const struct vrf *vrf, __u32 fla
  */
 static __always_inline int is_private4(__u32 address)
 {
-	return address >> 24 == 10 || address >> 20 == 0xac1 || address >> 16 == 0xc0a8 || address >> 22 == 0x191;
+	return address >> 24 == 10 || address >> 20 == 0xac1 || address >> 16 == 0xc0a8 ||
+	       address >> 22 == 0x191;
 }
 
 /* Sum of the 16-bit words of an address in host order, folded. */

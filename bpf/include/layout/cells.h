@@ -420,7 +420,8 @@ struct internet {
  * (PUBLIC_NAT). The sessions are at the owner of the vIP. Only `vip` changes; for any other change the writer makes another
  * cell, and other cells of the addresses.
  */
-#define NAT_GATEWAY_64 0x1 /* instances reach IPv4 addresses by a prefix of IPv6, which is in the cells behind (NAT64) */
+#define NAT_GATEWAY_64 \
+	0x1 /* instances reach IPv4 addresses by a prefix of IPv6, which is in the cells behind (NAT64) */
 
 struct nat_gateway {
 	__u8 kind;  /* NEXT_HOP_NAT */

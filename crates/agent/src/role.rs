@@ -359,7 +359,8 @@ impl UpdateContext<'_> {
         let addresses = addresses.iter().zip(numbers);
         let addresses = addresses.map(|(&address, number)| NatAddress { address, number }).collect();
         let forwards = forwards.clone();
-        let nat = sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards, nat64 };
+        let nat =
+            sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards, nat64 };
         let result = self.tables.upsert_nat_gateway(&nat);
         self.check(result, entry) == Some(true)
     }

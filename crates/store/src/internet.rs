@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, Ipv6Net, MeterId, MeterRate, NatFiltering,
-    NatGatewayId, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
+    AddressFamily, ClusterId, EipId, ForwardProtocol, InstanceId, IpNet, Ipv6Net, MeterId, MeterRate,
+    NatFiltering, NatGatewayId, PortForwardId, PublicPoolId, SubnetId, TenantId, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr};
 

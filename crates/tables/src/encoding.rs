@@ -203,8 +203,9 @@ impl NatGateway {
             blocks: known.pool.blocks_limit,
             any_remote: u32::from(known.pool.flags) & layout::NAT_ANY_REMOTE != 0,
             forwards: Self::forwards_from_cells(memory, &known)?,
-            nat64: (u32::from(known.flags) & layout::NAT_GATEWAY_64 != 0)
-                .then(|| Ipv6Addr::from(u128::from(behind.prefix64[0]) << 64 | u128::from(behind.prefix64[1]))),
+            nat64: (u32::from(known.flags) & layout::NAT_GATEWAY_64 != 0).then(|| {
+                Ipv6Addr::from(u128::from(behind.prefix64[0]) << 64 | u128::from(behind.prefix64[1]))
+            }),
         };
         // What the writer would not have written would mislead packets.
         let is_whole = nat.check().is_ok() && nat.to_cells(known.vip, known.forwards) == (known, behind);

@@ -198,7 +198,9 @@ impl From<Session> for Translation {
             if is_of_remote { (flow.destination, flow.source) } else { (flow.source, flow.destination) };
         let remote = match remote {
             SocketAddr::V4(remote) => remote,
-            SocketAddr::V6(remote) => SocketAddrV4::new((u128::from(*remote.ip()) as u32).into(), remote.port()),
+            SocketAddr::V6(remote) => {
+                SocketAddrV4::new((u128::from(*remote.ip()) as u32).into(), remote.port())
+            }
         };
         let outside = SocketAddrV4::new(Ipv4Addr::from(address), action as u16);
         let number = action >> layout::NAT_ADDRESS_SHIFT & layout::NAT_ADDRESS_MASK;

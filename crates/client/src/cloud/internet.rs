@@ -233,7 +233,11 @@ mod tests {
             CloudFile::parse(&format!("vpcs: [{{name: v, tenant: t, nat_gateway: {nat_gateway}}}]"))
                 .map_err(|error| error.to_string())
         };
-        for good in ["", "address_count: 2, filtering: endpoint-independent, nat64_prefix: '64:ff9b::/96'", "addresses: [198.51.100.1]"] {
+        for good in [
+            "",
+            "address_count: 2, filtering: endpoint-independent, nat64_prefix: '64:ff9b::/96'",
+            "addresses: [198.51.100.1]",
+        ] {
             assert_eq!(parse(good).unwrap().len(), 2, "{good}");
         }
         assert_eq!(

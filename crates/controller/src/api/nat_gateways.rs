@@ -12,7 +12,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, NatAddresses, NatGatewayUpdate, Page, Store, StoreError};
-use sluice_types::{IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, PublicPoolId, VpcId, given};
+use sluice_types::{
+    IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, PublicPoolId, VpcId, given,
+};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -62,7 +64,19 @@ impl Resource for NatGateway {
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::NatGateway { id, name, vpc, pool, addresses, sessions, blocks, .. } = stored;
         let (filtering, nat64_prefix, revision) = (stored.filtering, stored.nat64_prefix, stored.revision);
-        Self { id, name, vpc, pool, addresses, sessions, blocks, filtering, nat64_prefix, revision, programmed }
+        Self {
+            id,
+            name,
+            vpc,
+            pool,
+            addresses,
+            sessions,
+            blocks,
+            filtering,
+            nat64_prefix,
+            revision,
+            programmed,
+        }
     }
 }
 
@@ -238,8 +252,16 @@ impl Creatable for NatGateway {
         let of_vpc = sluice_store::NatGatewayFilter { vpc: Some(vpc), ..Default::default() };
         let exists = async { Ok(!api.db.store.nat_gateways(&of_vpc, super::FIRST).await?.is_empty()) };
         let admission = admit(api, vpc, number, number, exists).await?;
-        let new =
-            sluice_store::NewNatGateway { name, vpc, pool, addresses, sessions, blocks, filtering, nat64_prefix };
+        let new = sluice_store::NewNatGateway {
+            name,
+            vpc,
+            pool,
+            addresses,
+            sessions,
+            blocks,
+            filtering,
+            nat64_prefix,
+        };
         let created = api.db.store.create_nat_gateway(new).await;
         let created = created.map_err(|error| Problem::of_store(error, None))?;
         super::settle(admission, &created);

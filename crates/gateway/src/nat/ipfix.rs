@@ -384,9 +384,12 @@ mod tests {
         assert_eq!(sets_sent[2].1, [of(9, 4), of(10, 5)].concat());
         // Templates say how long each record is.
         let of_64 = [expected.len() + 12, of(9, 4).len() + 12];
-        for (template, bytes) in
-            [(&BLOCK, expected.len()), (&SESSION, of(9, 4).len()), (&BLOCK64, of_64[0]), (&SESSION64, of_64[1])]
-        {
+        for (template, bytes) in [
+            (&BLOCK, expected.len()),
+            (&SESSION, of(9, 4).len()),
+            (&BLOCK64, of_64[0]),
+            (&SESSION64, of_64[1]),
+        ] {
             let sum: u16 = template.elements.iter().map(|(_, bytes)| bytes).sum();
             assert_eq!(usize::from(sum), bytes);
         }
@@ -404,7 +407,8 @@ mod tests {
         let inside: IpAddr = "2001:db8::5".parse().unwrap();
         let before = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5];
         let of = |change, event| {
-            let record = session_record(change, 9, &LoggedSession { inside: (inside, 7).into(), ..session() });
+            let record =
+                session_record(change, 9, &LoggedSession { inside: (inside, 7).into(), ..session() });
             assert_eq!((record[8], &record[15..31], &record[31..33]), (event, &before[..], &[0, 7][..]));
         };
         of(Change::Begin, 6);

@@ -254,7 +254,10 @@ pub(super) mod tests {
         assert!(matches("inside=2001:db8::5") && matches("inside=[2001:db8::5]:7&remote=203.0.113.9:53"));
         assert!(!matches("inside=2001:db8::6") && !matches("remote=203.0.113.8"));
         let view = view(&shown, ticks_now());
-        assert_eq!((view.inside_address, view.remote_address), (end("[2001:db8::5]:7").ip(), [203, 0, 113, 9].into()));
+        assert_eq!(
+            (view.inside_address, view.remote_address),
+            (end("[2001:db8::5]:7").ip(), [203, 0, 113, 9].into())
+        );
     }
 
     #[test]

@@ -23,7 +23,8 @@ impl MetricSource for NatMetrics {
     fn register(&self, registry: &mut Registry) {
         let Status { usage, rounds, round_time, astray } = lock(&self.status).clone();
         let LogCounts { blocks: [claimed, returned], sessions: [begun, ended], export } = self.log.counts();
-        let NatUsage { sessions, sessions64, blocks, blocks_total, ports, addresses, addresses_total } = usage;
+        let NatUsage { sessions, sessions64, blocks, blocks_total, ports, addresses, addresses_total } =
+            usage;
         let millis = u64::try_from(round_time.as_millis()).unwrap_or(u64::MAX);
         for (name, help, value) in [
             ("nat_sessions", "Sessions of NAT gateways, as last swept", sessions.live),

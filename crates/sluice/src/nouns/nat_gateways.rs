@@ -14,8 +14,18 @@ use std::net::IpAddr;
 
 impl Kind for NatGateway {
     const HELP: Help = Help { list: "List NAT gateways", show: "Show one NAT gateway" };
-    const COLUMNS: &'static [&'static str] =
-        &["id", "name", "vpc", "pool", "addresses", "sessions", "blocks", "filtering", "nat64_prefix", "programmed"];
+    const COLUMNS: &'static [&'static str] = &[
+        "id",
+        "name",
+        "vpc",
+        "pool",
+        "addresses",
+        "sessions",
+        "blocks",
+        "filtering",
+        "nat64_prefix",
+        "programmed",
+    ];
     type Selector = NameInVpc;
     type Filters = NatGatewayFilters;
 }
@@ -152,7 +162,8 @@ impl Run for NatGatewayVerb {
             wait,
         } = self;
         let mut patch = Map::new();
-        let nat64_prefix = nat64_prefix.map(|prefix| if prefix == "none" { json!(null) } else { json!(prefix) });
+        let nat64_prefix =
+            nat64_prefix.map(|prefix| if prefix == "none" { json!(null) } else { json!(prefix) });
         patch.extend(nat64_prefix.map(|prefix| ("nat64_prefix".to_owned(), prefix)));
         patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
         patch.extend(address_count.map(|number| ("address_count".to_owned(), json!(number))));

@@ -38,7 +38,8 @@ vpcs:
     assert_eq!(changed["addresses"], serde_json::json!(["198.51.100.7"]));
     assert_eq!((&changed["name"], &changed["filtering"]), (&"nat".into(), &"endpoint-independent".into()));
     let update = ["nat-gateway", "update", "nat"];
-    let prefix = |prefix| site.json(&[&update[..], &["--nat64-prefix", prefix]].concat())["nat64_prefix"].clone();
+    let prefix =
+        |prefix| site.json(&[&update[..], &["--nat64-prefix", prefix]].concat())["nat64_prefix"].clone();
     assert_eq!((prefix("64:ff9b::/96"), prefix("none")), ("64:ff9b::/96".into(), serde_json::Value::Null));
     let error = site.fails(1, &[&update[..], &["--nat64-prefix", "64:ff9b::/64"]].concat());
     assert!(error.contains("expected a unicast IPv6 prefix of length 96"), "{error}");

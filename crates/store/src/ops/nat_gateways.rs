@@ -79,7 +79,8 @@ fn nat64_prefix(wanted: Option<IpNet>) -> Result<Option<Ipv6Net>> {
 async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ipv6Net>) -> Result<()> {
     let Some(prefix) = prefix.map(IpNet::V6) else { return Ok(()) };
     let taken = |existing: String| -> Result<()> {
-        Err(Conflict::Nat64PrefixTaken { prefix: prefix.to_string(), nat_gateway: name.to_owned(), existing }.into())
+        Err(Conflict::Nat64PrefixTaken { prefix: prefix.to_string(), nat_gateway: name.to_owned(), existing }
+            .into())
     };
     let subnets: Vec<Subnet> = find(q, vec![("vpc", vpc.id.get().into())]).await?;
     if let Some((_, existing, subnet)) = check::first_overlap(&[prefix], &subnets) {
@@ -285,7 +286,8 @@ pub(crate) async fn update(
         let vpc: Vpc = get(w.q(), before.vpc).await?;
         check_nat64(w.q(), &vpc, &name, nat64_prefix).await?;
     }
-    let mut after = NatGateway { name, addresses, sessions, blocks, filtering, nat64_prefix, ..before.clone() };
+    let mut after =
+        NatGateway { name, addresses, sessions, blocks, filtering, nat64_prefix, ..before.clone() };
     if after == before {
         return Ok(before);
     }

@@ -228,17 +228,30 @@ pub async fn prefixes_of_nat64(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let pool = pool(&c, &["203.0.113.0/24"]).await;
-    let with = |prefix: &str| {
-        NewNatGateway { nat64_prefix: Some(prefix.parse().unwrap()), ..new_nat(&c.vpc, &pool, "out") }
+    let with = |prefix: &str| NewNatGateway {
+        nat64_prefix: Some(prefix.parse().unwrap()),
+        ..new_nat(&c.vpc, &pool, "out")
     };
-    for no in ["64:ff9b::/64", "64:ff9b::/95", "64:ff9b::/128", "2001:db8:0:0:100::/96", "198.51.100.0/24", "fe80::/96", "ff02::/96"] {
+    for no in [
+        "64:ff9b::/64",
+        "64:ff9b::/95",
+        "64:ff9b::/128",
+        "2001:db8:0:0:100::/96",
+        "198.51.100.0/24",
+        "fe80::/96",
+        "ff02::/96",
+    ] {
         let text = conflict(s.create_nat_gateway(with(no)).await).to_string();
-        let expected = "expected a unicast IPv6 prefix of length 96 whose bits 64 to 71 are 0, as 64:ff9b::/96, not ";
+        let expected =
+            "expected a unicast IPv6 prefix of length 96 whose bits 64 to 71 are 0, as 64:ff9b::/96, not ";
         assert_eq!(text, format!("{expected}{no}"));
     }
     new(s.create_subnet(subnet("six", c.vpc.id, None, Some("2001:db8:64::/64"))).await);
     let text = conflict(s.create_nat_gateway(with("2001:db8:64::/96")).await).to_string();
-    assert_eq!(text, "NAT64 prefix 2001:db8:64::/96 of NAT gateway `out` overlaps 2001:db8:64::/64 of subnet `six`");
+    assert_eq!(
+        text,
+        "NAT64 prefix 2001:db8:64::/96 of NAT gateway `out` overlaps 2001:db8:64::/64 of subnet `six`"
+    );
     let route = |prefix: &'static str, target| c.route(&c.vpc, prefix, target);
     new(s.create_route(route("2001:db8:65::1/128", RouteTarget::Drop).await).await);
     let text = conflict(s.create_nat_gateway(with("2001:db8:65::/96")).await).to_string();
@@ -251,7 +264,8 @@ pub async fn prefixes_of_nat64(f: Fixture) {
     let differs = conflict(s.create_nat_gateway(with("2001:db8:66::/96")).await).to_string();
     assert!(differs.contains("nat64_prefix is 64:ff9b::/96, not 2001:db8:66::/96"), "{differs}");
     // What is new must not overlap it.
-    let text = conflict(s.create_subnet(subnet("seven", c.vpc.id, None, Some("64:ff9b::/64"))).await).to_string();
+    let text =
+        conflict(s.create_subnet(subnet("seven", c.vpc.id, None, Some("64:ff9b::/64"))).await).to_string();
     assert_eq!(text, "NAT64 prefix 64:ff9b::/96 of NAT gateway `out` overlaps 64:ff9b::/64");
     let text = conflict(s.create_route(route("64:ff9b::1/128", RouteTarget::Drop).await).await).to_string();
     assert_eq!(text, "NAT64 prefix 64:ff9b::/96 of NAT gateway `out` overlaps 64:ff9b::1/128");
@@ -260,7 +274,8 @@ pub async fn prefixes_of_nat64(f: Fixture) {
         nat64_prefix: Some(prefix.map(|prefix| prefix.parse().unwrap())),
         ..NatGatewayUpdate::default()
     };
-    let text = conflict(s.update_nat_gateway(made.id, change(Some("2001:db8:64::/96")), None).await).to_string();
+    let text =
+        conflict(s.update_nat_gateway(made.id, change(Some("2001:db8:64::/96")), None).await).to_string();
     assert!(text.contains("overlaps 2001:db8:64::/64 of subnet `six`"), "{text}");
     let changed = s.update_nat_gateway(made.id, change(Some("2001:db8:66::/96")), None).await.unwrap();
     assert_eq!(changed.nat64_prefix, Some("2001:db8:66::/96".parse().unwrap()));

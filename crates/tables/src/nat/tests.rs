@@ -57,8 +57,14 @@ impl TestNat {
                 (at(&regions.ports), count(&regions.ports, NatRegions::CELL_BYTES)),
                 at(&regions.sessions.config),
                 [
-                    (at(&regions.sessions.ipv4), count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES)),
-                    (at(&regions.sessions.ipv6), count(&regions.sessions.ipv6, SessionRegions::BUCKET6_BYTES)),
+                    (
+                        at(&regions.sessions.ipv4),
+                        count(&regions.sessions.ipv4, SessionRegions::BUCKET4_BYTES),
+                    ),
+                    (
+                        at(&regions.sessions.ipv6),
+                        count(&regions.sessions.ipv6, SessionRegions::BUCKET6_BYTES),
+                    ),
                 ],
             )
         };

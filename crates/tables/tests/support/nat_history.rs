@@ -342,7 +342,8 @@ impl Model<'_> {
         let address = self.address_of(asked.address).unwrap();
         assert!(pool.addresses.contains(&address), "{asked:?}");
         let at_address: Vec<NatBlock> = nat.blocks().filter(|block| block.outside == address).collect();
-        let is_own = |block: &&NatBlock| (block.vni.get(), block.inside) == (key.0.vni, IpAddr::V4(*key.0.end.ip()));
+        let is_own =
+            |block: &&NatBlock| (block.vni.get(), block.inside) == (key.0.vni, IpAddr::V4(*key.0.end.ip()));
         let own = at_address.iter().filter(is_own).count();
         let is_mapped = self
             .sessions
@@ -617,7 +618,8 @@ impl Model<'_> {
         let holder = self.holders.get(&(key.0.protocol, outside)).map(|held| held.0);
         let is_of_port =
             |block: &NatBlock| block.outside == *outside.ip() && block.ports.contains(&outside.port());
-        let is_other = |block: NatBlock| (block.vni.get(), block.inside) != (key.0.vni, IpAddr::V4(*key.0.end.ip()));
+        let is_other =
+            |block: NatBlock| (block.vni.get(), block.inside) != (key.0.vni, IpAddr::V4(*key.0.end.ip()));
         match asked.answer {
             testing::NAT_BEGUN => {
                 assert!(!is_too_old && !is_withheld, "{asked:?}");

@@ -50,7 +50,8 @@ fn nat_cloud() -> Update {
 /// What the tables have. The numbers of addresses are those that the role gives.
 fn found(applier: &Applier<TestRole>) -> Vec<NatGateway> {
     let all = applier.tables.nat_gateways().map(|it| {
-        let sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards, nat64 } = it;
+        let sluice_tables::NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards, nat64 } =
+            it;
         assert!(addresses.iter().all(|it| it.number == u16::from(it.address.octets()[3])), "{addresses:?}");
         let addresses = addresses.into_iter().map(|it| it.address).collect();
         NatGateway { vni, addresses, vip, sessions, blocks, any_remote, forwards, nat64 }

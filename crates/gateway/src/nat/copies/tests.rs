@@ -28,7 +28,8 @@ const BUCKETS: u32 = 100;
 fn load(object: ObjectName) -> Datapath {
     let (groups, cells) = (NatRegions::groups(SIZE).unwrap(), NatRegions::port_cells(SIZE));
     let settings = Settings { object, cells: 1 << 14, pin_dir: None };
-    Datapath::load_sized(&settings, &nat_sizes(groups, cells, [BUCKETS; 2])).expect("the programs load (as root)")
+    Datapath::load_sized(&settings, &nat_sizes(groups, cells, [BUCKETS; 2]))
+        .expect("the programs load (as root)")
 }
 
 /// The packets' side of the tables, by the test program, and the time.

@@ -56,7 +56,10 @@ fn a_session_that_is_installed_is_that_of_its_endpoints() {
             let translated = (out.answer, testing::outside_of(&out));
             assert_eq!(translated, (testing::NAT_TRANSLATED, testing::outside_of(&copied)));
             let block = nat.blocks().next().unwrap();
-            assert_eq!((block.inside, block.ports, block.sessions), ((*vm(7).ip()).into(), PORT..=PORT + 63, 1));
+            assert_eq!(
+                (block.inside, block.ports, block.sessions),
+                ((*vm(7).ip()).into(), PORT..=PORT + 63, 1)
+            );
             (0..2).for_each(|_| drop(round(&mut nat, NOW + 8 * 7441)));
             assert!(tables.is_empty());
         }

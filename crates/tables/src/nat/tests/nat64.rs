@@ -81,7 +81,10 @@ fn sessions_of_other_gateways_with_ipv6() {
     assert_eq!(install(8, PORT).answer, testing::NAT_TAKEN);
     assert_eq!(install(7, PORT + 1).answer, testing::NAT_ELSEWHERE);
     let sent = out(&tables, UDP, 7, 53);
-    assert_eq!((sent.answer, testing::outside_of(&sent)), (testing::NAT_TRANSLATED, testing::outside_of(&copied)));
+    assert_eq!(
+        (sent.answer, testing::outside_of(&sent)),
+        (testing::NAT_TRANSLATED, testing::outside_of(&copied))
+    );
     let back = tables.back(&copied, 0, NOW);
     assert_eq!((back.answer, testing::inside64_of(&back)), (testing::NAT_TRANSLATED, vm6(7)));
     assert_eq!(round(&mut nat, NOW).0.astray, 0);

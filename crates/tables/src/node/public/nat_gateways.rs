@@ -358,7 +358,15 @@ impl NatEntries {
             let hash = nat.map_or(EntryHash::unreadable(key), |nat| {
                 let limits = (nat.sessions, nat.blocks);
                 let addresses = nat.addresses.iter().map(|it| it.address);
-                EntryHash::nat_gateway(vni, addresses, nat.vip, limits, nat.any_remote, &nat.forwards, nat.nat64)
+                EntryHash::nat_gateway(
+                    vni,
+                    addresses,
+                    nat.vip,
+                    limits,
+                    nat.any_remote,
+                    &nat.forwards,
+                    nat.nat64,
+                )
             });
             call(key, hash);
         }

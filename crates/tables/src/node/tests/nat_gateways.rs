@@ -180,7 +180,10 @@ fn impossible_nat_gateways_are_refused_with_the_reason() {
         (NatGateway { sessions: 0, ..nat(6, &[3]) }, "not 0 and 4"),
         (NatGateway { blocks: 0, ..nat(6, &[3]) }, "not 1000 and 0"),
         (NatGateway { blocks: 17, ..nat(6, &[3]) }, "not 1000 and 17"),
-        (NatGateway { nat64: "64:ff9b::1".parse().ok(), ..nat(6, &[3]) }, "64:ff9b::1/96 cannot be a prefix of NAT64"),
+        (
+            NatGateway { nat64: "64:ff9b::1".parse().ok(), ..nat(6, &[3]) },
+            "64:ff9b::1/96 cannot be a prefix of NAT64",
+        ),
         (NatGateway { forwards: forwards(&[4], 1), ..nat(6, &[3]) }, "198.51.101.4:1, but does not have"),
     ] {
         let error = tables.upsert_nat_gateway(&nat).unwrap_err().to_string();
