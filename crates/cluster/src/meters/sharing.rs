@@ -75,12 +75,11 @@ impl Known {
         else {
             return;
         };
-        for direction in 0..2 {
+        for (direction, demand) in self.demand.iter_mut().enumerate() {
             let rate = sample.rates[direction];
             let bytes = sample.offered[direction].saturating_sub(before[direction]);
             let last = u128::from(bytes) * 1_000_000 / u128::from(elapsed_us.max(1));
             let last = u64::try_from(last).unwrap_or(u64::MAX).min(DEMAND_MAX);
-            let demand = &mut self.demand[direction];
             *demand = if *demand == 0 { last } else { (*demand + last) / 2 };
             if rate == 0 || (last == 0 && *demand <= rate / NEGLIGIBLE_PARTS) {
                 *demand = 0;
