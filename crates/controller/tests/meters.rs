@@ -168,7 +168,11 @@ async fn peerings_have_meters() {
     for body in
         [json!({}), json!({"meters": {"v": gold}}), json!({"meters": {&other: 7}}), json!({"vpcs": []})]
     {
-        assert_eq!(patch(&cloud, &path, body.clone()).await.status, StatusCode::UNPROCESSABLE_ENTITY, "{body}");
+        assert_eq!(
+            patch(&cloud, &path, body.clone()).await.status,
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "{body}"
+        );
     }
     let gone = patch(&cloud, "/v1/peerings/peer-999", json!({"meters": {}})).await;
     assert_eq!(gone.problem(), (404, "not-found", "peer-999"));
