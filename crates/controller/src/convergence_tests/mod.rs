@@ -90,7 +90,6 @@ impl NodeTables {
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
         self.vrfs.retain(|vni, _| !update.removed_vnis.contains(vni));
-        self.remove_meters(&update.removed_meters);
         self.routes.retain(|key, _| !update.removed_vnis.contains(&key.vni));
         for e in update.removed_endpoints {
             for address in keys(e.ipv4, e.ipv6) {
@@ -98,6 +97,7 @@ impl NodeTables {
             }
         }
         self.routes.retain(|key, _| !update.removed_routes.contains(key));
+        self.remove_meters(&update.removed_meters);
         self.ports.retain(|id, _| !update.removed_ports.contains(id));
         self.paths.extend(update.paths.into_iter().map(|path| (path.key, path)));
         self.paths
