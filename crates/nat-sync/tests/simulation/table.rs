@@ -150,7 +150,7 @@ impl Table {
             candidates.next()
         };
         let outside = mapped.map(|((_, outside, _), _)| *outside).or_else(free)?;
-        if mapped.is_none() && !state.is_shared() {
+        if mapped.is_none() {
             self.next_port = outside.port() - 1024 + 1;
         }
         let session = Session { outside, state, active: self.now, mark: None };
