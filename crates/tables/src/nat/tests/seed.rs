@@ -41,6 +41,7 @@ fn another_secret_ends_all_sessions_and_keeps_the_numbers_of_addresses() {
         nat.usage(),
         NatUsage {
             sessions: nat.usage().sessions,
+            sessions64: nat.usage().sessions64,
             blocks_total: 126,
             addresses: 2,
             addresses_total: 3,
