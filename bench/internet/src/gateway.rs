@@ -59,7 +59,7 @@ impl Edge {
     pub fn new(rig: &Rig, public: Public, sessions: Sessions) -> Result<Self, Failure> {
         let buckets = u64::from(sessions.count()) * 100 / FILLED_PERCENT / u64::from(SLOTS);
         let maps =
-            nat_sizes(NatRegions::groups(SIZE)?, NatRegions::port_cells(SIZE), u32::try_from(buckets)?);
+            nat_sizes(NatRegions::groups(SIZE)?, NatRegions::port_cells(SIZE), [u32::try_from(buckets)?, 2]);
         let mut gateway = Gateway::with_maps(rig.interfaces, sessions.vms, Routes::One, &maps)?;
         let vni = Vni::new(VNI)?;
         let port =

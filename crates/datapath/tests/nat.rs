@@ -25,7 +25,7 @@ impl Kernel {
     fn load(size: NatSize, buckets: u32) -> Self {
         let settings = Settings { object: ObjectName::NatTest, cells: 0, pin_dir: None };
         let (groups, cells) = (NatRegions::groups(size).unwrap(), NatRegions::port_cells(size));
-        let sizes = nat_sizes(groups, cells, buckets);
+        let sizes = nat_sizes(groups, cells, [buckets; 2]);
         Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
     }
 

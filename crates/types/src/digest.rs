@@ -512,6 +512,8 @@ mod tests {
             EntryHash::group(1, &[at("192.0.2.1"), at("192.0.2.2")]),
             EntryHash::group(1, &[at("192.0.2.2"), at("192.0.2.1")]),
             EntryHash::group(1, &[at("192.0.2.1")]),
+            nat64("64:ff9b::"),
+            nat64("64:ff9b:1::"),
             EntryHash::group(2, &[at("192.0.2.1")]),
         ];
         assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
@@ -542,8 +544,6 @@ mod tests {
             EntryHash::meter(2, [limit(64, 20_000), None]),
             EntryHash::meter(1, [None, limit(64, 20_000)]),
             EntryHash::meter(1, [limit(64, 20_000), limit(64, 20_000)]),
-            nat64("64:ff9b::"),
-            nat64("64:ff9b:1::"),
             EntryHash::meter(1, [limit(65, 20_000), None]),
             EntryHash::meter(1, [limit(20_000, 64), None]),
             EntryHash::unreadable(EntryKey::Meter(1)),
@@ -557,7 +557,7 @@ mod tests {
             let (outside, inside) = (outside.parse().unwrap(), inside.parse().unwrap());
             let forwards = [PortForward { protocol, outside, inside }];
             let (address, vip) = ([Ipv4Addr::new(198, 51, 100, 1)], "192.0.2.1".parse().unwrap());
-            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), false, &forwards, None)
+            EntryHash::nat_gateway(vni(7), address, vip, (1, 1), [false; 2], &forwards, None)
         };
         let all = [
             forwarding(ForwardProtocol::Tcp, "198.51.100.1:1", "10.0.0.1:1"),

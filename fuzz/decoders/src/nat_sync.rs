@@ -34,13 +34,12 @@ pub fn run(data: &[u8]) {
 
 pub fn seeds() -> Vec<Vec<u8>> {
     let vni = |number| Vni::new(number).expect("a small number is a VNI");
-    let endpoint = |text: &str| text.parse().expect("an endpoint");
-    let session = |protocol: u8| Record {
+    let session = |(protocol, inside): (u8, &str)| Record {
         vni: vni(7),
         protocol,
-        inside: endpoint("10.0.0.5:4096"),
-        remote: endpoint("198.51.100.1:443"),
-        outside: endpoint("203.0.113.5:2048"),
+        inside: inside.parse().expect("an endpoint"),
+        remote: "198.51.100.1:443".parse().expect("an endpoint"),
+        outside: "203.0.113.5:2048".parse().expect("an endpoint"),
         state: State::new(State::REPLIED | State::CONFIRMED).expect("both bits have a meaning"),
         idle: 80,
     };
@@ -50,7 +49,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         seq: 3,
         last: true,
         age: 1,
-        records: [6, 17, 1].map(session).to_vec(),
+        records: [(6, "10.0.0.5:4096"), (17, "[fd00::5]:4096"), (1, "10.0.0.5:7")].map(session).to_vec(),
         units: vec![(vni(7), Role::Owner), (vni(8), Role::Former)],
     };
     let progress = Progress::Done { copied: true, returned: false };

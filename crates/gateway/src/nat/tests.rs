@@ -20,7 +20,7 @@ impl Kernel {
     fn load() -> Self {
         let settings = Settings { object: ObjectName::NatTest, cells: 0, pin_dir: None };
         let (groups, cells) = (NatRegions::groups(SIZE).unwrap(), NatRegions::port_cells(SIZE));
-        let sizes = nat_sizes(groups, cells, 100);
+        let sizes = nat_sizes(groups, cells, [100, 100]);
         Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
     }
 
@@ -224,7 +224,7 @@ fn passes_log_each_session_once() {
     let nat = kernel.nat();
     let number = nat.lock().assign(public(1)).unwrap();
     let buckets = nat.lock().sessions().buckets(Family::Ipv4);
-    let mut log = SessionLog::new(nat.reader(), buckets);
+    let mut log = SessionLog::new(nat.reader(), Family::Ipv4, buckets);
     let mut pass = |owned: &[Vni]| {
         let (mut events, mut owners) = (Vec::new(), Owners::from([(vni(1), Some(false))]));
         owners.extend(owned.iter().map(|vni| (*vni, Some(true))));

@@ -58,6 +58,7 @@ pub async fn nat_gateways(f: Fixture) {
         blocks: 4,
         filtering: NatFiltering::AddressAndPortDependent,
         mapping: NatMapping::EndpointIndependent,
+        nat64_prefix: None,
         revision: made.revision,
     };
     assert_eq!(made, expected);

@@ -253,6 +253,7 @@ fn roles_without_public_addresses_report_them() {
         sessions: 1,
         blocks: 1,
         any_remote: false,
+        shares_ports: false,
         forwards: Vec::new(),
         nat64: None,
     };

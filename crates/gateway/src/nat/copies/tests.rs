@@ -183,7 +183,7 @@ fn any_record(random: &mut Random) -> Record {
     let record = with_bits(record, bits[usize::from(any(5))]);
     // The ports of half of the VMs are shared, by two inside ports each. These have remote endpoints of their own.
     let record = if record.outside.port() / 64 % 2 == 1 {
-        let inside = SocketAddrV4::new(*record.inside.ip(), 5000 + record.remote.port() % 2);
+        let inside = SocketAddr::new(record.inside.ip(), 5000 + record.remote.port() % 2);
         with_bits(Record { inside, ..record }, State::SHARED)
     } else {
         record
@@ -326,7 +326,7 @@ fn a_tuple_that_the_owner_has_given_away_ends_the_session_that_has_it() {
     let (mut copies, host) = copies(&Rc::new(load(ObjectName::NatTest)));
     let shared = |record: Record| with_bits(record, State::SHARED);
     let of_port =
-        |record: Record, port| Record { inside: SocketAddrV4::new(*record.inside.ip(), port), ..record };
+        |record: Record, port| Record { inside: SocketAddr::new(record.inside.ip(), port), ..record };
     let [first, beside] = [shared(record(1, 0, 0, 0)), shared(of_port(record(1, 0, 1, 0), 6000))];
     let alone = record(1, 0, 3, 1);
     for kept in [first, beside, alone] {

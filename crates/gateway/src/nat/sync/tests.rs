@@ -35,7 +35,7 @@ fn keys(number: u8) -> KeyRing {
 
 /// A session of the only VPC that has some.
 fn session(port: u16) -> Key {
-    let inside = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 5), 5000);
+    let inside = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 5), 5000).into();
     Key { vni: vni(1), protocol: 17, inside, remote: SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 9), port) }
 }
 

@@ -40,7 +40,7 @@ fn a_session_that_is_installed_is_that_of_its_endpoints() {
             let copied = tables.run(asked);
             assert_eq!((copied.answer, *testing::outside_of(&copied).ip()), (testing::NAT_BEGUN, public(1)));
             let shown = nat.translations().next().unwrap();
-            assert_eq!((shown.inside, shown.remote), (vm(7).into(), server(8).into()));
+            assert_eq!((shown.inside, shown.remote), (vm(7).into(), server(8)));
             assert_eq!((shown.outside, shown.is_of_remote), (testing::outside_of(&copied), of_remote));
             assert_eq!((shown.session.packets, shown.session.bytes), ([0, 0], [0, 0]));
             let confirmed = layout::SESSION_REPLIED | layout::SESSION_CONFIRMED;
