@@ -21,6 +21,7 @@ static struct nat_small {
 	struct session_config sessions;
 	struct nat_group groups[NAT_GROUPS];
 	struct session_bucket4 buckets[NAT_BUCKETS];
+	struct session_bucket6 buckets6[NAT_BUCKETS]; /* of NAT64 */
 } nat_small, nat_small_pristine;
 
 /* Large ones, of which what a packet may have changed is put back. */
@@ -65,6 +66,8 @@ static void *find_nat(const void *map, uint32_t index)
 		return index < NAT_GROUPS ? &nat_small.groups[index] : NULL;
 	if (map == &sessions4)
 		return index < NAT_BUCKETS ? &nat_small.buckets[index] : NULL;
+	if (map == &sessions6)
+		return index < NAT_BUCKETS ? &nat_small.buckets6[index] : NULL;
 	if (map == &nat_ports)
 		return index < NAT_CELLS ? nat_save(&nat_cells[index], sizeof(*nat_cells)) : NULL;
 	if (map == &nat_tuples)
@@ -98,7 +101,7 @@ static uint16_t nat_begin_session(const struct nat_gateway *gateway, uint8_t pro
 	memset(packet, 0, sizeof(*packet));
 	packet->pool = gateway->pool;
 	packet->vni = gateway->vni;
-	packet->inside = NAT_INSIDE;
+	packet->inside[1] = NAT_INSIDE;
 	packet->inside_port = inside_port;
 	packet->remote = NAT_REMOTE;
 	packet->remote_port = remote_port;
@@ -131,6 +134,7 @@ static void prepare_nat(void)
 	for (uint32_t i = 0; i < SESSION_KEY6_WORDS; i++)
 		nat_small.sessions.hash_key[i] = 0x9e3779b97f4a7c15ull * (i + 1);
 	nat_small.sessions.buckets4 = NAT_BUCKETS;
+	nat_small.sessions.buckets6 = NAT_BUCKETS;
 	nat_small.sessions.flags = SESSION_RST_IN_DOUBT;
 	for (uint32_t i = 0; i < sizeof(struct session_timeouts) / sizeof(*timeouts); i++)
 		timeouts[i] = 800;

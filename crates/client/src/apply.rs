@@ -268,10 +268,11 @@ impl Applier<'_> {
     ) -> Result<()> {
         let [a, b] = vpcs;
         let meters = self.meters_of_peering(spec, tenant, vpcs).await?;
-        let body = a.zip(b).zip(meters);
+        let both = a.zip(b);
+        let body = both.zip(meters);
         let body = body.map(|((a, b), meters)| NewPeering { name: spec.name.clone(), vpcs: [a, b], meters });
         let of = a.map(|a| a.to_string()).unwrap_or_default();
-        let id = self.create_or_compare(&spec.name, body.as_ref().map(|_| ()), &[("vpc", &of)], body).await?;
+        let id = self.create_or_compare(&spec.name, both.map(|_| ()), &[("vpc", &of)], body).await?;
         for vpc in a.into_iter().chain(b) {
             self.ids.peerings.insert((spec.name.clone(), vpc), id);
         }

@@ -424,7 +424,7 @@ mod tests {
             let forwards = (1..=PORT_FORWARDS_MAX as u16).map(forward).collect();
             let vip = std::net::IpAddr::from([0xfd; 16]);
             let (sessions, blocks, any_remote, shares_ports) = (u32::MAX, 16, true, true);
-            let nat64 = Some(std::net::Ipv6Addr::from([0xfd00; 8]));
+            let nat64 = Some(std::net::Ipv6Addr::from([0xfdfd, 0xfdfd, 0xfdfd, 0xfdfd, 0xfd, 0xfdfd, 0, 0]));
             NatGateway {
                 vni: vni(n),
                 addresses,

@@ -118,8 +118,17 @@ pub async fn nat_gateways(f: Fixture) {
     let of_vpc = NatGatewayFilter { vpc: Some(c.vpc("v2").await.id), ..NatGatewayFilter::default() };
     assert_eq!(listed(of_vpc).await, []);
 
-    // What it uses stays.
     s.delete_subnet(c.subnet.id, None).await.unwrap();
+    what_it_uses_stays(&c, &pool).await;
+    s.delete_nat_gateway(made.id, None).await.unwrap();
+    assert_eq!(last(s).await, [Change::NatGatewayRemoved(changed)]);
+    s.delete_vpc(c.vpc.id, None).await.unwrap();
+    s.delete_public_pool(pool.id, None).await.unwrap();
+}
+
+/// Its VPC, its pool and the prefixes of its addresses cannot be removed.
+async fn what_it_uses_stays(c: &Cloud, pool: &PublicPool) {
+    let s = c.store.as_ref();
     let used = conflict(s.delete_vpc(c.vpc.id, None).await).to_string();
     assert_eq!(used, "VPC `v1` is still used by NAT gateway `nat`");
     let used = conflict(s.delete_public_pool(pool.id, None).await).to_string();
@@ -131,10 +140,6 @@ pub async fn nat_gateways(f: Fixture) {
     let reserved = PublicPoolUpdate { reserved: Some(nets(&["198.51.100.2/31"])), ..Default::default() };
     let text = update(reserved).await.to_string();
     assert_eq!(text, "reserved prefix `198.51.100.2/31` is still used by NAT gateway `nat`");
-    s.delete_nat_gateway(made.id, None).await.unwrap();
-    assert_eq!(last(s).await, [Change::NatGatewayRemoved(changed)]);
-    s.delete_vpc(c.vpc.id, None).await.unwrap();
-    s.delete_public_pool(pool.id, None).await.unwrap();
 }
 
 pub async fn addresses_of_nat_gateways(f: Fixture) {
