@@ -342,7 +342,7 @@ fn malformed_entry_does_not_affect_others() {
         bad,
         [Malformed::NoAddress("VTEP"), Malformed::Mac("endpoint", 1 << 48), Malformed::Scope(77)]
     );
-    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 4));
+    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 6));
     assert_eq!(read.revision, 9);
 }
 
@@ -362,7 +362,7 @@ fn reports_each(damage: Vec<fn(&mut proto::NodeUpdate)>) {
 fn every_kind_of_malformed_entry_is_reported() {
     let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
         |m| m.vteps[0].address = Some(proto::Address { family: None }),
-        |m| m.routes[3].next_hop = None,
+        |m| m.routes[5].next_hop = None,
         |m| m.ports[0].additional[0].length = 31,
         |m| m.ports[0].additional[0].length = 33,
         |m| m.ports[0].additional[0].address = Some(IpAddr::from([224, 0, 0, 1]).into()),
