@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 root=$(pwd)
-seconds_max=1500
+seconds_max=2000
 memory_mib=3072
 # The tests' networks need these modules, loaded in this order.
 modules="veth dummy udp_tunnel ip6_udp_tunnel vxlan sch_ingress cls_bpf llc stp bridge"
@@ -51,7 +51,7 @@ write_init() {
 /bin/busybox --install -s /bin
 # busybox has an ip of its own; iproute2 is in /sbin or /usr/sbin.
 rm -f /bin/ip
-export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0 SLUICE_OPERATIONS=20000 PROPTEST_CASES=32
+export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0 SLUICE_OPERATIONS=20000 PROPTEST_CASES=32 SLUICE_FIXTURES=resolved
 for module in $modules; do insmod /modules/\$module.ko; done
 mount -t proc proc /proc
 mount -t sysfs sys /sys

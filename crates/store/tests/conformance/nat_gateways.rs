@@ -112,18 +112,21 @@ pub async fn nat_gateways(f: Fixture) {
     let stale = s.update_nat_gateway(made.id, NatGatewayUpdate::default(), Some(made.revision)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
 
-    let listed = async |filter| s.nat_gateways(&filter, ALL).await.unwrap();
-    let of_pool = NatGatewayFilter { pool: Some(pool.id), name: Some("nat".into()), vpc: None };
-    assert_eq!(listed(of_pool).await, std::slice::from_ref(&changed));
-    let of_vpc = NatGatewayFilter { vpc: Some(c.vpc("v2").await.id), ..NatGatewayFilter::default() };
-    assert_eq!(listed(of_vpc).await, []);
-
+    are_listed(&c, &pool, &changed).await;
     s.delete_subnet(c.subnet.id, None).await.unwrap();
     what_it_uses_stays(&c, &pool).await;
     s.delete_nat_gateway(made.id, None).await.unwrap();
     assert_eq!(last(s).await, [Change::NatGatewayRemoved(changed)]);
     s.delete_vpc(c.vpc.id, None).await.unwrap();
     s.delete_public_pool(pool.id, None).await.unwrap();
+}
+
+async fn are_listed(c: &Cloud, pool: &PublicPool, nat_gateway: &NatGateway) {
+    let listed = async |filter| c.store.nat_gateways(&filter, ALL).await.unwrap();
+    let of_pool = NatGatewayFilter { pool: Some(pool.id), name: Some("nat".into()), vpc: None };
+    assert_eq!(listed(of_pool).await, std::slice::from_ref(nat_gateway));
+    let of_vpc = NatGatewayFilter { vpc: Some(c.vpc("v2").await.id), ..NatGatewayFilter::default() };
+    assert_eq!(listed(of_vpc).await, []);
 }
 
 /// Its VPC, its pool and the prefixes of its addresses cannot be removed.
