@@ -16,16 +16,19 @@ use crate::process::Process;
 use sluice_types::Ipv6Mode;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
 
 const QEMU: &str = "qemu-system-x86_64";
 /// Programs of this machine that every guest has, besides busybox.
 const PROGRAMS: [&str; 4] = ["ip", "ethtool", "ping", "dhclient"];
 /// Memory of a guest. Its kernel and file system take half of it.
 const MEMORY_MIB: u32 = 192;
+/// Longest time in which the kernel boots by KVM, and finds no file system. It takes about a second.
+const KVM_SECONDS_MAX: u32 = 10;
 /// The files of the initial file system that this crate has, and the script that adds the others.
 const FILES: [(&str, &str); 7] = [
     ("init", include_str!("guest/init.sh")),
@@ -75,23 +78,21 @@ pub(crate) async fn build_image(lab: &Lab) -> Result<()> {
     feed("building the guests' file system", command(&lab.paths, None, &argv), "").await.map(drop)
 }
 
-/// `kvm` if it can run a processor, which takes more than the device: nested virtualization is often incomplete.
-async fn accelerator(paths: &Paths) -> &'static str {
-    let argv = words(&[
-        QEMU,
-        "-accel",
-        "kvm",
-        "-cpu",
-        "max",
-        "-nodefaults",
-        "-display",
-        "none",
-        "-S",
-        "-monitor",
-        "stdio",
-    ]);
-    let probe = feed("trying KVM", command(paths, None, &argv), "quit\n").await;
-    if probe.is_ok() { "kvm" } else { "tcg" }
+/// `kvm` if it boots the guests' kernel, which takes more than the device: where nested virtualization is incomplete, QEMU starts,
+/// and the guest hangs or its processor stops. Without a file system, the kernel soon reboots, and QEMU ends.
+async fn accelerator(paths: &Paths, kernel: &str) -> &'static str {
+    static FOUND: OnceCell<&str> = OnceCell::const_new();
+    let look = async || {
+        if !Path::new("/dev/kvm").exists() {
+            return "tcg";
+        }
+        let limit = KVM_SECONDS_MAX.to_string();
+        let own = ["timeout", &limit, QEMU, "-accel", "kvm", "-cpu", "max", "-m", "192", "-nodefaults"];
+        let boot = ["-display", "none", "-no-reboot", "-kernel", kernel, "-append", "panic=-1"];
+        let probe = feed("trying KVM", command(paths, None, &words(&[&own[..], &boot].concat())), "").await;
+        if probe.is_ok() { "kvm" } else { "tcg" }
+    };
+    FOUND.get_or_init(look).await
 }
 
 /// Starts a guest whose taps exist. It then boots by itself.
@@ -130,7 +131,7 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
     let own = [
         QEMU,
         "-accel",
-        accelerator(&lab.paths).await,
+        accelerator(&lab.paths, &kernel).await,
         "-cpu",
         "max",
         "-m",
