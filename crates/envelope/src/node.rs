@@ -22,6 +22,12 @@ impl NodeId {
     pub const fn get(self) -> u64 {
         self.0
     }
+
+    /// The gateway that has this number. `None`: it is that of a host.
+    #[must_use]
+    pub const fn gateway(self) -> Option<GatewayId> {
+        if self.0 & GATEWAY_BIT == 0 { None } else { Some(GatewayId::new(self.0 & !GATEWAY_BIT)) }
+    }
 }
 
 /// Ids in the store have 63 bits; the highest bit distinguishes gateways from hosts.

@@ -2,7 +2,7 @@
 
 use crate::message::Message;
 use crate::wire::{DecodeError, HEAD_BYTES};
-use sluice_envelope::{BootId, KeyRing, Limits, NodeId, Opener, Protocol, Refusal, SealError, Sealer};
+use sluice_envelope::{BootId, KeyRing, Limits, Opener, Protocol, Refusal, SealError, Sealer};
 use sluice_types::GatewayId;
 use std::net::IpAddr;
 
@@ -87,11 +87,7 @@ impl MessageCodec {
     ) -> Result<(GatewayId, Message), Refused> {
         let read = |_, body: &[u8]| Ok::<_, Refused>(Message::decode(body)?);
         let opened = self.opener.open(keys, now_ms, local, packet, read)?;
-        // The highest bit of a node number distinguishes gateways from hosts.
-        let gateway = GatewayId::new(opened.sender.get() & (u64::MAX >> 1));
-        if NodeId::from(gateway) != opened.sender {
-            return Err(Refused::Sender(opened.sender.get()));
-        }
+        let gateway = opened.sender.gateway().ok_or(Refused::Sender(opened.sender.get()))?;
         Ok((gateway, opened.body))
     }
 }
@@ -100,7 +96,7 @@ impl MessageCodec {
 mod tests {
     use super::*;
     use crate::message::PassId;
-    use sluice_envelope::ClusterKey;
+    use sluice_envelope::{ClusterKey, NodeId};
     use sluice_types::HostId;
 
     const NOW_MS: u64 = 1_700_000_000_000;

@@ -1,7 +1,7 @@
 //! Reports as datagrams: sealed with the cluster's key for one receiver, and accepted once. The caller has the sockets.
 
 use super::report::{MeterReport, ReportError};
-use sluice_envelope::{BootId, KeyRing, Limits, NodeId, Opener, Protocol, Refusal, SealError, Sealer};
+use sluice_envelope::{BootId, KeyRing, Limits, Opener, Protocol, Refusal, SealError, Sealer};
 use sluice_types::GatewayId;
 use std::net::IpAddr;
 
@@ -86,11 +86,7 @@ impl ReportCodec {
     ) -> Result<(GatewayId, MeterReport), ReportRefused> {
         let read = |_, body: &[u8]| Ok::<_, ReportRefused>(MeterReport::decode(body)?);
         let opened = self.opener.open(keys, now_ms, local, packet, read)?;
-        // The highest bit of a node number distinguishes gateways from hosts.
-        let gateway = GatewayId::new(opened.sender.get() & (u64::MAX >> 1));
-        if NodeId::from(gateway) != opened.sender {
-            return Err(ReportRefused::Sender(opened.sender.get()));
-        }
+        let gateway = opened.sender.gateway().ok_or(ReportRefused::Sender(opened.sender.get()))?;
         Ok((gateway, opened.body))
     }
 }
@@ -99,7 +95,7 @@ impl ReportCodec {
 mod tests {
     use super::*;
     use crate::meters::report::Demand;
-    use sluice_envelope::ClusterKey;
+    use sluice_envelope::{ClusterKey, NodeId};
     use sluice_types::HostId;
 
     const NOW_MS: u64 = 1_700_000_000_000;
