@@ -1,8 +1,8 @@
 //! A VM sends many flows by its public addresses, at four times the rate of their meter, through a cluster of three gateways: together
 //! they let pass the rate, and again after one of them has died.
 //!
-//! Catches: gateways that enforce the whole rate each, or an equal part of it; shares that do not follow the demand, or the death of a
-//! gateway.
+//! Catches: gateways that enforce the whole rate each, or an equal part of it; shares that follow neither the demand
+//! nor the death of a gateway.
 
 use crate::Ground;
 use crate::internet::output_of;
@@ -32,8 +32,8 @@ const SETTLED: Duration = Duration::from_secs(3);
 /// From the death of a gateway until the rate is exact: at hellos of 100 ms, a third of a second until the vIP has another owner and
 /// the share is free, and two intervals until the others know each other's new demand.
 const TAKEN_OVER: Duration = Duration::from_secs(2);
-/// What the rate may be missed by, as a meter promises it. The time is read with a precision of 10 ms, which is 0.3% of the shortest
-/// measurement.
+/// What the rate may be missed by, as a meter promises it. The time is read with a precision of 10 ms, which is 0.3% of
+/// the shortest measurement.
 const PERCENT: f64 = 2.0;
 
 pub async fn scenario(ground: &Ground) -> Outcome {

@@ -64,7 +64,7 @@ static __always_inline __u64 *nat_tuple_at(__u32 number)
 	return tuples ? &tuples->word[number % NAT_TUPLE_WORDS] : (__u64 *)0;
 }
 
-/* The low half of the word of the packet's tuple; 0: there is none. */
+/* The low half of the word of the packet's tuple; 0: the tuple has no word. */
 NAT_FUNCTION __u32 nat_read_tuple(struct nat_packet *packet)
 {
 	__u32 number;

@@ -218,8 +218,8 @@ fn config(meter: &Meter, shares: [u32; 2]) -> MeterConfig {
     MeterConfig { inward: limits(meter.inward, inward), outward: limits(meter.outward, outward) }
 }
 
-/// A share of a limit. Each packet that the whole lets pass can pass by the share as well: its burst is at least the smallest one of a
-/// meter.
+/// A share of a limit. Each packet that the whole lets pass can pass by the share as well: its burst is at least the
+/// smallest one of a meter.
 fn share_of(limit: MeterLimit, share: u32) -> ByteLimit {
     let MeterLimit { rate_kbps, burst_bytes } = limit;
     let bits_per_s = rate_kbps.saturating_mul(1000);

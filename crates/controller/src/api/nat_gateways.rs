@@ -153,7 +153,7 @@ pub(super) struct NatGatewayPatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, nullable = false)]
     mapping: Option<NatMapping>,
-    /// The prefix of NAT64; null for none. Connections of NAT64 end if there is none.
+    /// The prefix of NAT64; null for none. Without one, connections of NAT64 end.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>)]
     nat64_prefix: Option<Option<IpNet>>,

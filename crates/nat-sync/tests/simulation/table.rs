@@ -45,8 +45,8 @@ pub struct Table {
     pub emptied: bool,
     pub sessions: BTreeMap<Key, Session>,
     next_port: u16,
-    /// The inside endpoint of each outside port in use, with the remote endpoint if the port is shared, and the number of its
-    /// sessions.
+    /// The inside endpoint of each outside port in use, with the remote endpoint if the port is shared, and the number of
+    /// its sessions.
     ports: BTreeMap<Mapping, (Vni, SocketAddr, usize)>,
 }
 

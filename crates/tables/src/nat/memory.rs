@@ -335,7 +335,7 @@ impl Tables {
         (0..layout::NAT_TUPLE_WORDS as usize).map(move |word| first + word * 8)
     }
 
-    /// Stamps the word by which a tuple is of this inside port. Returns false if there is none.
+    /// Stamps the word by which a tuple is of this inside port. Returns false if the tuple has no such word.
     pub(super) fn stamp_tuple(&self, (buckets, tag): TuplePlace, inside_port: u16, round: u32) -> bool {
         buckets.into_iter().flat_map(Self::tuple_words).any(|at| {
             loop {
