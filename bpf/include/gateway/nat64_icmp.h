@@ -320,6 +320,17 @@ static __always_inline __u32 message_bytes(const struct frame *frame)
 	return frame->ip_bytes - (frame->transport_at - ETH_HLEN);
 }
 
+/* Reads the header of the ICMP message at `offset` into nat64_message(). Returns the length of the message; 0: it is too short. */
+static __always_inline __u32 read_message(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	__u32 bytes = message_bytes(&packet->frame);
+
+	if (bytes < ICMP_BYTES ||
+	    bpf_xdp_load_bytes(ctx, offset, &nat64_message(packet)->icmp, sizeof(struct icmp_header)))
+		return 0;
+	return bytes;
+}
+
 __attribute__((noinline)) enum drop_reason nat64_message_out(struct xdp_md *ctx, struct packet *packet,
 							     __u32 offset)
 {
@@ -331,10 +342,10 @@ __attribute__((noinline)) enum drop_reason nat64_message_out(struct xdp_md *ctx,
 	if (!packet)
 		return DROP_stale_index;
 	icmp = &nat64_message(packet)->icmp;
-	bytes = message_bytes(&packet->frame);
-	is_error = is_icmp_error(&packet->frame);
-	if (bytes < ICMP_BYTES || bpf_xdp_load_bytes(ctx, offset, icmp, sizeof(*icmp)))
+	bytes = read_message(ctx, packet, offset);
+	if (!bytes)
 		return DROP_inner_truncated;
+	is_error = is_icmp_error(&packet->frame);
 	found = nat64_icmp_out((__u32)icmp->type << 8 | icmp->code, bpf_ntohl(icmp->rest));
 	if (found == NAT64_NONE)
 		return DROP_nat64_packet;
@@ -361,10 +372,10 @@ __attribute__((noinline)) enum drop_reason nat64_message_in(struct xdp_md *ctx, 
 	if (!packet)
 		return DROP_stale_index;
 	icmp = &nat64_message(packet)->icmp;
-	bytes = message_bytes(&packet->frame);
-	is_error = is_icmp_error(&packet->frame);
-	if (bytes < ICMP_BYTES || bpf_xdp_load_bytes(ctx, offset, icmp, sizeof(*icmp)))
+	bytes = read_message(ctx, packet, offset);
+	if (!bytes)
 		return DROP_inner_truncated;
+	is_error = is_icmp_error(&packet->frame);
 	found = nat64_icmp_in((__u32)icmp->type << 8 | icmp->code, bpf_ntohl(icmp->rest));
 	if (found == NAT64_NONE)
 		return DROP_nat64_packet;
