@@ -4,6 +4,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 
 /// The end of the senders. The thread must end when it is dropped.
 #[derive(Debug)]
@@ -42,8 +47,22 @@ impl<T> Mailbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Makes the descriptor wait for the next command. Returns false if the other end was dropped.
-    pub fn is_open(&mut self) -> bool {
+    /// Waits until there is a command, one of the other descriptors is readable, or the time is over. Returns false if the other end
+    /// was dropped.
+    pub fn wait<'a>(&mut self, others: impl Iterator<Item = BorrowedFd<'a>>, at_most: Duration) -> bool {
+        let mut polled = vec![PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
+        polled.extend(others.map(|other| PollFd::new(other, PollFlags::POLLIN)));
+        let waited = ppoll(&mut polled, Some(TimeSpec::from(at_most)), None);
+        drop(polled);
+        match waited {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => {
+                // The system may be out of memory for a moment: retry.
+                let thread = std::thread::current();
+                tracing::error!(%error, thread = thread.name(), "cannot wait for commands and datagrams");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         let mut woken = [0; 64];
         !matches!(self.woken.read(&mut woken), Ok(0))
     }
@@ -51,11 +70,5 @@ impl<T> Inbox<T> {
     /// The next command, without waiting. Fails if no command waits, or if the other end was dropped.
     pub fn take(&self) -> Result<T, TryRecvError> {
         self.commands.try_recv()
-    }
-}
-
-impl<T> AsFd for Inbox<T> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.woken.as_fd()
     }
 }

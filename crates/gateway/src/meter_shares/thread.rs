@@ -3,12 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
 use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
 use sluice_cluster::MESSAGE_BYTES_MAX;
 use sluice_cluster::meters::{Sample, TICK_US};
 use sluice_datapath::{MeterBytes, MeterCounters};
@@ -161,18 +158,7 @@ impl ShareThread {
     fn wait(&mut self) -> bool {
         let wait =
             Duration::from_micros(self.tick_us.min(self.open_sockets_us).saturating_sub(now().boot_us));
-        let readable = |socket| PollFd::new(socket, PollFlags::POLLIN);
-        let mut polled: Vec<PollFd<'_>> = vec![readable(self.inbox.as_fd())];
-        polled.extend(self.sockets.descriptors().map(readable));
-        match ppoll(&mut polled, Some(TimeSpec::from(wait)), None) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => {
-                // The system may be out of memory for a moment: retry.
-                tracing::error!(%error, "cannot wait for reports about meters");
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
-        self.inbox.is_open()
+        self.inbox.wait(self.sockets.descriptors(), wait)
     }
 
     fn receive(&mut self) {

@@ -3,14 +3,11 @@
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use sluice_cluster::{AnnounceReason, Incident, MESSAGE_BYTES_MAX, Readiness};
 use sluice_sys::{Scheduling, raise_thread_priority};
@@ -127,20 +124,7 @@ impl IoThread {
             due_us = due_us.min(now_us + WRITER_RETRY_US);
         }
         let wait = Duration::from_micros(due_us.saturating_sub(now_us));
-        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(8);
-        let readable = |socket| PollFd::new(socket, PollFlags::POLLIN);
-        polled.push(readable(self.inbox.as_fd()));
-        polled.extend(self.sockets.descriptors().map(readable));
-        polled.extend(self.witness.descriptors().map(readable));
-        match ppoll(&mut polled, Some(TimeSpec::from(wait)), None) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => {
-                // The system may be out of memory for a moment: retry.
-                tracing::error!(%error, "cannot wait for the other gateways");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        self.inbox.is_open()
+        self.inbox.wait(self.sockets.descriptors().chain(self.witness.descriptors()), wait)
     }
 
     fn receive(&mut self) {

@@ -2,13 +2,10 @@
 //! changes when it waits for something else.
 
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
 use sluice_nat_sync::{DATAGRAM_BYTES_MAX, SessionTable};
 use tokio::sync::watch;
 
@@ -75,18 +72,7 @@ impl SyncThread {
     fn wait(&mut self) -> bool {
         let due_us = self.peer.due_us().min(self.open_sockets_us).min(self.status_us);
         let wait = Duration::from_micros(due_us.saturating_sub(now().boot_us));
-        let readable = |socket| PollFd::new(socket, PollFlags::POLLIN);
-        let mut polled: Vec<PollFd<'_>> = vec![readable(self.inbox.as_fd())];
-        polled.extend(self.sockets.descriptors().map(readable));
-        match ppoll(&mut polled, Some(TimeSpec::from(wait)), None) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => {
-                // The system may be out of memory for a moment: retry.
-                tracing::error!(%error, "cannot wait for copies of sessions");
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
-        self.inbox.is_open()
+        self.inbox.wait(self.sockets.descriptors(), wait)
     }
 
     fn receive(&mut self) {
