@@ -80,7 +80,8 @@ figure. `nat_cps_standby`: sessions in a second that the other gateway installs 
 Internet, on a core of its own. `nat_copied_session_bytes`: as `nat_session_bytes`, of a table for 10 million sessions, and the agent's
 marks of passes; `nat_sessions_16gb`: how many of these 16 GB have room for, computed. `resync_s_*`: from the start of a gateway
 without sessions until it says that it has copies of all, and each is compared with the owner's: the agents' own threads over UDP on
-loopback, with the tables and the program of two gateways; a sender sends 100,000 sessions a second (`Params::sessions_per_s`).
+loopback, with the tables and the program of two gateways, which have room for twice as many sessions; a sender sends 100,000 sessions a
+second (`Params::sessions_per_s`).
 
 `failover_*`: a lab of three gateways with hellos every 4 ms, the default. Two VMs at two hosts keep 100,000 sessions by UDP
 and 4,000 connections by TCP, and begin 10,000 sessions a second from 0.5 s before a kill until 1.5 s after it. The gateway that
@@ -88,7 +89,8 @@ translates dies as its machine would: its interfaces, its processes, and its pro
 with the public endpoint that it came from. `_sessions_lost`: sessions that had been answered before, and have another public endpoint
 afterwards or no answer to five packets, and TCP connections that ended; `_gap_ms`: the longest time, of both VMs, in which none of the
 numbered packets that each sends once a millisecond was answered, from right before the kill; `_half_open`: sessions that began
-around the kill and whose first packet got no answer, beside which the notes state the rate times the longest gap;
+around the kill and whose first packet got no answer; `_half_open_ms`: from the kill to the beginning of the last of them, so the rate
+times this bounds their number;
 `_never_begun`: those of them that repeated packets did not begin. Medians, least and most of the kills. `conntrackd`: two Linux
 routers in namespaces with the same clients, sessions and kills: nftables `snat`, keepalived with VRRP every 10 ms, which is its shortest
 interval, and conntrackd in its mode FTFW over a link of its own. Each client has ports of its own, which the peer keeps, so a session that it

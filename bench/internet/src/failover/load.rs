@@ -64,8 +64,8 @@ pub struct Stormed {
     pub probes: Vec<(Instant, bool)>,
     /// New sessions.
     pub fresh: usize,
-    /// Those of them whose first packet was not answered.
-    pub half_open: usize,
+    /// When those of them began whose first packet was not answered.
+    pub half_open: Vec<Instant>,
 }
 
 /// What has become of sessions.
@@ -251,6 +251,8 @@ struct Worker {
     /// Sessions of the last storm, the first of which has this number.
     fresh: Vec<Session>,
     fresh_from: u64,
+    /// When each of them began.
+    fresh_begun: Vec<Instant>,
     probes: Vec<(Instant, bool)>,
     round: u32,
 }
@@ -270,8 +272,15 @@ impl Worker {
             setsockopt(&socket, RcvBufForce, &BUFFER_BYTES)?;
             sockets.push(socket);
         }
-        let (live, fresh, probes) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { sockets, live, fresh, fresh_from: 0, probes, round: 0 })
+        Ok(Self {
+            sockets,
+            live: Vec::new(),
+            fresh: Vec::new(),
+            fresh_from: 0,
+            fresh_begun: Vec::new(),
+            probes: Vec::new(),
+            round: 0,
+        })
     }
 
     fn follow(&mut self, order: Order) -> Result<Answer, Failure> {
@@ -391,7 +400,7 @@ impl Worker {
 
     fn storm(&mut self, storm: &Storm) -> Result<Stormed, Failure> {
         self.fresh_from += self.fresh.len() as u64;
-        (self.fresh, self.probes) = (Vec::new(), Vec::new());
+        (self.fresh, self.fresh_begun, self.probes) = (Vec::new(), Vec::new(), Vec::new());
         self.round += 1;
         let begun = Instant::now();
         while !storm.end.load(Ordering::Relaxed) && begun.elapsed() < STORM_MAX {
@@ -406,6 +415,7 @@ impl Worker {
             for _ in 0..burst {
                 if begun.elapsed() >= due(self.fresh.len(), storm.fresh_per_s.into()) {
                     self.fresh.push(Session::default());
+                    self.fresh_begun.push(Instant::now());
                     self.send(OF_FRESH, self.fresh_from + self.fresh.len() as u64 - 1)?;
                 }
             }
@@ -413,7 +423,9 @@ impl Worker {
             std::thread::sleep(Duration::from_micros(50));
         }
         self.wait()?;
-        let half_open = self.fresh.iter().filter(|session| !session.is_answered()).count();
+        let fresh = self.fresh.iter().zip(&self.fresh_begun);
+        let half_open =
+            fresh.filter(|(session, _)| !session.is_answered()).map(|(_, begun)| *begun).collect();
         Ok(Stormed { probes: std::mem::take(&mut self.probes), fresh: self.fresh.len(), half_open })
     }
 

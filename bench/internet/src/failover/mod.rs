@@ -74,6 +74,8 @@ struct Kill {
     gap_ms: f64,
     fresh: usize,
     half_open: usize,
+    /// From the kill to the beginning of the last half-open session.
+    half_open_ms: f64,
     checked: Checked,
     tcp: Connections,
 }
@@ -130,7 +132,10 @@ async fn one_kill(
         let gap = load::longest_gap(probes, killed)?;
         kill.gap_ms = kill.gap_ms.max(gap.as_secs_f64() * 1e3);
         kill.fresh += fresh;
-        kill.half_open += half_open;
+        kill.half_open += half_open.len();
+        let last =
+            half_open.iter().max().map_or(0.0, |last| last.saturating_duration_since(killed).as_secs_f64());
+        kill.half_open_ms = kill.half_open_ms.max(last * 1e3);
     }
     if kill.gap_ms == 0.0 {
         return Err("no probe was lost: what was killed did not translate".into());
@@ -199,6 +204,7 @@ fn report(
         row("failover_sessions_lost", "sessions", Kill::lost),
         row("failover_gap_ms", "ms", |kill| kill.gap_ms),
         row("failover_half_open", "sessions", |kill| kill.half_open as f64),
+        row("failover_half_open_ms", "ms", |kill| kill.half_open_ms),
         row("failover_never_begun", "sessions", |kill| kill.checked.never_begun as f64),
         Measure::alone("planned_lost_packets", "packets", planned),
     ];
@@ -206,15 +212,15 @@ fn report(
     let note = |name: &str, every: &str, kills: &[Kill]| {
         let fresh = sum(kills, |kill| kill.fresh) as f64 / kills.len().max(1) as f64;
         let half_open = kills.iter().map(|kill| kill.half_open).max().unwrap_or_default();
-        let gap_ms = kills.iter().map(|kill| kill.gap_ms).fold(0.0, f64::max);
+        let until_ms = kills.iter().map(|kill| kill.half_open_ms).fold(0.0, f64::max);
         format!(
             "failover, {name}: {} kills, {every}; {} sessions by UDP and {} by TCP stay, {fresh:.0} new ones around each kill, of \
-             which at most {half_open} were half-open, and {:.0} would have begun in the longest gap; in all, {} sessions have \
+             which at most {half_open} were half-open; {:.0} began until the last of them did; in all, {} sessions have \
              another public endpoint afterwards, {} are silent, {} connections of TCP ended, and {} others failed",
             kills.len(),
             settings.live,
             kills.first().map_or(0, |kill| kill.tcp.held),
-            f64::from(settings.fresh_per_s) * gap_ms / 1e3,
+            f64::from(settings.fresh_per_s) * until_ms / 1e3,
             sum(kills, |kill| kill.checked.moved),
             sum(kills, |kill| kill.checked.silent),
             sum(kills, |kill| kill.tcp.lost as usize),
