@@ -41,6 +41,9 @@ sockopt_impl!(
 
 /// Size of the receive buffer: some thousand packets.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// Size of the send buffer: 212,992 bytes, which may wait for the address of a node that does not answer (`unres_qlen_bytes`), for some
+/// dozens of nodes.
+const SEND_BUFFER_BYTES: usize = 16 << 20;
 
 /// A received datagram.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +72,8 @@ impl Socket {
         let fd: OwnedFd = socket(family, SockType::Datagram, flags, None)?;
         // Without the privilege the system's limit applies.
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES);
+        // What waits for the address of a node that does not answer must not delay what is sent to others.
+        let _ = setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER_BYTES);
         setsockopt(&fd, sockopt::RxqOvfl, &1)?;
         match local {
             IpAddr::V4(local) => {

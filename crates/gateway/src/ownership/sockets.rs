@@ -9,6 +9,11 @@ use sluice_agent::underlay::Vteps;
 
 use super::local_member::Receiver;
 
+/// Bytes for datagrams that wait to be sent. The datagrams to a gateway that answers no ARP and no neighbor solicitation wait for
+/// seconds, up to 212,992 bytes of them (`unres_qlen_bytes`), and count for the socket: without room for those to each of 63 others,
+/// nothing is sent to the gateways that live. The kernel doubles this number.
+const SEND_BYTES: usize = 63 * 212_992;
+
 /// What datagrams are sent and received for.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketUse {
@@ -152,13 +157,55 @@ fn prepare(socket: &UdpSocket, ipv4: bool, socket_use: SocketUse) -> io::Result<
     } else {
         setsockopt(socket, sockopt::Ipv6TClass, &socket_use.traffic_class)
     };
-    // Both are optional: without the mark packets have no priority, without the memory more of them are repeated.
+    // All are optional: without the mark packets have no priority, without the memory more of them are lost.
     if let Err(error) = marked {
         tracing::debug!(%error, "cannot mark packets with their traffic class");
+    }
+    if let Err(error) = setsockopt(socket, sockopt::SndBufForce, &SEND_BYTES) {
+        tracing::warn!(%error, "cannot reserve memory for packets to gateways that do not answer");
     }
     let enlarged = socket_use.receive_bytes.map(|bytes| setsockopt(socket, sockopt::RcvBufForce, &bytes));
     if let Some(Err(error)) = enlarged {
         tracing::debug!(%error, "cannot reserve memory for packets that wait to be received");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Catches gateways that seem dead to each other because another one is dead.
+    #[test]
+    fn gateways_that_do_not_answer_delay_nothing_to_others() {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        for line in [
+            "link set lo up",
+            "link add underlay type veth peer name switch",
+            "link set underlay up",
+            "link set switch up",
+            "addr add 192.0.2.1/24 dev underlay",
+            "addr add 2001:db8::1/64 dev underlay nodad",
+        ] {
+            assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success(), "{line}");
+        }
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let own = [address("192.0.2.1"), address("2001:db8::1")];
+        let vteps =
+            Vteps { v4: Some("192.0.2.1".parse().unwrap()), v6: Some("2001:db8::1".parse().unwrap()) };
+        let mut sockets = Sockets::new(vteps, 4798, SocketUse::CLUSTER);
+        sockets.open();
+        assert_eq!(sockets.gateway_sockets(), 2);
+        for (own, net) in own.into_iter().zip(["192.0.2.", "2001:db8::"]) {
+            // More than wait for the address of each of them.
+            for other in 10..73 {
+                for _ in 0..300 {
+                    // It fails when the kernel has given up to ask for the address.
+                    let _ = sockets.send(Receiver::Gateway(address(&format!("{net}{other}"))), &[0; 200]);
+                }
+            }
+            sockets.send(Receiver::Gateway(own), &[0; 200]).unwrap();
+        }
+    }
 }
