@@ -170,7 +170,10 @@ static __always_inline int to_internet(struct xdp_md *ctx, struct packet *packet
 		verdict = out_of_vpc64(ctx, packet);
 	if (verdict == FOR_TURNED)
 		return from_outside(ctx, packet, turn_over(ctx, packet));
-	return verdict == FOR_OWNER ? pass_on(ctx, packet, tunnel_bytes(packet)) : verdict;
+	if (verdict == FOR_OWNER)
+		return pass_on(ctx, packet, tunnel_bytes(packet));
+	/* Tables that changed between two attempts may ask for one more translation. */
+	return verdict > XDP_REDIRECT ? drop(packet->vni, DROP_stale_index) : verdict;
 }
 
 static __always_inline int general_path(struct xdp_md *ctx)

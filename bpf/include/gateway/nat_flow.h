@@ -63,7 +63,7 @@ __attribute__((noinline)) int uncount_nat_packet(void)
 
 	if (!memory)
 		return 0;
-	data = session_data_at(4, &memory->packet.hit);
+	data = nat_session(&memory->packet);
 	if (data)
 		ADD(&data->packets[memory->packet.hit.direction & 1], -1);
 	return 0;
