@@ -91,7 +91,8 @@ async fn pools_are_created_changed_and_deleted() {
     patch(&cloud, &path, json!({"reserved": []})).await;
     let web = cloud.make("/v1/eips", eip(&basics, &id, "web", json!({}))).await;
     let shrunk = patch(&cloud, &path, json!({"prefixes": ["2001:db8:9::/56"]})).await;
-    assert_eq!(shrunk.problem(), (409, "in-use", "EIP `web`"));
+    let user = format!("EIP `web` ({web}, 198.51.100.1)");
+    assert_eq!(shrunk.problem(), (409, "in-use", user.as_str()));
     let changed = patch(&cloud, &path, json!({"prefixes": ["198.51.100.0/24"], "name": "v4"})).await;
     assert_eq!(
         (&changed.body["name"], &changed.body["prefixes"]),

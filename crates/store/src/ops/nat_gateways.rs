@@ -6,7 +6,7 @@
 use super::eips;
 use super::removals::{self, Hold};
 use super::vpcs::check_not_moving;
-use super::{check_unused, further, port_forwards};
+use super::{check_unused, further, peerings, port_forwards};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{Record, check_revision, find, find_one, get};
@@ -85,8 +85,8 @@ fn nat64_prefix(wanted: Option<IpNet>) -> Result<Option<Ipv6Net>> {
     }
 }
 
-/// Checks that packets to a prefix of NAT64 go to the Internet: it overlaps no subnet of the VPC, and no route to something else, except
-/// one that is shorter, and no prefix that is delegated to an instance.
+/// Checks that packets to a prefix of NAT64 go to the Internet: it overlaps no subnet of the VPC or of its peers, and no route to
+/// something else, except one that is shorter, and no prefix that is delegated to an instance.
 async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ipv6Net>) -> Result<()> {
     let Some(prefix) = prefix.map(IpNet::V6) else { return Ok(()) };
     let taken = |existing: String| -> Result<()> {
@@ -96,6 +96,15 @@ async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ip
     let subnets: Vec<Subnet> = find(q, vec![("vpc", vpc.id.get().into())]).await?;
     if let Some((_, existing, subnet)) = check::first_overlap(&[prefix], &subnets) {
         return taken(format!("{existing} of subnet `{}`", subnet.name));
+    }
+    for peer in peerings::peers(q, vpc.id).await? {
+        let subnets: Vec<Subnet> = find(q, vec![("vpc", peer.id.get().into())]).await?;
+        if let Some((_, existing, subnet)) = check::first_overlap(&[prefix], &subnets) {
+            return taken(format!(
+                "{existing} of subnet `{}` of the peered VPC `{}`",
+                subnet.name, peer.name
+            ));
+        }
     }
     if let Some((existing, instance)) = further::delegated_in(q, vpc.id, prefix).await? {
         return taken(format!("{existing}, which is delegated to instance `{instance}`"));
@@ -113,7 +122,8 @@ async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ip
     Ok(())
 }
 
-/// Checks a new prefix of a subnet or a route against the prefix of NAT64 of its VPC, which `conflicts` compares it with.
+/// Checks a new prefix of a subnet or a route against the prefix of NAT64 of a VPC that has a route to it, which `conflicts` compares it
+/// with.
 pub(super) async fn check_not_nat64(
     q: &mut dyn Query,
     vpc: VpcId,

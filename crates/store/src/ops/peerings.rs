@@ -1,13 +1,13 @@
 //! Peerings: creation, lookup, other meters, deletion.
 
-use super::{check_unused, further, meters, removals, vpcs};
+use super::{check_unused, further, meters, nat_gateways, removals, vpcs};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
 use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Conflict, Created, NewPeering, Page, Peering, PeeringMeters, Result, Subnet, Vpc};
-use sluice_types::{IpNet, MeterId, PeeringId, VpcId};
+use sluice_types::{IpNet, MeterId, PeeringId, VpcId, overlap};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The VPCs that are peered with this one, in order of id.
@@ -78,6 +78,9 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
             let nets: Vec<IpNet> = check::prefixes(subnet).collect();
             let owner = || format!("subnet `{}` of VPC `{}`", subnet.name, other.name);
             further::check_not_delegated(w.q(), vpc.id, &nets, owner).await?;
+            for net in nets {
+                nat_gateways::check_not_nat64(w.q(), vpc.id, net, overlap).await?;
+            }
         }
     }
     let peering = Peering {

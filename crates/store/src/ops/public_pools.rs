@@ -11,7 +11,8 @@ use crate::{
     Change, Cluster, Conflict, Created, MAX_POOL_PREFIXES, MAX_RESERVED_PREFIXES, NatGateway, NewPublicPool,
     PublicPool, PublicPoolUpdate, Result,
 };
-use sluice_types::{IpNet, PublicPoolId, overlap};
+use sluice_types::{EipId, IpNet, PublicPoolId, overlap};
+use std::fmt::Display;
 use std::net::IpAddr;
 
 /// The prefixes in ascending order.
@@ -109,17 +110,42 @@ pub(crate) async fn create(w: &mut Write, new: &NewPublicPool) -> Result<Created
     Ok(Created::New(pool))
 }
 
-/// The addresses of a pool that are used, each with its user.
+/// The addresses of a pool that are used, each with its user, whose name others may have too.
 async fn used_of(q: &mut dyn Query, id: PublicPoolId) -> Result<Vec<(IpNet, String)>> {
-    let sql = "SELECT name, prefix FROM eips WHERE pool = $1 ORDER BY id";
+    let sql = "SELECT id, name, prefix FROM eips WHERE pool = $1 ORDER BY id";
     let rows = q.rows(sql, args![id.get()]).await?;
-    let eip = |row: &Row| Ok((row.parse(1)?, format!("EIP `{}`", row.text(0)?)));
+    let user = |kind: &str, name: &str, id: &dyn Display, address: IpNet| {
+        (address, format!("{kind} `{name}` ({id}, {})", eips::text(address)))
+    };
+    let eip = |row: &Row| Ok(user("EIP", row.text(1)?, &EipId::new(row.number(0)?), row.parse(2)?));
     let mut used = rows.iter().map(eip).collect::<Result<Vec<(IpNet, String)>>>()?;
     for nat_gateway in find::<NatGateway>(q, vec![("pool", id.get().into())]).await? {
-        let user = format!("NAT gateway `{}`", nat_gateway.name);
-        used.extend(nat_gateway.addresses.iter().map(|v4| (IpAddr::V4(*v4).into(), user.clone())));
+        let NatGateway { id, name, addresses, .. } = &nat_gateway;
+        used.extend(addresses.iter().map(|v4| user("NAT gateway", name, id, IpAddr::V4(*v4).into())));
     }
     Ok(used)
+}
+
+/// Checks that a pool which gets these prefixes and reserved prefixes keeps the addresses that gateways may still have of
+/// deleted objects, and does not reserve them: the operator could give them to a router.
+///
+/// # Errors
+/// [`Conflict::Held`] with the deleted object.
+async fn check_held(
+    q: &mut dyn Query,
+    pool: &PublicPool,
+    prefixes: &[IpNet],
+    reserved: &[IpNet],
+) -> Result<()> {
+    for (held, revision) in removals::held_of(q, HeldKind::Public).await? {
+        let has = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(&held));
+        let is_reserved = |reserved: &[IpNet]| reserved.iter().any(|prefix| overlap(prefix, &held));
+        let is_reserved = is_reserved(reserved) && !is_reserved(&pool.reserved);
+        if has(&pool.prefixes) && (is_reserved || !has(prefixes)) {
+            return Err(removals::conflict(q, eips::text(held), revision).await?);
+        }
+    }
+    Ok(())
 }
 
 pub(crate) async fn update(
@@ -157,6 +183,7 @@ pub(crate) async fn update(
             return in_use("reserved prefix", taken.to_string());
         }
     }
+    check_held(w.q(), &pool, &prefixes, &reserved).await?;
     (pool.name, pool.prefixes, pool.reserved, pool.revision) = (name, prefixes, reserved, w.revision);
     let sql = "UPDATE public_pools SET name = $2, prefixes = $3, reserved = $4, revision = $5 WHERE id = $1";
     let (prefixes, reserved) = (list(&pool.prefixes), list(&pool.reserved));

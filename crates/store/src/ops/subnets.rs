@@ -75,6 +75,9 @@ async fn check_overlaps(
     }
     let owner = || format!("subnet `{}` of VPC `{}`", new.name, vpc.name);
     for peer in peerings::peers(w.q(), vpc.id).await? {
+        for net in given {
+            nat_gateways::check_not_nat64(w.q(), peer.id, *net, overlap).await?;
+        }
         further::check_not_delegated(w.q(), peer.id, given, owner).await?;
     }
     for net in given {
