@@ -8,7 +8,7 @@
 //! What is written and lacks only its meter waits as well, and so does the meter. Without it the tables are complete, because
 //! tenants can use up all meters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,18 @@ impl Entry {
             Self::NatGateway(nat) => Key::NatGateway(nat.vni),
             Self::Policy(policy) => Key::Policy(policy.key),
             Self::Port(port) => Key::Port(port.instance),
+        }
+    }
+
+    /// The meters that it has.
+    fn meters(&self) -> [Option<u32>; 2] {
+        match self {
+            Self::Vrf(vrf) => [vrf.internet_meter, None],
+            Self::PublicPrefix(public) => [public.meter, None],
+            Self::Route(Route { scope: Scope::MeteredPeer { out_meter, in_meter, .. }, .. }) => {
+                [*out_meter, *in_meter]
+            }
+            _ => [None; 2],
         }
     }
 
@@ -154,7 +166,8 @@ impl Retries {
         fits
     }
 
-    /// The entries that are not in the tables, or lack their meter. Those that could not be removed are not among them.
+    /// The entries that are not in the tables, or lack a meter. Those that could not be removed are not among them. An entry that lacks a
+    /// meter for which there is no room is named by the meter only: what does not have the meter is programmed.
     pub(super) fn missing(&self) -> Missing {
         let mut missing = Missing::default();
         for Waiting { entry, reason } in self.entries.values() {
@@ -163,8 +176,10 @@ impl Retries {
             }
         }
         // Those beyond the first are not reported: if there were others, nothing on this node would count as programmed.
+        let named: HashSet<u32> = self.meters().map(|meter| meter.id).collect();
         for (waiting, entry) in self.unmetered.values().filter_map(|it| Some((it, it.entry.as_ref()?))) {
-            for key in entry.names() {
+            let is_named = entry.meters().into_iter().flatten().any(|id| named.contains(&id));
+            for key in entry.names().into_iter().filter(|_| !is_named) {
                 if missing.entries.len() < MAX_MISSING {
                     missing.add(key, waiting.reason.clone());
                 }

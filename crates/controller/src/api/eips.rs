@@ -77,7 +77,9 @@ impl Resource for Eip {
     }
     fn entries(stored: &Self::Stored) -> Entries {
         let vpcs = stored.attachment.map(|at| at.vpc).into_iter().collect();
-        let meters = stored.meter.map(meter_id).into_iter().collect();
+        // Gateways have an EIP, and need its meter, only as long as it is attached.
+        let meter = stored.attachment.as_ref().and(stored.meter);
+        let meters = meter.map(meter_id).into_iter().collect();
         Entries { vpcs, public_prefixes: vec![stored.prefix], meters, ..Entries::default() }
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
