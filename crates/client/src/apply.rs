@@ -116,9 +116,12 @@ pub async fn apply(
     for vpc in &cloud.vpcs {
         applier.instances(vpc).await?;
     }
-    applier.eips(cloud, eip_vpcs).await?;
-    for vpc in &cloud.vpcs {
-        applier.nat_gateway(vpc).await?;
+    // First those that ask for an address, so that it is not given to one that takes any.
+    for is_chosen in [true, false] {
+        applier.eips(cloud, &eip_vpcs, is_chosen).await?;
+        for vpc in &cloud.vpcs {
+            applier.nat_gateway(vpc, is_chosen).await?;
+        }
     }
     Ok(applier.report)
 }

@@ -109,13 +109,15 @@ pub enum Error {
         /// Id of the object that has the text as its name.
         named: String,
     },
-    /// The text is the id of an object of another VPC.
-    #[error("{kind} {id} belongs to another VPC")]
-    OtherVpc {
+    /// The text is the id of an object outside the tenant or VPC that was named.
+    #[error("{kind} {id} is not in {within}")]
+    NotWithin {
         /// Kind of object, as [`Resource::NOUN`](crate::Resource::NOUN).
         kind: &'static str,
         /// Id of the object.
         id: String,
+        /// Id of the tenant, VPC or other object that it is not in.
+        within: String,
     },
     /// A cloud file has a reference that cannot be resolved. Nothing was created.
     #[error(transparent)]

@@ -108,7 +108,7 @@ pub struct NatGateway {
     pub failures: Vec<EntryFailure>,
 }
 
-/// A limit of the Internet traffic of all EIPs and VPCs that have this meter. They share it.
+/// A limit of the Internet traffic of all EIPs and VPCs, and of the traffic of all peerings, that have this meter. They share it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
     /// Identifier, such as `meter-7`.
@@ -170,7 +170,6 @@ pub struct PortForward {
     pub failures: Vec<EntryFailure>,
 }
 
-crate::model::of_vpc!(NatGateway);
 crate::model::resource!(Meter, MeterId, "meters", "meter", ", or TENANT/METER", true, |it| it.name.clone());
 crate::model::resource!(PublicPool, PublicPoolId, "public-pools", "public pool", "", true, |it| it
     .name

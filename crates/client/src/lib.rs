@@ -37,8 +37,8 @@ pub use internet::{
 };
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
-    HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, OfVpc, Peering, PendingRemoval, Removal,
-    Resource, Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
+    HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,
+    Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
 };
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,

@@ -36,27 +36,6 @@ pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + S
     fn failures(&self) -> &[EntryFailure];
 }
 
-/// A kind of object that belongs to one VPC.
-pub trait OfVpc: Resource {
-    /// Its VPC.
-    fn vpc(&self) -> VpcId;
-}
-
-macro_rules! of_vpc {
-    ($type:ident) => {
-        impl $crate::OfVpc for $type {
-            fn vpc(&self) -> VpcId {
-                self.vpc
-            }
-        }
-    };
-}
-
-pub(crate) use of_vpc;
-
-of_vpc!(Subnet);
-of_vpc!(Instance);
-
 macro_rules! resource {
     ($type:ident, $id:ident, $path:literal, $noun:literal, $narrow:literal, $named:literal, |$this:ident| $name:expr) => {
         impl $crate::Resource for $type {

@@ -4,9 +4,8 @@
 use crate::cloud::name_in;
 use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, OfVpc,
-    Peering, PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet,
-    Tenant, Vpc,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, Peering,
+    PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
 };
 use sluice_types::{ClusterId, HostId, PublicPoolId, TenantId, VpcId};
 use std::collections::{HashMap, HashSet};
@@ -383,7 +382,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// Resolves an object of a VPC that the file does not describe. The existing cloud may not have the VPC.
-    async fn in_vpc<T: OfVpc>(
+    async fn in_vpc<T: Resource>(
         &self,
         vpc: Option<VpcId>,
         text: &str,
@@ -391,7 +390,7 @@ impl<'a> Resolver<'a> {
         object: impl FnOnce() -> String,
     ) -> Result<()> {
         let found = match vpc {
-            Some(vpc) => self.client.find_in_vpc::<T>(vpc, text).await,
+            Some(vpc) => self.client.find::<T>(text, &[("vpc", &vpc.to_string())]).await,
             None => Err(no_such_name::<T>(text)),
         };
         found.map(drop).map_err(|error| in_field::<T>(error, text, field, object()))
@@ -503,7 +502,8 @@ fn no_such_name<T: Resource>(text: &str) -> Error {
 fn in_field<T: Resource>(error: Error, text: &str, field: &'static str, object: String) -> Error {
     let problem = if error.is_not_found() {
         format!("neither the file nor the cloud has a {} `{text}`", T::NOUN)
-    } else if matches!(error, Error::AmbiguousName { .. } | Error::NameOrId { .. } | Error::OtherVpc { .. }) {
+    } else if matches!(error, Error::AmbiguousName { .. } | Error::NameOrId { .. } | Error::NotWithin { .. })
+    {
         error.to_string()
     } else {
         return error;

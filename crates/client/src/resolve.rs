@@ -1,15 +1,14 @@
 //! Finding objects by name or id.
 
-use crate::{Client, Error, OfVpc, Resource, Result};
-use sluice_types::VpcId;
+use crate::{Client, Error, Resource, Result};
 
 impl Client {
-    /// Finds the object that `text` refers to: a name, searched among the objects that match the filters
-    /// `within`, or an id (`vpc-42`). If `text` is the name of one object and the id of another, `name:TEXT`
+    /// Finds the object that `text` refers to, among those that match the filters `within`: by name, or by id (`vpc-42`). If `text` is the name of one object and the id of another, `name:TEXT`
     /// or `id:TEXT` selects one of them.
     ///
     /// # Errors
-    /// The errors of all calls; [`Error::NoSuchName`], [`Error::AmbiguousName`], [`Error::NameOrId`].
+    /// The errors of all calls; [`Error::NoSuchName`], [`Error::AmbiguousName`], [`Error::NameOrId`],
+    /// [`Error::NotWithin`].
     pub async fn find<T: Resource>(&self, text: &str, within: &[(&str, &str)]) -> Result<T> {
         let no_such_name = |name: &str| Error::NoSuchName {
             kind: T::NOUN,
@@ -23,31 +22,30 @@ impl Client {
             return self.find_by_name(text, within).await?.ok_or_else(|| no_such_name(text));
         };
         if text.starts_with("id:") {
-            return self.get(id).await;
+            return self.get_within(id, within).await;
         }
-        let named: Option<T> = self.find_by_name(text, within).await?;
-        match (named, self.get::<T>(id).await) {
-            (None, found) => found,
-            (Some(named), Ok(found)) if named.id() != found.id() => {
+        let Some(named) = self.find_by_name::<T>(text, within).await? else {
+            return self.get_within(id, within).await;
+        };
+        match self.get::<T>(id).await {
+            Ok(found) if named.id() != found.id() => {
                 Err(Error::NameOrId { kind: T::NOUN, text: text.to_owned(), named: named.id().to_string() })
             }
-            (Some(named), Ok(_)) => Ok(named),
-            (Some(named), Err(error)) if error.is_not_found() => Ok(named),
+            Ok(_) => Ok(named),
+            Err(error) if error.is_not_found() => Ok(named),
             // Whether the text is also the id of another object is not known.
-            (Some(_), Err(error)) => Err(error),
+            Err(error) => Err(error),
         }
     }
 
-    /// Finds the object of a VPC that `text` refers to, as [`Client::find`] does.
-    ///
-    /// # Errors
-    /// The errors of [`Client::find`]; [`Error::OtherVpc`].
-    pub async fn find_in_vpc<T: OfVpc>(&self, vpc: VpcId, text: &str) -> Result<T> {
-        let found: T = self.find(text, &[("vpc", &vpc.to_string())]).await?;
-        if found.vpc() == vpc {
+    /// The object with this id, which must match the filters.
+    async fn get_within<T: Resource>(&self, id: T::Id, within: &[(&str, &str)]) -> Result<T> {
+        let found: T = self.get(id).await?;
+        let Some((_, parent)) = within.first() else { return Ok(found) };
+        if self.named::<T>(&found.name(), within).await?.iter().any(|one| one.id() == id) {
             return Ok(found);
         }
-        Err(Error::OtherVpc { kind: T::NOUN, id: found.id().to_string() })
+        Err(Error::NotWithin { kind: T::NOUN, id: id.to_string(), within: (*parent).to_owned() })
     }
 
     /// Finds the object with this name among those that match the filters `within`.
@@ -55,12 +53,7 @@ impl Client {
     /// # Errors
     /// The errors of all calls; [`Error::AmbiguousName`].
     pub async fn find_by_name<T: Resource>(&self, name: &str, within: &[(&str, &str)]) -> Result<Option<T>> {
-        let mut filters = within.to_vec();
-        if T::NAMED {
-            filters.push(("name", name));
-        }
-        let mut found: Vec<T> = self.list(&filters, None).await?;
-        found.retain(|object| object.name() == name);
+        let mut found: Vec<T> = self.named(name, within).await?;
         if found.len() > 1 {
             return Err(Error::AmbiguousName {
                 kind: T::NOUN,
@@ -70,6 +63,17 @@ impl Client {
             });
         }
         Ok(found.pop())
+    }
+
+    /// The objects with this name among those that match the filters.
+    async fn named<T: Resource>(&self, name: &str, within: &[(&str, &str)]) -> Result<Vec<T>> {
+        let mut filters = within.to_vec();
+        if T::NAMED {
+            filters.push(("name", name));
+        }
+        let mut found: Vec<T> = self.list(&filters, None).await?;
+        found.retain(|object| object.name() == name);
+        Ok(found)
     }
 
     /// The id of the object that [`Client::find`] finds.

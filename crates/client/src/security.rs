@@ -104,7 +104,6 @@ crate::model::resource!(
     true,
     |it| it.name.clone()
 );
-crate::model::of_vpc!(SecurityGroup);
 crate::model::resource!(SecurityRule, SecurityRuleId, "security-rules", "security rule", "", false, |it| it
     .request()
     .name());

@@ -1,9 +1,13 @@
 //! Waiting until the API is ready, objects are programmed or a plan has ended, by polling.
 
+use crate::references::{End, resolve};
 use crate::{
-    Client, CloudFile, Cluster, Error, Gateway, Host, Instance, Peering, PlanSummary, Removal, Resource,
-    Result, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, NatGateway, Peering, PlanSummary,
+    PortForward, Removal, Resource, Result, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant,
+    Vpc,
 };
+use sluice_types::VpcId;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The first pause between two polls is short, so that programming that takes milliseconds is seen at once.
@@ -164,8 +168,8 @@ impl Client {
         Ok(())
     }
 
-    /// Waits until all objects in the VPCs of a cloud file are programmed, and all clusters, gateways, hosts and
-    /// peerings of the cloud.
+    /// Waits until all objects in the VPCs of a cloud file are programmed, the EIPs and meters of its tenants, the peerings of
+    /// all VPCs that it names, and all clusters, gateways and hosts of the cloud.
     ///
     /// # Errors
     /// The errors of [`Client::wait_programmed`] and [`Client::find`].
@@ -178,20 +182,42 @@ impl Client {
         self.wait_all_programmed::<Cluster>(&[], deadline).await?;
         self.wait_all_programmed::<Gateway>(&[], deadline).await?;
         self.wait_all_programmed::<Host>(&[], deadline).await?;
+        let mut tenants: BTreeSet<&str> = cloud.eips.iter().map(|eip| &*eip.tenant).collect();
+        tenants.extend(cloud.meters.iter().map(|meter| &*meter.tenant));
         for spec in &cloud.vpcs {
+            tenants.insert(&spec.tenant);
             let tenant = self.id_of::<Tenant>(&spec.tenant, &[]).await?.to_string();
             let vpc = self.id_of::<Vpc>(&spec.name, &[("tenant", &tenant)]).await?;
-            self.wait_programmed::<Vpc>(vpc, deadline).await?;
-            let vpc = vpc.to_string();
-            self.wait_all_programmed::<Subnet>(&[("vpc", &vpc)], deadline).await?;
-            self.wait_all_programmed::<SecurityGroup>(&[("vpc", &vpc)], deadline).await?;
-            self.wait_all_programmed::<SecurityRule>(&[("vpc", &vpc)], deadline).await?;
-            self.wait_all_programmed::<Instance>(&[("vpc", &vpc)], deadline).await?;
-            for table in self.list::<RouteTable>(&[("vpc", &vpc)], None).await? {
-                self.wait_all_programmed::<Route>(&[("table", &table.id.to_string())], deadline).await?;
+            self.wait_vpc_programmed(vpc, deadline).await?;
+        }
+        for end in resolve(self, cloud).await?.ends.into_iter().flatten() {
+            if let End::InCloud(vpc) = end {
+                self.wait_all_programmed::<Peering>(&[("vpc", &vpc.to_string())], deadline).await?;
             }
         }
-        self.wait_all_programmed::<Peering>(&[], deadline).await
+        for tenant in tenants {
+            let tenant = self.id_of::<Tenant>(tenant, &[]).await?.to_string();
+            self.wait_all_programmed::<Meter>(&[("tenant", &tenant)], deadline).await?;
+            self.wait_all_programmed::<Eip>(&[("tenant", &tenant)], deadline).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the VPC, all objects in it and its peerings are programmed.
+    async fn wait_vpc_programmed(&self, vpc: VpcId, deadline: Deadline) -> Result<()> {
+        self.wait_programmed::<Vpc>(vpc, deadline).await?;
+        let vpc = vpc.to_string();
+        let within = [("vpc", vpc.as_str())];
+        self.wait_all_programmed::<Subnet>(&within, deadline).await?;
+        self.wait_all_programmed::<SecurityGroup>(&within, deadline).await?;
+        self.wait_all_programmed::<SecurityRule>(&within, deadline).await?;
+        self.wait_all_programmed::<Instance>(&within, deadline).await?;
+        for table in self.list::<RouteTable>(&within, None).await? {
+            self.wait_all_programmed::<Route>(&[("table", &table.id.to_string())], deadline).await?;
+        }
+        self.wait_all_programmed::<Peering>(&within, deadline).await?;
+        self.wait_all_programmed::<NatGateway>(&within, deadline).await?;
+        self.wait_all_programmed::<PortForward>(&within, deadline).await
     }
 
     /// Waits until a placement plan is done or stopped; returns its progress at that time or at the deadline.

@@ -141,7 +141,7 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
         ),
         (
             "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: subnet-2, host: metal}]}]",
-            "instance `q` in VPC `web`: `subnet`: subnet subnet-2 belongs to another VPC".to_owned(),
+            "instance `q` in VPC `web`: `subnet`: subnet subnet-2 is not in vpc-1".to_owned(),
         ),
         (
             "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: front, host: metal, security_groups: [dmz]}]}]",
@@ -154,8 +154,7 @@ async fn wrong_reference_is_an_error_before_anything_is_created() {
         ),
         (
             "vpcs: [{name: db, tenant: red, instances: [{name: q, subnet: back, host: metal, security_groups: [sg-2]}]}]",
-            "instance `q` in VPC `db`: `security_groups`: security group sg-2 belongs to another VPC"
-                .to_owned(),
+            "instance `q` in VPC `db`: `security_groups`: security group sg-2 is not in vpc-2".to_owned(),
         ),
         (
             "vpcs: [{name: v, tenant: red, security_groups: [{name: a, rules: \
@@ -226,7 +225,7 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
         (
             "vpcs: [{name: db, tenant: red, nat_gateway: {name: n, pool: world, port_forwards: \
              [{name: f, protocol: tcp, port: 1, instance: inst-1}]}}]",
-            "port forward `f` in VPC `db`: `instance`: instance inst-1 belongs to another VPC".to_owned(),
+            "port forward `f` in VPC `db`: `instance`: instance inst-1 is not in vpc-2".to_owned(),
         ),
         ("meters: [{name: m, tenant: blue, in_kbps: 64}]", neither("meter `m`: `tenant`", "tenant `blue`")),
         ("eips: [{name: e, tenant: red, pool: world, meter: x}]", neither("EIP `e`: `meter`", "meter `x`")),
@@ -255,11 +254,11 @@ async fn wrong_references_of_pools_and_eips_are_errors() {
         // What it is to be attached to is in another VPC: by id, and by name.
         (
             "eips: [{name: e, tenant: red, pool: world, vpc: db, instance: inst-1}]",
-            "EIP `e`: `instance`: instance inst-1 belongs to another VPC".to_owned(),
+            "EIP `e`: `instance`: instance inst-1 is not in vpc-2".to_owned(),
         ),
         (
             "eips: [{name: e, tenant: red, pool: world, vpc: web, subnet: subnet-2}]",
-            "EIP `e`: `subnet`: subnet subnet-2 belongs to another VPC".to_owned(),
+            "EIP `e`: `subnet`: subnet subnet-2 is not in vpc-1".to_owned(),
         ),
         (
             "vpcs: [{name: v, tenant: red}]\neips: [{name: e, tenant: red, pool: world, vpc: v, subnet: front}]",

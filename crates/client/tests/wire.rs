@@ -206,6 +206,10 @@ async fn waiting_for_a_cloud_includes_every_kind_of_object() {
         ("instances", "inst-1"),
         ("routes", "route-1"),
         ("peerings", "peer-1"),
+        ("nat-gateways", "nat-1"),
+        ("port-forwards", "fwd-1"),
+        ("meters", "meter-1"),
+        ("eips", "eip-1"),
     ];
     let others = [("tenants", "tenant-1"), ("route-tables", "rtb-1")];
     let cloud = CloudFile::parse("vpcs: [{name: a, tenant: a}]").unwrap();
@@ -219,7 +223,10 @@ async fn waiting_for_a_cloud_includes_every_kind_of_object() {
                 "vni": 1, "mtu": 1430, "vpc": "vpc-1", "subnet": "subnet-1", "host": "host-1",
                 "mac": "02:00:00:00:00:01", "table": "rtb-1", "destination": "10.0.0.0/8", "target": "drop",
                 "vpcs": ["vpc-1", "vpc-2"], "description": "", "group": "sg-1", "direction": "ingress",
-                "family": "ipv4", "protocol": "any", "remote": "any"})
+                "family": "ipv4", "protocol": "tcp", "remote": "any", "pool": "pool-1", "addresses": ["192.0.2.1"],
+                "address": "192.0.2.1", "prefix_length": 32, "sessions": 1, "blocks": 1,
+                "filtering": "address-and-port-dependent", "mapping": "endpoint-independent", "nat_gateway": "nat-1",
+                "port": 80, "instance": "inst-1", "inside": "10.0.0.1", "inside_port": 80})
         };
         let list = move |Path(kind): Path<String>| async move { Json(json!({"items": [object(&kind)]})) };
         let show = move |Path((kind, _)): Path<(String, String)>| async move { Json(object(&kind)) };

@@ -88,7 +88,7 @@ impl Failure {
                 ApiError::BadUrl(_)
                 | ApiError::AmbiguousName { .. }
                 | ApiError::NameOrId { .. }
-                | ApiError::OtherVpc { .. },
+                | ApiError::NotWithin { .. },
             ) => 2,
             Self::Api(ApiError::Unreachable { .. } | ApiError::Malformed { .. }) => 3,
             Self::Agent { .. } | Self::AgentMalformed { .. } => 3,

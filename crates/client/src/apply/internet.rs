@@ -21,12 +21,19 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// The EIPs of the file, after everything to which they can be attached. `vpcs` are the VPCs that they name.
-    pub(super) async fn eips(&mut self, cloud: &CloudFile, vpcs: Vec<Option<End>>) -> Result<()> {
-        for (spec, vpc) in cloud.eips.iter().zip(vpcs) {
+    /// The EIPs of the file that ask for an address (`is_chosen`), or all others, after everything to which they can be attached.
+    /// `vpcs` are the VPCs that the EIPs of the file name.
+    pub(super) async fn eips(
+        &mut self,
+        cloud: &CloudFile,
+        vpcs: &[Option<End>],
+        is_chosen: bool,
+    ) -> Result<()> {
+        let all = cloud.eips.iter().zip(vpcs);
+        for (spec, vpc) in all.filter(|(spec, _)| spec.address.is_some() == is_chosen) {
             let vpc = match vpc {
-                Some(End::InFile(index)) => self.vpc_id(&cloud.vpcs[index]),
-                Some(End::InCloud(id)) => Some(id),
+                Some(End::InFile(index)) => self.vpc_id(&cloud.vpcs[*index]),
+                Some(End::InCloud(id)) => Some(*id),
                 None => None,
             };
             self.eip(spec, vpc).await?;
@@ -87,9 +94,13 @@ impl Applier<'_> {
         Ok(true)
     }
 
-    /// The NAT gateway of a VPC with its port forwards, if the file has one. After the instances.
-    pub(super) async fn nat_gateway(&mut self, vpc: &VpcSpec) -> Result<()> {
+    /// The NAT gateway of a VPC with its port forwards, if the file has one that asks for addresses (`is_chosen`), or one that does
+    /// not. After the instances.
+    pub(super) async fn nat_gateway(&mut self, vpc: &VpcSpec, is_chosen: bool) -> Result<()> {
         let Some(spec) = vpc.nat_gateway.clone() else { return Ok(()) };
+        if spec.addresses.is_some() != is_chosen {
+            return Ok(());
+        }
         let id = self.vpc_id(vpc);
         let body = id.zip(self.pool(&spec.pool).await?).map(|(vpc, pool)| NewNatGateway {
             name: spec.name.clone(),

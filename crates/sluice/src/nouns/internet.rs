@@ -12,7 +12,7 @@ use crate::output;
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, Value, json};
 use sluice_client::{
-    Client, Cluster, Eip, Instance, Meter, NewEip, NewPublicPool, OfVpc, PublicPool, Subnet, Tenant,
+    Client, Cluster, Eip, Instance, Meter, NewEip, NewPublicPool, PublicPool, Resource, Subnet, Tenant,
 };
 use sluice_types::{AddressFamily, InstanceId, IpNet, SubnetId, parse_prefix};
 use std::net::IpAddr;
@@ -219,15 +219,15 @@ impl AttachTo {
 }
 
 /// The id of an object of a VPC, given as NAME, VPC/NAME, TENANT/VPC/NAME or id.
-pub(super) async fn id_in_vpc<K: OfVpc>(client: &Client, text: &str) -> Result<K::Id, Failure> {
+pub(super) async fn id_in_vpc<K: Resource>(client: &Client, text: &str) -> Result<K::Id, Failure> {
     // Names have no `/`.
     let Some((vpc, name)) = text.rsplit_once('/') else { return Ok(client.id_of::<K>(text, &[]).await?) };
-    let vpc = api::vpc(client, vpc).await?.id;
-    Ok(client.find_in_vpc::<K>(vpc, name).await?.id())
+    let vpc = api::vpc(client, vpc).await?.id.to_string();
+    Ok(client.id_of::<K>(name, &[("vpc", &vpc)]).await?)
 }
 
 /// The same, if it is given.
-pub(super) async fn optional_id_in_vpc<K: OfVpc>(
+pub(super) async fn optional_id_in_vpc<K: Resource>(
     client: &Client,
     text: Option<&str>,
 ) -> Result<Option<K::Id>, Failure> {

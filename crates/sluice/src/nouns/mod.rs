@@ -74,7 +74,7 @@ pub enum Noun {
     /// NAT gateways: public IPv4 addresses that the instances of a VPC share
     #[command(alias = "nat-gateway")]
     NatGateways(WithApi<Verb<NatGateway>>),
-    /// Meters: limits of Internet traffic, which EIPs and VPCs can have and share
+    /// Meters: limits of traffic, which EIPs, VPCs and peerings can have and share
     #[command(alias = "meter")]
     Meters(WithApi<Verb<Meter>>),
     /// Port forwards of NAT gateways: ports of a public address that stand for ports of instances

@@ -190,7 +190,12 @@ eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
     let id = site.json(&["instance", "show", "red/web/web-1"])["id"].clone();
     let other = format!("red/db/{}", id.as_str().unwrap());
     let error = site.fails(2, &["eip", "attach", "www", "--instance", &other]);
-    assert!(error.contains("belongs to another VPC"), "{error}");
+    assert!(error.contains("is not in vpc-"), "{error}");
+    let eip = site.json(&["eip", "show", "www"])["id"].clone();
+    let other = format!("blue/{}", eip.as_str().unwrap());
+    site.ok(&["tenant", "create", "blue"]);
+    let error = site.fails(2, &["eip", "delete", &other]);
+    assert!(error.contains("is not in tenant-"), "{error}");
 }
 
 #[test]
