@@ -6,8 +6,8 @@
 #   scripts/test.sh all      these, and the benches' own tests, a short fuzz, the scenarios
 #   scripts/test.sh soak     the long tests: many seeds, many kills, long streams
 #
-# BESIDE_TESTS names a command that runs beside the scenarios of `all`, with the processor
-# time that they leave, which is about half. If it fails, the tests have failed.
+# BESIDE_TESTS names a command that runs beside the benches and scenarios of `all`, with the
+# processor time that they leave, which is about half. If it fails, the tests have failed.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -108,8 +108,8 @@ check)
 	;;
 all)
 	stage "unit tests, fixtures, short fuzz" tests --tests
-	stage "benches at a small size" tests --test smoke
 	begin_beside
+	stage "benches at a small size" tests --test smoke
 	stage "scenarios" tests --test scenarios
 	;;
 soak)
