@@ -15,7 +15,7 @@ use sluice_types::{MeterId, MeterRate, TenantId, given};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// A limit of the Internet traffic of all EIPs and VPCs that have this meter. They share it.
+/// A limit of the Internet traffic of all EIPs and VPCs, and of the traffic of all peerings, that have this meter. They share it.
 #[derive(Serialize, ToSchema)]
 struct Meter {
     #[schema(value_type = String, example = "meter-1")]
