@@ -82,8 +82,8 @@ use support::{Failure, Outcome, describe};
 
 /// Scenarios that take minutes: `make soak` runs them, and a word that their name contains. Guests are slow without KVM.
 const LONG: [&str; 2] = ["guests", "nat_kills"];
-/// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests need 4 minutes on a busy
-/// machine.
+/// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
+/// need 4 minutes on a busy machine.
 const DURATION_MAX: Duration = Duration::from_secs(480);
 /// Runs of one scenario, if all but the last are inconclusive.
 const ATTEMPTS: usize = 3;

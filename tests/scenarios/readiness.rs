@@ -30,8 +30,8 @@ const FILLER: &str = "many";
 const INSTANCES: usize = 60_000;
 /// Instances in one call of the API.
 const BULK: usize = 10_000;
-/// Rates of the management network of the rebooted gateway: until another one has failed, by which the instances need about 24 s, and
-/// afterwards.
+/// Rates of the management network of the rebooted gateway: the first until another one has failed, by which the instances
+/// need about 24 s, then the second.
 const STREAM_RATES: [&str; 2] = ["1mbit", "8mbit"];
 /// vIPs do not return to a gateway that was away for a shorter time.
 const PREEMPT_DELAY: Duration = Duration::from_secs(2);

@@ -175,8 +175,8 @@ impl Retries {
                 missing.add(key, reason.clone());
             }
         }
-        // Those beyond the first are not reported: if there were others, nothing on this node would count as programmed.
         let named: HashSet<u32> = self.meters().map(|meter| meter.id).collect();
+        // Those beyond the first are not reported: if there were others, nothing on this node would count as programmed.
         for (waiting, entry) in self.unmetered.values().filter_map(|it| Some((it, it.entry.as_ref()?))) {
             let is_named = entry.meters().into_iter().flatten().any(|id| named.contains(&id));
             for key in entry.names().into_iter().filter(|_| !is_named) {

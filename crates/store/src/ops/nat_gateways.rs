@@ -122,8 +122,8 @@ async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ip
     Ok(())
 }
 
-/// Checks a new prefix of a subnet or a route against the prefix of NAT64 of a VPC that has a route to it, which `conflicts` compares it
-/// with.
+/// Checks a new prefix of a subnet or a route against the prefix of NAT64 of a VPC that has a route to it. `conflicts` compares
+/// the new prefix with that of NAT64.
 pub(super) async fn check_not_nat64(
     q: &mut dyn Query,
     vpc: VpcId,
