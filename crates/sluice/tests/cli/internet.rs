@@ -198,6 +198,21 @@ eips: [{name: www, tenant: red, pool: world, vpc: web, instance: web-1}]
     assert!(error.contains("is not in tenant-"), "{error}");
 }
 
+/// Catches an address that is given to an EIP which takes any, before the one that asks for it.
+#[test]
+fn requested_addresses_of_a_file_are_given_first() {
+    let site = Site::start();
+    let internet = "
+public_pools: [{name: world, cluster: edge, prefixes: [198.51.100.0/24]}]
+eips:
+  - {name: any, tenant: red, pool: world}
+  - {name: first, tenant: red, pool: world, address: 198.51.100.1}
+";
+    let file = site.file("cloud.yaml", &(CLOUD.to_owned() + internet));
+    site.ok(&["apply", "-f", &file]);
+    assert_eq!(site.json(&["eip", "show", "any"])["address"], "198.51.100.2");
+}
+
 #[test]
 fn meters_by_file_and_by_commands() {
     let site = Site::start();
