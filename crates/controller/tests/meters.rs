@@ -228,6 +228,10 @@ async fn meters_are_programmed_when_gateways_have_them() {
         assert_eq!((&failed["programmed"], &failure["reason"]), (&json!(false), &json!("no room")));
         assert_eq!(failure["entry"], format!("meter {id}"));
     }
+    // No gateway has an EIP that is not attached, so it lacks nothing.
+    let spare = eip(&cloud, &basics, json!({"name": "spare", "meter": gold})).await;
+    let shown = cloud.get(&format!("/v1/eips/{}", spare["id"].as_str().unwrap())).await.body;
+    assert_eq!(shown["failures"], Value::Null);
     gateway.connection.reports.missing(Missing::default()).await.unwrap();
     gateway.ack(revision).await;
     for path in [&path, &eip_path] {
