@@ -63,7 +63,7 @@ impl Edge {
         let mut gateway = Gateway::with_maps(rig.interfaces, sessions.vms, Routes::One, &maps)?;
         let vni = Vni::new(VNI)?;
         let port =
-            |ifindex: i32, mac, internet| UnderlayPort { ifindex: ifindex as u32, mtu: 1500, mac, internet };
+            |ifindex: i32, mac, internet| UnderlayPort { ifindex: ifindex as u32, mtu: 3400, mac, internet };
         let tables = gateway.tables();
         tables.set_node(&NodeConfig {
             vtep4: Some(GATEWAY),

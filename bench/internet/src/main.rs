@@ -63,7 +63,7 @@ program alone, for packets to the Internet. `nat_cps`: 500,000 sessions that beg
 the packet has left. `nat_session_bytes`: all memory of the tables when they refuse the first session, with port blocks in
 which 50 of 64 ports are used; `conntrack`: the growth of the kernel's slabs, and the hash table. `eip_mpps`: as `nat_mpps`, but
 each of 1,000 VMs has a public address of its own, without sessions. `meter_error_pct`: by how much the bytes of IP packets of 1,436
-bytes that pass in a second differ from the rate, once the burst of 50 ms has passed, if much more is offered: `nft limit` of
+bytes, at 10 Gbit/s of 2,936 bytes, that pass in a second differ from the rate, once the burst of 50 ms has passed, if much more is offered: `nft limit` of
 the bytes of IP packets in the forward hook, and `tbf`, whose bytes are those of frames, on the interface that they leave by. One packet
 is 0.11 % of 10 Mbit/s. A difference below 0.001 % counts as 0.001 %.";
 

@@ -7,14 +7,16 @@ use nix::time::{ClockId, clock_gettime};
 use sluice_bench_report::shell::{Failure, feed, run};
 use sluice_bench_report::{Better, Measure};
 use sluice_bench_spine::contender::{Contender, Turns};
-use sluice_bench_spine::rig::FRAMES_PER_RUN;
 use sluice_types::{MacAddr, MeterLimit, ROUTER_MAC};
 use std::time::{Duration, Instant};
 
-/// Bytes of a packet with its tunnel, and of the IP packet and the frame that leave.
-const BYTES: usize = 1500;
-const IP_BYTES: u64 = BYTES as u64 - 64;
-const FRAME_BYTES: u64 = IP_BYTES + 14;
+/// Bytes of a packet with its tunnel, and at rates above 1 Gbit/s, for which one core cannot forward enough of these.
+const BYTES: [usize; 2] = [1500, 3000];
+/// What the IP packet that leaves has less, and its frame.
+const WITHOUT_TUNNEL: u64 = 64;
+const ETHERNET: u64 = 14;
+/// Of all interfaces.
+const MTU: u32 = 3400;
 const FLOWS: Sessions = Sessions { vms: 100, ports: 50, remotes: 2 };
 /// Rates in kbit/s, and their names in measures.
 const RATES: [(u64, &str); 4] = [(10_000, "10m"), (100_000, "100m"), (1_000_000, "1g"), (10_000_000, "10g")];
@@ -24,6 +26,8 @@ const BURST_MIN: u64 = 16 << 10;
 /// Time in which bursts are used up, and time of a measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
 const SECOND: Duration = Duration::from_secs(1);
+/// Packets that are sent between two looks at the time.
+const FRAMES: u32 = 1 << 14;
 /// What differs by less counts as this, because the ratio of differences would have no meaning.
 const LEAST_PERCENT: f64 = 0.001;
 
@@ -31,14 +35,30 @@ fn burst(kbps: u64) -> u64 {
     (kbps * BURST_MS / 8).max(BURST_MIN)
 }
 
-/// Sends as fast as possible. Returns by how many percent what leaves differs from the rate, if packets have so many bytes. Fails if
-/// not more than the rate is offered.
-fn error_percent(rig: &Rig, kbps: u64, bytes: u64) -> Result<f64, Failure> {
+/// Bytes of the packets that are sent at a rate.
+fn bytes_at(kbps: u64) -> usize {
+    BYTES[usize::from(kbps > 1_000_000)]
+}
+
+/// A rig for long packets.
+fn rig() -> Result<Rig, Failure> {
+    let rig = Rig::new()?;
+    for interface in ["gen", "dut", "out", "web"] {
+        run(&format!("ip link set {interface} mtu {MTU}"))?;
+    }
+    Ok(rig)
+}
+
+/// Sends as fast as possible. Returns by how many percent what leaves differs from the rate, if an IP packet counts with so many bytes
+/// more. Fails if not more than the rate is offered.
+fn error_percent(rig: &Rig, kbps: u64, more: u64) -> Result<f64, Failure> {
+    let length = bytes_at(kbps);
+    let bytes = length as u64 - WITHOUT_TUNNEL + more;
     let offer = |time: Duration| -> Result<(f64, u64, u64), Failure> {
         let (before, start, mut sent) = (rig.arrived()?.outside, Instant::now(), 0);
         while start.elapsed() < time {
-            rig.send_long(BYTES, FRAMES_PER_RUN)?;
-            sent += u64::from(FRAMES_PER_RUN);
+            rig.send_long(length, FRAMES)?;
+            sent += u64::from(FRAMES);
         }
         Ok((start.elapsed().as_secs_f64(), rig.arrived()?.outside - before, sent))
     };
@@ -54,15 +74,15 @@ fn error_percent(rig: &Rig, kbps: u64, bytes: u64) -> Result<f64, Failure> {
 /// A gateway whose VMs share a meter. A turn is a rate in kbit/s.
 fn sluice() -> Result<Contender<u64>, Failure> {
     Contender::start("meter", |turns: &Turns<u64>| {
-        let rig = Rig::new()?;
+        let rig = rig()?;
         let mut edge = Edge::new(&rig, Public::Own, FLOWS)?;
-        rig.aim_long(BYTES, FLOWS, Order::Random, ROUTER_MAC)?;
         turns.serve(|kbps| {
+            rig.aim_long(bytes_at(kbps), FLOWS, Order::Random, ROUTER_MAC)?;
             let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?).as_nanos();
             let limit = MeterLimit { rate_kbps: kbps, burst_bytes: burst(kbps) };
             edge.limit(limit, u64::try_from(now)?)?;
             let _links = edge.attach(&rig)?;
-            error_percent(&rig, kbps, IP_BYTES)
+            error_percent(&rig, kbps, 0)
         })
     })
 }
@@ -71,17 +91,17 @@ fn sluice() -> Result<Contender<u64>, Failure> {
 fn kernel(
     name: &'static str,
     limit: fn(u64) -> Result<(), Failure>,
-    bytes: u64,
+    more: u64,
 ) -> Result<Contender<u64>, Failure> {
     Contender::start(name, move |turns: &Turns<u64>| {
-        let rig = Rig::new()?;
+        let rig = rig()?;
         let router: MacAddr = sluice_bench_spine::peers::ROUTER.parse()?;
         kernel::forward(FLOWS.vms)?;
-        rig.aim_long(BYTES, FLOWS, Order::Random, router)?;
         turns.serve(|kbps| {
+            rig.aim_long(bytes_at(kbps), FLOWS, Order::Random, router)?;
             limit(kbps)?;
             let _links = rig.pass()?;
-            error_percent(&rig, kbps, bytes)
+            error_percent(&rig, kbps, more)
         })
     })
 }
@@ -114,8 +134,8 @@ fn limit_by_tbf(kbps: u64) -> Result<(), Failure> {
 pub fn errors(rounds: usize) -> Result<Vec<Measure>, Failure> {
     let ours = sluice()?;
     let peers = [
-        ("nft limit", kernel("nft limit", limit_by_nft, IP_BYTES)?),
-        ("tbf", kernel("tbf", limit_by_tbf, FRAME_BYTES)?),
+        ("nft limit", kernel("nft limit", limit_by_nft, 0)?),
+        ("tbf", kernel("tbf", limit_by_tbf, ETHERNET)?),
     ];
     let mut measures = Vec::new();
     for (kbps, name) in RATES {

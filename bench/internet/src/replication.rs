@@ -81,7 +81,9 @@ Internet, on a core of its own. `nat_copied_session_bytes`: as `nat_session_byte
 marks of passes; `nat_sessions_16gb`: how many of these 16 GB have room for, computed. `resync_s_*`: from the start of a gateway
 without sessions until it says that it has copies of all, and each is compared with the owner's: the agents' own threads over UDP on
 loopback, with the tables and the program of two gateways, which have room for twice as many sessions; a sender sends 100,000 sessions a
-second (`Params::sessions_per_s`).
+second (`Params::sessions_per_s`). `resync_core_pct_*`: the part of a core that both gateways take meanwhile, so what passes cost the two
+together as long as an owner sends at this rate: always if it has two million sessions for one other gateway, as each pass
+takes 20 s.
 
 `failover_*`: a lab of three gateways with hellos every 4 ms, the default. Two VMs at two hosts keep 100,000 sessions by UDP
 and 4,000 connections by TCP, and begin 10,000 sessions a second from 0.5 s before a kill until 1.5 s after it. The gateway that
@@ -115,9 +117,9 @@ pub fn measure(
         measures.extend(replicated::capacity(SIZES[2].0)?);
     }
     if wants("resync") {
-        measures.push(resync::measure(RESYNCS.min(effort.rounds), SIZES[1].0, SIZES[1].1)?);
+        measures.extend(resync::measure(RESYNCS.min(effort.rounds), SIZES[1].0, SIZES[1].1)?);
         if args.resync_10m {
-            measures.push(resync::measure(1, SIZES[2].0, SIZES[2].1)?);
+            measures.extend(resync::measure(1, SIZES[2].0, SIZES[2].1)?);
         }
     }
     if wants("failover") {

@@ -15,6 +15,7 @@ use sluice_types::{ClusterId, GatewayId, ROUTER_MAC, Vni};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
+use nix::time::ClockId;
 use std::time::{Duration, Instant};
 
 /// VTEPs of the owner and of the gateway that joins.
@@ -59,8 +60,14 @@ fn start(at: usize, edge: &mut Edge) -> Result<NatSync, Failure> {
     Ok(sync)
 }
 
-/// The seconds from the start of the gateway that joins until it says that its copies are complete.
-fn seconds(sessions: Sessions) -> Result<f64, Failure> {
+/// The processor time of this process.
+fn processor_time() -> Result<Duration, Failure> {
+    Ok(nix::time::clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
+}
+
+/// The seconds from the start of the gateway that joins until it says that its copies are complete, and the processor time of both
+/// gateways meanwhile.
+fn seconds(sessions: Sessions) -> Result<[f64; 2], Failure> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
     let rig = Rig::new()?;
     for vtep in VTEPS {
@@ -74,7 +81,7 @@ fn seconds(sessions: Sessions) -> Result<f64, Failure> {
     rig.timed(owner.program()?.as_fd(), sessions.count())?;
     owner.check(sessions)?;
     let _owner = start(0, &mut owner)?;
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), processor_time()?);
     let joined = start(1, &mut joins)?;
     let complete = joined.complete();
     let max = MAX_PER_MILLION * sessions.count().div_ceil(1_000_000);
@@ -86,21 +93,27 @@ fn seconds(sessions: Sessions) -> Result<f64, Failure> {
         }
         std::thread::sleep(POLL);
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let times = [begun.elapsed(), processor_time()? - before].map(|time| time.as_secs_f64());
     drop(joined);
     // What "complete" means is what is measured.
     joins.check_copies(&owner)?;
-    Ok(seconds)
+    Ok(times)
 }
 
-/// Measures `resync_s_*` with these sessions.
+/// Measures `resync_s_*` and `resync_core_pct_*` with these sessions.
 ///
 /// # Errors
 /// Errors of the datapath, the tables or the kernel; copies that are not complete.
-pub fn measure(rounds: usize, sessions: Sessions, size: &str) -> Result<Measure, Failure> {
+pub fn measure(rounds: usize, sessions: Sessions, size: &str) -> Result<Vec<Measure>, Failure> {
     let round = |_| {
         std::thread::spawn(move || seconds(sessions)).join().map_err(|_| "the measuring thread panicked")?
     };
-    let all = (0..rounds).map(round).collect::<Result<Vec<f64>, Failure>>()?;
-    Ok(Measure::alone(format!("resync_s_{size}"), "s", &all))
+    let all = (0..rounds).map(round).collect::<Result<Vec<_>, Failure>>()?;
+    let seconds: Vec<f64> = all.iter().map(|[seconds, _]| *seconds).collect();
+    // A pass takes as long in each of its periods, whether its sessions are new at the other gateway or not.
+    let core_pct: Vec<f64> = all.iter().map(|[seconds, busy]| busy / seconds * 100.0).collect();
+    Ok(vec![
+        Measure::alone(format!("resync_s_{size}"), "s", &seconds),
+        Measure::alone(format!("resync_core_pct_{size}"), "%", &core_pct),
+    ])
 }

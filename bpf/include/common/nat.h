@@ -189,7 +189,7 @@ static __always_inline enum session_answer nat_create(struct nat_packet *packet,
 	first = nat_first_group(packet);
 	if (packet->hit.published && group && first) {
 		ADD(&group->block[slot].begun, 1);
-		ADD(&first->begun, 1);
+		ADD(&first->begun[nat_family(packet)], 1);
 	}
 	return answer;
 }

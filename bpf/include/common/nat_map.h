@@ -333,10 +333,16 @@ static __always_inline void nat_set_outside(struct nat_packet *packet, __u32 num
 		packet->outside = READ_ONCE(group->outside);
 }
 
-/* Number of sessions at all addresses of the pool. */
+/* Which of the counters by family concern the inside address. */
+static __always_inline __u32 nat_family(const struct nat_packet *packet)
+{
+	return packet->vni >> NAT_INSIDE_IPV6_SHIFT & 1;
+}
+
+/* Number of sessions of the inside address's family at all addresses of the pool. */
 static __always_inline __u32 nat_vpc_sessions(const struct nat_packet *packet)
 {
-	__u32 sessions = 0;
+	__u32 family = nat_family(packet), sessions = 0;
 
 	NAT_ROLLED
 	for (__u32 i = 0; i < NAT_POOL_ADDRESSES_MAX && i < packet->pool.addresses; i++) {
@@ -344,7 +350,7 @@ static __always_inline __u32 nat_vpc_sessions(const struct nat_packet *packet)
 		struct nat_group *group = nat_group_at(first);
 
 		if (group)
-			sessions += READ_ONCE(group->begun) - READ_ONCE(group->ended);
+			sessions += READ_ONCE(group->begun[family]) - READ_ONCE(group->ended[family]);
 	}
 	return sessions;
 }
@@ -363,7 +369,7 @@ NAT_FUNCTION int nat_check_limits(struct nat_packet *packet, __u32 of_remote)
 	of_remote &= 1;
 	if (packet->sessions >= packet->pool.sessions_limit >> of_remote)
 		return NAT_SESSIONS;
-	of_vpc = READ_ONCE(nat->vpc_sessions);
+	of_vpc = READ_ONCE(nat->vpc_sessions[nat_family(packet)]);
 	if (of_vpc && nat_vpc_sessions(packet) >= of_vpc >> of_remote)
 		return NAT_VPC_SESSIONS;
 	return NAT_TRANSLATED;

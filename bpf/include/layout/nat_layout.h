@@ -123,7 +123,7 @@
 #include <linux/types.h>
 
 #define NAT_MAGIC 0x313054414e554c53ull /* "SLUNAT01", little endian */
-#define NAT_LAYOUT_VERSION 2
+#define NAT_LAYOUT_VERSION 3
 
 /* Protocols by which ports are mapped. The ports of ICMP are the identifiers of queries. */
 #define NAT_TCP 0
@@ -152,8 +152,11 @@
 #define NAT_TAG_SHIFT 32
 
 /* Beside the VNI of an inside address: it is one of IPv6 (NAT64). */
-#define NAT_INSIDE_IPV6 0x01000000u
+#define NAT_INSIDE_IPV6_SHIFT 24
+#define NAT_INSIDE_IPV6 (1u << NAT_INSIDE_IPV6_SHIFT)
 #define NAT_VNI_MASK 0x00ffffffu
+/* Families of inside addresses: IPv4, and IPv6 (NAT64). */
+#define NAT_FAMILIES 2
 
 /*
  * The high half of the remote address in the key of a session of IPv6; the low half is the IPv4 address. It is the well-known prefix
@@ -229,15 +232,15 @@ struct nat_group {
 	__u64 word[NAT_GROUP_BLOCKS];
 	__u32 outside; /* the public address; 0: the number has none, and all blocks are withheld */
 	__u32 flags;   /* NAT_DRAINING; in the first group of an address */
-	/* As those of a block, of all sessions of the address; in its first group. */
-	__u32 begun;
-	__u32 ended;
+	/* As those of a block, of all sessions of the address, by family of the inside address; in its first group. */
+	__u32 begun[NAT_FAMILIES];
+	__u32 ended[NAT_FAMILIES];
 	/*
 	 * The blocks, as bits, whose ports another gateway of the cluster gives out, or that have a forwarded port. Packets claim no
 	 * such block, and no port in it; nat_install() does.
 	 */
 	__u32 others;
-	__u32 reserved[11];
+	__u32 reserved[9];
 	struct nat_block block[NAT_GROUP_BLOCKS];
 };
 
@@ -322,11 +325,11 @@ struct nat_config {
 	__u32 round_at;	 /* ticks: when a round was completed last, or the tables were laid out */
 	__u64 port_seed; /* secret: which cells and words a port prefers */
 	/*
-	 * Sessions that a VPC may have, at all addresses of its pool: no tenant can fill the table of all. As many more as there
-	 * are processors may begin at the same moment. 0: not limited.
+	 * Sessions that a VPC may have, at all addresses of its pool, by family of the inside address, as each family has a table of
+	 * its own: no tenant can fill the table of all. As many more as there are processors may begin at the same moment. 0: not
+	 * limited.
 	 */
-	__u32 vpc_sessions;
-	__u32 reserved32;
+	__u32 vpc_sessions[NAT_FAMILIES];
 	__u64 reserved[2];
 };
 

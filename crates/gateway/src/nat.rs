@@ -87,7 +87,8 @@ impl SharedNat {
         let grace = Membarrier::new().map_err(sluice_tables::Error::from)?;
         let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
-        nat.limit_vpcs(args.vpc_sessions());
+        let [sessions, sessions64] = args.vpc_sessions();
+        nat.limit_vpcs(sessions, sessions64);
         Ok(Self::with_log(nat, NatLog::new(args.nat_ipfix)))
     }
 

@@ -293,7 +293,7 @@ impl Nat {
         config.store32(offset_of!(nat_config, generation), 1);
         config.store32(offset_of!(nat_config, round), 1);
         config.store32(offset_of!(nat_config, round_at), now);
-        config.store32(offset_of!(nat_config, vpc_sessions), 0);
+        Self::store_vpc_limits(&config, [0; 2]);
         config.store64(offset_of!(nat_config, port_seed), port_seed(seed));
         config.store32(offset_of!(nat_config, block_shift), tables.block_shift());
         open(&config, &tables);
@@ -412,10 +412,16 @@ impl Nat {
         self.sessions.set_timeouts(timeouts)
     }
 
-    /// Sets how many sessions each VPC may have, at all its public addresses; remote endpoints may begin half as many. It applies to
-    /// sessions that begin later. New tables have no such limit.
-    pub fn limit_vpcs(&mut self, sessions: NonZeroU32) {
-        self.config.store32(offset_of!(nat_config, vpc_sessions), sessions.get());
+    /// Sets how many sessions each VPC may have, at all its public addresses, and how many besides of NAT64; remote endpoints may
+    /// begin half as many. It applies to sessions that begin later. New tables have no such limits.
+    pub fn limit_vpcs(&mut self, sessions: NonZeroU32, sessions64: NonZeroU32) {
+        Self::store_vpc_limits(&self.config, [sessions.get(), sessions64.get()]);
+    }
+
+    fn store_vpc_limits(config: &Region, limits: [u32; layout::NAT_FAMILIES as usize]) {
+        for (family, limit) in limits.into_iter().enumerate() {
+            config.store32(offset_of!(nat_config, vpc_sessions) + family * size_of::<u32>(), limit);
+        }
     }
 
     /// Asks which gateway logs the blocks of a VPC: for each block in each round. Otherwise this one logs all.

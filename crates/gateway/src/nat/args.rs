@@ -41,6 +41,10 @@ pub struct NatArgs {
     #[arg(long, value_name = "NUMBER")]
     pub nat_sessions_per_vpc: Option<NonZeroU32>,
 
+    /// The same for connections of NAT64, which count apart. Default: a quarter of --nat64-sessions
+    #[arg(long, value_name = "NUMBER")]
+    pub nat64_sessions_per_vpc: Option<NonZeroU32>,
+
     /// Ports of a block: each instance uses whole blocks, and has at most the number of them that its NAT gateway says. A power
     /// of 2 from 64 to 4096; the same on all gateways of a cluster. It stays as it is until --flush
     #[arg(long, value_name = "NUMBER", default_value_t = 512, value_parser = block_ports)]
@@ -75,9 +79,16 @@ impl NatArgs {
         NatSize { addresses: self.nat_addresses, block_ports: self.nat_block_ports }
     }
 
-    /// Sessions that one VPC may have.
-    pub fn vpc_sessions(&self) -> NonZeroU32 {
-        self.nat_sessions_per_vpc.or(NonZeroU32::new(self.nat_sessions / 4)).unwrap_or(NonZeroU32::MIN)
+    /// Sessions for which there is room, and those of NAT64.
+    fn sessions(&self) -> [u32; 2] {
+        [self.nat_sessions, self.nat64_sessions.unwrap_or(self.nat_sessions / 4)]
+    }
+
+    /// Sessions that one VPC may have, and those of NAT64.
+    pub fn vpc_sessions(&self) -> [NonZeroU32; 2] {
+        let [sessions, sessions64] = self.sessions();
+        [(self.nat_sessions_per_vpc, sessions), (self.nat64_sessions_per_vpc, sessions64)]
+            .map(|(set, room)| set.or(NonZeroU32::new(room / 4)).unwrap_or(NonZeroU32::MIN))
     }
 
     /// Numbers of entries of the maps of source NAT. Buckets are used up to two thirds of their slots.
@@ -86,8 +97,7 @@ impl NatArgs {
     /// If the size is not valid, which the options do not permit.
     pub fn maps(&self) -> Result<[(&'static str, u32); 6], sluice_tables::Error> {
         let size = self.size();
-        let sessions = [self.nat_sessions, self.nat64_sessions.unwrap_or(self.nat_sessions / 4)];
-        let buckets = sessions.map(|sessions| {
+        let buckets = self.sessions().map(|sessions| {
             let slots = u64::from(sessions) * 3 / 2;
             u32::try_from(slots.div_ceil(u64::from(SESSION_SLOTS))).unwrap_or(u32::MAX)
         });

@@ -248,15 +248,15 @@ impl Tables {
         }
     }
 
-    /// Sessions that have begun at a public address, by number.
-    pub(super) fn begun_at(&self, address: u32) -> u32 {
+    /// Sessions of a family of inside addresses that have begun at a public address, both by number.
+    pub(super) fn begun_at(&self, address: u32, family: usize) -> u32 {
         let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, begun));
-        self.groups.load32(at)
+        self.groups.load32(at + family * size_of::<u32>())
     }
 
-    pub(super) fn set_ended_at(&self, address: u32, ended: u32) {
+    pub(super) fn set_ended_at(&self, address: u32, family: usize, ended: u32) {
         let at = Self::group_at(self.groups_of(address).start, offset_of!(nat_group, ended));
-        self.groups.store32(at, ended);
+        self.groups.store32(at + family * size_of::<u32>(), ended);
     }
 
     fn word_at(id: BlockId) -> usize {

@@ -60,6 +60,9 @@ const GROUPS_NOTED: u32 = 1024;
 /// Buckets of tuple words that one step looks at: 2^16 words.
 const TUPLE_BUCKETS: u32 = 1 << 13;
 
+/// Families of inside addresses.
+const FAMILIES: usize = layout::NAT_FAMILIES as usize;
+
 /// What is in use, as a round sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
@@ -78,7 +81,7 @@ struct Seen {
     live: u32,
 }
 
-/// The sessions of a public address in the present round.
+/// The sessions of a family of inside addresses at a public address in the present round.
 #[derive(Clone, Copy, Debug, Default)]
 struct SeenAt {
     /// That have begun before the round.
@@ -93,8 +96,8 @@ pub(super) struct Progress {
     /// Of this agent's present round.
     round: u32,
     seen: Vec<Seen>,
-    /// By number.
-    addresses: Vec<SeenAt>,
+    /// By number, and by family.
+    addresses: Vec<[SeenAt; FAMILIES]>,
     /// Blocks that were closing, closed, or claimed, and their words.
     leaving: Vec<(BlockId, BlockWord)>,
     /// In the last complete round, and in the present one.
@@ -195,7 +198,8 @@ impl Nat {
         (self.progress.round, self.progress.counting) = (round, Used::default());
         self.progress.seen.clear();
         self.progress.leaving.clear();
-        let see = |address| SeenAt { begun: self.tables.begun_at(address), live: 0 };
+        let see = |address, family| SeenAt { begun: self.tables.begun_at(address, family), live: 0 };
+        let see = |address| std::array::from_fn(|family| see(address, family));
         self.progress.addresses = (0..self.tables.addresses()).map(see).collect();
         Ok(self.note_blocks(0))
     }
@@ -215,7 +219,8 @@ impl Nat {
         let mut decide = |session: &Session| match stamp(tables, &reader, session, round) {
             Some(id) => {
                 seen[id.number()].live += 1;
-                addresses[tables.address_of(id.group) as usize].live += 1;
+                let family = usize::from(session.flow.source.is_ipv6());
+                addresses[tables.address_of(id.group) as usize][family].live += 1;
                 Fate::Stays
             }
             None => Fate::Ends,
@@ -327,8 +332,10 @@ impl Nat {
 
     fn complete_round(&mut self, now: u32) -> bool {
         self.free_numbers();
-        for (address, seen) in (0..).zip(&self.progress.addresses) {
-            self.tables.set_ended_at(address, seen.begun.wrapping_sub(seen.live));
+        for (address, families) in (0..).zip(&self.progress.addresses) {
+            for (family, seen) in families.iter().enumerate() {
+                self.tables.set_ended_at(address, family, seen.begun.wrapping_sub(seen.live));
+            }
         }
         self.progress.used = self.progress.counting;
         self.progress.phase = Phase::Begin;

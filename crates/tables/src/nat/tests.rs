@@ -200,7 +200,7 @@ fn packets_of_other_remote_endpoints_are_filtered_unless_any_is_permitted() {
 #[test]
 fn a_vpc_has_no_more_sessions_than_permitted() {
     let (mut tables, mut nat) = TestNat::new(size(4, 1024), limits());
-    nat.limit_vpcs(NonZeroU32::new(40).unwrap());
+    nat.limit_vpcs(NonZeroU32::new(40).unwrap(), NonZeroU32::MIN);
     // The VPC has three of the addresses, and the other one has the fourth.
     tables.pool.addresses = 3;
     let other = testing::pool_of(&[3]);

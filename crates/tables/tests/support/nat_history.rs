@@ -8,6 +8,7 @@ use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_tables_testing::tcp;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU32;
 
 #[path = "nat_ops.rs"]
 mod ops;
@@ -678,7 +679,7 @@ pub fn run(regions: &NatRegions, world: &World, ops: &[Op], packet: &mut dyn FnM
         other_s: 2,
     };
     let mut nat = Nat::create(regions, world.size, world.seed, &timeouts, world.now, Immediate).unwrap();
-    nat.limit_vpcs(world.vpc_sessions);
+    nat.limit_vpcs(world.vpc_sessions, NonZeroU32::MIN);
     let mut model = Model {
         world,
         now: world.now,

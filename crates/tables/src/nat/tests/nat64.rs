@@ -3,6 +3,8 @@
 use super::*;
 use std::net::Ipv6Addr;
 
+const BEGUN: u32 = testing::NAT_BEGUN;
+
 fn vm6(port: u16) -> SocketAddr {
     (Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 0, 0, 3, 5), port).into()
 }
@@ -65,6 +67,25 @@ fn both_families_share_ports_and_nothing_else() {
     assert!(!left.contains(&vm6(7)));
     assert_eq!(tables.back(&six, 0, NOW).answer, testing::NAT_MISS);
     assert_eq!(tables.back(&four, 0, NOW).answer, testing::NAT_TRANSLATED);
+}
+
+/// Each family has a table, so each has a limit, and neither takes the other's.
+#[test]
+fn sessions_of_a_vpc_count_by_family() {
+    let (tables, mut nat) = TestNat::new(size(2, 1024), limits());
+    nat.limit_vpcs(NonZeroU32::new(5).unwrap(), NonZeroU32::new(3).unwrap());
+    let four = |remote| tables.out(UDP, vm(7), server(remote), NOW).answer;
+    let six = |remote| out(&tables, UDP, 7, remote).answer;
+    assert_eq!([1, 2, 3, 4].map(six), [BEGUN, BEGUN, BEGUN, testing::NAT_VPC_SESSIONS]);
+    assert_eq!([1, 2, 3, 4, 5].map(four), [BEGUN; 5]);
+    assert_eq!((four(6), four(1)), (testing::NAT_VPC_SESSIONS, testing::NAT_TRANSLATED));
+    // After two rounds, only those that live count.
+    (0..2).for_each(|_| drop(round(&mut nat, NOW)));
+    let ended = nat.translations().find(|it| it.inside == vm6(7)).unwrap();
+    assert!(nat.remove(&ended.session.flow, NOW));
+    (0..2).for_each(|_| drop(round(&mut nat, NOW)));
+    let next = [4, 5].map(six);
+    assert_eq!((next, four(6)), ([BEGUN, testing::NAT_VPC_SESSIONS], testing::NAT_VPC_SESSIONS));
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn known(nat: &Nat) -> Vec<(u16, Ipv4Addr)> {
 #[test]
 fn another_secret_ends_all_sessions_and_keeps_the_numbers_of_addresses() {
     let (tables, mut nat) = TestNat::new(size(3, 1024), limits());
-    nat.limit_vpcs(NonZeroU32::new(2).unwrap());
+    nat.limit_vpcs(NonZeroU32::new(2).unwrap(), NonZeroU32::MIN);
     let reader = nat.sessions().reader().clone();
     let begun: Vec<_> =
         (1..3).map(|last| tables.out(UDP, end([10, 0, 0, last], 7), server(53), NOW)).collect();
