@@ -27,7 +27,7 @@ test: setup-test ## Run all tests: format, lints, units, properties, fixtures, a
 check: setup-test ## Run what shows most mistakes within minutes: format, lints, units, fixtures
 	@sh scripts/test.sh check
 
-soak: setup-test ## Run what takes hours: many seeds, many kills, long fuzzing, long streams, QEMU guests
+soak: setup-test setup-kernels ## Run what takes hours: many seeds, many kills, long fuzzing, long streams, QEMU guests
 	@sh scripts/test.sh soak
 
 lint: ## Check format and lints only

@@ -5,6 +5,7 @@
 #
 #   KERNEL_IMAGE_DEB=FILE scripts/test-kernels.sh    use this linux-image package, not one from apt
 #   QEMU_ACCEL=kvm scripts/test-kernels.sh           faster where nested virtualization works
+#   KERNEL_TESTS="verifier" scripts/test-kernels.sh  only these test programs of crates/datapath, not all
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -40,8 +41,14 @@ build_tests() {
 	cargo test --workspace --tests --no-run --message-format=json-render-diagnostics >"$work/messages" ||
 		fail "the tests do not compile"
 	sed -n '/\/crates\/datapath\/Cargo.toml"/ s/.*"executable":"\([^"]*\)".*/\1/p' "$work/messages" |
-		grep -v '/fuzz-' >"$work/tests" || true
-	[ -s "$work/tests" ] || fail "no test programs were built"
+		grep -v '/fuzz-' >"$work/built" || true
+	wanted=
+	for name in ${KERNEL_TESTS:-}; do
+		grep -q "/$name-" "$work/built" || fail "there is no test program $name"
+		wanted="$wanted -e /$name-"
+	done
+	# Each line has a slash.
+	grep ${wanted:--e /} "$work/built" >"$work/tests" || fail "no test programs were built"
 }
 
 # The first process of the guest: prepares the file system and runs the test programs.

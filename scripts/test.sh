@@ -67,6 +67,7 @@ soak() {
 	stage "property tests, 20 times the cases" tests_with PROPTEST_CASES=5000 --tests
 	stage "three readers, 10 million operations" tests_with SLUICE_OPERATIONS=10000000 --test three_readers
 	stage "fuzz, 5 minutes a target" run_tests env FUZZ_SECONDS=1800 sh scripts/fuzz.sh
+	stage "all programs on Linux 6.1" run_tests sh scripts/test-kernels.sh
 	stage "scenarios, streams of 5 minutes" tests_with SLUICE_SOAK_SECONDS=300 --test scenarios
 }
 
