@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 
 use super::Command;
 use super::announce::VipAnnouncer;
+use super::handover::TableVips;
 use super::local_member::{Action, Event, LocalMember, Now, OwnedVips};
 use super::saved_state::SavedState;
 use super::sockets::Sockets;
@@ -75,7 +76,8 @@ pub struct IoThread {
     pub view: watch::Sender<ClusterView>,
     /// Notified when this gateway was isolated and is answered again.
     pub reconnected: Arc<Notify>,
-    /// Owned vIPs that the table writer has not taken yet.
+    /// The vIPs for which the tables answer, and those that the table writer has not taken yet.
+    pub vips: TableVips,
     pub unset: Option<OwnedVips>,
     /// Times at which sockets, heartbeat and status are due.
     pub open_sockets_us: u64,
@@ -123,6 +125,7 @@ impl IoThread {
         if self.unset.is_some() {
             due_us = due_us.min(now_us + WRITER_RETRY_US);
         }
+        due_us = due_us.min(self.vips.due_us().unwrap_or(u64::MAX));
         let wait = Duration::from_micros(due_us.saturating_sub(now_us));
         self.inbox.wait(self.sockets.descriptors().chain(self.witness.descriptors()), wait)
     }
@@ -210,7 +213,7 @@ impl IoThread {
                     changes.push((address, None));
                 }
                 Action::ProbeWitness(token, until_us) => self.witness.probe(token, until_us),
-                Action::SetOwned(owned) => self.unset = Some(owned),
+                Action::SetOwned(owned) => self.unset = Some(self.vips.set(now().boot_us, owned)),
                 // The saving thread ends only after this one.
                 Action::Save(saved) => drop(self.saver.send(*saved)),
                 Action::Report(incident) => incidents.push(incident),
@@ -258,8 +261,11 @@ impl IoThread {
     }
 
     fn do_periodic_work(&mut self) {
-        self.update_tables();
         let now = now();
+        if let Some(vips) = self.vips.expire(now.boot_us) {
+            self.unset = Some(vips);
+        }
+        self.update_tables();
         if now.boot_us >= self.open_sockets_us {
             self.open_sockets_us = now.boot_us + OPEN_SOCKETS_US;
             self.sockets.open();

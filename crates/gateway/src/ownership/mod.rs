@@ -8,6 +8,7 @@
 //! probes whether the underlay is reachable, and `status.rs` shows the state to operators.
 
 mod announce;
+mod handover;
 mod io_thread;
 mod local_member;
 mod plan;
@@ -35,7 +36,8 @@ use sluice_types::GatewayId;
 use tokio::sync::{Notify, watch};
 
 pub use announce::{Layer2Announcer, VipAnnouncer};
-pub use io_thread::SetOwned;
+pub use handover::TableVips;
+use io_thread::SetOwned;
 pub(crate) use io_thread::now;
 pub use local_member::OwnedVips;
 pub(crate) use local_member::{Now, Receiver};
@@ -112,6 +114,7 @@ impl Ownership {
         };
         let boot = BootId::random().ok_or_else(no_random)?;
         let saved = SavedState::read(&state_dir)?;
+        let vips = TableVips::new(owned.clone());
         let adopted = AdoptedTables { owned, revision: tables, translates };
         let member = LocalMember::new(own, vteps, boot, saved, adopted, now());
         let failed = || Error::io("start the ownership thread");
@@ -134,6 +137,7 @@ impl Ownership {
             peers: peers_sender,
             view: view_sender,
             reconnected: reconnected.clone(),
+            vips,
             unset: None,
             open_sockets_us: 0,
             beat_us: 0,
