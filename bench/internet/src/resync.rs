@@ -3,6 +3,7 @@
 
 use crate::gateway::{Edge, Public};
 use crate::rig::{Order, Rig, Sessions};
+use nix::time::ClockId;
 use sluice_agent::underlay::Vteps;
 use sluice_bench_report::Measure;
 use sluice_bench_report::shell::{Failure, run};
@@ -15,7 +16,6 @@ use sluice_types::{ClusterId, GatewayId, ROUTER_MAC, Vni};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
-use nix::time::ClockId;
 use std::time::{Duration, Instant};
 
 /// VTEPs of the owner and of the gateway that joins.

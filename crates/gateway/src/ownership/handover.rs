@@ -58,7 +58,10 @@ mod tests {
     use super::*;
 
     fn vips(numbers: &[u8]) -> OwnedVips {
-        numbers.iter().map(|last| (IpAddr::from([192, 0, 2, *last]), MacAddr::local((*last).into()))).collect()
+        numbers
+            .iter()
+            .map(|last| (IpAddr::from([192, 0, 2, *last]), MacAddr::local((*last).into())))
+            .collect()
     }
 
     #[test]
