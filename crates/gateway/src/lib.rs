@@ -53,7 +53,7 @@ use crate::nat::{NatKeeper, RoleNat};
 use crate::nat_inputs::{NatInputs, follow_cluster};
 use crate::offload_metrics::OffloadStats;
 use crate::ownership::{
-    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedOwnershipStatus, has_saved_state,
+    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedOwnershipStatus, Written, has_saved_state,
 };
 use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
 use crate::ports::{Port, SharedPorts, Side, gateway_config, port_names};
@@ -276,9 +276,12 @@ fn start_ownership(
     heartbeat: AgentHeartbeat,
 ) -> Result<Ownership, Error> {
     let writer = started.node.writer.clone();
-    let set_owned = move |owned: &OwnedVips| {
+    let set_owned = move |owned: &OwnedVips, written: Written| {
         let owned: HashSet<_> = owned.keys().copied().collect();
-        writer.post(move |applier| applier.role.set_owned(&mut applier.tables, owned))
+        writer.post(move |applier| {
+            applier.role.set_owned(&mut applier.tables, owned);
+            written.done();
+        })
     };
     Ownership::start(OwnershipConfig {
         own,

@@ -17,7 +17,9 @@ use nix::unistd::gettid;
 use sluice_agent::netlink::Link;
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::{ClusterKey, KeyRing};
-use sluice_gateway::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, WitnessNeighbor};
+use sluice_gateway::ownership::{
+    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, WitnessNeighbor, Written,
+};
 use sluice_gateway::ports::{Port, SharedPorts, Side};
 use sluice_tables::{AgentHeartbeat, Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{GatewayId, MacAddr};
@@ -160,8 +162,9 @@ impl Gateway {
             };
             let before: OwnedVips =
                 owned.lock().unwrap().iter().map(|vip| (*vip, MacAddr::local(1))).collect();
-            let set_owned = move |now: &OwnedVips| {
+            let set_owned = move |now: &OwnedVips, written: Written| {
                 *owned.lock().unwrap() = now.keys().copied().collect();
+                written.done();
                 true
             };
             let ownership = Ownership::start(OwnershipConfig {

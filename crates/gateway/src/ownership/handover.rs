@@ -1,16 +1,84 @@
-//! For which vIPs the tables answer: for those that this gateway owns, and for a moment for those that it has given up. The next owner's
-//! agent says that it owns a vIP before its tables do, by the time that a table writer takes. If both tables said at once that the vIP
-//! is at another gateway, packets by NAT gateways would be dropped: each gateway would pass them on to the other one. Two owners do no harm
-//! (`docs/decisions/nat-replication.md`). It changes with how long that is.
+//! A vIP moves from a gateway to another one without a moment in which neither answers for it. An agent says that it owns a vIP before its
+//! tables do, by the time that its table writer takes.
+//!
+//! - The one that has given the vIP up answers for it a moment longer. Otherwise packets by NAT gateways would be dropped: each of the two would pass
+//!   them on to the other one. Two owners do no harm (`docs/decisions/nat-replication.md`).
+//! - The one that gets it announces it when its tables answer for it. Otherwise it would pass these packets on to where switches already
+//!   expect the vIP, which is itself. If the previous owner has died, it announces the vIP at once.
+//!
+//! This changes with the order in which a vIP moves.
 
 use super::local_member::OwnedVips;
 use sluice_types::MacAddr;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longer than a table writer takes, which may wait for two grace periods, and so short that the next owner repeats its announcement later:
 /// neighbors and switches that hear from both gateways in this time follow the last one.
 const LINGER_US: u64 = 30_000;
+
+/// Longest time for which an announcement waits for the tables: packets without source NAT need only the announcement.
+const WAIT_US: u64 = 5_000;
+/// Interval at which it is checked whether the tables answer.
+const CHECK_US: u64 = 200;
+
+/// Says that the tables answer for what they were told to.
+#[derive(Debug)]
+pub struct Written {
+    counter: Arc<AtomicU64>,
+    number: u64,
+}
+
+impl Written {
+    /// They do.
+    pub fn done(self) {
+        self.counter.fetch_max(self.number, Ordering::Release);
+    }
+}
+
+/// Announcements that wait until the tables answer.
+#[derive(Debug, Default)]
+pub struct Announcements {
+    /// Number of the last write that was ordered, and of the last one that is done.
+    ordered: u64,
+    written: Arc<AtomicU64>,
+    /// With the time at which each of them came.
+    waiting: Vec<(IpAddr, MacAddr, u64)>,
+}
+
+impl Announcements {
+    /// A write is ordered.
+    pub fn order(&mut self) -> Written {
+        self.ordered += 1;
+        Written { counter: self.written.clone(), number: self.ordered }
+    }
+
+    /// An announcement that waits.
+    pub fn add(&mut self, now_us: u64, vip: IpAddr, mac: MacAddr) {
+        if !self.waiting.iter().any(|(known, ..)| *known == vip) {
+            self.waiting.push((vip, mac, now_us));
+        }
+    }
+
+    /// The vIP is at another gateway.
+    pub fn cancel(&mut self, vip: IpAddr) {
+        self.waiting.retain(|(known, ..)| *known != vip);
+    }
+
+    /// Time at which [`Announcements::take`] is due; `None` if nothing waits.
+    pub fn due_us(&self, now_us: u64) -> Option<u64> {
+        (!self.waiting.is_empty()).then(|| now_us.saturating_add(CHECK_US))
+    }
+
+    /// Takes the announcements that are to be made now.
+    pub fn take(&mut self, now_us: u64) -> Vec<(IpAddr, MacAddr)> {
+        let is_written = self.written.load(Ordering::Acquire) >= self.ordered;
+        let is_due = |(_, _, since_us): &mut (_, _, u64)| is_written || now_us >= *since_us + WAIT_US;
+        self.waiting.extract_if(.., is_due).map(|(vip, mac, _)| (vip, mac)).collect()
+    }
+}
 
 /// The vIPs for which the tables answer.
 #[derive(Debug, Default)]
@@ -85,5 +153,26 @@ mod tests {
         // If it was due, it is not there any more.
         tables.set(40_000, vips(&[]));
         assert_eq!(tables.set(70_000, vips(&[2])), vips(&[2]));
+    }
+
+    #[test]
+    fn announcements_wait_for_the_tables_but_not_for_long() {
+        let (vip, mac) = (IpAddr::from([192, 0, 2, 1]), MacAddr::local(1));
+        let mut waiting = Announcements::default();
+        waiting.add(0, vip, mac);
+        assert_eq!((waiting.take(0), waiting.due_us(0)), (vec![(vip, mac)], None), "nothing was ordered");
+        let (first, second) = (waiting.order(), waiting.order());
+        waiting.add(1_000, vip, mac);
+        waiting.add(2_000, vip, mac);
+        first.done();
+        assert_eq!((waiting.take(5_999), waiting.due_us(5_999)), (vec![], Some(6_199)));
+        assert_eq!(waiting.take(6_000), [(vip, mac)]);
+        waiting.add(7_000, vip, mac);
+        second.done();
+        assert_eq!((waiting.take(7_000), waiting.take(7_000)), (vec![(vip, mac)], vec![]));
+        let _third = waiting.order();
+        waiting.add(8_000, vip, mac);
+        waiting.cancel(vip);
+        assert_eq!((waiting.due_us(8_000), waiting.take(20_000)), (None, vec![]));
     }
 }

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 
 use super::Command;
 use super::announce::VipAnnouncer;
-use super::handover::TableVips;
+use super::handover::{Announcements, TableVips, Written};
 use super::local_member::{Action, Event, LocalMember, Now, OwnedVips};
 use super::saved_state::SavedState;
 use super::sockets::Sockets;
@@ -44,8 +44,8 @@ const BEAT_RETRY_US: u64 = 4_000;
 /// Time after which a full queue of the table writer is tried again.
 const WRITER_RETRY_US: u64 = 1_000;
 
-/// Makes the tables answer for these vIPs. Returns false if the table writer's queue is full.
-pub type SetOwned = Box<dyn FnMut(&OwnedVips) -> bool + Send>;
+/// Makes the tables answer for these vIPs, and says when they do. Returns false if the table writer's queue is full.
+pub type SetOwned = Box<dyn FnMut(&OwnedVips, Written) -> bool + Send>;
 
 /// The current time.
 pub fn now() -> Now {
@@ -79,6 +79,7 @@ pub struct IoThread {
     /// The vIPs for which the tables answer, and those that the table writer has not taken yet.
     pub vips: TableVips,
     pub unset: Option<OwnedVips>,
+    pub announcements: Announcements,
     /// Times at which sockets, heartbeat and status are due.
     pub open_sockets_us: u64,
     pub beat_us: u64,
@@ -126,6 +127,7 @@ impl IoThread {
             due_us = due_us.min(now_us + WRITER_RETRY_US);
         }
         due_us = due_us.min(self.vips.due_us().unwrap_or(u64::MAX));
+        due_us = due_us.min(self.announcements.due_us(now_us).unwrap_or(u64::MAX));
         let wait = Duration::from_micros(due_us.saturating_sub(now_us));
         self.inbox.wait(self.sockets.descriptors().chain(self.witness.descriptors()), wait)
     }
@@ -205,10 +207,14 @@ impl IoThread {
                     }
                 }
                 Action::Announce(address, mac, reason) => {
-                    self.announcer.announce(address, mac);
+                    match reason {
+                        AnnounceReason::TakenOver { .. } => self.announcer.announce(address, mac),
+                        _ => self.announcements.add(now().boot_us, address, mac),
+                    }
                     changes.push((address, Some(reason)));
                 }
                 Action::Withdraw(address, mac) => {
+                    self.announcements.cancel(address);
                     self.announcer.withdraw(address, mac);
                     changes.push((address, None));
                 }
@@ -220,6 +226,7 @@ impl IoThread {
             }
         }
         self.update_tables();
+        self.announce_waiting();
         for (vip, reason) in changes {
             log_change(vip, reason);
         }
@@ -236,11 +243,17 @@ impl IoThread {
 
     fn update_tables(&mut self) {
         if let Some(owned) = &self.unset
-            && (self.set_owned)(owned)
+            && (self.set_owned)(owned, self.announcements.order())
         {
             self.unset = None;
             // The shared status follows at once.
             self.status_us = 0;
+        }
+    }
+
+    fn announce_waiting(&mut self) {
+        for (vip, mac) in self.announcements.take(now().boot_us) {
+            self.announcer.announce(vip, mac);
         }
     }
 
@@ -266,6 +279,7 @@ impl IoThread {
             self.unset = Some(vips);
         }
         self.update_tables();
+        self.announce_waiting();
         if now.boot_us >= self.open_sockets_us {
             self.open_sockets_us = now.boot_us + OPEN_SOCKETS_US;
             self.sockets.open();

@@ -36,7 +36,8 @@ use sluice_types::GatewayId;
 use tokio::sync::{Notify, watch};
 
 pub use announce::{Layer2Announcer, VipAnnouncer};
-pub use handover::TableVips;
+pub use handover::Written;
+use handover::{Announcements, TableVips};
 use io_thread::SetOwned;
 pub(crate) use io_thread::now;
 pub use local_member::OwnedVips;
@@ -139,6 +140,7 @@ impl Ownership {
             reconnected: reconnected.clone(),
             vips,
             unset: None,
+            announcements: Announcements::default(),
             open_sockets_us: 0,
             beat_us: 0,
             status_us: 0,
