@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 SETUP := sh scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup-test setup-kernels test check soak bench bench-spine bench-tables bench-cluster bench-walls bench-internet lint fuzz test-kernels build clean
+.PHONY: help run setup-test setup-kernels test check soak bench bench-spine bench-tables bench-cluster bench-walls bench-hosts bench-internet lint fuzz test-kernels build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -37,7 +37,7 @@ lint: ## Check format and lints only
 	cargo clippy --workspace --all-targets -- -D warnings
 
 bench: ## Measure every claim beside its peer in one run; results in bench/RESULTS.md
-	@SLUICE_BENCH_RUN=$$(date -u +%Y-%m-%dT%H:%MZ) $(MAKE) --no-print-directory bench-spine bench-tables bench-cluster bench-walls bench-internet
+	@SLUICE_BENCH_RUN=$$(date -u +%Y-%m-%dT%H:%MZ) $(MAKE) --no-print-directory bench-spine bench-tables bench-cluster bench-walls bench-hosts bench-internet
 
 bench-spine: ## Measure the gateway program, the vSwitch, VM traffic and programming time
 	@$(SETUP) build run bench
@@ -58,6 +58,11 @@ bench-walls: ## Measure security groups beside nftables and conntrack
 	@$(SETUP) build run bench
 	@sh scripts/build.sh -p sluice -p sluice-bench-walls
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-walls" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
+
+bench-hosts: ## Measure what hosts learn
+	@$(SETUP) build
+	@sh scripts/build.sh -p sluice-bench-hosts
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-hosts"
 
 bench-internet: ## Measure source NAT and its failover beside nftables, conntrack, keepalived and conntrackd
 	@$(SETUP) build run bench

@@ -51,6 +51,7 @@ mod port_forwards;
 mod preprogrammed;
 mod qos;
 mod readiness;
+mod reconciliation;
 mod removals;
 mod rsp_forged;
 mod rsp_tenant;
@@ -150,6 +151,7 @@ fn all() -> Vec<Scenario> {
         path_mtu: SharedLab,
         spoofing: SharedLab,
         not_a_router: SharedLab,
+        reconciliation: SharedLab,
         direct_paths: SharedLab,
         rsp_tenant: SharedLab,
         rsp_forged: SharedLab,

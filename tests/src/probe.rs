@@ -205,7 +205,8 @@ fn notify(
     let keys = KeyRing::new(vec![key]).map_err(|error| bad(&error))?;
     let boot = BootId::random().ok_or_else(|| Error::other("no random bytes"))?;
     let mut sealer = Sealer::new(NodeId::from(GatewayId::new(1)), boot);
-    let path = Path { host, mac: MacAddr::local(200), vni, lifetime_ms: 60_000, revision: 1 };
+    let path =
+        Path { host, mac: MacAddr::local(200), vni, lifetime_ms: 60_000, revision: 1, by_network: false };
     let answers = vec![AnswerEntry {
         destination: Destination { vni, address: destination },
         answer: Answer::Path(path),

@@ -96,6 +96,7 @@ pub struct Applier<R> {
     /// Revision of the last step; 0 before the first.
     last_revision: u64,
     topology_changes: u64,
+    entries: u64,
     keys: KeyStore,
     /// [`NodeTables::complete_revision`], for those who wait for it.
     complete: watch::Sender<u64>,
@@ -124,6 +125,7 @@ impl<R: Role> Applier<R> {
             reported: Missing::default(),
             last_revision: 0,
             topology_changes: 0,
+            entries: 0,
             keys,
             complete,
         }
@@ -152,6 +154,11 @@ impl<R: Role> Applier<R> {
     /// Number of changes of VTEPs and vIPs so far.
     pub fn topology_changes(&self) -> u64 {
         self.topology_changes
+    }
+
+    /// Number of entries in all updates so far.
+    pub fn entries(&self) -> u64 {
+        self.entries
     }
 
     /// The revision of the tables, and digests of what lookups find in them; `None` while the tables are of no revision.
@@ -262,7 +269,11 @@ impl<R: Role> Applier<R> {
             verification.note(&update);
         }
         // Keys and plans belong to no step. They are not part of the tables.
+        self.entries += update.entry_count() as u64;
         self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
+        if self.is_in_step() {
+            self.tables.begin_step();
+        }
         self.retries.forget(&update);
         self.remove_public_prefixes(&given_to_others);
         self.take_prefixes_of_nat(&update);
@@ -359,6 +370,7 @@ impl<R: Role> Applier<R> {
         }
         // The failures of a step that has not ended are reported at its end.
         let of_step = std::mem::replace(&mut self.failures, Failures::of_repetition());
+        self.tables.begin_step();
         let mut update = self.retries.take();
         self.upsert(&mut update);
         self.remove(&update, false);

@@ -137,6 +137,7 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
     );
     registry.register("controller_streams", "Streams opened to the controller", counter(stream.connections));
     registry.register("update_steps", "Update steps applied to the tables", counter(stream.steps));
+    registry.register("update_entries", "Entries in updates of the controller", counter(stream.entries));
     registry.register("update_failures", "Entries that could not be written", counter(stream.failures));
     registry.register("table_digests", "Digests of the tables that were computed", counter(stream.digests));
     let seconds = Counter::<f64, AtomicU64>::default();

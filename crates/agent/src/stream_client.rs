@@ -65,6 +65,8 @@ pub struct StreamStatus {
     pub acknowledged_revision: u64,
     /// Number of steps applied since the agent started.
     pub steps: u64,
+    /// Number of entries in updates since the agent started.
+    pub entries: u64,
     /// Number of entries that could not be written since the agent started.
     pub failures: u64,
     /// Failures of the last step that had any, as far as they are known to remain.
@@ -210,11 +212,13 @@ impl<R: Role> StreamClient<R> {
                 let applied = applier.apply(update);
                 let has_ended = matches!(applied, Ok(Some(_)));
                 let missing = if has_ended { applier.take_missing() } else { None };
-                (applied, missing, applier.is_complete(), applier.topology_changes())
+                let counts = (applier.topology_changes(), applier.entries());
+                (applied, missing, applier.is_complete(), counts)
             };
-            let (applied, missing, is_complete, changes) = self.writer.run(job).await?;
+            let (applied, missing, is_complete, (changes, entries)) = self.writer.run(job).await?;
             let applied = applied?;
             self.note_topology(changes);
+            self.status.change(|status| status.entries = entries);
             if let Some(Applied { revision, failures, failed_entries, repaired }) = applied {
                 if let Some(Repaired { differences, named }) = repaired {
                     tracing::warn!(revision, differences, ?named, "repaired the tables");

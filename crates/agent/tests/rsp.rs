@@ -127,6 +127,7 @@ fn answered(message: &Message) -> Message {
             vni: query.destination.vni,
             lifetime_ms: 60_000,
             revision: 42,
+            by_network: false,
         }),
     };
     Message::Reply { id: *id, answers: queries.iter().map(answer).collect() }

@@ -20,6 +20,7 @@ mod ownership_inputs;
 mod permits;
 pub mod ports;
 pub mod public_announcer;
+mod reconcile;
 mod role;
 mod rsp_responder;
 mod underlay_monitor;
@@ -44,7 +45,7 @@ use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
 use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, monotonic_ns, open};
 use sluice_datapath::{Datapath, FlowEvent, METER_COUNTS_MAP, METERS_MAP, ObjectName};
 use sluice_southbound::Node;
-use sluice_tables::{AgentHeartbeat, MeterReader, NamedMeters};
+use sluice_tables::{AgentHeartbeat, Journal, MeterReader, NamedMeters};
 use sluice_types::GatewayId;
 
 use crate::load_monitor::LoadMonitor;
@@ -94,7 +95,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         opened.datapath.attach_xdp(side.program(), &link.interface())?;
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
-    let heartbeat = opened.tables.agent_heartbeat();
+    let (heartbeat, journal) = (opened.tables.agent_heartbeat(), opened.tables.keep_journal());
     let load = SharedLoad::default();
     let public = PublicAddresses::default();
     let role_nat = RoleNat::new(nat.clone());
@@ -116,7 +117,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let underlay =
         UnderlayMonitor::new((netlink, changes), node.clone(), ports.clone(), vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
-    let (responder, monitor) = start_offload(common, &node, vteps, load)?;
+    let (responder, monitor) = start_offload(common, &node, vteps, (load, journal))?;
     let nat_inputs =
         NatInputs { nat: nat.as_ref().map(|nat| nat.copied.clone()), keys: node.keys.clone(), units };
     let stream = StreamInputs {
@@ -169,14 +170,15 @@ fn start_offload(
     common: &CommonArgs,
     node: &Arc<sluice_agent::Node<GatewayRole>>,
     vteps: Vteps,
-    load: SharedLoad,
+    (load, journal): (SharedLoad, Journal),
 ) -> Result<(RspResponder<AsyncEventRing<FlowEvent>>, LoadMonitor), Error> {
     let stats = Arc::new(OffloadStats::default());
     node.add_metrics(stats.clone());
     let elephants = AsyncEventRing::new(node.datapath.flow_events()?)?;
     let monitor = LoadMonitor::new(node.clone(), node.datapath.flows()?, load, stats.clone())?;
     let transport = node.open_rsp(common, vteps)?;
-    let responder = RspResponder::new(transport, elephants, node.reader.clone(), node.keys.clone(), stats);
+    let tables = (node.reader.clone(), journal);
+    let responder = RspResponder::new(transport, elephants, tables, node.keys.clone(), stats);
     Ok((responder, monitor))
 }
 

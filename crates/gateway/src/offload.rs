@@ -45,7 +45,7 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
         Location::NotFound => return PathLookup::ViaGateway,
         Location::Busy => return PathLookup::Busy,
     };
-    let InstanceLocation { vni, mac, host, mtu, network, metered } = location;
+    let InstanceLocation { vni, mac, host, mtu, network, metered, by_network } = location;
     // A network that does not offload flows, and a peering with meters, also withdraw the paths that hosts still have.
     if !network.is_offloaded || metered {
         return PathLookup::ViaGateway;
@@ -60,7 +60,7 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
     // A host without a vSwitch knows no permits, and accepts the packets of all hosts.
     let permit = Permit { receiver: host, entry: PermitEntry { vni, host: from } };
     let permit = (role != Some(Role::ForeignHost)).then_some(permit);
-    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision }, permit)
+    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision, by_network }, permit)
 }
 
 /// Decides which paths hosts get, and batches the messages about them.

@@ -39,11 +39,30 @@ impl Outcome {
         ["notified", "repeated", "no_path", "no_source", "busy", "full", "waiting", "unpermitted"];
 }
 
+/// What a host was answered that asked which paths of a network have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconciliation {
+    /// No path has.
+    Unchanged,
+    /// These paths have.
+    Changed,
+    /// That is not known: too long ago.
+    Unknown,
+    /// Nothing: the host has no instance of the network, or knows of later changes than this gateway, whose tables may also be of no
+    /// revision; or it asked for too much at once.
+    Ignored,
+}
+
+impl Reconciliation {
+    const NAMES: [&'static str; 4] = ["unchanged", "changed", "unknown", "ignored"];
+}
+
 /// Counters of offloading.
 #[derive(Debug, Default)]
 pub struct OffloadStats {
     outcomes: [AtomicU64; Outcome::NAMES.len()],
     requested: AtomicU64,
+    reconciliations: [AtomicU64; Reconciliation::NAMES.len()],
     unexpected: AtomicU64,
     lost: AtomicU64,
     refused: AtomicU64,
@@ -69,6 +88,11 @@ impl OffloadStats {
     /// Counts paths that a host requested.
     pub fn note_requested(&self, paths: usize) {
         self.requested.fetch_add(paths as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a network of which a host asked which paths have changed.
+    pub fn note_reconciliation(&self, outcome: Reconciliation) {
+        self.reconciliations[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a message of a kind that no host sends to a gateway.
@@ -112,6 +136,12 @@ impl OffloadStats {
         self.outcomes[outcome as usize].load(Ordering::Relaxed)
     }
 
+    /// Number of networks with this answer.
+    #[cfg(test)]
+    pub fn reconciliations(&self, outcome: Reconciliation) -> u64 {
+        self.reconciliations[outcome as usize].load(Ordering::Relaxed)
+    }
+
     /// Number of paths that hosts requested.
     #[cfg(test)]
     pub fn requested(&self) -> u64 {
@@ -135,6 +165,12 @@ impl MetricSource for OffloadStats {
         }
         let help = "Identities of instances that hosts asked for, by outcome";
         registry.register("identity_queries", help, queries);
+        let networks = Family::<OutcomeLabel, Counter>::default();
+        for (outcome, count) in Reconciliation::NAMES.into_iter().zip(&self.reconciliations) {
+            networks.get_or_create(&OutcomeLabel { outcome }).inc_by(count.load(Ordering::Relaxed));
+        }
+        let help = "Networks of which hosts asked which paths have changed, by outcome";
+        registry.register("network_requests", help, networks);
         registry.register("flow_events", "Flows reported by the packet program, by outcome", events);
         for (name, help, count) in [
             ("flow_events_lost", "Flow events lost because the ring was full", &self.lost),

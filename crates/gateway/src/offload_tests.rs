@@ -71,11 +71,13 @@ fn elephant(number: u32, source: &str, destination: &str) -> FlowEvent {
 
 fn path(number: u32, address: &str, host: &str) -> Path {
     let (host, mac) = (ip(host), mac(address));
-    Path { host, mac, vni: vni(number), lifetime_ms: LIFETIME_MS, revision: REVISION }
+    Path { host, mac, vni: vni(number), lifetime_ms: LIFETIME_MS, revision: REVISION, by_network: false }
 }
 
+/// A path within a network is one whose changes are told by network.
 fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
     let destination = Destination { vni: vni(number), address: ip(address) };
+    let path = Path { by_network: path.vni == destination.vni, ..path };
     AnswerEntry { destination, answer: Answer::Path(path) }
 }
 

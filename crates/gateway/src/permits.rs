@@ -10,7 +10,7 @@
 //!          ^                                           |  ^                    |
 //!          |                                           |  |                    |
 //!          +---- unconfirmed for 20 s, or more records +  +--------------------+
-//!                                                           a path is wanted after 5 s: Permit is sent again
+//!                                                           a path is wanted after 3 s: Permit is sent again
 //! ```
 //!
 //! The receiver forgets a permit later than the sender its path: a path is given or confirmed only within 20 s after a
@@ -25,7 +25,7 @@ use sluice_rsp::{Destination, Message, PermitEntry};
 use sluice_types::Vni;
 
 /// A confirmed permit is renewed when a path is wanted this time after it was sent.
-const RENEW_US: u64 = 5_000_000;
+const RENEW_US: u64 = 3_000_000;
 /// No path is given this time after the last Permit that was confirmed was sent.
 const VALID_US: u64 = 20_000_000;
 /// A Permit that is not confirmed is sent again after this time.

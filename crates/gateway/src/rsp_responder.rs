@@ -10,14 +10,15 @@ use sluice_agent::Error;
 use sluice_agent::event_source::EventSource;
 use sluice_agent::rsp::{Keys, Received, RspTransport};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{Destination, IdentityEntry, Message, PermitEntry, Query, StrayEntry};
-use sluice_tables::SharedReader;
+use sluice_rsp::{Destination, IdentityEntry, Message, NetworkQuery, PermitEntry, Query, StrayEntry};
+use sluice_tables::{Journal, Reader, SharedReader};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
 use crate::identities::{Asked, Holder, Identities, holder};
 use crate::offload::{Notifier, redirects};
 use crate::offload_metrics::OffloadStats;
+use crate::reconcile;
 
 /// Datagrams that are received before other inputs get their turn.
 const RECEIVE_BUDGET: usize = 64;
@@ -32,6 +33,7 @@ pub struct RspResponder<E> {
     transport: RspTransport,
     flow_events: E,
     reader: SharedReader,
+    journal: Journal,
     keys: watch::Receiver<Arc<Keys>>,
     notifier: Notifier,
     identities: Identities,
@@ -41,11 +43,11 @@ pub struct RspResponder<E> {
 }
 
 impl<E: EventSource<FlowEvent>> RspResponder<E> {
-    /// A responder that uses `transport`, and reads events of elephant flows from `flow_events`.
+    /// A responder that uses `transport`, and reads events of elephant flows from `flow_events`. The journal is that of the tables.
     pub fn new(
         transport: RspTransport,
         flow_events: E,
-        reader: SharedReader,
+        (reader, journal): (SharedReader, Journal),
         keys: watch::Receiver<Arc<Keys>>,
         stats: Arc<OffloadStats>,
     ) -> Self {
@@ -54,6 +56,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             transport,
             flow_events,
             reader,
+            journal,
             keys,
             notifier: Notifier::new(),
             identities: Identities::new(),
@@ -126,6 +129,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
     fn handle_message(&mut self, from: SocketAddr, message: &Message) {
         match message {
             Message::Request { id, queries } => self.answer(from, *id, queries),
+            Message::Reconcile { queries } => self.reconcile(from, queries),
             Message::Stray { entries } => self.redirect(from.ip(), entries),
             Message::Permitted { entries } => self.confirm(from.ip(), entries),
             Message::Identify { entries } => self.identify(from.ip(), entries),
@@ -133,7 +137,8 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             Message::Reply { .. }
             | Message::Notify { .. }
             | Message::Redirect { .. }
-            | Message::Permit { .. } => self.stats.note_unexpected(),
+            | Message::Permit { .. }
+            | Message::Reconciled { .. } => self.stats.note_unexpected(),
         }
     }
 
@@ -152,6 +157,18 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         self.stats.set_permits(self.notifier.permits());
         let cluster = self.cluster();
         self.transport.send_to(cluster, from, &Message::Reply { id, answers });
+    }
+
+    /// Says which paths of networks have changed.
+    fn reconcile(&mut self, from: SocketAddr, queries: &[NetworkQuery]) {
+        let cluster = self.cluster();
+        for chunk in queries.chunks(LOOKUPS_MAX) {
+            let answers =
+                |reader: &Reader| reconcile::answers(reader, &self.journal, from.ip(), chunk, &self.stats);
+            for answers in self.reader.read(answers) {
+                self.transport.send_to(cluster, from, &Message::Reconciled { answers });
+            }
+        }
     }
 
     /// The host at `from` accepts packets of other hosts now.

@@ -8,7 +8,10 @@ use crate::offload_metrics::Outcome;
 use sluice_agent::rsp::{KeyKind, KeyStore, MessageKind, TransportConfig};
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::NodeId;
-use sluice_rsp::{Answer, AnswerEntry, Destination, Path, Query, RSP_PORT, RedirectEntry, host_secret};
+use sluice_rsp::{
+    Answer, AnswerEntry, Destination, NetworkAnswer, NetworkQuery, Path, Query, RSP_PORT, RedirectEntry,
+    host_secret,
+};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_tables::{
     Endpoint, Immediate, Memory, NodeTables, ReaderGate, Role, Route, Sizes, Target, Vrf, WaitForThreads,
@@ -140,6 +143,30 @@ async fn identities_are_passed_on(
     assert_eq!(next(host).await.message, told(258));
 }
 
+/// A host asks what has changed before and after an instance is removed.
+async fn changes_are_told(
+    host: &mut RspTransport,
+    tables: &mut NodeTables,
+    gateway: IpAddr,
+    destination: Destination,
+) {
+    let (vni, since) = (destination.vni, tables.applied_revision());
+    let mut ask = async |since| {
+        host.send(Some(7), gateway, &Message::Reconcile { queries: vec![NetworkQuery { vni, since }] });
+        next(host).await.message
+    };
+    let told = |answers: &[NetworkAnswer]| Message::Reconciled { answers: answers.to_vec() };
+    let current = |since, revision, changes| NetworkAnswer::Current { vni, since, revision, changes };
+    assert_eq!(ask(since).await, told(&[current(since, since, 0)]));
+    let unknown = NetworkAnswer::Unknown { vni, since: 1, revision: since };
+    assert_eq!(ask(1).await, told(&[unknown]));
+    tables.remove_endpoint(vni, destination.address).unwrap();
+    tables.set_applied_revision(since + 1);
+    let changed = NetworkAnswer::Changed { vni, prefix: destination.address.into() };
+    assert_eq!(ask(since).await, told(&[changed, current(since, since + 1, 1)]));
+    assert_eq!(ask(since + 1).await, told(&[current(since + 1, since + 1, 0)]));
+}
+
 #[test]
 fn elephants_are_notified_and_requests_answered() {
     in_namespace(|| async {
@@ -150,8 +177,8 @@ fn elephants_are_notified_and_requests_answered() {
         let dir = tempfile::tempdir().unwrap();
         let keys = store(dir.path(), KeyKind::Cluster, SECRET);
         let gate = ReaderGate::default();
-        let tables = tables(&gate);
-        let reader = SharedReader::new(tables.reader(), gate);
+        let mut tables = tables(&gate);
+        let reader = (SharedReader::new(tables.reader(), gate), tables.keep_journal());
         let (sender, events) = mpsc::unbounded_channel();
         let stats = Arc::new(OffloadStats::default());
         let elephants = Channel { events, next: None };
@@ -179,21 +206,23 @@ fn elephants_are_notified_and_requests_answered() {
             assert_eq!(asked.message, Message::Permit { entries: entries.clone() });
             receiver.send_to(Some(7), asked.from, &Message::Permitted { entries });
             let destination = Destination { vni: vni(), address: address(destination) };
+            let revision = tables.applied_revision();
             let path = Path {
                 host: address(other),
                 mac: MacAddr::local(3),
                 vni: vni(),
                 lifetime_ms: 60_000,
-                revision: 42,
+                revision,
+                by_network: true,
             };
             let answer = AnswerEntry { destination, answer: Answer::Path(path) };
             let notified = next(&mut host).await;
             assert_eq!(notified.message, Message::Notify { answers: vec![answer] });
             assert_eq!(notified.from, SocketAddr::new(address(gateway), RSP_PORT));
 
-            let queries = vec![Query { destination, revision: 42 }; 3];
+            let queries = vec![Query { destination, revision }; 3];
             host.send(Some(7), address(gateway), &Message::Request { id: 9, queries });
-            let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision: 42 };
+            let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision };
             let answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
             assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
 
@@ -208,6 +237,7 @@ fn elephants_are_notified_and_requests_answered() {
             redirects += 1;
 
             identities_are_passed_on(&mut host, &mut receiver, address(gateway), destination).await;
+            changes_are_told(&mut host, &mut tables, address(gateway), destination).await;
         }
         assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 6));
     });

@@ -1,7 +1,7 @@
 //! The direct paths that a host knows, as a state machine. It learns paths from gateways, removes paths that
 //! moved, are unused or were not confirmed in time, and queries the gateways about the paths that it has
-//! (Achelous section 4.3: every 50 ms about paths older than 100 ms). Packets to a destination without a path
-//! go through the gateway, so a removed path costs a detour and never a packet.
+//! (Achelous section 4.3: every 50 ms about paths older than 100 ms; most of them together, by network: `networks`). Packets to a
+//! destination without a path go through the gateway, so a removed path costs a detour and never a packet.
 //!
 //! State of one destination; "Install" and "Remove" are the outputs to the forwarding table:
 //!
@@ -21,16 +21,18 @@
 //!
 //! One timer drives the cache: `Wake` requests a `Tick` after `round_ms` while there are entries. At a tick,
 //! entries expire, and gateways are queried about the entries that are due: an entry without a path at each
-//! tick; a path `confirm_after_ms` after its last confirmation, then at each tick, with exponential backoff
-//! after three unanswered queries. `queries_per_round_max` limits the rate (token bucket).
+//! tick; a path `confirm_after_ms` after its last confirmation, or `confirm_covered_ms` if its network's answers cover it, then at
+//! each tick, with exponential backoff after three unanswered queries. `queries_per_round_max` limits the rate (token bucket).
 //!
 //! Times are milliseconds of any clock that does not jump.
 
+mod networks;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::message::{Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry};
+use crate::message::{Answer, AnswerEntry, Destination, Message, NetworkQuery, Path, Query, RedirectEntry};
+use networks::Network;
 use sluice_types::Vni;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -51,6 +53,11 @@ pub struct Config {
     pub round_ms: u64,
     /// Age of the last confirmation at which a path is queried again.
     pub confirm_after_ms: u64,
+    /// Longest age of the last confirmation of a path whose changes gateways tell with its network. The gateway renews
+    /// the permit of the path's host meanwhile.
+    pub confirm_covered_ms: u64,
+    /// Time without an answer about a network after which its paths are confirmed one by one.
+    pub network_silence_ms: u64,
     /// Largest number of queries per round, including those that are sent between two rounds.
     pub queries_per_round_max: u32,
     /// Time for which a destination without a path is queried.
@@ -70,6 +77,8 @@ impl Default for Config {
             entries_max: 65_536,
             round_ms: 50,
             confirm_after_ms: 100,
+            confirm_covered_ms: 5_000,
+            network_silence_ms: 500,
             queries_per_round_max: 1024,
             resolve_for_ms: 1000,
             lifetime_max_ms: 60_000,
@@ -125,7 +134,7 @@ pub enum Output {
     Send {
         /// Underlay address of the receiver.
         to: IpAddr,
-        /// A Request.
+        /// A Request, or a Reconcile.
         message: Message,
     },
     /// Pass [`Input::Tick`] at this time.
@@ -181,8 +190,18 @@ pub struct Stats {
     pub idle: u64,
     /// Paths removed to make space for others.
     pub replaced: u64,
-    /// Queries sent.
+    /// Queries about paths sent.
     pub requested: u64,
+    /// Queries about networks sent.
+    pub networks_requested: u64,
+    /// Answers about networks that say which paths have changed.
+    pub networks_reconciled: u64,
+    /// Changes in these answers.
+    pub changes: u64,
+    /// Answers that a gateway does not know what has changed in a network.
+    pub networks_unknown: u64,
+    /// Networks whose paths were confirmed one by one because no gateway answered.
+    pub networks_silent: u64,
     /// Destinations that were queried for `resolve_for_ms` without an answer.
     pub unanswered: u64,
     /// Rounds in which not all due queries could be sent.
@@ -205,14 +224,18 @@ pub struct Usage {
 }
 
 /// Queries to be sent, by the gateway that they are sent to.
-type Queries = BTreeMap<IpAddr, Vec<Query>>;
+#[derive(Debug, Default)]
+struct Queries {
+    paths: BTreeMap<IpAddr, Vec<Query>>,
+    networks: BTreeMap<IpAddr, Vec<NetworkQuery>>,
+}
 
 /// The direct paths of a host.
 #[derive(Debug)]
 pub struct Cache {
     config: Config,
     table: Table,
-    gateways: BTreeMap<Vni, Vec<IpAddr>>,
+    networks: BTreeMap<Vni, Network>,
     /// Token bucket that limits queries. A query costs `round_ms` tokens.
     tokens: u64,
     tokens_at_ms: u64,
@@ -230,7 +253,7 @@ impl Cache {
         Self {
             config,
             table: Table::default(),
-            gateways: BTreeMap::new(),
+            networks: BTreeMap::new(),
             tokens: u64::from(config.queries_per_round_max) * config.round_ms,
             tokens_at_ms: now_ms,
             round: config.seed,
@@ -241,7 +264,7 @@ impl Cache {
 
     /// Handles an input. The caller performs the outputs in their order.
     pub fn handle(&mut self, now_ms: u64, input: Input<'_>) -> Vec<Output> {
-        let (mut out, mut queries) = (Vec::new(), Queries::new());
+        let (mut out, mut queries) = (Vec::new(), Queries::default());
         match input {
             Input::Gateways { vni, addresses } => self.set_gateways(vni, addresses, &mut out),
             Input::Adopt(paths) => {
@@ -256,6 +279,7 @@ impl Cache {
                 self.wake_at_ms = None;
                 self.round = self.round.wrapping_add(1);
                 self.remove_expired(now_ms, &mut out);
+                self.query_due_networks(now_ms, &mut queries);
                 self.query_due_entries(now_ms, &mut queries);
             }
         }
@@ -271,7 +295,7 @@ impl Cache {
         message: &Message,
         key_covers: &dyn Fn(Vni) -> bool,
     ) -> Vec<Output> {
-        let (mut out, mut queries) = (Vec::new(), Queries::new());
+        let (mut out, mut queries) = (Vec::new(), Queries::default());
         self.receive(now_ms, message, key_covers, &mut out, &mut queries);
         self.finish(now_ms, queries, &mut out);
         out
@@ -280,11 +304,10 @@ impl Cache {
     /// Appends the Requests, and a wake if no wake is pending.
     fn finish(&mut self, now_ms: u64, queries: Queries, out: &mut Vec<Output>) {
         let id = self.round;
-        out.extend(
-            queries
-                .into_iter()
-                .map(|(to, queries)| Output::Send { to, message: Message::Request { id, queries } }),
-        );
+        let Queries { paths, networks } = queries;
+        let send = |(to, message)| Output::Send { to, message };
+        out.extend(networks.into_iter().map(|(to, queries)| (to, Message::Reconcile { queries })).map(send));
+        out.extend(paths.into_iter().map(|(to, queries)| (to, Message::Request { id, queries })).map(send));
         if self.wake_at_ms.is_none() && self.table.len() != 0 {
             let at_ms = now_ms.saturating_add(self.config.round_ms);
             self.wake_at_ms = Some(at_ms);
@@ -317,10 +340,10 @@ impl Cache {
 
     fn set_gateways(&mut self, vni: Vni, addresses: &[IpAddr], out: &mut Vec<Output>) {
         if !addresses.is_empty() {
-            self.gateways.insert(vni, addresses.to_vec());
+            self.networks.entry(vni).or_default().gateways = addresses.to_vec();
             return;
         }
-        self.gateways.remove(&vni);
+        self.networks.remove(&vni);
         for slot in self.table.slots_of_network(vni) {
             self.remove(slot, RemovalReason::NetworkRemoved, out);
         }
@@ -348,12 +371,14 @@ impl Cache {
             Message::Redirect { entries } => {
                 entries.iter().for_each(|entry| self.redirect(now_ms, entry, key_covers, out, queries));
             }
+            Message::Reconciled { answers } => self.reconcile(now_ms, answers, key_covers, queries),
             Message::Request { .. }
             | Message::Stray { .. }
             | Message::Permit { .. }
             | Message::Permitted { .. }
             | Message::Identify { .. }
-            | Message::Identity { .. } => self.stats.unexpected += 1,
+            | Message::Identity { .. }
+            | Message::Reconcile { .. } => self.stats.unexpected += 1,
         }
     }
 
@@ -369,19 +394,26 @@ impl Cache {
                     self.withdraw(slot, revision, out);
                 }
             }
-            (Some(slot), Answer::Unchanged { lifetime_ms, revision }) => match self.table.get(slot).path {
-                Some(path) if path.revision == revision => {
-                    self.confirm(now_ms, slot, Path { lifetime_ms, ..path });
+            (Some(slot), Answer::Unchanged { lifetime_ms, revision }) => {
+                let entry = self.table.get(slot);
+                match entry.path {
+                    Some(path)
+                        if revision == self.revision_of(&entry)
+                            && revision >= self.revision_min_of(&entry) =>
+                    {
+                        self.confirm(now_ms, slot, Path { lifetime_ms, revision, ..path });
+                    }
+                    _ => self.stats.stale += 1,
                 }
-                _ => self.stats.stale += 1,
-            },
+            }
             (None, Answer::Unchanged { .. }) => self.stats.late += 1,
             (Some(slot), Answer::Path(path)) => self.update(now_ms, slot, path, out),
-            (None, Answer::Path(_)) if !self.gateways.contains_key(&destination.vni) => {
+            (None, Answer::Path(_)) if !self.networks.contains_key(&destination.vni) => {
                 self.stats.foreign += 1
             }
             (None, Answer::Path(path)) => {
-                self.insert(now_ms, destination, Some(path), 0, out);
+                let slot = self.insert(now_ms, destination, Some(path), 0, out);
+                self.cover(now_ms, slot);
                 self.stats.learned += 1;
                 out.push(Output::Install { destination, path });
             }
@@ -391,7 +423,7 @@ impl Cache {
     /// Sets the path of an existing entry, unless its revision is too old.
     fn update(&mut self, now_ms: u64, slot: Slot, path: Path, out: &mut Vec<Output>) {
         let entry = self.table.get(slot);
-        if path.revision < entry.revision_min {
+        if path.revision < self.revision_min_of(&entry) {
             self.stats.stale += 1;
             return;
         }
@@ -425,10 +457,11 @@ impl Cache {
                 entry.used_ms = now_ms;
             }
         });
+        self.cover(now_ms, slot);
     }
 
     fn withdraw(&mut self, slot: Slot, revision: u64, out: &mut Vec<Output>) {
-        if revision < self.table.get(slot).revision_min {
+        if revision < self.revision_min_of(&self.table.get(slot)) {
             self.stats.stale += 1;
             return;
         }
@@ -448,17 +481,19 @@ impl Cache {
         let mut found = false;
         for slot in self.table.slots_of_target(redirect.destination) {
             let entry = self.table.get(slot);
-            let Some(path) = entry.path.filter(|path| path.host == redirect.host) else { continue };
+            if entry.path.is_none_or(|path| path.host != redirect.host) {
+                continue;
+            }
             found = true;
             // The network that counts is the sender's: this host may not have the destination's network.
             if !key_covers(entry.destination.vni) {
                 self.stats.other_cluster += 1;
                 continue;
             }
+            let revision_min = self.revision_of(&entry).saturating_add(1);
             self.remove(slot, RemovalReason::Redirected, out);
             // The named gateway knows the destination's network, and may not know the sender's.
             let named = (entry.destination == redirect.destination).then_some(redirect.gateway);
-            let revision_min = path.revision.saturating_add(1);
             self.resolve(now_ms, entry.destination, revision_min, named, out, queries);
         }
         self.stats.redirects_stale += u64::from(!found);
@@ -475,7 +510,7 @@ impl Cache {
         out: &mut Vec<Output>,
         queries: &mut Queries,
     ) {
-        if self.table.find(&destination).is_none() && self.gateways.contains_key(&destination.vni) {
+        if self.table.find(&destination).is_none() && self.networks.contains_key(&destination.vni) {
             let slot = self.insert(now_ms, destination, None, revision_min, out);
             self.query(now_ms, slot, named, queries);
         }
@@ -513,6 +548,7 @@ impl Cache {
             expires_ms,
             due_ms: now_ms.saturating_add(due_in_ms),
             unanswered: 0,
+            is_covered: false,
             used_ms: now_ms,
             recent_hits: 0,
             hits: 0,
@@ -580,10 +616,7 @@ impl Cache {
         self.refill_tokens(now_ms);
         let round_ms = self.config.round_ms;
         let entry = self.table.get(slot);
-        let gateway = named.or_else(|| {
-            let gateways = self.gateways.get(&entry.destination.vni)?;
-            gateways.get(self.round as usize % gateways.len()).copied()
-        });
+        let gateway = named.or_else(|| self.gateway_for(&entry));
         let Some(gateway) = gateway else {
             self.table.update(slot, |entry| entry.due_ms = now_ms.saturating_add(round_ms));
             return true;
@@ -601,8 +634,9 @@ impl Cache {
             entry.due_ms = now_ms.saturating_add(round_ms << backoff_shift);
             entry.unanswered = entry.unanswered.saturating_add(1);
         });
-        let revision = entry.path.map_or(0, |path| path.revision);
-        queries.entry(gateway).or_default().push(Query { destination: entry.destination, revision });
+        // With its revision, a gateway would confirm the path of a covered entry without comparing it.
+        let revision = if entry.is_covered { 0 } else { self.revision_of(&entry) };
+        queries.paths.entry(gateway).or_default().push(Query { destination: entry.destination, revision });
         true
     }
 

@@ -26,8 +26,8 @@ mod seal;
 mod wire;
 
 pub use message::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, Path, PermitEntry, Query, RedirectEntry,
-    StrayEntry,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry,
+    Query, RedirectEntry, StrayEntry,
 };
 pub use open::{Opened, Opener};
 pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, host_secret};

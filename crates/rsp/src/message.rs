@@ -1,7 +1,7 @@
 //! The messages of RSP and their entries, independent of how they are laid out in packets.
 
 use crate::refusal::BodyError;
-use sluice_types::{MacAddr, Vni, is_unicast};
+use sluice_types::{IpNet, MacAddr, Vni, is_unicast};
 use std::net::IpAddr;
 
 /// An address of a tenant in a network of that tenant, as a sender in that network uses it.
@@ -27,6 +27,8 @@ pub struct Path {
     pub lifetime_ms: u32,
     /// Revision of the controller's store that the path was read at; larger is newer.
     pub revision: u64,
+    /// The gateways say in their answers about the sender's network when the path changes ([`NetworkAnswer`]).
+    pub by_network: bool,
 }
 
 /// An entry of a Request: asks for the path to one destination.
@@ -64,6 +66,48 @@ pub struct AnswerEntry {
     pub destination: Destination,
     /// What the gateway knows about the destination.
     pub answer: Answer,
+}
+
+/// An entry of a Reconcile: asks which paths of a network have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkQuery {
+    /// Network of the sender.
+    pub vni: Vni,
+    /// Revision up to which the host knows the changes; 0 if it knows none.
+    pub since: u64,
+}
+
+/// An entry of a Reconciled: a change of the paths of a network, or up to which revision the changes are told. The changes of a network are
+/// in one packet, before the entry that ends them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkAnswer {
+    /// Paths to addresses of a prefix may have changed.
+    Changed {
+        /// Network of the sender.
+        vni: Vni,
+        /// The prefix; its other bits are 0.
+        prefix: IpNet,
+    },
+    /// Nothing else has changed between two revisions, of what is told by network ([`Path::by_network`]).
+    Current {
+        /// Network of the sender.
+        vni: Vni,
+        /// Revision in the query.
+        since: u64,
+        /// Revision up to which all changes are told.
+        revision: u64,
+        /// Number of the changes of this network that precede in the packet.
+        changes: u16,
+    },
+    /// The gateway does not know what has changed after the revision in the query.
+    Unknown {
+        /// Network of the sender.
+        vni: Vni,
+        /// Revision in the query.
+        since: u64,
+        /// Revision after which the gateway knows all changes.
+        revision: u64,
+    },
 }
 
 /// An entry of a Redirect: a host no longer has a destination.
@@ -158,6 +202,16 @@ pub enum Message {
         /// The identities that the sender can tell.
         entries: Vec<IdentityEntry>,
     },
+    /// Host to gateway: asks which paths have changed.
+    Reconcile {
+        /// Networks in which the host has paths.
+        queries: Vec<NetworkQuery>,
+    },
+    /// Gateway to host: answers a Reconcile.
+    Reconciled {
+        /// What the gateway knows, network by network.
+        answers: Vec<NetworkAnswer>,
+    },
 }
 
 impl Query {
@@ -188,6 +242,8 @@ impl Message {
             Self::Permit { entries } | Self::Permitted { entries } => entries.len(),
             Self::Identify { entries } => entries.len(),
             Self::Identity { entries } => entries.len(),
+            Self::Reconcile { queries } => queries.len(),
+            Self::Reconciled { answers } => answers.len(),
         }
     }
 
@@ -204,6 +260,14 @@ pub(crate) fn check_address(address: IpAddr) -> Result<(), BodyError> {
         return Ok(());
     }
     Err(BodyError::Address { address })
+}
+
+/// Accepts prefixes whose bits after their length are 0, so that each has exactly one form.
+pub(crate) fn check_prefix(prefix: IpNet) -> Result<(), BodyError> {
+    if prefix.trunc() == prefix {
+        return Ok(());
+    }
+    Err(BodyError::Prefix { address: prefix.addr(), length: prefix.prefix_len() })
 }
 
 pub(crate) fn check_mac(mac: MacAddr) -> Result<(), BodyError> {

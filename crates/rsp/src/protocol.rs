@@ -8,7 +8,7 @@ pub const RSP_PORT: u16 = 4797;
 
 /// Major and minor version of the packets that are sent. Another major version is refused; packets of a newer
 /// minor version are understood in part.
-pub const VERSION: (u8, u8) = (2, 2);
+pub const VERSION: (u8, u8) = (2, 3);
 
 /// Size of the part of a body before its entries.
 pub const BODY_HEADER_BYTES: usize = 8;

@@ -90,11 +90,19 @@ pub enum BodyError {
     /// A MAC address is zero or a group address.
     #[error("a MAC address is zero or a group address")]
     Mac,
+    /// A prefix is longer than an address, or has other bits than its own.
+    #[error("{address}/{length} is not a prefix")]
+    Prefix {
+        /// The address.
+        address: IpAddr,
+        /// The length.
+        length: u8,
+    },
 }
 
 impl BodyError {
-    const NAMES: [&'static str; 9] =
-        ["kind", "reserved", "empty", "truncated", "trailing", "form", "vni", "address", "mac"];
+    const NAMES: [&'static str; 10] =
+        ["kind", "reserved", "empty", "truncated", "trailing", "form", "vni", "address", "mac", "prefix"];
 
     const fn number(&self) -> u8 {
         match self {
@@ -107,6 +115,7 @@ impl BodyError {
             Self::Vni => 20,
             Self::Address { .. } => 21,
             Self::Mac => 22,
+            Self::Prefix { .. } => 23,
         }
     }
 }
@@ -128,6 +137,7 @@ mod tests {
             (20, "vni", BodyError::Vni),
             (21, "address", BodyError::Address { address }),
             (22, "mac", BodyError::Mac),
+            (23, "prefix", BodyError::Prefix { address, length: 33 }),
         ];
         for (number, name, error) in all {
             let refusal = Refusal::from(error);
@@ -135,6 +145,6 @@ mod tests {
         }
         let outer = Refusal::from(envelope::Refusal::AuthenticationFailed);
         assert_eq!((outer.number(), outer.name()), (13, "authentication_failed"));
-        assert_eq!(Refusal::NAMES.len(), 23);
+        assert_eq!(Refusal::NAMES.len(), 24);
     }
 }

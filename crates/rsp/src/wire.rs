@@ -2,13 +2,13 @@
 //! endian.
 
 use crate::message::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, Path, PermitEntry, Query, RedirectEntry,
-    StrayEntry, check_address, check_mac,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry,
+    Query, RedirectEntry, StrayEntry, check_address, check_mac, check_prefix,
 };
 use crate::protocol::{BODY_HEADER_BYTES, VERSION};
 use crate::refusal::{BodyError, Refusal};
 use sluice_envelope as envelope;
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::IpAddr;
 
 #[cfg(test)]
@@ -23,6 +23,8 @@ const PERMIT: u8 = 6;
 const PERMITTED: u8 = 7;
 const IDENTIFY: u8 = 8;
 const IDENTITY: u8 = 9;
+const RECONCILE: u8 = 10;
+const RECONCILED: u8 = 11;
 
 /// Bits of an entry's form: which addresses are IPv6, and what an answer says.
 const ADDRESS_V6: u8 = 0x01;
@@ -30,6 +32,13 @@ const HOST_V6: u8 = 0x02;
 const GATEWAY_V6: u8 = 0x04;
 const UNCHANGED: u8 = 0x10;
 const ABSENT: u8 = 0x20;
+/// Form of a Reconciled entry: what has changed is not known.
+const UNKNOWN: u8 = 0x40;
+
+/// Bit of a path's flags: [`Path::by_network`].
+const BY_NETWORK: u8 = 0x01;
+/// The first minor version whose paths have flags.
+const FLAGS_SINCE: u8 = 3;
 
 /// Size of an entry's length and form bytes.
 const ENTRY_HEADER_BYTES: usize = 2;
@@ -99,9 +108,7 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
         Message::Permit { entries } | Message::Permitted { entries } => {
             bodies.kind = if matches!(message, Message::Permit { .. }) { PERMIT } else { PERMITTED };
             for permit in entries {
-                entry.clear();
-                entry.extend([0, v6(permit.host, HOST_V6)]);
-                write_vni(&mut entry, permit.vni);
+                write_network(&mut entry, v6(permit.host, HOST_V6), permit.vni);
                 write_address(&mut entry, permit.host)?;
                 bodies.push(&mut entry);
             }
@@ -118,6 +125,21 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
             for IdentityEntry { destination, identity } in entries {
                 write_entry(&mut entry, 0, destination)?;
                 entry.extend(identity.to_be_bytes());
+                bodies.push(&mut entry);
+            }
+        }
+        Message::Reconcile { queries } => {
+            bodies.kind = RECONCILE;
+            for NetworkQuery { vni, since } in queries {
+                write_network(&mut entry, 0, *vni);
+                entry.extend(since.to_be_bytes());
+                bodies.push(&mut entry);
+            }
+        }
+        Message::Reconciled { answers } => {
+            bodies.kind = RECONCILED;
+            for answer in answers {
+                write_network_answer(&mut entry, answer)?;
                 bodies.push(&mut entry);
             }
         }
@@ -171,11 +193,42 @@ fn write_vni(out: &mut Vec<u8>, vni: Vni) {
     out.extend(&vni.get().to_be_bytes()[1..]);
 }
 
-fn write_entry(out: &mut Vec<u8>, form: u8, destination: &Destination) -> Result<(), BodyError> {
+/// Begins an entry with its form and its network.
+fn write_network(out: &mut Vec<u8>, form: u8, vni: Vni) {
     out.clear();
-    out.extend([0, form | v6(destination.address, ADDRESS_V6)]);
-    write_vni(out, destination.vni);
+    out.extend([0, form]);
+    write_vni(out, vni);
+}
+
+fn write_entry(out: &mut Vec<u8>, form: u8, destination: &Destination) -> Result<(), BodyError> {
+    write_network(out, form | v6(destination.address, ADDRESS_V6), destination.vni);
     write_address(out, destination.address)
+}
+
+fn write_network_answer(out: &mut Vec<u8>, answer: &NetworkAnswer) -> Result<(), BodyError> {
+    match *answer {
+        NetworkAnswer::Changed { vni, prefix } => {
+            check_prefix(prefix)?;
+            write_network(out, v6(prefix.addr(), ADDRESS_V6), vni);
+            match prefix.addr() {
+                IpAddr::V4(v4) => out.extend(v4.octets()),
+                IpAddr::V6(v6) => out.extend(v6.octets()),
+            }
+            out.push(prefix.prefix_len());
+        }
+        NetworkAnswer::Current { vni, since, revision, changes } => {
+            write_network(out, UNCHANGED, vni);
+            out.extend(since.to_be_bytes());
+            out.extend(revision.to_be_bytes());
+            out.extend(changes.to_be_bytes());
+        }
+        NetworkAnswer::Unknown { vni, since, revision } => {
+            write_network(out, UNKNOWN, vni);
+            out.extend(since.to_be_bytes());
+            out.extend(revision.to_be_bytes());
+        }
+    }
+    Ok(())
 }
 
 fn write_answer(out: &mut Vec<u8>, entry: &AnswerEntry) -> Result<(), BodyError> {
@@ -188,6 +241,7 @@ fn write_answer(out: &mut Vec<u8>, entry: &AnswerEntry) -> Result<(), BodyError>
             write_vni(out, path.vni);
             out.extend(path.lifetime_ms.to_be_bytes());
             out.extend(path.revision.to_be_bytes());
+            out.push(if path.by_network { BY_NETWORK } else { 0 });
         }
         Answer::Unchanged { lifetime_ms, revision } => {
             write_entry(out, UNCHANGED, &entry.destination)?;
@@ -212,8 +266,8 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
         .ok_or(envelope::Refusal::Short { bytes: body.len() })?;
     let [kind, reserved, count @ .., _, _, _, _] = *head;
     let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
-    let mut entries = Entries { newer: minor > VERSION.1, rest, read: 0, skipped: 0 };
-    if !entries.newer && (reserved != 0 || id != 0 && matches!(kind, NOTIFY..=IDENTITY)) {
+    let mut entries = Entries { minor, rest, read: 0, skipped: 0 };
+    if !entries.is_newer() && (reserved != 0 || id != 0 && matches!(kind, NOTIFY..=RECONCILED)) {
         return Err(BodyError::Reserved.into());
     }
     let count = u16::from_be_bytes(count);
@@ -240,6 +294,12 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
             Message::Identify { entries: entries.read_all(count, &[ADDRESS_V6], Fields::destination)? }
         }
         IDENTITY => Message::Identity { entries: entries.read_all(count, &[ADDRESS_V6], read_identity)? },
+        RECONCILE if minor >= FLAGS_SINCE => {
+            Message::Reconcile { queries: entries.read_all(count, &[0], read_network_query)? }
+        }
+        RECONCILED if minor >= FLAGS_SINCE => Message::Reconciled {
+            answers: entries.read_all(count, &[ADDRESS_V6, UNCHANGED, UNKNOWN], read_network_answer)?,
+        },
         _ => return Err(BodyError::Kind { kind }.into()),
     };
     Ok(Body { message, skipped: entries.skipped })
@@ -260,9 +320,28 @@ fn read_answer(fields: &mut Fields<'_>) -> Result<AnswerEntry, BodyError> {
             vni: fields.vni()?,
             lifetime_ms: fields.u32()?,
             revision: fields.u64()?,
+            by_network: fields.flags()? & BY_NETWORK != 0,
         }),
     };
     Ok(AnswerEntry { destination, answer })
+}
+
+fn read_network_query(fields: &mut Fields<'_>) -> Result<NetworkQuery, BodyError> {
+    Ok(NetworkQuery { vni: fields.vni()?, since: fields.u64()? })
+}
+
+fn read_network_answer(fields: &mut Fields<'_>) -> Result<NetworkAnswer, BodyError> {
+    let vni = fields.vni()?;
+    Ok(match fields.form & (UNCHANGED | UNKNOWN) {
+        UNCHANGED => NetworkAnswer::Current {
+            vni,
+            since: fields.u64()?,
+            revision: fields.u64()?,
+            changes: fields.u16()?,
+        },
+        UNKNOWN => NetworkAnswer::Unknown { vni, since: fields.u64()?, revision: fields.u64()? },
+        _ => NetworkAnswer::Changed { vni, prefix: fields.prefix()? },
+    })
 }
 
 fn read_redirect(fields: &mut Fields<'_>) -> Result<RedirectEntry, BodyError> {
@@ -287,13 +366,18 @@ fn read_identity(fields: &mut Fields<'_>) -> Result<IdentityEntry, BodyError> {
 
 /// The entries of a body that were not read yet.
 struct Entries<'a> {
-    newer: bool,
+    minor: u8,
     rest: &'a [u8],
     read: u16,
     skipped: u16,
 }
 
 impl<'a> Entries<'a> {
+    /// Whether the sender's minor version is not known here.
+    fn is_newer(&self) -> bool {
+        self.minor > VERSION.1
+    }
+
     /// Reads exactly `count` entries. A form is known if all its bits are in one of the masks `forms`. In a
     /// body of a newer minor version, entries of unknown forms and trailing bytes are skipped.
     fn read_all<T>(
@@ -310,19 +394,19 @@ impl<'a> Entries<'a> {
         while self.read < count {
             let mut fields = self.next()?;
             if forms.iter().all(|known| fields.form & !known != 0) {
-                if !self.newer {
+                if !self.is_newer() {
                     return Err(BodyError::Form { form: fields.form });
                 }
                 self.skipped += 1;
             } else {
                 out.push(read(&mut fields)?);
-                if !fields.rest.is_empty() && !self.newer {
+                if !fields.rest.is_empty() && !self.is_newer() {
                     return Err(BodyError::Trailing { entry: self.read });
                 }
             }
             self.read += 1;
         }
-        if !self.rest.is_empty() && !self.newer {
+        if !self.rest.is_empty() && !self.is_newer() {
             return Err(BodyError::Trailing { entry: count });
         }
         Ok(out)
@@ -334,12 +418,13 @@ impl<'a> Entries<'a> {
         let (entry, rest) = self.rest.split_at_checked(length).ok_or(cut)?;
         let (head, fields) = entry.split_first_chunk::<ENTRY_HEADER_BYTES>().ok_or(cut)?;
         self.rest = rest;
-        Ok(Fields { form: head[1], rest: fields, entry: self.read })
+        Ok(Fields { minor: self.minor, form: head[1], rest: fields, entry: self.read })
     }
 }
 
 /// The fields of one entry that were not read yet.
 struct Fields<'a> {
+    minor: u8,
     form: u8,
     rest: &'a [u8],
     entry: u16,
@@ -373,6 +458,27 @@ impl Fields<'_> {
     fn mac(&mut self) -> Result<MacAddr, BodyError> {
         let mac = MacAddr::new(self.take()?);
         check_mac(mac).map(|()| mac)
+    }
+
+    /// Reads the flags of a path, which older minor versions do not have.
+    fn flags(&mut self) -> Result<u8, BodyError> {
+        if self.minor < FLAGS_SINCE {
+            return Ok(0);
+        }
+        let [flags] = self.take()?;
+        if flags & !BY_NETWORK != 0 && self.minor <= VERSION.1 {
+            return Err(BodyError::Reserved);
+        }
+        Ok(flags)
+    }
+
+    /// Reads a prefix, of which any address is valid.
+    fn prefix(&mut self) -> Result<IpNet, BodyError> {
+        let address: IpAddr =
+            if self.form & ADDRESS_V6 != 0 { self.take::<16>()?.into() } else { self.take::<4>()?.into() };
+        let [length] = self.take()?;
+        let prefix = IpNet::new(address, length).map_err(|_| BodyError::Prefix { address, length })?;
+        check_prefix(prefix).map(|()| prefix)
     }
 
     /// Reads an address; `bit` of the form is set if the address is IPv6.

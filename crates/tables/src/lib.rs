@@ -17,6 +17,7 @@ mod grace;
 mod heartbeat;
 #[cfg(test)]
 mod interleave;
+mod journal;
 mod locate;
 mod lpm;
 mod memory;
@@ -47,6 +48,7 @@ pub use entries::{
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
+pub use journal::{CHANGES_MAX, Changes, Journal};
 pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
 pub use named_meters::{FoundMeter, MeterReader, NamedMeters};

@@ -22,6 +22,9 @@ pub struct InstanceLocation {
     pub network: Network,
     /// A route to a peer has meters: packets must pass a gateway.
     pub metered: bool,
+    /// The address is one of the network itself, and of the instance: the [`Journal`](crate::Journal) has each change of this
+    /// location under the network and the address.
+    pub by_network: bool,
 }
 
 /// Result of [`Reader::locate`].
@@ -48,14 +51,14 @@ impl Reader {
     }
 
     fn try_locate(&self, vni: Vni, address: IpAddr) -> Result<Option<InstanceLocation>, Busy> {
-        let (mut vni, mut requested, mut metered) = (vni, None, false);
+        let (asked, mut vni, mut requested, mut metered) = (vni, vni, None, false);
         for _ in 0..=layout::PEER_HOPS_MAX {
             let Some(vrf) = self.vrf_cell(vni)? else { return Ok(None) };
             let own = self.network_of(vrf);
             let network = *requested.get_or_insert(own);
-            let endpoint = match self.target_in(vrf, address) {
-                Some(Target::Local) => address,
-                Some(Target::NextHop(next_hop)) => next_hop,
+            let (endpoint, is_delegated) = match self.target_in(vrf, address) {
+                Some(Target::Local) => (address, false),
+                Some(Target::NextHop(next_hop)) => (next_hop, true),
                 Some(Target::Peer(peer)) => {
                     vni = peer;
                     continue;
@@ -74,6 +77,7 @@ impl Reader {
                 mtu: own.mtu,
                 network,
                 metered,
+                by_network: vni == asked && !is_delegated,
             }));
         }
         Ok(None)
@@ -137,7 +141,15 @@ mod tests {
         tables.upsert_endpoint(&entry).unwrap();
         let mtu = 1400 + number as u16;
         let network = Network { mtu, is_offloaded: true };
-        InstanceLocation { vni: vni(number), mac, host: ip(host), mtu, network, metered: false }
+        InstanceLocation {
+            vni: vni(number),
+            mac,
+            host: ip(host),
+            mtu,
+            network,
+            metered: false,
+            by_network: true,
+        }
     }
 
     #[test]
@@ -150,8 +162,11 @@ mod tests {
             route(&mut tables, 2, prefix, Target::Local);
             let expected = add_endpoint(&mut tables, 2, address, host);
             let reader = tables.reader();
-            let from_peer =
-                InstanceLocation { network: Network { mtu: 1401, is_offloaded: true }, ..expected };
+            let from_peer = InstanceLocation {
+                network: Network { mtu: 1401, is_offloaded: true },
+                by_network: false,
+                ..expected
+            };
             assert_eq!(reader.locate(vni(1), ip(address)), Location::Found(from_peer));
             assert_eq!(reader.locate(vni(2), ip(address)), Location::Found(expected));
             // Network 3 has an endpoint with the same address but no route to it.
@@ -176,7 +191,8 @@ mod tests {
             ] {
                 route(&mut tables, 1, prefix, first);
                 route(&mut tables, 2, prefix, second);
-                let expected = Location::Found(InstanceLocation { network, metered: is_metered, ..there });
+                let expected = InstanceLocation { network, metered: is_metered, by_network: false, ..there };
+                let expected = Location::Found(expected);
                 assert_eq!(tables.reader().locate(vni(1), ip(address)), expected, "{first:?} {second:?}");
             }
         }
@@ -191,7 +207,8 @@ mod tests {
             route(&mut tables, 1, prefix, Target::Peer(vni(2)));
             route(&mut tables, 2, prefix, Target::NextHop(ip(next_hop)));
             assert_eq!(tables.reader().locate(vni(2), ip(address)), Location::NotFound, "no such instance");
-            let expected = add_endpoint(&mut tables, 2, next_hop, "192.0.2.1");
+            let there = add_endpoint(&mut tables, 2, next_hop, "192.0.2.1");
+            let expected = InstanceLocation { by_network: false, ..there };
             assert_eq!(tables.reader().locate(vni(2), ip(address)), Location::Found(expected));
             let network = Network { mtu: 1401, is_offloaded: true };
             let from_peer = Location::Found(InstanceLocation { network, ..expected });
@@ -236,7 +253,8 @@ mod tests {
         let expected = add_endpoint(&mut tables, 11, "10.0.0.1", "192.0.2.1");
         let hops = layout::PEER_HOPS_MAX;
         let mtu = 1400 + (11 - hops) as u16;
-        let expected = InstanceLocation { network: Network { mtu, is_offloaded: true }, ..expected };
+        let network = Network { mtu, is_offloaded: true };
+        let expected = InstanceLocation { network, by_network: false, ..expected };
         assert_eq!(tables.reader().locate(vni(11 - hops), ip("10.0.0.1")), Location::Found(expected));
         assert_eq!(tables.reader().locate(vni(10 - hops), ip("10.0.0.1")), Location::NotFound);
         // A loop of peers ends, too.

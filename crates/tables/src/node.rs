@@ -30,6 +30,7 @@ use crate::error::Error;
 use crate::exact::{Exact, Hashing, PairMap};
 use crate::grace::Grace;
 use crate::heartbeat::AgentHeartbeat;
+use crate::journal::Journal;
 use crate::layout::{self, node_config, superblock};
 use crate::memory::Memory;
 use crate::pool::Pool;
@@ -40,7 +41,7 @@ use meters::MeterTable;
 pub use policies::PolicyEntry;
 pub use senders::PERMIT_STEP;
 use senders::Sender;
-use sluice_types::Vni;
+use sluice_types::{IpNet, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -48,6 +49,9 @@ use std::time::Instant;
 use underlay::Vtep;
 use vrfs::CounterIndices;
 pub use vrfs::CounterReset;
+
+/// Where [`NodeTables::begin_step`] notes a step.
+const OPEN_STEP: usize = offset_of!(node_config, open_step);
 
 /// The writer of a node's tables.
 ///
@@ -86,6 +90,8 @@ pub struct NodeTables {
     sender_entries: u64,
     counter_indices: CounterIndices,
     counter_reset: Option<Box<dyn CounterReset>>,
+    // Of gateways: what has changed lately.
+    journal: Option<Journal>,
     // VNIs that were removed since the last `forget_removed_vnis`.
     forgotten_vnis: BTreeSet<Vni>,
     // Numbers of entries.
@@ -167,6 +173,7 @@ impl NodeTables {
             sender_entries: 0,
             counter_indices: CounterIndices::new(),
             counter_reset: None,
+            journal: None,
             forgotten_vnis: BTreeSet::new(),
             endpoints: 0,
             direct_paths: 0,
@@ -197,7 +204,18 @@ impl NodeTables {
     /// Records that a revision is completely in the tables.
     pub fn set_applied_revision(&mut self, revision: u64) {
         self.exact.store_counts(self.pool.memory());
+        if let Some(journal) = &self.journal {
+            journal.complete(revision);
+        }
         self.memory().store64(0, offset_of!(superblock, applied_revision), revision);
+        if revision != 0 {
+            self.memory().store32(layout::CELL_NODE, OPEN_STEP, 0);
+        }
+    }
+
+    /// What is written from now on belongs to a later revision than the recorded one.
+    pub fn begin_step(&mut self) {
+        self.memory().store32(layout::CELL_NODE, OPEN_STEP, 1);
     }
 
     /// The newest revision of the controller's database whose entries were all in the tables; 0 before the first. Other
@@ -231,12 +249,45 @@ impl NodeTables {
 
     /// Records the database to which the revision belongs.
     pub fn set_database_id(&mut self, id: u64) {
+        // Revisions of two databases cannot be compared.
+        if id != self.database_id() {
+            self.note_all_changes();
+        }
         self.memory().store64(0, offset_of!(superblock, database_id), id);
     }
 
     /// The heartbeat by which this node's agent tells packet programs that it runs.
     pub fn agent_heartbeat(&self) -> AgentHeartbeat {
         AgentHeartbeat::new(self.memory().clone())
+    }
+
+    /// Notes from now on what changes of the paths that gateways give to hosts.
+    pub fn keep_journal(&mut self) -> Journal {
+        // An earlier agent may have been killed in a step. It comes again, and what was written of it is no change then.
+        let is_in_step = self.memory().load32(layout::CELL_NODE, OPEN_STEP) != 0;
+        let revision = if is_in_step { 0 } else { self.applied_revision() };
+        self.journal.get_or_insert_with(|| Journal::new(revision)).clone()
+    }
+
+    /// Notes that paths of a network to addresses of a prefix may have changed.
+    fn note_change(&self, vni: Vni, prefix: impl Into<IpNet>) {
+        if let Some(journal) = &self.journal {
+            journal.note(vni, prefix.into());
+        }
+    }
+
+    /// Notes that any path may have changed.
+    fn note_all_changes(&self) {
+        if let Some(journal) = &self.journal {
+            journal.note_all();
+        }
+    }
+
+    /// Notes that all paths of a network may have changed.
+    fn note_changes(&self, vni: Vni) {
+        if let Some(journal) = &self.journal {
+            journal.note_network(vni);
+        }
     }
 
     /// How full the tables are.
@@ -307,6 +358,7 @@ impl NodeTables {
             vxlan_ifindex: node.vxlan_ifindex,
             flow_secret: old.flow_secret,
             by_role: old.by_role,
+            open_step: old.open_step,
             ..Default::default()
         };
         // Flows keep their vIP as long as the secret is the same, so it is drawn once for these tables.

@@ -304,7 +304,9 @@ impl PathLearner {
             | Message::Permit { .. }
             | Message::Permitted { .. }
             | Message::Identify { .. }
-            | Message::Identity { .. } => {}
+            | Message::Identity { .. }
+            | Message::Reconcile { .. }
+            | Message::Reconciled { .. } => {}
         }
         message
     }

@@ -27,7 +27,14 @@ fn network(number: u32, has_instance: bool) -> Network {
 }
 
 fn path(host: &str, revision: u64) -> Path {
-    Path { host: ip(host), mac: MacAddr::local(5), vni: vni(1), lifetime_ms: 60_000, revision }
+    Path {
+        host: ip(host),
+        mac: MacAddr::local(5),
+        vni: vni(1),
+        lifetime_ms: 60_000,
+        revision,
+        by_network: false,
+    }
 }
 
 fn notify(destination: Destination, path: Path) -> Message {

@@ -73,6 +73,23 @@ impl MetricSource for PathMetrics {
                 "Destinations whose path requests stayed unanswered",
                 cache.unanswered,
             ),
+            (
+                "networks_requested",
+                "Questions to gateways which paths of a network have changed",
+                cache.networks_requested,
+            ),
+            ("networks_reconciled", "Answers to them with all changes", cache.networks_reconciled),
+            ("path_changes", "Changes of paths in these answers", cache.changes),
+            (
+                "networks_unknown",
+                "Answers to them that the gateway does not know the changes",
+                cache.networks_unknown,
+            ),
+            (
+                "networks_silent",
+                "Networks whose paths were requested one by one because no gateway said what has changed",
+                cache.networks_silent,
+            ),
             ("path_rounds_full", "Rounds in which not all due paths could be requested", cache.rounds_full),
             ("paths_refused", "Changes of direct paths that the tables refused", refused),
             (

@@ -420,6 +420,7 @@ fn adopted(tables: &NodeTables) -> Vec<(Destination, Path)> {
         vni: path.path_vni,
         lifetime_ms: ADOPTED_LIFETIME_MS,
         revision: 0,
+        by_network: false,
     };
     learned(tables).map(|(direct, _)| (destination(&direct), path(&direct))).collect()
 }
@@ -496,7 +497,7 @@ mod tests {
     }
 
     fn path(vni: Vni, host: IpAddr) -> Path {
-        Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 1 }
+        Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 1, by_network: false }
     }
 
     /// Catches an outdated path that stays when its successor is refused.

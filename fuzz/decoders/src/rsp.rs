@@ -6,8 +6,8 @@
 use crate::sealed::{BOOT, NOW_MS, RECEIVER, forge, keys};
 use sluice_envelope::{Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, Opener, Path, PermitEntry, Query,
-    RedirectEntry, Sealer, StrayEntry, VERSION, decode,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Opener, Path,
+    PermitEntry, Query, RedirectEntry, Sealer, StrayEntry, VERSION, decode,
 };
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
@@ -85,6 +85,14 @@ fn join(before: Option<Message>, part: Message) -> Message {
             entries.extend(more);
             Message::Identity { entries }
         }
+        (Some(Message::Reconcile { mut queries }), Message::Reconcile { queries: more }) => {
+            queries.extend(more);
+            Message::Reconcile { queries }
+        }
+        (Some(Message::Reconciled { mut answers }), Message::Reconciled { answers: more }) => {
+            answers.extend(more);
+            Message::Reconciled { answers }
+        }
         (Some(before), part) => panic!("{part:?} is not a part of {before:?}"),
     }
 }
@@ -94,7 +102,8 @@ fn messages() -> Vec<Message> {
     let addresses = ["10.0.0.1", "fd00::1"].map(|text| text.parse::<IpAddr>().expect("an address"));
     let hosts = ["192.0.2.8", "2001:db8::8"].map(|text| text.parse::<IpAddr>().expect("an address"));
     let destinations = addresses.map(|address| Destination { vni, address });
-    let path = |host| Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 7 };
+    let path =
+        |host| Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 7, by_network: true };
     let mut answers = Vec::new();
     for destination in destinations {
         answers.extend(hosts.map(|host| AnswerEntry { destination, answer: Answer::Path(path(host)) }));
@@ -121,6 +130,17 @@ fn messages() -> Vec<Message> {
         Message::Permitted { entries: permits.to_vec() },
         Message::Identify { entries: destinations.to_vec() },
         Message::Identity { entries: destinations.map(identity).to_vec() },
+        Message::Reconcile { queries: vec![NetworkQuery { vni, since: 7 }] },
+        Message::Reconciled {
+            answers: [
+                addresses.map(|address| NetworkAnswer::Changed { vni, prefix: address.into() }),
+                [
+                    NetworkAnswer::Current { vni, since: 7, revision: 9, changes: 2 },
+                    NetworkAnswer::Unknown { vni, since: 7, revision: 9 },
+                ],
+            ]
+            .concat(),
+        },
     ]
 }
 

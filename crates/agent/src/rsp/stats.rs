@@ -31,11 +31,26 @@ pub enum MessageKind {
     Identify,
     /// The answer to it.
     Identity,
+    /// From a host to a gateway: which paths have changed.
+    Reconcile,
+    /// From a gateway to a host, as the answer to it.
+    Reconciled,
 }
 
 impl MessageKind {
-    const NAMES: [&'static str; 9] =
-        ["request", "reply", "notify", "redirect", "stray", "permit", "permitted", "identify", "identity"];
+    const NAMES: [&'static str; 11] = [
+        "request",
+        "reply",
+        "notify",
+        "redirect",
+        "stray",
+        "permit",
+        "permitted",
+        "identify",
+        "identity",
+        "reconcile",
+        "reconciled",
+    ];
 
     /// The kind of a message.
     #[must_use]
@@ -50,6 +65,8 @@ impl MessageKind {
             Message::Permitted { .. } => Self::Permitted,
             Message::Identify { .. } => Self::Identify,
             Message::Identity { .. } => Self::Identity,
+            Message::Reconcile { .. } => Self::Reconcile,
+            Message::Reconciled { .. } => Self::Reconciled,
         }
     }
 }

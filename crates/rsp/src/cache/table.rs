@@ -1,7 +1,7 @@
 //! The entries of the cache, with one index for each order in which the cache searches them.
 
 use crate::message::{Destination, Path};
-use sluice_types::Vni;
+use sluice_types::{IpNet, Vni};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -22,6 +22,8 @@ pub(super) struct Entry {
     pub due_ms: u64,
     /// Number of queries since the last answer.
     pub unanswered: u8,
+    /// All changes of the path are told by the answers about its network.
+    pub is_covered: bool,
     /// Time at which the path was last seen in use.
     pub used_ms: u64,
     /// Growth of the hit counter between its last two readings.
@@ -185,6 +187,18 @@ impl Table {
             .take_while(|(destination, _)| destination.vni == vni)
             .map(|(_, slot)| *slot)
             .collect()
+    }
+
+    /// Whether a sender's network has entries.
+    pub fn has_network(&self, vni: Vni) -> bool {
+        self.networks.contains_key(&vni)
+    }
+
+    /// Lists the entries of a sender's network whose destination is in a prefix.
+    pub fn slots_within(&self, vni: Vni, prefix: IpNet) -> Vec<Slot> {
+        let at = |address| Destination { vni, address };
+        let all = at(prefix.network())..=at(prefix.broadcast());
+        self.slots.range(all).map(|(_, slot)| *slot).collect()
     }
 
     /// Lists the entries whose packets leave this host encapsulated for this destination.

@@ -5,6 +5,7 @@ use sluice_types::MacAddr;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
+mod by_network;
 mod random;
 
 const GATEWAYS: [IpAddr; 2] =
@@ -26,7 +27,14 @@ fn host(number: u8) -> IpAddr {
 }
 
 fn path(at: u8, revision: u64) -> Path {
-    Path { host: host(at), mac: MacAddr::local(1), vni: vni(7), lifetime_ms: LIFETIME_MS, revision }
+    Path {
+        host: host(at),
+        mac: MacAddr::local(1),
+        vni: vni(7),
+        lifetime_ms: LIFETIME_MS,
+        revision,
+        by_network: false,
+    }
 }
 
 fn notify(destination: Destination, answer: Answer) -> Message {

@@ -17,10 +17,16 @@ fn body(kind: u8, id: u32, entries: &[&[u8]]) -> Vec<u8> {
 const QUERY: [u8; 17] = [17, 0, 0, 0, 7, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5];
 /// Answer that there is no direct path to it, revision 5.
 const NO_PATH: [u8; 17] = [17, ABSENT, 0, 0, 7, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5];
-/// Answer with a path to it: host 192.0.2.1, 02:00:00:00:00:01, VNI 8, 1 ms, revision 5.
-const PATH: [u8; 34] = [
-    34, 0, 0, 0, 7, 10, 0, 0, 1, 192, 0, 2, 1, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5,
+/// Answer with a path to it: host 192.0.2.1, 02:00:00:00:00:01, VNI 8, 1 ms, revision 5, told by network.
+const PATH: [u8; 35] = [
+    35, 0, 0, 0, 7, 10, 0, 0, 1, 192, 0, 2, 1, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5,
+    1,
 ];
+/// Question what has changed in VNI 7 since revision 5. The answers: 10.0.0.0/8; this change, up to revision 6; not known.
+const NETWORK: [u8; 13] = [13, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 5];
+const CHANGED: [u8; 10] = [10, 0, 0, 0, 7, 10, 0, 0, 0, 8];
+const CURRENT: [u8; 23] = [23, UNCHANGED, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 1];
+const NOT_KNOWN: [u8; 21] = [21, UNKNOWN, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 6];
 
 /// Question for the identity of 10.0.0.1 in VNI 7, and the answer that it is 258.
 const IDENTITY_WANTED: [u8; 9] = [9, 0, 0, 0, 7, 10, 0, 0, 1];
@@ -35,7 +41,7 @@ fn changed<const N: usize>(mut entry: [u8; N], at: usize, to: u8) -> [u8; N] {
 }
 
 fn error(body: &[u8]) -> BodyError {
-    match decode(0, body).expect_err("a malformed body") {
+    match decode(VERSION.1, body).expect_err("a malformed body") {
         Refusal::Body(error) => error,
         refusal => panic!("not an error of the body: {refusal}"),
     }
@@ -46,13 +52,13 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     let short = envelope::Refusal::Short { bytes: 7 };
     assert_eq!(decode(0, &[REQUEST, 0, 0, 1, 0, 0, 0]), Err(short.into()));
     assert_eq!(error(&body(0, 0, &[&QUERY])), BodyError::Kind { kind: 0 });
-    assert_eq!(error(&body(10, 0, &[&QUERY])), BodyError::Kind { kind: 10 });
+    assert_eq!(error(&body(12, 0, &[&QUERY])), BodyError::Kind { kind: 12 });
     let mut reserved = body(REQUEST, 0, &[&QUERY]);
     reserved[1] = 1;
     assert_eq!(error(&reserved), BodyError::Reserved);
     assert_eq!(error(&body(NOTIFY, 1, &[&NO_PATH])), BodyError::Reserved);
     assert_eq!(error(&body(REDIRECT, 1, &[&NO_PATH])), BodyError::Reserved);
-    for kind in [REQUEST, REPLY, NOTIFY, REDIRECT, STRAY, PERMIT, PERMITTED, IDENTIFY, IDENTITY] {
+    for kind in REQUEST..=RECONCILED {
         assert_eq!(error(&body(kind, 0, &[])), BodyError::Empty);
     }
     for length in [0, 1, 2, 16] {
@@ -114,6 +120,69 @@ fn identities_have_a_destination_and_sixteen_bits() {
 }
 
 #[test]
+fn networks_are_asked_about_and_answered() {
+    let vni = Vni::new(7).unwrap();
+    let asked = Message::Reconcile { queries: vec![NetworkQuery { vni, since: 5 }] };
+    let prefix = "10.0.0.0/8".parse().unwrap();
+    let answers = vec![
+        NetworkAnswer::Changed { vni, prefix },
+        NetworkAnswer::Current { vni, since: 5, revision: 6, changes: 1 },
+        NetworkAnswer::Unknown { vni, since: 5, revision: 6 },
+    ];
+    let told = Message::Reconciled { answers };
+    for (bytes, message) in [
+        (body(RECONCILE, 0, &[&NETWORK]), asked),
+        (body(RECONCILED, 0, &[&CHANGED, &CURRENT, &NOT_KNOWN]), told),
+    ] {
+        assert_eq!(encoded(&message), bytes);
+        assert_eq!(decode(VERSION.1, &bytes).expect("a valid body").message, message);
+        let mut with_id = bytes.clone();
+        with_id[7] = 1;
+        assert_eq!(error(&with_id), BodyError::Reserved);
+        // Earlier versions do not have these kinds.
+        assert_eq!(decode(FLAGS_SINCE - 1, &bytes), Err(BodyError::Kind { kind: bytes[0] }.into()));
+    }
+    let told = |entry: &[u8]| error(&body(RECONCILED, 0, &[entry]));
+    let address = IpAddr::from([10, 0, 0, 0]);
+    assert_eq!(told(&changed(CHANGED, 9, 33)), BodyError::Prefix { address, length: 33 });
+    assert_eq!(told(&changed(CHANGED, 9, 6)), BodyError::Prefix { address, length: 6 });
+    assert_eq!(told(&changed(CHANGED, 4, 0)), BodyError::Vni);
+    for form in [UNCHANGED | ADDRESS_V6, UNCHANGED | UNKNOWN, UNKNOWN | ADDRESS_V6, HOST_V6, ABSENT] {
+        assert_eq!(told(&changed(CURRENT, 1, form)), BodyError::Form { form });
+    }
+    assert_eq!(
+        error(&body(RECONCILE, 0, &[&changed(NETWORK, 1, UNCHANGED)])),
+        BodyError::Form { form: UNCHANGED }
+    );
+    for (entry, length) in [(&NETWORK[..], 12), (&CHANGED, 9), (&CURRENT, 22), (&NOT_KNOWN, 20)] {
+        let kind = if entry.len() == NETWORK.len() { RECONCILE } else { RECONCILED };
+        let cut = [&[length][..], &entry[1..usize::from(length)]].concat();
+        assert_eq!(error(&body(kind, 0, &[&cut])), BodyError::Truncated { entry: 0 });
+    }
+}
+
+#[test]
+fn flags_of_paths_came_with_a_minor_version() {
+    let path = |minor, entry: &[u8]| match decode(minor, &body(NOTIFY, 0, &[entry]))?.message {
+        Message::Notify { answers } => Ok(answers[0].answer),
+        message => panic!("{message:?}"),
+    };
+    let by_network = |minor, entry: &[u8]| match path(minor, entry) {
+        Ok(Answer::Path(path)) => path.by_network,
+        other => panic!("{other:?}"),
+    };
+    let earlier = &changed::<34>(PATH[..34].try_into().unwrap(), 0, 34);
+    assert!(by_network(VERSION.1, &PATH) && !by_network(VERSION.1, &changed(PATH, 34, 0)));
+    assert!(!by_network(FLAGS_SINCE - 1, earlier));
+    let refused = |error: BodyError| Err(Refusal::from(error));
+    assert_eq!(path(FLAGS_SINCE - 1, &PATH), refused(BodyError::Trailing { entry: 0 }));
+    assert_eq!(path(VERSION.1, earlier), refused(BodyError::Truncated { entry: 0 }));
+    assert_eq!(path(VERSION.1, &changed(PATH, 34, 2)), refused(BodyError::Reserved));
+    // Flags of a newer version are ignored.
+    assert!(by_network(NEWER, &changed(PATH, 34, 3)));
+}
+
+#[test]
 fn mapped_ipv4_address_is_refused() {
     let mut entry = vec![29, ADDRESS_V6, 0, 0, 7];
     entry.extend([0; 10]);
@@ -136,7 +205,7 @@ fn newer_minor_version_is_understood_in_part() {
     assert!(decode(0, &newer).is_err());
     // Known fields must still be valid.
     assert_eq!(decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 4, 0)])), Err(BodyError::Vni.into()));
-    assert_eq!(decode(NEWER, &body(10, 0, &[&QUERY])), Err(BodyError::Kind { kind: 10 }.into()));
+    assert_eq!(decode(NEWER, &body(12, 0, &[&QUERY])), Err(BodyError::Kind { kind: 12 }.into()));
     assert_eq!(
         decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 0, 16)])),
         Err(BodyError::Truncated { entry: 0 }.into())
@@ -156,7 +225,7 @@ fn encoded(message: &Message) -> Vec<u8> {
 /// it as well. Returns whether the body was decoded.
 fn check_decoding(body: &[u8]) -> Result<bool, TestCaseError> {
     let newer = decode(NEWER, body);
-    let Ok(read) = decode(0, body) else { return Ok(false) };
+    let Ok(read) = decode(VERSION.1, body) else { return Ok(false) };
     prop_assert_eq!(encoded(&read.message), body);
     prop_assert_eq!(newer, Ok(read));
     Ok(true)
@@ -169,7 +238,7 @@ proptest! {
     /// exactly one encoding.
     #[test]
     fn random_bodies_have_one_encoding(
-        kind in 0u8..11,
+        kind in 0u8..13,
         bytes in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let body = [&[kind][..], &bytes].concat();

@@ -51,16 +51,16 @@ fn each_form_of_each_kind_is_opened_unchanged_over_ipv4_and_ipv6() {
 #[test]
 fn packets_are_filled_to_the_mtu() {
     let keys = ring();
-    // 34 bytes per entry, 88 for header, body header and tag, 28 for IP and UDP.
+    // 35 bytes per entry, 88 for header, body header and tag, 28 for IP and UDP.
     let packets = |entries, mtu| {
         let sealed = sealer(1, 1).seal(&keys, NOW_MS, HERE, mtu, &notify(entries)).unwrap();
         sealed.iter().map(|packet| packet.len()).collect::<Vec<_>>()
     };
-    let full = 88 + 40 * 34;
-    assert_eq!(packets(40, 1500), [full]);
-    assert_eq!(packets(41, 1500), [full, 88 + 34]);
-    assert_eq!(packets(41, 1500 - 1 - (1500 - 28 - full as u16)), [full - 34, 88 + 2 * 34]);
-    assert_eq!(packets(100, 1500), [full, full, 88 + 20 * 34]);
+    let full = 88 + 39 * 35;
+    assert_eq!(packets(39, 1500), [full]);
+    assert_eq!(packets(40, 1500), [full, 88 + 35]);
+    assert_eq!(packets(40, 1500 - 1 - (1500 - 28 - full as u16)), [full - 35, 88 + 2 * 35]);
+    assert_eq!(packets(100, 1500), [full, full, 88 + 22 * 35]);
     assert_eq!(packets(0, 1500), []);
 }
 

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use sluice_envelope::{self as envelope, BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, Opener, Path, PermitEntry, Query,
-    RedirectEntry, Refusal, Sealer, StrayEntry,
+    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Opener, Path,
+    PermitEntry, Query, RedirectEntry, Refusal, Sealer, StrayEntry,
 };
-use sluice_types::{MacAddr, Vni, is_unicast};
+use sluice_types::{IpNet, MacAddr, Vni, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A time in 2023.
@@ -49,6 +49,7 @@ pub fn path(host: &str, revision: u64) -> Path {
         vni: Vni::new(0x00ab_cdef).expect("a VNI"),
         lifetime_ms: 60_000,
         revision,
+        by_network: false,
     }
 }
 
@@ -103,6 +104,20 @@ pub fn one_of_each() -> Vec<Message> {
                 IdentityEntry { destination: v6, identity: u16::MAX },
             ],
         },
+        Message::Reconcile {
+            queries: vec![
+                NetworkQuery { vni: v4.vni, since: 0 },
+                NetworkQuery { vni: v6.vni, since: u64::MAX },
+            ],
+        },
+        Message::Reconciled {
+            answers: vec![
+                NetworkAnswer::Changed { vni: v4.vni, prefix: v4.address.into() },
+                NetworkAnswer::Changed { vni: v4.vni, prefix: "fd00::/8".parse().expect("a prefix") },
+                NetworkAnswer::Current { vni: v4.vni, since: 3, revision: 9, changes: 2 },
+                NetworkAnswer::Unknown { vni: v6.vni, since: 0, revision: 9 },
+            ],
+        },
     ]
 }
 
@@ -132,9 +147,9 @@ fn any_destination() -> impl Strategy<Value = Destination> {
 fn any_path() -> impl Strategy<Value = Answer> {
     const MULTICAST: u64 = 1 << 40;
     let mac = (1_u64..1 << 48).prop_map(|bits| MacAddr::from_u64((bits & !MULTICAST).max(1)));
-    (any_address(), mac, any_vni(), any::<u32>(), any::<u64>()).prop_map(
-        |(host, mac, vni, lifetime_ms, revision)| {
-            Answer::Path(Path { host, mac, vni, lifetime_ms, revision })
+    (any_address(), mac, any_vni(), any::<u32>(), any::<u64>(), any::<bool>()).prop_map(
+        |(host, mac, vni, lifetime_ms, revision, by_network)| {
+            Answer::Path(Path { host, mac, vni, lifetime_ms, revision, by_network })
         },
     )
 }
@@ -154,7 +169,19 @@ fn any_answers(unchanged: bool) -> impl Strategy<Value = Vec<AnswerEntry>> {
     prop::collection::vec(one, 1..200)
 }
 
+fn any_network_answer() -> impl Strategy<Value = NetworkAnswer> {
+    let changed = (any_vni(), any_address(), 0..=32_u8).prop_map(|(vni, address, length)| {
+        NetworkAnswer::Changed { vni, prefix: IpNet::new(address, length).expect("a length").trunc() }
+    });
+    let current = (any_vni(), any::<u64>(), any::<u64>(), any::<u16>())
+        .prop_map(|(vni, since, revision, changes)| NetworkAnswer::Current { vni, since, revision, changes });
+    let unknown = (any_vni(), any::<u64>(), any::<u64>())
+        .prop_map(|(vni, since, revision)| NetworkAnswer::Unknown { vni, since, revision });
+    prop_oneof![changed, current, unknown]
+}
+
 pub fn any_message() -> impl Strategy<Value = Message> {
+    let network = (any_vni(), any::<u64>()).prop_map(|(vni, since)| NetworkQuery { vni, since });
     let query =
         (any_destination(), any::<u64>()).prop_map(|(destination, revision)| Query { destination, revision });
     let redirect = (any_destination(), any_address(), any_address())
@@ -175,6 +202,9 @@ pub fn any_message() -> impl Strategy<Value = Message> {
         prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permitted { entries }),
         prop::collection::vec(any_destination(), 1..200).prop_map(|entries| Message::Identify { entries }),
         prop::collection::vec(identity, 1..200).prop_map(|entries| Message::Identity { entries }),
+        prop::collection::vec(network, 1..200).prop_map(|queries| Message::Reconcile { queries }),
+        prop::collection::vec(any_network_answer(), 1..200)
+            .prop_map(|answers| Message::Reconciled { answers }),
     ]
 }
 
@@ -212,6 +242,12 @@ pub fn join(first: Message, second: Message) -> Message {
         }
         (Message::Identity { entries: a }, Message::Identity { entries: b }) => {
             Message::Identity { entries: both(a, b) }
+        }
+        (Message::Reconcile { queries: a }, Message::Reconcile { queries: b }) => {
+            Message::Reconcile { queries: both(a, b) }
+        }
+        (Message::Reconciled { answers: a }, Message::Reconciled { answers: b }) => {
+            Message::Reconciled { answers: both(a, b) }
         }
         kinds => panic!("the packets carry different kinds of messages: {kinds:?}"),
     }

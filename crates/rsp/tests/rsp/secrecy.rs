@@ -3,7 +3,8 @@
 use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
 use sluice_envelope::{HEADER_BYTES, KeyRing};
 use sluice_rsp::{
-    Answer, AnswerEntry, IdentityEntry, Message, PermitEntry, Query, RedirectEntry, StrayEntry,
+    Answer, AnswerEntry, IdentityEntry, Message, NetworkAnswer, NetworkQuery, PermitEntry, Query,
+    RedirectEntry, StrayEntry,
 };
 use std::collections::BTreeSet;
 
@@ -40,6 +41,14 @@ fn messages() -> Vec<Message> {
         Message::Identify { entries: both.to_vec() },
         Message::Identity {
             entries: both.map(|destination| IdentityEntry { destination, identity: 0x5aa5 }).to_vec(),
+        },
+        Message::Reconcile { queries: vec![NetworkQuery { vni: both[0].vni, since: 0x1122_3344_5566 }] },
+        Message::Reconciled {
+            answers: both
+                .map(|to| NetworkAnswer::Changed { vni: to.vni, prefix: to.address.into() })
+                .into_iter()
+                .chain([NetworkAnswer::Unknown { vni: both[0].vni, since: 1, revision: 0x1122_3344_5566 }])
+                .collect(),
         },
     ]
 }

@@ -38,6 +38,7 @@ fn message() -> Message {
         vni: Vni::new(4660).unwrap(),
         lifetime_ms: 60_000,
         revision: 42,
+        by_network: true,
     };
     Message::Notify {
         answers: vec![
@@ -59,7 +60,7 @@ fn keys() -> KeyRing {
 fn example_packet_is_sealed_and_opened_by_the_code() {
     let boot = BootId::from_bytes(std::array::from_fn(|i| 0xa0 + i as u8));
     let mut sealer = Sealer::new(NodeId::from(GatewayId::new(3)), boot);
-    let packet = block("The packet, 151 bytes:");
+    let packet = block("The packet, 152 bytes:");
     assert_eq!(sealer.seal(&keys(), SENT_MS, TO, 1500, &message()), Ok(vec![packet.clone()]));
 
     let mut opener = Opener::new(Limits::default(), SENT_MS);
@@ -102,6 +103,8 @@ fn numbers_in_the_text_are_those_of_the_code() {
         format!("has windows ({} unless configured)", limits.senders_max),
         format!("confirmed more than {} ms ago, every {} ms", cache.confirm_after_ms, cache.round_ms),
         format!("most {} each {} ms", cache.queries_per_round_max, cache.round_ms),
+        format!("at least every {} s", cache.confirm_covered_ms / 1000),
+        format!("has said *current* for {} ms", cache.network_silence_ms),
         format!("not used for {} s; and when it has {},", cache.idle_ms / 1000, cache.entries_max),
     ] {
         assert!(text().contains(&sentence), "api/rsp.md does not contain: {sentence}");
@@ -111,7 +114,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
 #[test]
 fn number_of_entries_per_packet_is_the_one_in_the_text() {
     let fits = |bytes: usize| (1500 - 28 - HEADER_BYTES - BODY_HEADER_BYTES - TAG_BYTES) / bytes;
-    let (path, query) = (|a: usize, h: usize| 26 + a + h, |a: usize| 13 + a);
+    let (path, query) = (|a: usize, h: usize| 27 + a + h, |a: usize| 13 + a);
     let sentence = format!(
         "up to {} paths of IPv4 or {} of IPv6, or {} or {} queries",
         fits(path(4, 4)),

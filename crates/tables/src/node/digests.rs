@@ -206,6 +206,7 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`]; [`Error::Full`] if a VRF lost its routes.
     pub fn remove_damage(&mut self) -> Result<(), Error> {
+        self.note_all_changes();
         let mut unknown = Vec::new();
         self.exact.visit_visible(self.pool.memory(), |key, entry| {
             let is_known = match key {

@@ -68,6 +68,9 @@ impl NodeTables {
         if old == Some(entry) {
             return Ok(false);
         }
+        if old.is_some() {
+            self.note_change(vni, address);
+        }
         if old.is_none_or(|old| old.next != cell) {
             self.vteps.get_mut(&host).expect("found above").endpoints += 1;
             self.add_sender_endpoint(vni.get(), cell);
@@ -111,6 +114,7 @@ impl NodeTables {
         if kind_of(self.memory(), known.next) != layout::NEXT_HOP_VTEP {
             return Ok(false);
         }
+        self.note_change(vni, address);
         self.exact.take(&mut self.pool, key)?;
         self.release_sender(vni.get(), known.next);
         self.release_vtep(known.next);

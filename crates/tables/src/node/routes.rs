@@ -56,6 +56,9 @@ impl NodeTables {
                 self.routes += 1;
             }
         }
+        if old != Some(leaf) {
+            self.note_change(route.vni, route.prefix);
+        }
         Ok(old != Some(leaf))
     }
 
@@ -147,6 +150,9 @@ impl NodeTables {
         let merged = lpm::merge(&mut self.pool, root_of(cell, family), entries).ok()?;
         set_route_count(self.memory(), cell, family, merged.routes);
         self.routes += u64::from(merged.routes - count);
+        if merged.changed > 0 {
+            self.note_changes(first.vni);
+        }
         if !before.is_empty() {
             let kept: HashSet<u32> = self.next_hop_cells(cell).into_iter().collect();
             self.retire_next_hop_cells(before.into_iter().filter(|hop| !kept.contains(hop)));
@@ -160,10 +166,11 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
         let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
-        let (family, prefix) = Prefix::from_net(prefix);
+        let (family, key) = Prefix::from_net(prefix);
         let count = self.memory().load32(cell, count_offset(family));
-        let old = lpm::remove(&mut self.pool, root_of(cell, family), count, prefix)?;
+        let old = lpm::remove(&mut self.pool, root_of(cell, family), count, key)?;
         if let Some(leaf) = old {
+            self.note_change(vni, prefix);
             set_route_count(self.memory(), cell, family, count - 1);
             self.routes -= 1;
             self.retire_next_hop(leaf);

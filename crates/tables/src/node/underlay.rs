@@ -94,6 +94,7 @@ impl NodeTables {
             Some(hop) => {
                 let changes = self.memory().load32(hop.cell, 0) != first_word(&new);
                 if changes {
+                    self.note_all_changes();
                     // Packets of senders are packets of hosts.
                     if role == Role::Gateway {
                         self.leave_senders_of(hop.cell)?;
@@ -148,6 +149,10 @@ impl NodeTables {
         let cell = hop.cell;
         self.leave_out_of_nat_ring(cell);
         self.leave_senders_of(cell)?;
+        if self.role(address) == Some(Role::ForeignHost) {
+            // A path to any other host needs a permit.
+            self.note_all_changes();
+        }
         // The node comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, underlay_key(address))?;
         let hop = self.vteps.get_mut(&address).expect("found above");

@@ -183,6 +183,7 @@ impl NodeTables {
             return Err(error);
         }
         self.vrfs.insert(vrf.vni.get(), run);
+        self.note_changes(vrf.vni);
         self.point_ports(vrf.vni, run);
         if let Some(old) = old {
             self.pool.retire(old, 1);
@@ -226,6 +227,7 @@ impl NodeTables {
         // them.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
+        self.note_changes(vni);
         self.point_ports(vni, 0);
         if let Some(reset) = &mut self.counter_reset {
             reset.forget_vni(vni);

@@ -2,6 +2,7 @@
 //! the cache after each step.
 
 use super::*;
+use crate::message::NetworkAnswer;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -61,11 +62,159 @@ fn apply(table: &mut BTreeMap<Destination, Path>, out: &[Output], may_remove_unk
                 assert!(!queries.is_empty());
                 sent += queries.len();
             }
+            Output::Send { message: Message::Reconcile { queries }, .. } => assert!(!queries.is_empty()),
             Output::Send { message, .. } => panic!("the cache sends only requests: {message:?}"),
             Output::Wake { .. } => {}
         }
     }
     sent
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// An instance comes to a host, moves, or ends.
+    Change { number: u32, host: Option<u8> },
+    /// A gateway learns of all changes.
+    Learn(usize),
+    /// A gateway knows no earlier changes any more.
+    Forget,
+    /// A gateway notifies the host of a path.
+    Notify { gateway: usize, number: u32 },
+    /// 50 ms pass; queries are answered, or their answers are lost.
+    Tick { answers: bool },
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (0u32..6, prop::option::weighted(0.8, 0u8..4)).prop_map(|(number, host)| Event::Change { number, host }),
+        3 => (0usize..2).prop_map(Event::Learn),
+        1 => Just(Event::Forget),
+        3 => (0usize..2, 0u32..6).prop_map(|(gateway, number)| Event::Notify { gateway, number }),
+        8 => prop::bool::weighted(0.8).prop_map(|answers| Event::Tick { answers }),
+    ]
+}
+
+/// A host, two gateways, and what happened to instances.
+struct World {
+    cache: Cache,
+    table: BTreeMap<Destination, Path>,
+    /// Each change has its own revision, from 11 on.
+    history: Vec<(u32, Option<u8>)>,
+    /// Revisions of the gateways.
+    gateways: [u64; 2],
+    /// Changes up to this revision are not known.
+    known_since: u64,
+    now_ms: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut cache = Cache::new(Config { idle_ms: u64::MAX, ..Config::default() }, 0);
+        cache.handle(0, Input::Gateways { vni: vni(7), addresses: &GATEWAYS });
+        let table = BTreeMap::new();
+        Self { cache, table, history: Vec::new(), gateways: [10; 2], known_since: 10, now_ms: 0 }
+    }
+
+    fn revision(&self) -> u64 {
+        10 + self.history.len() as u64
+    }
+
+    /// The changes after a revision, up to another one.
+    fn changes(&self, since: u64, revision: u64) -> &[(u32, Option<u8>)] {
+        &self.history[(since - 10) as usize..(revision - 10) as usize]
+    }
+
+    /// The path to an instance at a revision.
+    fn at(&self, number: u32, revision: u64) -> Option<Path> {
+        let host = self.changes(10, revision).iter().rev().find(|(of, _)| *of == number)?.1?;
+        Some(Path { by_network: true, ..path(host, revision) })
+    }
+
+    fn handle(&mut self, input: Input<'_>) -> Vec<Output> {
+        let out = self.cache.handle(self.now_ms, input);
+        apply(&mut self.table, &out, false);
+        self.cache.table.check();
+        out
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), TestCaseError> {
+        match event {
+            Event::Change { number, host } => self.history.push((number, host)),
+            Event::Learn(gateway) => self.gateways[gateway] = self.revision(),
+            Event::Forget => self.known_since = self.revision(),
+            Event::Notify { gateway, number } => {
+                if let Some(path) = self.at(number, self.gateways[gateway]) {
+                    self.handle(Input::Message(&notify(to(number), Answer::Path(path))));
+                }
+            }
+            Event::Tick { answers } => {
+                self.now_ms += 50;
+                let mut waiting = self.handle(Input::Tick);
+                // Answers lead to further questions, but not for ever.
+                for _ in 0..8 {
+                    let sent = std::mem::take(&mut waiting);
+                    let sent = sent.iter().filter(|_| answers);
+                    let received: Vec<_> = sent.filter_map(|output| self.answer(output)).collect();
+                    for message in received {
+                        waiting.extend(self.handle(Input::Message(&message)));
+                    }
+                }
+                prop_assert!(
+                    !waiting.iter().any(|it| matches!(it, Output::Send { .. })),
+                    "questions without end"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&self, output: &Output) -> Option<Message> {
+        let Output::Send { to: gateway, message } = output else { return None };
+        let revision = self.gateways[GATEWAYS.iter().position(|it| it == gateway)?];
+        match message {
+            Message::Request { id, queries } => {
+                let answer = |query: &Query| {
+                    let number = (0..6).find(|number| to(*number) == query.destination)?;
+                    Some(query.answer(self.at(number, revision).as_ref(), revision))
+                };
+                Some(Message::Reply { id: *id, answers: queries.iter().filter_map(answer).collect() })
+            }
+            Message::Reconcile { queries } => {
+                let answers = queries.iter().flat_map(|query| self.answer_network(query, revision));
+                Some(Message::Reconciled { answers: answers.collect() })
+            }
+            _ => None,
+        }
+    }
+
+    fn answer_network(
+        &self,
+        &NetworkQuery { vni, since }: &NetworkQuery,
+        revision: u64,
+    ) -> Vec<NetworkAnswer> {
+        if since > revision {
+            return Vec::new();
+        }
+        if since < self.known_since {
+            return vec![NetworkAnswer::Unknown { vni, since, revision }];
+        }
+        let changes = self.changes(since, revision);
+        let changed = changes
+            .iter()
+            .map(|(number, _)| NetworkAnswer::Changed { vni, prefix: to(*number).address.into() });
+        let current = NetworkAnswer::Current { vni, since, revision, changes: changes.len() as u16 };
+        changed.chain([current]).collect()
+    }
+
+    /// Each path leads to where its instance is.
+    fn check(&self) -> Result<(), TestCaseError> {
+        for (destination, known) in &self.table {
+            let number = (0..6).find(|number| to(*number) == *destination).unwrap();
+            let right = self.at(number, self.revision());
+            prop_assert_eq!(right.map(|path| next_hop(&path)), Some(next_hop(known)), "{}", number);
+        }
+        Ok(())
+    }
 }
 
 proptest! {
@@ -124,6 +273,23 @@ proptest! {
             prop_assert!(sent as u64 * 50 <= rate * (now_ms + 50));
             prop_assert_eq!(cache.stats().requested, sent as u64);
         }
+    }
+
+    /// Two gateways learn of changes one after the other, and their answers may be lost. When both know all and answer, each path is
+    /// soon the gateways' own, although most are not queried one by one.
+    #[test]
+    fn cache_follows_what_gateways_tell_by_network(steps in prop::collection::vec(any_event(), 1..200)) {
+        let mut world = World::new();
+        for event in steps {
+            world.step(event)?;
+        }
+        world.gateways = [world.revision(); 2];
+        let begun_ms = world.now_ms;
+        // Longer than the longest interval between two queries, and shorter than that between two confirmations of a covered path.
+        while world.now_ms < begun_ms + 2_500 {
+            world.step(Event::Tick { answers: true })?;
+        }
+        world.check()?;
     }
 
     /// If the gateways answer, each path is the gateways' own within two rounds of queries, whatever the

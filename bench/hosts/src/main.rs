@@ -1,0 +1,71 @@
+//! The command of `make bench-hosts`: what hosts learn, and what that costs.
+#![forbid(unsafe_code)]
+
+mod gateway;
+mod load;
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+use clap::Parser;
+use load::Load;
+use simulation::{Outcome, Reconciled, Settings};
+use sluice_bench_report::{Better, Measure, Run, shell::Failure};
+
+/// Measure what hosts learn
+#[derive(Parser)]
+struct Args {
+    /// Simulated seconds that are measured, after the first minute
+    #[arg(long, default_value_t = SECONDS)]
+    seconds: u64,
+    /// VMs of the VPC
+    #[arg(long, default_value_t = VMS)]
+    vms: u32,
+    /// Print the results without recording them
+    #[arg(long)]
+    dry_run: bool,
+}
+
+const SECONDS: u64 = 600;
+const VMS: u32 = 1_500_000;
+/// The traffic of a host of which RSP has a share.
+const TRAFFIC_BPS: f64 = 1e9;
+const PEER: &str = "one by one";
+
+/// Explanation of the measurements for readers of the results.
+const METHOD: &str = "\
+`fc_entries_*`, `rsp_*`: computed, by the real cache and the real packets of RSP, with simulated time. A host of a VPC of 1.5 million VMs
+has 30 of them. They begin to send to 60 destinations a second, or to 120 for 20 s of each two minutes, for 10 s on average
+(exponential). Each destination is one of the VMs by Zipf's law with exponent 1, so the most popular one has 7% of all. A gateway notifies the
+host of each within a second; a path ends after 30 s without use. In the VPC, 1,200 instances come, move or end in a second, of which 600
+are told (those that come are not). `fc_entries_mean`, `fc_entries_peak`: paths of the host, in ten minutes after the first one.
+`rsp_questions_per_s`: networks and paths that it asks about.
+`wrong_paths_pct`: of its paths, on average, those that lead to a host which the instance has left. `rsp_share_pct`: all RSP of the host, both directions, IP packets with
+permits, of 1 Gbit/s. `one by one`: the same host, if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.";
+
+fn main() -> Result<(), Failure> {
+    let args = Args::parse();
+    let run = Run::begin("hosts")?;
+    let settings = Settings { seconds: args.seconds, load: Load { vms: args.vms, ..Load::default() } };
+    let ours = simulation::run(&settings, Reconciled::ByNetwork)?;
+    let theirs = simulation::run(&settings, Reconciled::OneByOne)?;
+    let measures = measures(&ours, &theirs);
+    let how = format!("{} simulated seconds", args.seconds);
+    let text = run.section("Hosts", &how, METHOD, &measures, &[])?;
+    let is_whole = args.seconds >= SECONDS && args.vms == VMS;
+    run.finish(&measures, &text, is_whole && !args.dry_run)?;
+    Ok(())
+}
+
+fn measures(ours: &Outcome, theirs: &Outcome) -> Vec<Measure> {
+    let beside = |name: &str, unit, of: fn(&Outcome) -> f64| {
+        Measure::computed_beside(name, unit, Better::Less, of(ours), (PEER, of(theirs)))
+    };
+    vec![
+        Measure::computed("fc_entries_mean", "paths", ours.entries_mean),
+        Measure::computed("fc_entries_peak", "paths", ours.entries_peak),
+        beside("rsp_questions_per_s", "1/s", |it| it.questions_per_s),
+        beside("wrong_paths_pct", "%", |it| it.wrong_share * 100.0),
+        beside("rsp_share_pct", "%", |it| it.bytes_per_s * 8.0 / TRAFFIC_BPS * 100.0),
+    ]
+}
