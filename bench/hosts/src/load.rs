@@ -47,7 +47,7 @@ pub struct Load {
     pub lasts_s: f64,
     /// Instances of the VPC that move or end in a second.
     pub changes_per_s: u32,
-    /// Those that come, which nobody is told of.
+    /// Those that come, of which no host is told.
     pub births_per_s: u32,
 }
 

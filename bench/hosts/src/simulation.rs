@@ -80,7 +80,7 @@ impl Host {
         })
     }
 
-    /// Handles an input, and what follows from it until nobody sends any more.
+    /// Handles an input, and what follows from it, until all messages are answered.
     fn handle(&mut self, now_ms: u64, input: Input<'_>) -> Result<(), Failure> {
         let mut outputs = self.cache.handle(now_ms, input);
         while let Some(output) = outputs.pop() {
@@ -148,7 +148,7 @@ impl Host {
                 });
                 (Destination { vni, address }, uses)
             })
-            // What nobody sends to keeps its number.
+            // A destination without traffic keeps its number.
             .filter(|(_, uses)| *uses != 0)
             .collect();
         self.handle(now_ms, Input::Hits(&hits))

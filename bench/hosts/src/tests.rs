@@ -5,7 +5,7 @@ fn small() -> Settings {
     Settings { seconds: 30, load }
 }
 
-/// Catches a simulation whose host does not follow changes, and one whose changes concern nobody.
+/// Catches a simulation whose host does not follow changes, and one whose changes concern no path.
 #[test]
 fn paths_follow_instances_and_questions_do_not_depend_on_paths() {
     let ours = simulation::run(&small(), Reconciled::ByNetwork).unwrap();

@@ -685,7 +685,7 @@ struct node_config {
 	__u8 vtep6[16];
 	__u8 router_mac[8];  /* the overlay's router, in the first 6 bytes */
 	__u32 vxlan_ifindex; /* vSwitch: its VXLAN device */
-	__u32 open_step;     /* only for the writer: 1 while it may have written what belongs to no recorded revision */
+	__u32 open_step; /* only for the writer: 1 while it may have written what belongs to no recorded revision */
 	/*
 	 * vSwitch: random, never 0 once the agent has started, and kept as long as the tables: which vIP a flow
 	 * is sent to depends on it (tunnel.h), so that no tenant can choose flows that all load one gateway.

@@ -128,21 +128,8 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
                 bodies.push(&mut entry);
             }
         }
-        Message::Reconcile { queries } => {
-            bodies.kind = RECONCILE;
-            for NetworkQuery { vni, since } in queries {
-                write_network(&mut entry, 0, *vni);
-                entry.extend(since.to_be_bytes());
-                bodies.push(&mut entry);
-            }
-        }
-        Message::Reconciled { answers } => {
-            bodies.kind = RECONCILED;
-            for answer in answers {
-                write_network_answer(&mut entry, answer)?;
-                bodies.push(&mut entry);
-            }
-        }
+        Message::Reconcile { queries } => bodies.push_queries(queries),
+        Message::Reconciled { answers } => bodies.push_network_answers(answers)?,
     }
     Ok(bodies.done)
 }
@@ -156,6 +143,26 @@ struct Bodies {
 }
 
 impl Bodies {
+    fn push_queries(&mut self, queries: &[NetworkQuery]) {
+        self.kind = RECONCILE;
+        for NetworkQuery { vni, since } in queries {
+            let mut entry = Vec::new();
+            write_network(&mut entry, 0, *vni);
+            entry.extend(since.to_be_bytes());
+            self.push(&mut entry);
+        }
+    }
+
+    fn push_network_answers(&mut self, answers: &[NetworkAnswer]) -> Result<(), BodyError> {
+        self.kind = RECONCILED;
+        for answer in answers {
+            let mut entry = Vec::new();
+            write_network_answer(&mut entry, answer)?;
+            self.push(&mut entry);
+        }
+        Ok(())
+    }
+
     /// Sets the length byte of an entry and appends the entry to the last body, or to a new one if it does
     /// not fit.
     fn push(&mut self, entry: &mut Vec<u8>) {

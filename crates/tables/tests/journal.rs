@@ -150,7 +150,7 @@ impl World {
         let seen = |(vni, address)| match reader.locate(vni, address) {
             Location::Found(location) => Some((location, self.tables.role(location.host))),
             Location::NotFound => None,
-            Location::Busy => panic!("nobody writes"),
+            Location::Busy => panic!("the tables are at rest"),
         };
         places().map(seen).collect()
     }
@@ -252,7 +252,7 @@ proptest! {
         }
         world.complete();
         world.check()?;
-        // Nothing changes, and instances come: that is told to nobody.
+        // Instances come, and nothing else changes: no host is told of it.
         let since = world.revision;
         let free: Vec<_> = places().filter(|(vni, address)| world.tables.endpoint(*vni, *address).is_none()).collect();
         for (vni, address) in free {

@@ -52,6 +52,29 @@ fn by_reason(counts: &[(&'static str, u64)]) -> Family<ReasonLabel, Counter> {
     family
 }
 
+/// Counters of what is asked by network.
+fn of_networks(cache: &Stats) -> [(&'static str, &'static str, u64); 5] {
+    [
+        (
+            "networks_requested",
+            "Questions to gateways which paths of a network have changed",
+            cache.networks_requested,
+        ),
+        ("networks_reconciled", "Answers to them with all changes", cache.networks_reconciled),
+        ("path_changes", "Changes of paths in these answers", cache.changes),
+        (
+            "networks_unknown",
+            "Answers to them that the gateway does not know the changes",
+            cache.networks_unknown,
+        ),
+        (
+            "networks_silent",
+            "Networks whose paths were requested one by one because no gateway said what has changed",
+            cache.networks_silent,
+        ),
+    ]
+}
+
 impl MetricSource for PathMetrics {
     fn register(&self, registry: &mut Registry) {
         let PathStats { cache, counts, fill, refused, senders, permits_refused, events } =
@@ -73,23 +96,6 @@ impl MetricSource for PathMetrics {
                 "Destinations whose path requests stayed unanswered",
                 cache.unanswered,
             ),
-            (
-                "networks_requested",
-                "Questions to gateways which paths of a network have changed",
-                cache.networks_requested,
-            ),
-            ("networks_reconciled", "Answers to them with all changes", cache.networks_reconciled),
-            ("path_changes", "Changes of paths in these answers", cache.changes),
-            (
-                "networks_unknown",
-                "Answers to them that the gateway does not know the changes",
-                cache.networks_unknown,
-            ),
-            (
-                "networks_silent",
-                "Networks whose paths were requested one by one because no gateway said what has changed",
-                cache.networks_silent,
-            ),
             ("path_rounds_full", "Rounds in which not all due paths could be requested", cache.rounds_full),
             ("paths_refused", "Changes of direct paths that the tables refused", refused),
             (
@@ -107,7 +113,7 @@ impl MetricSource for PathMetrics {
                 refused,
             ),
         ];
-        for (name, help, value) in counters.into_iter().chain(of_events) {
+        for (name, help, value) in counters.into_iter().chain(of_networks(&cache)).chain(of_events) {
             registry.register(name, help, counter(value));
         }
         let removed = by_reason(&[
