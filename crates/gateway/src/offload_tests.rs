@@ -74,7 +74,11 @@ fn path(number: u32, address: &str, host: &str) -> Path {
     Path { host, mac, vni: vni(number), lifetime_ms: LIFETIME_MS, revision: REVISION, by_network: false }
 }
 
-/// A path within a network is one whose changes are told by network.
+/// A path within a network, whose changes are told by network.
+fn own(path: Path) -> Path {
+    Path { by_network: true, ..path }
+}
+
 fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
     let destination = Destination { vni: vni(number), address: ip(address) };
     let path = Path { by_network: path.vni == destination.vni, ..path };
@@ -338,7 +342,7 @@ fn answers_depend_on_the_requesting_host_and_its_revision() {
     assert_eq!(
         reply(&tables, A, &queries),
         [
-            Answer::Path(path(1, "10.1.0.2", B)),
+            Answer::Path(own(path(1, "10.1.0.2", B))),
             Answer::Unchanged { lifetime_ms, revision: REVISION },
             absent,
             Answer::Path(path(2, "10.2.0.2", B)),
@@ -348,10 +352,10 @@ fn answers_depend_on_the_requesting_host_and_its_revision() {
     // A host on an IPv6 underlay can reach only one of these destinations directly.
     let [a, b, c, d, e] = reply(&tables, D, &queries).try_into().unwrap();
     assert_eq!((a, b, d, e), (absent, absent, absent, absent));
-    assert_eq!(c, Answer::Path(path(1, "10.1.0.3", C)));
+    assert_eq!(c, Answer::Path(own(path(1, "10.1.0.3", C))));
     // After a change of the tables an unchanged path is sent with the new revision.
     tables.set_applied_revision(REVISION + 1);
-    let newer = Path { revision: REVISION + 1, ..path(1, "10.1.0.2", B) };
+    let newer = Path { revision: REVISION + 1, ..own(path(1, "10.1.0.2", B)) };
     assert_eq!(reply(&tables, A, &[query(1, "10.1.0.2", REVISION)]), [Answer::Path(newer)]);
     tables.set_applied_revision(0);
     assert_eq!(reply(&tables, A, &queries), []);
