@@ -268,8 +268,8 @@ impl<R: Role> Applier<R> {
         if let Some(verification) = &mut self.verification {
             verification.note(&update);
         }
-        // Keys and plans belong to no step. They are not part of the tables.
         self.entries += update.entry_count() as u64;
+        // Keys and plans belong to no step. They are not part of the tables.
         self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
         if self.is_in_step() {
             self.tables.begin_step();

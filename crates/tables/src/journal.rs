@@ -48,7 +48,7 @@ struct Log {
     recorded: u64,
     /// Revision and network of each change, the oldest first.
     order: VecDeque<(u64, Vni)>,
-    /// Of each network, in the same order. There is none without changes.
+    /// The changes of each network, in the same order. A network without changes has no entry.
     networks: HashMap<Vni, VecDeque<(u64, IpNet)>>,
     /// Number of the last changes of `order` whose revision is not recorded yet.
     pending: usize,
