@@ -9,6 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, gauge};
 
+use sluice_tables::CHANGES_MAX;
+
 use crate::identities::Asked;
 
 /// What became of a flow event.
@@ -67,6 +69,7 @@ pub struct OffloadStats {
     lost: AtomicU64,
     refused: AtomicU64,
     permits: AtomicU64,
+    changes: AtomicU64,
     identity_queries: [AtomicU64; IDENTITY_OUTCOMES.len()],
     identity_records: AtomicU64,
 }
@@ -115,6 +118,11 @@ impl OffloadStats {
         self.permits.store(permits as u64, Ordering::Relaxed);
     }
 
+    /// Sets the number of changes of paths that are remembered.
+    pub fn set_changes(&self, changes: usize) {
+        self.changes.store(changes as u64, Ordering::Relaxed);
+    }
+
     /// Counts a question for an identity.
     pub fn note_identity_query(&self, asked: Asked) {
         let outcome = match asked {
@@ -157,6 +165,9 @@ impl MetricSource for OffloadStats {
         }
         let help = "Permits for hosts to send to each other that are remembered";
         gauge(registry, "rsp_permits", help, self.permits.load(Ordering::Relaxed));
+        let help = "Changes of paths that are remembered for hosts that ask";
+        gauge(registry, "path_changes_remembered", help, self.changes.load(Ordering::Relaxed));
+        gauge(registry, "path_changes_remembered_limit", "Most of them", CHANGES_MAX as u64);
         let help = "Destinations whose identity was asked for within the last seconds";
         gauge(registry, "identity_records", help, self.identity_records.load(Ordering::Relaxed));
         let queries = Family::<OutcomeLabel, Counter>::default();

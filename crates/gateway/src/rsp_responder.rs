@@ -162,6 +162,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
     /// Says which paths of networks have changed.
     fn reconcile(&mut self, from: SocketAddr, queries: &[NetworkQuery]) {
         let cluster = self.cluster();
+        self.stats.set_changes(self.journal.len());
         for chunk in queries.chunks(LOOKUPS_MAX) {
             let answers =
                 |reader: &Reader| reconcile::answers(reader, &self.journal, from.ip(), chunk, &self.stats);
