@@ -19,6 +19,9 @@ pub struct Params {
     pub startup_us: u64,
     /// Each candidate for a vIP waits longer than the previous one by this time.
     pub candidate_step_us: u64,
+    /// A gateway that translates but lacks copies of sessions takes a vIP this much later. It would end the sessions if the other gateways
+    /// are alive after all, because it does not know which of its ports they use.
+    pub lacking_copies_us: u64,
     /// Time for which a gateway keeps a vIP whose new owner it does not receive hellos from.
     pub handover_us: u64,
     /// Time for which a gateway that no peer answers waits for an answer of the controller or a witness
@@ -67,6 +70,7 @@ impl Default for Params {
             forgive_us: 10_000_000,
             startup_us: 12_000,
             candidate_step_us: 2_000,
+            lacking_copies_us: 100_000,
             handover_us: 20_000,
             contact_us: 4_000,
             repeat_us: 20_000,

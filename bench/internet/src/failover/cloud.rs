@@ -185,4 +185,13 @@ impl Side for Cloud {
         }
         self.ready().await
     }
+    fn keep_logs(&self, kill: usize) -> Result<(), Failure> {
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../out/internet-logs/kill-{kill}"));
+        std::fs::create_dir_all(&kept)?;
+        for gateway in &self.lab.state().topology.gateways {
+            std::fs::copy(self.lab.paths().log(&gateway.name), kept.join(format!("{}.log", gateway.name)))?;
+        }
+        eprintln!("bench-internet: the logs of the gateways are in {}", kept.display());
+        Ok(())
+    }
 }

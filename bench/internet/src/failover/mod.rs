@@ -66,6 +66,10 @@ trait Side {
     async fn kill(&mut self) -> Result<Instant, Failure>;
     /// Starts it again without any session, and waits until it has copies of all.
     async fn bring_back(&mut self) -> Result<(), Failure>;
+    /// Keeps what explains why the kill of this number lost something. Only Sluice does.
+    fn keep_logs(&self, _kill: usize) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// What one kill cost.
@@ -106,6 +110,9 @@ async fn kills(side: &mut impl Side, settings: &Settings, kills: usize) -> Resul
         side.ready().await?;
         let kill = one_kill(side, settings, &clients, &mut held).await?;
         eprintln!("bench-internet: kill {number}: {kill:?}");
+        if kill.lost() > 0.0 {
+            side.keep_logs(number)?;
+        }
         all.push(kill);
         side.bring_back().await?;
     }

@@ -127,11 +127,13 @@ impl Gateway {
             return;
         }
         let mut candidates = self.candidates(now_us);
+        let own = self.tables.report();
+        let lacking_us = if own.translates && !own.copies { self.params.lacking_copies_us } else { 0 };
         for vip in orphaned.iter() {
             let rank = order::rank(vip, self.own, &candidates);
             order::pick_first(vip, &mut candidates);
             let (Some(rank), Some(since_us)) = (rank, self.vips[vip.index()].orphaned_us) else { continue };
-            let due_us = since_us + rank as u64 * self.params.candidate_step_us;
+            let due_us = since_us + rank as u64 * self.params.candidate_step_us + lacking_us;
             if now_us >= due_us {
                 self.take_over(now_us, vip);
             } else {

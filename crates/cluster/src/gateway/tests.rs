@@ -42,12 +42,13 @@ impl Fixture {
         let start_us = 1_000 * MS;
         let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us)
             .with_tables(REVISION)
+            .with_copies(true)
             .with_translation(true);
         let mut fixture = Self {
             gateway,
             now_us: start_us,
             seq: 0,
-            peer_tables: TableReport { revision: REVISION, behind: false, copies: false, translates: true },
+            peer_tables: TableReport { revision: REVISION, behind: false, copies: true, translates: true },
             outputs: Vec::new(),
         };
         fixture.input(Input::Timer);
@@ -96,6 +97,17 @@ impl Fixture {
 
     fn claim(&mut self, from: Node, slot: u8, epoch: u64, owner: u64) {
         self.receive(from, Body::Claims(vec![(vip(slot), Claim { epoch, owner: id(owner) })]));
+    }
+
+    /// Lets `millis` milliseconds pass, in which only a witness answers.
+    fn pass_alone(&mut self, millis: u64) {
+        for _ in 0..millis {
+            self.now_us += MS;
+            self.input(Input::Timer);
+            if let Some(token) = self.last_probe() {
+                self.input(Input::Witness { token });
+            }
+        }
     }
 
     /// Lets `millis` milliseconds pass, in which these peers send hellos and reach each other and this
@@ -227,7 +239,7 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
     fixture.pass(10, &[2, 3]);
     assert_eq!(
         fixture.gateway.tables(),
-        TableReport { revision: REVISION, behind: true, copies: false, translates: true }
+        TableReport { revision: REVISION, behind: true, copies: true, translates: true }
     );
     // A peer dies. The other one comes first, whatever the hash says, and does not take the vIP in this test.
     let params = Params::default();
@@ -243,16 +255,10 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
     fixture.hello(3, &[1]);
     assert_eq!(fixture.taken_over(), [1]);
     // All with newer tables are dead: these tables are the best that there are.
-    for _ in 0..300 {
-        fixture.now_us += MS;
-        fixture.input(Input::Timer);
-        if let Some(token) = fixture.last_probe() {
-            fixture.input(Input::Witness { token });
-        }
-    }
+    fixture.pass_alone(300);
     assert_eq!(
         fixture.gateway.tables(),
-        TableReport { revision: REVISION, behind: false, copies: false, translates: true }
+        TableReport { revision: REVISION, behind: false, copies: true, translates: true }
     );
     assert_eq!(fixture.taken_over(), [1, 2]);
 }
@@ -285,6 +291,20 @@ fn gateway_with_copies_comes_first() {
     }
 }
 
+/// Catches a gateway without copies that gives out ports which are in use, because its processor stood still and it believes the others dead.
+#[test]
+fn gateway_without_copies_waits_before_it_replaces_all() {
+    for (complete, silent_ms, expected) in [(true, 50, &[1, 2][..]), (false, 100, &[]), (false, 125, &[1, 2])]
+    {
+        let mut fixture = Fixture::ready();
+        fixture.input(Input::Copies { complete });
+        fixture.pass_alone(silent_ms);
+        assert_eq!(fixture.taken_over(), expected, "{complete} {silent_ms}");
+        fixture.pass(20, &[2, 3]);
+        assert_eq!(fixture.taken_over(), expected, "the others are alive");
+    }
+}
+
 #[test]
 fn contacts_are_mutual_or_cut_off() {
     let mut fixture = Fixture::ready();
@@ -310,6 +330,8 @@ fn gateways_that_cannot_install_sessions_are_not_in_the_ring() {
     let mut fixture = Fixture::ready();
     let ring = |fixture: &Fixture| fixture.gateway.contacts(fixture.now_us).ring;
     assert_eq!(ring(&fixture), [id(2), id(3)]);
+    fixture.peer_tables.copies = false;
+    fixture.hello(2, &[1, 3]);
     let good = fixture.peer_tables;
     let bad = [
         TableReport { revision: 0, ..good },
@@ -575,12 +597,7 @@ fn draining_gateway_takes_nothing_over_and_reports_when_it_is_drained() {
     assert_eq!(fixture.withdrawn(), [0]);
     assert!(fixture.outputs.contains(&Output::Incident(Incident::Drained)));
     // It takes vIPs over only if there is no other gateway.
-    for _ in 0..30 {
-        fixture.pass(1, &[]);
-        if let Some(token) = fixture.last_probe() {
-            fixture.input(Input::Witness { token });
-        }
-    }
+    fixture.pass_alone(30);
     assert_eq!(fixture.gateway.holds(), set(&[0, 1, 2]));
 }
 

@@ -152,6 +152,10 @@ fn bound_us(world: &World) -> u64 {
         }
         // The gateways of the other side fall silent one after the other.
         Class::Split => TAKEOVER_US + steps_us,
+        // A gateway without copies waits longer. The others may know later than it does that an owner is dead.
+        Class::Copies if world.lacked_copies() => {
+            TAKEOVER_US + steps_us + world.scenario.params.lacking_copies_us
+        }
         // Candidates that do not know of a move yet calculate with other loads, and a vIP whose owner has
         // just changed is not taken over for one silence limit.
         _ if world.now_us - world.seen.last_move_us < 3 * TAKEOVER_US => {

@@ -1,5 +1,6 @@
 //! The simulated world: nodes, clocks, links, switches, and the queue of events.
 
+use crate::check::TAKEOVER_US;
 use crate::rng::Rng;
 use crate::scenario::{Class, Fault, LinkQuality, Scenario};
 use sluice_cluster::{
@@ -624,6 +625,14 @@ impl World {
             heirs.retain(|at| self.gateways[*at].copies);
         }
         heirs
+    }
+
+    /// Returns whether a gateway that runs lacked copies of sessions a moment ago.
+    pub fn lacked_copies(&self) -> bool {
+        let since_us = self.now_us.saturating_sub(TAKEOVER_US);
+        self.gateways
+            .iter()
+            .any(|node| node.machine.is_some() && (!node.copies || node.unchanged_us > since_us))
     }
 
     /// Iterates over the vIPs in the plan.
