@@ -40,6 +40,8 @@ const SILENCE: &str = "1000";
 const PROGRAMMED: Duration = Duration::from_secs(10);
 /// 8 Mbit/s, so that a download takes 8 s.
 const SHAPE: &str = "class add dev ix0 parent 1: classid 1:1 htb rate 8mbit";
+/// Seconds after its last packet at which a connection of UDP ends. The default is 300.
+const UDP_S: u64 = 200;
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
 /// Connections that a VM opens without end.
 const FLOWS: &str = "20000";
@@ -54,6 +56,9 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let internet = options.topology.internet.as_mut().ok_or_else(|| Failure::new("no Internet"))?;
     internet.eips.retain(|eip| eip.vm == ELASTIC);
     options.topology.vpcs[0].nat = vec![WEB_ADDRESS.parse()?];
+    for gateway in &mut options.topology.gateways {
+        gateway.nat_timeouts = Some(format!("udp-two-way={UDP_S}"));
+    }
     let lab = Lab::up(options).await?;
     let at = SocketAddr::new(web_address(false), PORT);
     let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
@@ -113,6 +118,11 @@ async fn all_gateways_lead_to_the_owner(lab: &Lab, at: SocketAddr) -> Outcome {
         let is_right =
             |session: &Value| session["outside_address"] == SHOP_ADDRESS && session["direction"] == "egress";
         ensure!(sessions.iter().all(is_right), "{sessions:?}");
+        let udp = sessions.iter().filter(|session| session["protocol"] == "udp");
+        let left: Vec<_> = udp.map(|session| session["expires_in_s"].as_u64().unwrap_or(u64::MAX)).collect();
+        // Half of it would be a stall of a minute and a half.
+        let is_due = |left: &u64| (UDP_S / 2..=UDP_S).contains(left);
+        ensure!(!left.is_empty() && left.iter().all(is_due), "UDP ends in {left:?} s");
         // Within the next round.
         eventually(Duration::from_secs(5), async || {
             let gateway = owner_of(lab, SHOP_ADDRESS).await?;

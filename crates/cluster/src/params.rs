@@ -19,8 +19,8 @@ pub struct Params {
     pub startup_us: u64,
     /// Each candidate for a vIP waits longer than the previous one by this time.
     pub candidate_step_us: u64,
-    /// A gateway that translates but lacks copies of sessions takes a vIP this much later. It would end the sessions if the other gateways
-    /// are alive after all, because it does not know which of its ports they use.
+    /// A gateway that lacks copies of sessions takes a vIP this much later if another one has them, or if it has had none since it began. In the
+    /// second case it would end sessions if the others are alive after all, because it does not know which of its ports they use.
     pub lacking_copies_us: u64,
     /// Time for which a gateway keeps a vIP whose new owner it does not receive hellos from.
     pub handover_us: u64,

@@ -78,6 +78,8 @@ impl TableReport {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnTables {
     report: TableReport,
+    /// This gateway has had copies of all sessions since its agent began.
+    has_had_copies: bool,
     /// A revision that a peer had and this gateway did not have, and since when.
     missing: Option<(u64, u64)>,
 }
@@ -91,6 +93,7 @@ impl OwnTables {
     /// This gateway has copies of all sessions, or not.
     pub fn set_copies(&mut self, complete: bool) {
         self.report.copies = complete;
+        self.has_had_copies |= complete;
     }
 
     /// This gateway has interfaces to the Internet, or not.
@@ -100,6 +103,12 @@ impl OwnTables {
 
     pub fn report(&self) -> TableReport {
         self.report
+    }
+
+    /// Returns whether this gateway has just begun to translate: it does not know the ports that are in use. One that has had all copies
+    /// may lack those of a moment, or of a new NAT gateway.
+    pub fn knows_no_ports(&self) -> bool {
+        self.report.translates && !self.has_had_copies
     }
 
     /// Compares the tables with the newest ones of the peers that are reachable. `behind_us` is the time for which a peer

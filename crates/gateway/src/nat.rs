@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 use sluice_agent::{Error, adoption_error, error_chain};
 use sluice_datapath::Datapath;
 use sluice_tables::Membarrier;
-use sluice_tables::nat::{Nat, NatUsage, default_timeouts};
+use sluice_tables::nat::{Nat, NatUsage};
 use sluice_tables::sessions::{Family, SessionReader, ticks_now};
 
 pub use args::{LoggedEvents, NatArgs};
@@ -85,7 +85,7 @@ impl SharedNat {
     /// If they are of another layout or size, or the kernel refuses to map them.
     pub fn open(datapath: &Datapath, args: &NatArgs, pin_dir: &Path) -> Result<Self, Error> {
         let grace = Membarrier::new().map_err(sluice_tables::Error::from)?;
-        let nat = Nat::open(&datapath.nat()?, args.size(), &default_timeouts(), ticks_now(), grace);
+        let nat = Nat::open(&datapath.nat()?, args.size(), &args.timeouts(), ticks_now(), grace);
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
         let [sessions, sessions64] = args.vpc_sessions();
         nat.limit_vpcs(sessions, sessions64);

@@ -148,6 +148,9 @@ pub struct Gateway {
     /// Sessions of source NAT that its tables have room for, and that one VPC may have; the agent's defaults if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_sessions: Option<u32>,
+    /// When connections of NAT gateways end, as `--nat-timeouts`; the agent's defaults if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_timeouts: Option<String>,
 }
 
 /// A host; its underlay has one family.

@@ -310,6 +310,7 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
         for option in ["nat-sessions", "nat-sessions-per-vpc"] {
             argv.extend(gateway.nat_sessions.map(|sessions| format!("--{option}={sessions}")));
         }
+        argv.extend(gateway.nat_timeouts.as_ref().map(|timeouts| format!("--nat-timeouts={timeouts}")));
         argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {

@@ -47,6 +47,11 @@ impl Controller {
         ids.into_iter().map(|id| Candidate { id, tables: self.tables(id), load: load(id) }).collect()
     }
 
+    /// Returns whether no session ends if a gateway gets a vIP of `owner`, which has not failed, and has the sessions of its NAT gateways.
+    fn keeps_sessions(&self, tables: TableReport, owner: GatewayId) -> bool {
+        tables.copies || !self.tables(owner).translates
+    }
+
     /// Returns whether a gateway is in its hold-down: it failed so recently or so often that it is likely to
     /// fail again.
     fn is_held_down(&self, id: GatewayId, now_us: u64) -> bool {
@@ -80,7 +85,7 @@ impl Controller {
             return;
         }
         let settled = candidates.iter().all(|candidate| self.is_settled(candidate.id, now_us));
-        let fitness = candidates[0].tables.fitness();
+        let tables = candidates[0].tables;
         for vip in self.plan.config.vips.iter() {
             let owner = self.table.get(vip).map(|claim| claim.owner);
             let lost =
@@ -88,7 +93,9 @@ impl Controller {
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
             // A draining gateway still forwards, so its vIPs can wait for a settled gateway whose tables are as good, and that has
             // its sessions.
-            let as_good = owner.is_none_or(|owner| fitness >= self.tables(owner).fitness());
+            let as_good = owner.is_none_or(|owner| {
+                tables.readiness() >= self.tables(owner).readiness() && self.keeps_sessions(tables, owner)
+            });
             let reassign = lost || draining && settled && as_good;
             if !reassign {
                 continue;
@@ -113,16 +120,13 @@ impl Controller {
         if now_us < self.next_return_us {
             return;
         }
-        // An owner keeps the sessions that it has for a gateway with copies, if there is one.
-        let is_heir = |id: &GatewayId| self.is_reachable(*id, now_us) && self.tables(*id).is_heir();
-        let has_heir = self.ids().iter().any(is_heir);
         let next = self.plan.config.vips.iter().find_map(|vip| {
             let preferred = *self.plan.preferred_owners.get(&vip)?;
             let owner = self.table.get(vip)?.owner;
             let as_good = self.tables(preferred).readiness() >= self.tables(owner).readiness();
-            let has_copies = self.tables(preferred).copies || !has_heir;
+            let keeps_sessions = self.keeps_sessions(self.tables(preferred), owner);
             let available = as_good
-                && has_copies
+                && keeps_sessions
                 && self.is_settled(preferred, now_us)
                 && self.is_eligible(preferred, now_us);
             // The hold-down is waived if the present owner is held down as well. Otherwise, on machines with

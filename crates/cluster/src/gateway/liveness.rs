@@ -123,13 +123,18 @@ impl Gateway {
         }
     }
 
-    /// Returns whether this gateway has better tables than a reachable peer: it forwards packets that the peer drops.
+    /// Returns whether this gateway has better tables than a reachable peer: it forwards packets that the peer drops. A peer that is only behind
+    /// has sessions that would end at a gateway without copies.
     pub(super) fn has_better_tables_than(&self, id: GatewayId, now_us: u64) -> bool {
-        let own = self.tables.report().readiness();
+        let own = self.tables.report();
+        let ends_sessions =
+            |of: TableReport| of.readiness() != Readiness::Partial && of.translates && !own.copies;
         self.peer_index(id).is_some_and(|at| {
             let peer = &self.peers[at];
             peer.is_reachable(now_us, &self.params)
-                && peer.tables.is_some_and(|tables| tables.readiness() < own)
+                && peer
+                    .tables
+                    .is_some_and(|tables| tables.readiness() < own.readiness() && !ends_sessions(tables))
         })
     }
 
@@ -206,7 +211,11 @@ impl Gateway {
                 }
                 contacts.has_heir |=
                     peer.health == Health::Ready && peer.tables.is_some_and(TableReport::is_heir);
-            } else if !peer.dead && !peer.is_awaited(now_us, self.silence_since_us, &self.params) {
+            } else if !peer.dead
+                // No session has passed through one that is starting.
+                && !peer.returns
+                && !peer.is_awaited(now_us, self.silence_since_us, &self.params)
+            {
                 contacts.cut_off.push(peer.id);
             }
         }

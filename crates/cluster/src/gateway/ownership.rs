@@ -128,7 +128,9 @@ impl Gateway {
         }
         let mut candidates = self.candidates(now_us);
         let own = self.tables.report();
-        let lacking_us = if own.translates && !own.copies { self.params.lacking_copies_us } else { 0 };
+        let others_have = !own.copies && candidates.iter().any(|candidate| candidate.tables.is_heir());
+        let lacking_us =
+            if others_have || self.tables.knows_no_ports() { self.params.lacking_copies_us } else { 0 };
         for vip in orphaned.iter() {
             let rank = order::rank(vip, self.own, &candidates);
             order::pick_first(vip, &mut candidates);

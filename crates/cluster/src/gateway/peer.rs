@@ -33,6 +33,8 @@ pub(super) struct Peer {
     dead_since_us: u64,
     /// The peer was declared dead after its last message.
     suspected: bool,
+    /// The peer died, and has not been ready since.
+    pub returns: bool,
     /// The false alarm of the last death was counted already, because the controller reported the peer.
     is_counted: bool,
     /// Number of recent false alarms.
@@ -77,6 +79,7 @@ impl Peer {
             dead: false,
             dead_since_us: 0,
             suspected: false,
+            returns: false,
             is_counted: false,
             false_alarms: 0,
             false_alarm_us: 0,
@@ -95,7 +98,7 @@ impl Peer {
     /// Forgets everything received from the peer, except its false alarms.
     pub fn forget(&mut self) {
         self.sender.received_us = None;
-        (self.dead, self.suspected, self.is_counted) = (false, false, false);
+        (self.dead, self.suspected, self.is_counted, self.returns) = (false, false, false, false);
         (self.reported_us, self.contradicted_us) = (None, None);
         self.reachable.clear();
         self.holds = VipSet::EMPTY;
@@ -129,7 +132,7 @@ impl Peer {
     fn record_false_alarm(&mut self, now_us: u64, params: &Params) {
         self.false_alarms = (self.false_alarms + 1).min(params.false_alarms_max);
         self.false_alarm_us = now_us;
-        self.dead = false;
+        (self.dead, self.returns) = (false, false);
     }
 
     /// Handles the controller's report that it reaches this peer. The report is older than what gateways
@@ -160,6 +163,7 @@ impl Peer {
         self.holds = report.holds;
         self.reachable = report.reachable;
         self.health = report.health;
+        self.returns &= report.health != Health::Ready;
         self.tables = Some(report.tables);
         released
     }
@@ -173,7 +177,7 @@ impl Peer {
         }
         self.dead_since_us = now_us;
         self.contradicted_us = None;
-        self.suspected = true;
+        (self.suspected, self.returns) = (true, true);
         self.is_counted = false;
         std::mem::take(&mut self.holds)
     }

@@ -1,5 +1,7 @@
 //! Tests of one gateway, usually number 1 of three, by the messages that it receives.
 
+mod copies;
+
 use super::*;
 use crate::message::Member;
 use crate::order::Candidate;
@@ -261,48 +263,6 @@ fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
         TableReport { revision: REVISION, behind: false, copies: true, translates: true }
     );
     assert_eq!(fixture.taken_over(), [1, 2]);
-}
-
-/// Catches a gateway without copies of sessions that takes a vIP before one with copies, or one that gives its vIP up.
-#[test]
-fn gateway_with_copies_comes_first() {
-    let params = Params::default();
-    for complete in [false, true] {
-        let mut fixture = Fixture::ready();
-        fixture.input(Input::Copies { complete });
-        fixture.peer_tables.copies = !complete;
-        fixture.pass(20, &[2, 3]);
-        assert_eq!((fixture.gateway.holds(), fixture.taken_over()), (set(&[0]), vec![]));
-        let has_heir = fixture.gateway.contacts(fixture.now_us).has_heir;
-        assert_eq!(has_heir, !complete);
-        // Gateway 2 dies. Gateway 3 does not take its vIP in this test.
-        let mut due_us = None;
-        while due_us.is_none() && fixture.taken_over().is_empty() {
-            fixture.now_us += MS / 2;
-            fixture.hello(3, &[1]);
-            due_us = fixture.gateway.vips[1]
-                .takeover_us
-                .filter(|at| *at <= fixture.now_us + params.candidate_step_us);
-        }
-        assert_eq!(fixture.taken_over().is_empty(), !complete, "whatever the hash says");
-        fixture.now_us += params.candidate_step_us;
-        fixture.hello(3, &[1]);
-        assert_eq!(fixture.gateway.holds(), set(&[0, 1]), "nobody else has taken it");
-    }
-}
-
-/// Catches a gateway without copies that gives out ports which are in use, because its processor stood still and it believes the others dead.
-#[test]
-fn gateway_without_copies_waits_before_it_replaces_all() {
-    for (complete, silent_ms, expected) in [(true, 50, &[1, 2][..]), (false, 100, &[]), (false, 125, &[1, 2])]
-    {
-        let mut fixture = Fixture::ready();
-        fixture.input(Input::Copies { complete });
-        fixture.pass_alone(silent_ms);
-        assert_eq!(fixture.taken_over(), expected, "{complete} {silent_ms}");
-        fixture.pass(20, &[2, 3]);
-        assert_eq!(fixture.taken_over(), expected, "the others are alive");
-    }
 }
 
 #[test]

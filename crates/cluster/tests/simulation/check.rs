@@ -294,7 +294,8 @@ fn check_preferred_owners(world: &World, controller: &Controller) -> Result<(), 
     for (vip, preferred) in &controller.plan().preferred_owners {
         let at = preferred.get() as usize - 1;
         let draining = controller.plan().config.member(*preferred).is_some_and(|member| member.draining);
-        let available = best.contains(&at) && !draining;
+        // Its owner has the sessions of a vIP; a gateway without copies of them does not get it.
+        let available = best.contains(&at) && world.has_copies(at) && !draining;
         if available && controller.table().get(*vip).map(|claim| claim.owner) != Some(*preferred) {
             return Err(format!("{vip:?} is not owned by its preferred owner, gateway {at}"));
         }

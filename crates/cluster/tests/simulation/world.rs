@@ -627,6 +627,11 @@ impl World {
         heirs
     }
 
+    /// Returns whether a gateway has copies of all sessions.
+    pub fn has_copies(&self, at: usize) -> bool {
+        self.gateways[at].copies
+    }
+
     /// Returns whether a gateway that runs lacked copies of sessions a moment ago.
     pub fn lacked_copies(&self) -> bool {
         let since_us = self.now_us.saturating_sub(TAKEOVER_US);

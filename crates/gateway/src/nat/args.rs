@@ -6,7 +6,8 @@ use std::num::NonZeroU32;
 use clap::{Args, ValueEnum};
 use sluice_datapath::nat_sizes;
 use sluice_tables::layout::SESSION_SLOTS;
-use sluice_tables::nat::{NatRegions, NatSize};
+use sluice_tables::nat::{NatRegions, NatSize, default_timeouts};
+use sluice_tables::sessions::Timeouts;
 
 /// What the log of source NAT has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -50,6 +51,12 @@ pub struct NatArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 512, value_parser = block_ports)]
     pub nat_block_ports: u32,
 
+    /// Seconds after its last packet at which a connection ends, by protocol and state: tcp-new (240), tcp-established (7440),
+    /// tcp-closing (240), udp-one-way (300), udp-two-way (300), icmp (60), other (300); from 2 to 2592000. The same on all gateways of
+    /// a cluster
+    #[arg(long, value_name = "NAME=SECONDS,...", value_parser = timeouts)]
+    pub nat_timeouts: Option<Timeouts>,
+
     /// What is logged of NAT gateways that this gateway translates for
     #[arg(long, value_name = "EVENTS", value_enum, default_value_t = LoggedEvents::Blocks)]
     pub nat_log: LoggedEvents,
@@ -67,6 +74,10 @@ fn collector(text: &str) -> Result<SocketAddr, String> {
     Ok(collector)
 }
 
+fn timeouts(text: &str) -> Result<Timeouts, String> {
+    default_timeouts().changed(text).map_err(|error| error.to_string())
+}
+
 fn block_ports(text: &str) -> Result<u32, String> {
     let size = text.parse().map(|block_ports| NatSize { addresses: 1, block_ports });
     let size = size.map_err(|error| error.to_string())?;
@@ -77,6 +88,11 @@ impl NatArgs {
     /// For how much the NAT tables have room, besides sessions.
     pub fn size(&self) -> NatSize {
         NatSize { addresses: self.nat_addresses, block_ports: self.nat_block_ports }
+    }
+
+    /// When connections end.
+    pub fn timeouts(&self) -> Timeouts {
+        self.nat_timeouts.unwrap_or_else(default_timeouts)
     }
 
     /// Sessions for which there is room, and those of NAT64.

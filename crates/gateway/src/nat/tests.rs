@@ -5,7 +5,7 @@ use super::*;
 use libbpf_rs::ProgramInput;
 use sluice_agent::NatAddresses;
 use sluice_datapath::{ObjectName, Settings, nat_sizes};
-use sluice_tables::nat::{NatRegions, NatSize};
+use sluice_tables::nat::{NatRegions, NatSize, default_timeouts};
 use sluice_tables::{Immediate, Memory, NatAddress, NatGateway, NodeTables, Sizes, Vip, Vrf};
 use sluice_tables_testing::nat::{self as testing, nat_pool, nat_test};
 use sluice_types::{MacAddr, Vni};

@@ -15,9 +15,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Longer than a table writer takes, which may wait for two grace periods, and so short that the next owner repeats its announcement later:
-/// neighbors and switches that hear from both gateways in this time follow the last one.
-const LINGER_US: u64 = 30_000;
+/// Longer than the next owner waits before its first announcement, and shorter than until the next one, 20 ms later: neighbors and switches that hear
+/// from both gateways in this time follow the last one, and the second announcement corrects them.
+const LINGER_US: u64 = 15_000;
 
 /// Longest time for which an announcement waits for the tables: packets without source NAT need only the announcement.
 const WAIT_US: u64 = 5_000;
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn tables_answer_for_a_vip_for_a_moment_longer() {
         let mut tables = TableVips::new(vips(&[1, 2]));
-        assert_eq!((tables.set(1_000, vips(&[2, 3])), tables.due_us()), (vips(&[1, 2, 3]), Some(31_000)));
+        assert_eq!((tables.set(1_000, vips(&[2, 3])), tables.due_us()), (vips(&[1, 2, 3]), Some(16_000)));
         // A further change does not make it longer.
         assert_eq!(tables.set(11_000, vips(&[3])), vips(&[1, 2, 3]));
-        assert_eq!((tables.expire(30_999), tables.due_us()), (None, Some(31_000)));
-        assert_eq!((tables.expire(31_000), tables.due_us()), (Some(vips(&[2, 3])), Some(41_000)));
+        assert_eq!((tables.expire(15_999), tables.due_us()), (None, Some(16_000)));
+        assert_eq!((tables.expire(16_000), tables.due_us()), (Some(vips(&[2, 3])), Some(26_000)));
         assert_eq!(tables.expire(50_000), Some(vips(&[3])));
         assert_eq!((tables.expire(60_000), tables.due_us()), (None, None));
     }

@@ -65,6 +65,31 @@ impl Timeouts {
         seconds * TICKS
     }
 
+    /// These timeouts, but those of `text` (`NAME=SECONDS,...`, each name once).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the text has another form, an unknown name, or a number out of range.
+    pub fn changed(mut self, text: &str) -> Result<Self, Error> {
+        let mut seen = Vec::new();
+        for part in text.split(',') {
+            let (name, seconds) = part
+                .split_once('=')
+                .and_then(|(name, seconds)| Some((name, seconds.parse().ok()?)))
+                .ok_or_else(|| Error::Invalid(format!("`{part}` is not NAME=SECONDS")))?;
+            if seen.contains(&name) {
+                return Err(Error::Invalid(format!("session timeout {name} is given twice")));
+            }
+            let names = self.named().map(|(name, _)| name).join(", ");
+            let Some((_, timeout)) = self.named().into_iter().find(|(known, _)| *known == name) else {
+                return Err(Error::Invalid(format!("`{name}` is no session timeout: they are {names}")));
+            };
+            *timeout = seconds;
+            seen.push(name);
+        }
+        self.to_layout()?;
+        Ok(self)
+    }
+
     /// Each timeout by its name.
     fn named(&mut self) -> [(&'static str, &mut u32); 7] {
         [
@@ -175,25 +200,7 @@ impl FromStr for Timeouts {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let mut timeouts = Self::default();
-        let mut seen = Vec::new();
-        for part in text.split(',') {
-            let (name, seconds) = part
-                .split_once('=')
-                .and_then(|(name, seconds)| Some((name, seconds.parse().ok()?)))
-                .ok_or_else(|| Error::Invalid(format!("`{part}` is not NAME=SECONDS")))?;
-            if seen.contains(&name) {
-                return Err(Error::Invalid(format!("session timeout {name} is given twice")));
-            }
-            let names = timeouts.named().map(|(name, _)| name).join(", ");
-            let Some((_, timeout)) = timeouts.named().into_iter().find(|(known, _)| *known == name) else {
-                return Err(Error::Invalid(format!("`{name}` is no session timeout: they are {names}")));
-            };
-            *timeout = seconds;
-            seen.push(name);
-        }
-        timeouts.to_layout()?;
-        Ok(timeouts)
+        Self::default().changed(text)
     }
 }
 
