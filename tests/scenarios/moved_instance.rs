@@ -25,7 +25,14 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     let ipv4 = "192.0.2.24".parse().ok();
     let (name, switch) = (NEW.to_owned(), "tor-1".to_owned());
-    options.topology.hosts.push(Host { name, switch, ipv4, ipv6: None, sessions: None });
+    options.topology.hosts.push(Host {
+        name,
+        switch,
+        ipv4,
+        ipv6: None,
+        sessions: None,
+        table_memory_mib: None,
+    });
     let lab = Lab::up(options).await?;
     moves(&lab).await
 }

@@ -3,6 +3,7 @@
 
 mod gateway;
 mod load;
+mod programming;
 mod simulation;
 #[cfg(test)]
 mod tests;
@@ -11,9 +12,10 @@ use clap::Parser;
 use load::Load;
 use simulation::{Outcome, Reconciled, Settings};
 use sluice_bench_report::{Better, Measure, Run, shell::Failure};
+use std::path::PathBuf;
 
 /// Measure what hosts learn
-#[derive(Parser)]
+#[derive(Clone, Parser)]
 struct Args {
     /// Simulated seconds that are measured, after the first minute
     #[arg(long, default_value_t = SECONDS)]
@@ -21,6 +23,15 @@ struct Args {
     /// VMs of the VPC
     #[arg(long, default_value_t = VMS)]
     vms: u32,
+    /// The sluice binary that the labs run
+    #[arg(long, default_value = "target/release/sluice")]
+    binary: PathBuf,
+    /// Instances that are created in each VPC of a lab
+    #[arg(long, default_value_t = ROUNDS)]
+    rounds: usize,
+    /// Instances of the largest VPC of a lab; 0: no labs
+    #[arg(long, default_value_t = LARGEST)]
+    largest: u32,
     /// Print the results without recording them
     #[arg(long)]
     dry_run: bool,
@@ -28,6 +39,8 @@ struct Args {
 
 const SECONDS: u64 = 600;
 const VMS: u32 = 1_500_000;
+const ROUNDS: usize = 20;
+const LARGEST: u32 = programming::SIZES[2].0;
 /// The traffic of a host of which RSP has a share.
 const TRAFFIC_BPS: f64 = 1e9;
 const PEER: &str = "one by one";
@@ -41,7 +54,10 @@ host of each within a second; a path ends after 30 s without use. In the VPC, 1,
 are told (those that come are not). `fc_entries_mean`, `fc_entries_peak`: paths of the host, in ten minutes after the first one.
 `rsp_questions_per_s`: networks and paths that it asks about.
 `wrong_paths_pct`: of its paths, on average, those that lead to a host which the instance has left. `rsp_share_pct`: all RSP of the host, both directions, IP packets with
-permits, of 1 Gbit/s. `one by one`: the same host, if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.";
+permits, of 1 Gbit/s. `one by one`: the same host, if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
+`program_one_ms_*`: a VPC of a lab has so many instances, on hosts without an agent, and another one is created on a host with one: from the call to the
+first answer that its VM gives to a VM on another host, which sends to it every 0.2 ms. The port is attached as soon as the agent knows the instance;
+neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).";
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
@@ -49,10 +65,15 @@ fn main() -> Result<(), Failure> {
     let settings = Settings { seconds: args.seconds, load: Load { vms: args.vms, ..Load::default() } };
     let ours = simulation::run(&settings, Reconciled::ByNetwork)?;
     let theirs = simulation::run(&settings, Reconciled::OneByOne)?;
-    let measures = measures(&ours, &theirs);
-    let how = format!("{} simulated seconds", args.seconds);
+    let mut measures = measures(&ours, &theirs);
+    if args.largest > 0 {
+        let Args { binary, rounds, largest, .. } = args.clone();
+        measures.extend(programming::measure(&programming::Settings { binary, rounds, largest })?);
+    }
+    let how = format!("{} simulated seconds, {} new instances", args.seconds, args.rounds);
     let text = run.section("Hosts", &how, METHOD, &measures, &[])?;
-    let is_whole = args.seconds >= SECONDS && args.vms == VMS;
+    let is_whole =
+        args.seconds >= SECONDS && args.vms == VMS && args.rounds >= ROUNDS && args.largest == LARGEST;
     run.finish(&measures, &text, is_whole && !args.dry_run)?;
     Ok(())
 }

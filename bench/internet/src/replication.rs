@@ -30,7 +30,7 @@ pub struct Args {
     /// The probe that opens TCP connections
     #[arg(long, default_value = "target/release/sluice-probe")]
     probe: PathBuf,
-    /// Kills of the owner; 100 take half an hour
+    /// Kills of the owner; 100 take more than an hour
     #[arg(long, default_value_t = KILLS)]
     kills: usize,
     /// Kills of the peer's owner
@@ -86,7 +86,8 @@ together as long as an owner sends at this rate: always if it has two million se
 takes 20 s.
 
 `failover_*`: a lab of three gateways with hellos every 4 ms, the default. Two VMs at two hosts keep 100,000 sessions by UDP
-and 4,000 connections by TCP, and begin 10,000 sessions a second from 0.5 s before a kill until 1.5 s after it, which end 120 s later. The gateway that
+and 4,000 connections by TCP, and begin 10,000 sessions a second from 0.5 s before a kill until 1.5 s after it. They end 120 s after their
+last packet, but each takeover grants 40 s more, so most of them stay, and a new lab begins after 20 kills. The gateway that
 translates dies as its machine would: its interfaces, its processes, and its programs and tables. The remote end answers each datagram
 with the public endpoint that it came from. `_sessions_lost`: sessions that had been answered before, and have another public endpoint
 afterwards or no answer to five packets, and TCP connections that ended; `_gap_ms`: the longest time, of both VMs, in which none of the

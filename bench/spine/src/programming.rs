@@ -4,7 +4,9 @@ use sluice_bench_report::Measure;
 use sluice_bench_report::shell::Failure;
 use sluice_client::{NewHost, NewSubnet, NewTenant, NewVpc};
 use sluice_lab::Lab;
+use sluice_types::VpcId;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Instances of one call.
@@ -32,15 +34,8 @@ pub struct Programmed {
 /// # Errors
 /// Errors of the API.
 pub async fn program(lab: &Lab) -> Result<Vec<Programmed>, Failure> {
-    let token = std::fs::read_to_string(lab.paths().token())?;
-    let http = reqwest::Client::new();
     let tenant = lab.api().create((), &NewTenant { name: "bench".into() }).await?.object;
-    let mut hosts = Vec::new();
-    for index in 0..HOSTS {
-        let vtep = std::net::Ipv4Addr::new(192, 0, 2, 200 + index).into();
-        let host = NewHost { name: format!("bulk-{index}"), vtep, agent: false };
-        hosts.push(lab.api().create((), &host).await?.object.id.to_string());
-    }
+    let hosts = hosts(lab).await?;
     let mut programmed = Vec::new();
     for (count, name) in SIZES {
         let vpc = NewVpc {
@@ -61,22 +56,13 @@ pub async fn program(lab: &Lab) -> Result<Vec<Programmed>, Failure> {
             dns: Vec::new(),
         };
         let subnet = lab.api().create(vpc.id, &subnet).await?.object;
-        let body = body(count, &subnet.id.to_string(), &hosts);
-        let url = format!("{}/v1/vpcs/{}/instances/bulk", lab.api().url(), vpc.id);
+        let body = body(0..count, &subnet.id.to_string(), &hosts);
         let start = Instant::now();
-        let request =
-            http.post(&url).bearer_auth(token.trim()).header("content-type", "application/json").body(body);
-        let answer = request.timeout(TIMEOUT).send().await?;
-        let status = answer.status();
-        let answer: serde_json::Value = answer.json().await?;
-        if !status.is_success() {
-            return Err(format!("{url}: {status}: {answer}").into());
-        }
+        let revision = create(lab, vpc.id, body).await?;
         let answered = start.elapsed();
-        let revision = answer["revision"].as_u64().ok_or("no revision in the answer")?;
-        acknowledged(lab, revision, start).await?;
+        acknowledged(lab, &["gw-"], revision).await?;
         let total = start.elapsed();
-        let stages = stage_metrics(lab, &http, token.trim()).await?;
+        let stages = stage_metrics(lab).await?;
         programmed.push(Programmed {
             size: name,
             seconds: total.as_secs_f64(),
@@ -92,6 +78,38 @@ pub async fn program(lab: &Lab) -> Result<Vec<Programmed>, Failure> {
     Ok(programmed)
 }
 
+/// Registers hosts without an agent. Returns their ids.
+///
+/// # Errors
+/// Errors of the API.
+pub async fn hosts(lab: &Lab) -> Result<Vec<String>, Failure> {
+    let mut hosts = Vec::new();
+    for index in 0..HOSTS {
+        let vtep = std::net::Ipv4Addr::new(192, 0, 2, 200 + index).into();
+        let host = NewHost { name: format!("bulk-{index}"), vtep, agent: false };
+        hosts.push(lab.api().create((), &host).await?.object.id.to_string());
+    }
+    Ok(hosts)
+}
+
+/// Sends a bulk call. Returns the revision that nodes must acknowledge.
+///
+/// # Errors
+/// Errors of the API.
+pub async fn create(lab: &Lab, vpc: VpcId, body: String) -> Result<u64, Failure> {
+    let url = format!("{}/v1/vpcs/{vpc}/instances/bulk", lab.api().url());
+    let token = std::fs::read_to_string(lab.paths().token())?;
+    let request = reqwest::Client::new().post(&url).bearer_auth(token.trim());
+    let request = request.header("content-type", "application/json").body(body).timeout(TIMEOUT);
+    let answer = request.send().await?;
+    let status = answer.status();
+    let answer: serde_json::Value = answer.json().await?;
+    if !status.is_success() {
+        return Err(format!("{url}: {status}: {answer}").into());
+    }
+    Ok(answer["revision"].as_u64().ok_or("no revision in the answer")?)
+}
+
 /// The measures `program_*_s` of several rounds, and the stages of the round with the median time.
 pub fn report(rounds: Vec<Programmed>) -> (Vec<Measure>, Vec<String>) {
     let (mut measures, mut notes) = (Vec::new(), Vec::new());
@@ -105,11 +123,13 @@ pub fn report(rounds: Vec<Programmed>) -> (Vec<Measure>, Vec<String>) {
     (measures, notes)
 }
 
-fn body(count: u32, subnet: &str, hosts: &[String]) -> String {
-    let mut body = String::with_capacity(count as usize * 64);
+/// The body of a bulk call for the instances with these numbers, spread over hosts.
+pub fn body(numbers: Range<u32>, subnet: &str, hosts: &[String]) -> String {
+    let mut body = String::with_capacity(numbers.len() * 64);
     body.push_str(r#"{"instances":["#);
-    for index in 0..count {
-        let comma = if index == 0 { "" } else { "," };
+    let first = numbers.start;
+    for index in numbers {
+        let comma = if index == first { "" } else { "," };
         let host = &hosts[index as usize % hosts.len()];
         // Writing to a String cannot fail.
         let _ = write!(body, r#"{comma}{{"name":"i{index}","subnet":"{subnet}","host":"{host}"}}"#);
@@ -118,12 +138,16 @@ fn body(count: u32, subnet: &str, hosts: &[String]) -> String {
     body
 }
 
-/// Waits until every gateway has acknowledged `revision`.
-async fn acknowledged(lab: &Lab, revision: u64, start: Instant) -> Result<(), Failure> {
+/// Waits until every node whose name begins like one of these has acknowledged `revision`.
+///
+/// # Errors
+/// Errors of the API; if it takes two minutes.
+pub async fn acknowledged(lab: &Lab, kinds: &[&str], revision: u64) -> Result<(), Failure> {
+    let start = Instant::now();
     loop {
         let nodes = lab.api().nodes().await?;
-        let mut gateways = nodes.iter().filter(|node| node.node.starts_with("gw-"));
-        if gateways.all(|node| node.acknowledged_revision >= revision) {
+        let mut waited = nodes.iter().filter(|node| kinds.iter().any(|kind| node.node.starts_with(kind)));
+        if waited.all(|node| node.acknowledged_revision >= revision) {
             let failed = nodes.iter().find(|node| !node.failures.is_empty());
             return match failed {
                 Some(node) => Err(format!("{}: {}", node.node, node.failures.join("; ")).into()),
@@ -132,7 +156,7 @@ async fn acknowledged(lab: &Lab, revision: u64, start: Instant) -> Result<(), Fa
         }
         if start.elapsed() > TIMEOUT {
             return Err(format!(
-                "revision {revision} was not acknowledged by all gateways within {TIMEOUT:?}"
+                "revision {revision} was not acknowledged by all of {kinds:?} within {TIMEOUT:?}"
             )
             .into());
         }
@@ -141,13 +165,10 @@ async fn acknowledged(lab: &Lab, revision: u64, start: Instant) -> Result<(), Fa
 }
 
 /// The controller's stage timers of the last bulk call, seconds by stage.
-async fn stage_metrics(
-    lab: &Lab,
-    http: &reqwest::Client,
-    token: &str,
-) -> Result<Vec<(String, f64)>, Failure> {
+async fn stage_metrics(lab: &Lab) -> Result<Vec<(String, f64)>, Failure> {
     let url = format!("{}/metrics", lab.api().url());
-    let text = http.get(url).bearer_auth(token).send().await?.text().await?;
+    let token = std::fs::read_to_string(lab.paths().token())?;
+    let text = reqwest::Client::new().get(url).bearer_auth(token.trim()).send().await?.text().await?;
     let stages = text.lines().filter(|line| line.contains("bulk_stage_seconds{"));
     let mut stages: Vec<(String, f64)> = stages
         .filter_map(|line| {

@@ -167,6 +167,9 @@ pub struct Host {
     /// Underlay IPv6 address; or `ipv4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
+    /// Memory of its tables; the agent's default if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_memory_mib: Option<u32>,
     /// Connections that its ports may have, of each address family; 16,384 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<u32>,

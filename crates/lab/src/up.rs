@@ -317,6 +317,7 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
         let names = format!("--port-names={PORT_NAMES}");
         let sessions = format!("--sessions={}", host.sessions.unwrap_or(SESSIONS));
         argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep()), names, sessions]);
+        argv.extend(host.table_memory_mib.map(|mib| format!("--table-memory-mib={mib}")));
     }
     Process::start(&lab.paths, node, Some(node), argv)
 }

@@ -1,7 +1,7 @@
 //! The SQLite backend: one writer connection and a pool of reader connections on one file in WAL mode.
 
 use crate::backend::{Backend, Query, Tx, classify};
-use crate::value::{Row, Value};
+use crate::value::{Row, Value, args};
 use crate::write::now_ms;
 use crate::{Instance, Result, StoreError};
 use async_trait::async_trait;
@@ -15,6 +15,8 @@ use std::borrow::Cow;
 use std::fs::{OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Timeout for getting a connection, and for the lock of another process.
@@ -32,10 +34,16 @@ const ROWS_AHEAD: usize = 4096;
 /// Numbers of rows in a statement of a bulk insertion, in descending order; the last must be 1. Each
 /// statement is prepared once. A row has 11 columns, a statement at most 32766 values.
 const INSERT_SIZES: [usize; 4] = [2048, 256, 16, 1];
+/// Fewest rows of a bulk insertion after which the indexes are built again.
+const REBUILD_ROWS: usize = 1 << 16;
+/// Pages of the log from which on a commit copies them into the database file; SQLite's default.
+const CHECKPOINT_PAGES: u32 = 1000;
 
 pub(crate) struct SqliteBackend {
     writer: SqlitePool,
     readers: SqlitePool,
+    /// A large commit was made without a checkpoint, so the writer makes none until the next transaction.
+    deferred: Arc<AtomicBool>,
     /// Directory of an in-memory database; it is removed with the backend.
     _directory: Option<tempfile::TempDir>,
 }
@@ -97,7 +105,7 @@ impl SqliteBackend {
         let readers = pool(READERS)
             .test_before_acquire(false)
             .connect_lazy_with(options.create_if_missing(false).pragma("query_only", "true"));
-        Ok(Self { writer, readers, _directory: directory })
+        Ok(Self { writer, readers, deferred: Arc::default(), _directory: directory })
     }
 }
 
@@ -127,39 +135,114 @@ impl Backend for SqliteBackend {
 
     async fn begin_write(&self) -> Result<Box<dyn Tx>> {
         let tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
-        Ok(Box::new(SqliteTx(tx)))
+        let mut tx = SqliteTx { tx, checkpoint: None };
+        if self.deferred.swap(false, Ordering::Relaxed) {
+            tx.checkpoint_from(CHECKPOINT_PAGES).await?;
+        }
+        tx.checkpoint = Some(Checkpoint {
+            readers: self.readers.clone(),
+            deferred: self.deferred.clone(),
+            is_wanted: false,
+        });
+        Ok(Box::new(tx))
     }
 
     async fn begin_read(&self) -> Result<Box<dyn Tx>> {
-        Ok(Box::new(SqliteTx(self.readers.begin().await.map_err(classify)?)))
+        let tx = self.readers.begin().await.map_err(classify)?;
+        Ok(Box::new(SqliteTx { tx, checkpoint: None }))
     }
 }
 
-struct SqliteTx(Transaction<'static, Sqlite>);
+/// The checkpoint of a large transaction: the pages of the log are copied into the database file while the answer is on its way.
+struct Checkpoint {
+    readers: SqlitePool,
+    deferred: Arc<AtomicBool>,
+    is_wanted: bool,
+}
+
+impl Checkpoint {
+    /// Copies the log. If it fails, the next commit does it.
+    fn start(self) {
+        tokio::spawn(async move {
+            // Connections that only read may do this.
+            if let Err(error) = sqlx::query("PRAGMA wal_checkpoint(PASSIVE)").execute(&self.readers).await {
+                tracing::warn!(%error, "the log of the database was not copied after a large transaction");
+            }
+        });
+    }
+}
+
+struct SqliteTx {
+    tx: Transaction<'static, Sqlite>,
+    /// `None` for a transaction that only reads.
+    checkpoint: Option<Checkpoint>,
+}
+
+impl SqliteTx {
+    /// Sets from how many pages of the log on a commit copies them; 0: never.
+    async fn checkpoint_from(&mut self, pages: u32) -> Result<()> {
+        self.rows(&format!("PRAGMA wal_autocheckpoint = {pages}"), Vec::new()).await.map(drop)
+    }
+
+    /// Whether a number of new instances is large, and no smaller than what is there. It counts no further than necessary.
+    async fn is_most(&mut self, new: usize) -> Result<bool> {
+        if new < REBUILD_ROWS {
+            return Ok(false);
+        }
+        let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM instances LIMIT $1)";
+        let row = self.row(sql, args![new as u64]).await?;
+        Ok(row.map_or(Ok(0), |row| row.number(0))? < new as u64)
+    }
+
+    /// Removes the indexes of instances. Returns the statements that make them.
+    async fn remove_indexes(&mut self) -> Result<Vec<String>> {
+        let sql = "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 'instances' AND sql IS NOT NULL";
+        let mut statements = Vec::new();
+        for row in self.rows(sql, Vec::new()).await? {
+            self.run(&format!("DROP INDEX {}", row.text(0)?), Vec::new()).await?;
+            statements.push(row.text(1)?.to_owned());
+        }
+        Ok(statements)
+    }
+
+    async fn insert_rows(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
+        let mut chunks = chunks(instances, derived).into_iter();
+        let mut ready = chunks.next().map(insertion);
+        while let Some(query) = ready.take() {
+            // The values of the next statement are collected while the thread of SQLite executes this one.
+            let executed = query.execute(&mut *self.tx);
+            let (result, next) = futures::join!(executed, async { chunks.next().map(insertion) });
+            result.map_err(classify)?;
+            ready = next;
+        }
+        Ok(())
+    }
+}
 
 #[async_trait]
 impl Query for SqliteTx {
     async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        let rows = query(sql, args)?.fetch_all(&mut *self.0).await.map_err(classify)?;
+        let rows = query(sql, args)?.fetch_all(&mut *self.tx).await.map_err(classify)?;
         rows.iter().map(row).collect()
     }
 
     async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64> {
-        Ok(query(sql, args)?.execute(&mut *self.0).await.map_err(classify)?.rows_affected())
+        Ok(query(sql, args)?.execute(&mut *self.tx).await.map_err(classify)?.rows_affected())
     }
 }
 
 #[async_trait]
 impl Tx for SqliteTx {
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
-        let mut chunks = chunks(instances, derived).into_iter();
-        let mut ready = chunks.next().map(insertion);
-        while let Some(query) = ready.take() {
-            // The values of the next statement are collected while the thread of SQLite executes this one.
-            let executed = query.execute(&mut *self.0);
-            let (result, next) = futures::join!(executed, async { chunks.next().map(insertion) });
-            result.map_err(classify)?;
-            ready = next;
+        // To sort all rows once takes less time than to insert each new one into each index.
+        let is_most = self.is_most(instances.len()).await?;
+        let indexes = if is_most { self.remove_indexes().await? } else { Vec::new() };
+        self.insert_rows(instances, derived).await?;
+        for statement in indexes {
+            self.run(&statement, Vec::new()).await?;
+        }
+        if let Some(checkpoint) = self.checkpoint.as_mut().filter(|_| instances.len() >= REBUILD_ROWS) {
+            checkpoint.is_wanted = true;
         }
         Ok(())
     }
@@ -169,12 +252,19 @@ impl Tx for SqliteTx {
         Ok(now_ms())
     }
 
-    async fn commit(self: Box<Self>) -> Result<()> {
-        self.0.commit().await.map_err(classify)
+    async fn commit(mut self: Box<Self>) -> Result<()> {
+        let checkpoint = self.checkpoint.take().filter(|checkpoint| checkpoint.is_wanted);
+        if let Some(checkpoint) = &checkpoint {
+            checkpoint.deferred.store(true, Ordering::Relaxed);
+            self.checkpoint_from(0).await?;
+        }
+        self.tx.commit().await.map_err(classify)?;
+        checkpoint.into_iter().for_each(Checkpoint::start);
+        Ok(())
     }
 
     async fn rollback(self: Box<Self>) -> Result<()> {
-        self.0.rollback().await.map_err(classify)
+        self.tx.rollback().await.map_err(classify)
     }
 }
 

@@ -306,7 +306,7 @@ impl Nat {
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these
-    /// timeouts from its next packet on.
+    /// timeouts from its next packet on, and at most these until then: other gateways compute from the expiry when the last packet came.
     ///
     /// # Errors
     /// As [`Nat::create`] and [`Nat::adopt`].
@@ -321,7 +321,10 @@ impl Nat {
             return Self::create(regions, size, random_seed()?, timeouts, now, grace);
         }
         let mut nat = Self::adopt(regions, size, now, grace)?;
-        nat.set_timeouts(timeouts)?;
+        if nat.sessions.timeouts() != *timeouts {
+            nat.set_timeouts(timeouts)?;
+            nat.sessions.limit_expiries(now);
+        }
         Ok(nat)
     }
 

@@ -309,6 +309,26 @@ impl Sessions {
         timeouts.store(&self.config)
     }
 
+    /// Lets no session live longer than if its last packet came now: some may have an expiry by longer timeouts of an earlier agent.
+    pub fn limit_expiries(&self, now: u32) {
+        let timeouts = self.timeouts();
+        for table in &self.reader.tables {
+            let slots = (0..table.buckets).flat_map(|bucket| (0..SLOTS).map(move |slot| (bucket, slot)));
+            for (bucket, slot) in slots {
+                let word = table.word(bucket, slot);
+                if !word.is_live() {
+                    continue;
+                }
+                let (protocol, state) = table.protocol_and_state(bucket, slot);
+                let latest = now.wrapping_add(timeouts.of(protocol, state));
+                if word.expires_at().wrapping_sub(latest).cast_signed() > 0 {
+                    // If it fails, a packet has refreshed the session by its timeout, or ended it.
+                    let _ = table.compare_and_swap(bucket, slot, word, word.expiring(latest));
+                }
+            }
+        }
+    }
+
     /// Ends all sessions and frees their slots at once; later ones are found by this secret. No packet may use the tables meanwhile,
     /// and sessions must not be counted in shares. An agent that is killed in between leaves tables that are of no use.
     pub(crate) fn set_seed(&mut self, seed: u64) {

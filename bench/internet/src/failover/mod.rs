@@ -31,6 +31,8 @@ const TCP: (u16, u32) = (2_000, 50);
 /// First port of a client's sessions. The second client has others, so that the peer keeps the ports of both.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u16 = 1_000;
+/// Kills in one lab. Each leaves sessions that a takeover lengthens, so passes would take longer and longer.
+const KILLS_OF_LAB: usize = 20;
 
 /// How much is done.
 #[derive(Clone, Debug)]
@@ -187,10 +189,16 @@ async fn drains(cloud: &mut cloud::Cloud, settings: &Settings) -> Result<Vec<f64
 /// # Errors
 /// Errors of the labs.
 pub fn measure(settings: &Settings) -> Result<(Vec<Measure>, Vec<String>), Failure> {
-    let (ours, planned) = cloud::with_cloud(&settings.binary, settings.hello_ms, async |cloud| {
-        let planned = drains(cloud, settings).await?;
-        Ok((kills(cloud, settings, settings.kills).await?, planned))
-    })?;
+    let planned =
+        cloud::with_cloud(&settings.binary, settings.hello_ms, async |cloud| drains(cloud, settings).await)?;
+    let mut ours = Vec::new();
+    while ours.len() < settings.kills {
+        let some = (settings.kills - ours.len()).min(KILLS_OF_LAB);
+        eprintln!("bench-internet: another lab after {} kills", ours.len());
+        ours.extend(cloud::with_cloud(&settings.binary, settings.hello_ms, async |cloud| {
+            kills(cloud, settings, some).await
+        })?);
+    }
     let theirs = routers::with_routers(settings.live, async |routers| {
         kills(routers, settings, settings.peer_kills).await
     })?;

@@ -3,7 +3,7 @@
 
 mod frames;
 mod kernel;
-mod namespace;
+pub mod namespace;
 mod place;
 mod rules;
 mod side;

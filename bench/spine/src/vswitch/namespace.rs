@@ -5,6 +5,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use sluice_bench_report::shell::Failure;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 /// A network namespace. The kernel removes it when the value is dropped, unless a thread is in it.
 pub struct Namespace(File);
@@ -16,6 +17,14 @@ impl Namespace {
     /// Errors of the kernel.
     pub fn current() -> Result<Self, Failure> {
         Ok(Self(File::open("/proc/thread-self/ns/net")?))
+    }
+
+    /// The namespace of a file.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn open(file: &Path) -> Result<Self, Failure> {
+        Ok(Self(File::open(file)?))
     }
 
     /// A new namespace. The calling thread stays in its own.

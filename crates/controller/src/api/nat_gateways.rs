@@ -173,18 +173,32 @@ pub(super) struct NatGatewayFilter {
     name: Option<String>,
 }
 
+fn number_is_valid(field: &str, number: usize) -> Result<(), Problem> {
+    if (1..=NAT_ADDRESSES_MAX).contains(&number) {
+        return Ok(());
+    }
+    let detail = format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {number}");
+    Err(Problem::invalid(field, detail))
+}
+
 /// The addresses that a request asks for. Their number is checked here, because they are admitted before the store sees them.
 fn wanted(addresses: Option<Vec<IpAddr>>, count: Option<usize>) -> Result<Option<NatAddresses>, Problem> {
     match (addresses, count) {
         (Some(_), Some(_)) => {
             Err(Problem::invalid("address_count", "expected the addresses or their number, not both"))
         }
-        (Some(addresses), None) => Ok(Some(NatAddresses::These(addresses))),
-        (None, Some(count)) if !(1..=NAT_ADDRESSES_MAX).contains(&count) => {
-            let detail = format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {count}");
-            Err(Problem::invalid("address_count", detail))
+        (Some(addresses), None) => {
+            number_is_valid("addresses", addresses.len())?;
+            match addresses.iter().enumerate().find(|(at, address)| addresses[..*at].contains(address)) {
+                Some((_, twice)) => Err(Problem::invalid("addresses", format!("{twice} is given twice"))),
+                None => Ok(Some(NatAddresses::These(addresses))),
+            }
         }
-        (None, count) => Ok(count.map(NatAddresses::Number)),
+        (None, Some(count)) => {
+            number_is_valid("address_count", count)?;
+            Ok(Some(NatAddresses::Number(count)))
+        }
+        (None, None) => Ok(None),
     }
 }
 

@@ -27,8 +27,8 @@ pub struct NatArgs {
     pub nat_addresses: u32,
 
     /// Connections that all NAT gateways of the cluster may have in all; from more on, new ones are refused. Each gateway has those
-    /// of all others as copies, so give all of them the same number. 1000 take 0.11 MB of memory, which is reserved at the first
-    /// start and kept until --flush; the default takes 29 MB
+    /// of all others as copies, so give all of them the same number. 1000 take 0.13 MB of memory, which is reserved at the first
+    /// start and kept until --flush; the default takes 33 MB
     #[arg(long, value_name = "NUMBER", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(256..=1 << 26))]
     pub nat_sessions: u32,
 
@@ -52,8 +52,7 @@ pub struct NatArgs {
     pub nat_block_ports: u32,
 
     /// Seconds after its last packet at which a connection ends, by protocol and state: tcp-new (240), tcp-established (7440),
-    /// tcp-closing (240), udp-one-way (300), udp-two-way (300), icmp (60), other (300); from 2 to 2592000. The same on all gateways of
-    /// a cluster
+    /// tcp-closing (240), udp-one-way (300), udp-two-way (300), icmp (60); from 60 to 2592000. The same on all gateways of a cluster
     #[arg(long, value_name = "NAME=SECONDS,...", value_parser = timeouts)]
     pub nat_timeouts: Option<Timeouts>,
 
@@ -74,8 +73,20 @@ fn collector(text: &str) -> Result<SocketAddr, String> {
     Ok(collector)
 }
 
+/// Copies live for two passes longer than sessions, which is 40 s. Those of shorter sessions would end between two passes.
+const TIMEOUT_MIN_S: u32 = 60;
+
 fn timeouts(text: &str) -> Result<Timeouts, String> {
-    default_timeouts().changed(text).map_err(|error| error.to_string())
+    let timeouts = default_timeouts().changed(text).map_err(|error| error.to_string())?;
+    if timeouts.other_s != default_timeouts().other_s {
+        return Err("NAT gateways have no connections of `other` protocols".to_owned());
+    }
+    match timeouts.shortest() {
+        (name, seconds) if seconds < TIMEOUT_MIN_S => Err(format!(
+            "{name} of {seconds} s is shorter than {TIMEOUT_MIN_S} s: copies on other gateways would end too early"
+        )),
+        _ => Ok(timeouts),
+    }
 }
 
 fn block_ports(text: &str) -> Result<u32, String> {
@@ -118,5 +129,24 @@ impl NatArgs {
             u32::try_from(slots.div_ceil(u64::from(SESSION_SLOTS))).unwrap_or(u32::MAX)
         });
         Ok(nat_sizes(NatRegions::groups(size)?, NatRegions::port_cells(size), buckets))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches timeouts with which copies are complete and end too early.
+    #[test]
+    fn timeouts_are_those_that_copies_survive() {
+        let read = |text: &str| timeouts(text).map(|it| (it.udp_two_way_s, it.icmp_s, it.udp_one_way_s));
+        assert_eq!(read("udp-two-way=120,icmp=60"), Ok((120, 60, 300)));
+        for (text, reason) in [
+            ("icmp=59", "icmp of 59 s is shorter than 60 s: copies on other gateways would end too early"),
+            ("other=100", "NAT gateways have no connections of `other` protocols"),
+            ("icmp=x", "`icmp=x` is not NAME=SECONDS"),
+        ] {
+            assert_eq!(read(text), Err(reason.to_owned()));
+        }
     }
 }

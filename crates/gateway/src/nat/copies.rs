@@ -135,8 +135,12 @@ impl<I: Installer> Copies<I> {
                 }
                 Installed::Done
             }
-            // It has expired, as a session of the table would have.
-            layout::nat_answer_NAT_MISS => Installed::Done,
+            // It has expired, as a session of the table would have. The owner sends what is alive, and copies live longer, so its timeouts
+            // are longer than those here: this gateway is no heir.
+            layout::nat_answer_NAT_MISS => match source {
+                Source::Owner(_) => Installed::Later,
+                Source::Other => Installed::Done,
+            },
             layout::nat_answer_NAT_TAKEN => match source {
                 Source::Owner(mark) => {
                     self.note_taken(record, mark);

@@ -78,7 +78,7 @@ async fn overlapping(
     q.row(&sql, values).await?.map(|row| Eip::decode(&row)).transpose()
 }
 
-/// The addresses of NAT gateways in a prefix, each with the name of its NAT gateway.
+/// The addresses of NAT gateways in a prefix, each with its NAT gateway.
 async fn of_nat_gateways(q: &mut dyn Query, net: IpNet) -> Result<Vec<(Ipv4Addr, String)>> {
     match net {
         IpNet::V4(v4) => nat_gateways::addresses_between(q, v4.network().into(), v4.broadcast().into()).await,
@@ -103,11 +103,11 @@ pub(super) async fn check_requested(q: &mut dyn Query, pool: &PublicPool, wanted
     if let Some(other) = overlapping(q, "1 = 1", vec![], ("first", wanted)).await?
         && overlap(&other.prefix, &wanted)
     {
-        let (existing, owner) = (text(other.prefix), format!("EIP `{}`", other.name));
+        let (existing, owner) = (text(other.prefix), format!("EIP `{}` ({})", other.name, other.id));
         return Err(Conflict::PublicAddressTaken { address, existing, owner }.into());
     }
-    if let Some((existing, name)) = of_nat_gateways(q, wanted).await?.into_iter().next() {
-        let (existing, owner) = (existing.to_string(), format!("NAT gateway `{name}`"));
+    if let Some((existing, owner)) = of_nat_gateways(q, wanted).await?.into_iter().next() {
+        let existing = existing.to_string();
         return Err(Conflict::PublicAddressTaken { address, existing, owner }.into());
     }
     removals::check_none_held(q, HeldKind::Public, &[wanted]).await
@@ -207,10 +207,13 @@ async fn allocate(
     if fitting.is_empty() {
         return Err(invalid(field, format!("no prefix of public pool `{}` contains an {what}", pool.name)));
     }
-    let what = match found.len() {
+    let mut what = match found.len() {
         0 => format!("no free {what}"),
         free => format!("only {free} free of the {number} addresses"),
     };
+    if held.iter().any(|(net, _)| fitting.iter().any(|prefix| overlap(net, prefix))) {
+        what.push_str("; gateways may still have addresses of deleted objects, which `removals list` shows");
+    }
     Err(Conflict::PoolFull { pool: pool.name.clone(), what }.into())
 }
 

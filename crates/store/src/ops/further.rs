@@ -8,6 +8,7 @@
 use super::alloc::{self, Family};
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::eips;
+use super::nat_gateways;
 use super::pair_macs;
 use super::peerings;
 use super::removals::{self, HeldAddresses, Hold};
@@ -292,6 +293,7 @@ async fn check_prefix(
         }
     }
     check_routes(q, vpc, prefix).await?;
+    nat_gateways::check_not_nat64(q, vpc.id, prefix, |new, nat64| nat64.contains(new)).await?;
     match held.conflicting(prefix, around.map(|(net, _)| net)) {
         Some((what, revision)) => Err(removals::conflict(q, what, revision).await?),
         None => Ok(()),

@@ -10,7 +10,7 @@ use super::{check_unused, further, peerings, port_forwards};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{Record, check_revision, find, find_one, get};
-use crate::value::{Value, args, list};
+use crate::value::{Row, Value, args, list};
 use crate::write::Write;
 use crate::{
     Change, Cluster, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate,
@@ -34,16 +34,21 @@ pub(crate) fn filters(filter: &NatGatewayFilter) -> Vec<(&'static str, Option<Va
     ]
 }
 
-/// The addresses of NAT gateways from one number to another, in ascending order, each with the name of its NAT gateway.
+/// The addresses of NAT gateways from one number to another, in ascending order, each with its NAT gateway, whose name
+/// others may have too.
 pub(super) async fn addresses_between(
     q: &mut dyn Query,
     first: u32,
     last: u32,
 ) -> Result<Vec<(Ipv4Addr, String)>> {
-    let sql = "SELECT a.address, n.name FROM nat_addresses a JOIN nat_gateways n ON n.id = a.nat_gateway \
+    let sql = "SELECT a.address, n.name, n.id FROM nat_addresses a JOIN nat_gateways n ON n.id = a.nat_gateway \
                WHERE a.address BETWEEN $1 AND $2 ORDER BY a.address";
     let rows = q.rows(sql, args![first, last]).await?;
-    rows.iter().map(|row| Ok((crate::rows::ipv4(row.int(0)?)?, row.text(1)?.to_owned()))).collect()
+    let read = |row: &Row| {
+        let owner = format!("NAT gateway `{}` ({})", row.text(1)?, NatGatewayId::new(row.number(2)?));
+        Ok((crate::rows::ipv4(row.int(0)?)?, owner))
+    };
+    rows.iter().map(read).collect()
 }
 
 /// Checks the limits of a request.

@@ -1,7 +1,7 @@
 //! Pools of public addresses: creation, update, deletion.
 
 use super::removals::{self, HeldKind};
-use super::{check_unused, eips, underlay};
+use super::{eips, underlay};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{check_revision, find, find_one, get};
@@ -196,10 +196,9 @@ pub(crate) async fn update(
 pub(crate) async fn delete(w: &mut Write, id: PublicPoolId, expected: Option<u64>) -> Result<u64> {
     let pool: PublicPool = get(w.q(), id).await?;
     check_revision(id, &pool, expected)?;
-    let object = ("public pool", pool.name.as_str(), id.get());
-    check_unused(w.q(), object, "EIP", "SELECT name FROM eips WHERE pool = $1 LIMIT 1").await?;
-    let nat_gateway = "SELECT name FROM nat_gateways WHERE pool = $1 LIMIT 1";
-    check_unused(w.q(), object, "NAT gateway", nat_gateway).await?;
+    if let Some((_, user)) = used_of(w.q(), id).await?.into_iter().next() {
+        return Err(Conflict::InUse { kind: "public pool", name: pool.name, user }.into());
+    }
     w.q().run("DELETE FROM public_pools WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::PublicPoolRemoved(pool))?;
     Ok(w.revision)

@@ -5,7 +5,8 @@ use crate::cloud::{ALL, Cloud, conflict, gateway, last, new, peering, subnet};
 use crate::internet::{eip, nets, new_eip, pool, topology, with_address};
 use sluice_store::{
     Change, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate, NewNatGateway,
-    NodeId, NodeState, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, RouteTarget, Store, StoreError, Vpc,
+    NodeId, NodeState, PortSettings, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, RouteTarget, Store,
+    StoreError, Vpc,
 };
 use sluice_types::{NatFiltering, NatMapping};
 use std::net::Ipv4Addr;
@@ -135,7 +136,7 @@ async fn what_it_uses_stays(c: &Cloud, pool: &PublicPool) {
     let used = conflict(s.delete_vpc(c.vpc.id, None).await).to_string();
     assert_eq!(used, "VPC `v1` is still used by NAT gateway `nat`");
     let used = conflict(s.delete_public_pool(pool.id, None).await).to_string();
-    assert_eq!(used, "public pool `public` is still used by NAT gateway `nat`");
+    assert!(used.starts_with("public pool `public` is still used by NAT gateway `nat` (nat-"), "{used}");
     let update = async |update: PublicPoolUpdate| conflict(s.update_public_pool(pool.id, update, None).await);
     let shrunk = PublicPoolUpdate { prefixes: Some(nets(&["2001:db8:9::/56"])), ..Default::default() };
     let text = update(shrunk).await.to_string();
@@ -149,7 +150,7 @@ pub async fn addresses_of_nat_gateways(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let pool = pool(&c, &["198.51.100.0/29", "2001:db8:9::/56"]).await;
-    eip(&c, &pool, "web").await;
+    let web = eip(&c, &pool, "web").await;
     let with =
         |wanted: NatAddresses| NewNatGateway { addresses: Some(wanted), ..new_nat(&c.vpc, &pool, "out") };
     let refused = async |new| conflict(s.create_nat_gateway(new).await).to_string();
@@ -168,12 +169,12 @@ pub async fn addresses_of_nat_gateways(f: Fixture) {
         ),
         (
             these(&["198.51.100.2", "198.51.100.1"]),
-            "198.51.100.1 has an address in common with 198.51.100.1 of EIP `web`",
+            "198.51.100.1 has an address in common with 198.51.100.1 of EIP `web` (EIP)",
         ),
         (these(&["198.51.100.7"]), "198.51.100.7 is the broadcast address of 198.51.100.0/29"),
         (these(&["203.0.113.1"]), "203.0.113.1 is not in a prefix of public pool `public`"),
     ] {
-        assert_eq!(refused(with(wanted)).await, text);
+        assert_eq!(refused(with(wanted)).await, text.replace("(EIP)", &format!("({})", web.id)));
     }
     let limits = |sessions, blocks| NewNatGateway { sessions, blocks, ..new_nat(&c.vpc, &pool, "out") };
     for (sessions, blocks, text) in [
@@ -191,7 +192,8 @@ pub async fn addresses_of_nat_gateways(f: Fixture) {
     let made = new(s.create_nat_gateway(with(these(&["198.51.100.5", "198.51.100.3"]))).await);
     assert_eq!(made.addresses, v4(&[3, 5]));
     // No other NAT gateway and no EIP gets them.
-    let taken = "198.51.100.3 has an address in common with 198.51.100.3 of NAT gateway `out`";
+    let taken =
+        format!("198.51.100.3 has an address in common with 198.51.100.3 of NAT gateway `out` ({})", made.id);
     let second = c.vpc("v2").await;
     let text = refused(NewNatGateway { vpc: second.id, ..with(these(&["198.51.100.3"])) }).await;
     assert_eq!(text, taken);
@@ -292,6 +294,7 @@ pub async fn prefixes_of_nat64(f: Fixture) {
     let text = conflict(s.create_route(route("64:ff9b::1/128", RouteTarget::Drop).await).await).to_string();
     assert_eq!(text, "NAT64 prefix 64:ff9b::/96 of NAT gateway `out` overlaps 64:ff9b::1/128");
     new(s.create_route(route("64:ff9b::2/128", RouteTarget::Internet).await).await);
+    no_prefix_of_nat64_is_delegated(&c).await;
     // Nor what a peered VPC has, whichever of them is first.
     let peer = c.vpc("peer").await;
     let taken = new(s.create_subnet(subnet("taken", peer.id, None, Some("64:ff9b::/64"))).await);
@@ -318,6 +321,14 @@ pub async fn prefixes_of_nat64(f: Fixture) {
     let none = s.update_nat_gateway(made.id, change(None), None).await.unwrap();
     assert_eq!(none.nat64_prefix, None);
     assert_eq!(s.nat_gateway(made.id).await.unwrap(), none);
+}
+
+async fn no_prefix_of_nat64_is_delegated(c: &Cloud) {
+    let vm = c.instance("vm").await;
+    let inside = "64:ff9b::c633:6400/120".parse().unwrap();
+    let settings = PortSettings { delegated_prefixes: Some(vec![inside]), ..PortSettings::default() };
+    let text = conflict(c.store.update_instance(vm.id, &settings, None).await).to_string();
+    assert_eq!(text, format!("NAT64 prefix 64:ff9b::/96 of NAT gateway `out` overlaps {inside}"));
 }
 
 pub async fn nat_gateways_stay_on_their_cluster(f: Fixture) {

@@ -564,6 +564,20 @@ fn a_round_begins_again_if_a_session_that_must_end_was_refreshed() {
     assert!(tables.is_empty());
 }
 
+/// Catches sessions whose last packet seems to come in the future after a restart with shorter timeouts.
+#[test]
+fn shorter_timeouts_of_the_next_agent_limit_sessions() {
+    let (tables, nat) = TestNat::new(size(1, 64), limits());
+    tables.out(UDP, vm(7), server(53), NOW);
+    drop(nat);
+    for (udp_one_way_s, left_s) in [(400, 300), (100, 100), (200, 100)] {
+        let timeouts = Timeouts { udp_one_way_s, ..default_timeouts() };
+        let nat = Nat::open(&tables.regions, tables.size, &timeouts, NOW, Immediate).unwrap();
+        let expires_at = nat.translations().next().unwrap().session.expires_at;
+        assert_eq!(expires_at.wrapping_sub(NOW) / 8, left_s);
+    }
+}
+
 #[test]
 fn rounds_wrap() {
     let (tables, mut nat) = TestNat::new(size(1, 64), limits());

@@ -90,6 +90,13 @@ impl Timeouts {
         Ok(self)
     }
 
+    /// The name and the seconds of the shortest timeout.
+    #[must_use]
+    pub fn shortest(mut self) -> (&'static str, u32) {
+        let [first, others @ ..] = self.named().map(|(name, seconds)| (name, *seconds));
+        others.into_iter().fold(first, |least, other| if other.1 < least.1 { other } else { least })
+    }
+
     /// Each timeout by its name.
     fn named(&mut self) -> [(&'static str, &mut u32); 7] {
         [

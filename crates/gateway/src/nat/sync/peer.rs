@@ -122,12 +122,17 @@ impl SyncPeer {
         send
     }
 
-    /// Whether this gateway has all sessions of all NAT gateways that others own. An owner that does not translate has none.
+    /// Whether this gateway has all sessions of all NAT gateways that others own. An owner that does not translate has none, and an owner that is
+    /// not known yet may have some.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let without_nat = &self.view.contacts.without_nat;
-        let has = |(_, owner, complete): (Vni, Option<GatewayId>, bool)| {
-            complete || owner.is_none_or(|owner| owner == self.own || without_nat.contains(&owner))
+        let has = |(vni, owner, complete): (Vni, Option<GatewayId>, bool)| {
+            let has_none = match owner {
+                Some(owner) => owner == self.own || without_nat.contains(&owner),
+                None => !self.is_planned(vni),
+            };
+            complete || has_none
         };
         self.view.plan.is_some() && self.units.is_some() && self.replicator.copies().all(has)
     }
@@ -135,10 +140,9 @@ impl SyncPeer {
     /// What operators are shown.
     #[must_use]
     pub fn status(&self) -> SyncStatus {
-        let vip = |vni| self.units.iter().flatten().find(|unit| unit.0 == vni).map(|unit| unit.1);
         let copy = |(vni, owner, complete)| Copy {
             vni,
-            vip: vip(vni),
+            vip: self.vip(vni),
             owner,
             is_own: owner == Some(self.own),
             complete,
@@ -150,6 +154,17 @@ impl SyncPeer {
             counts: self.counts.clone(),
             sessions: self.replicator.counters(),
         }
+    }
+
+    /// The vIP of a NAT gateway.
+    fn vip(&self, vni: Vni) -> Option<IpAddr> {
+        self.units.iter().flatten().find(|unit| unit.0 == vni).map(|unit| unit.1)
+    }
+
+    /// Whether the vIP of a NAT gateway is one of the cluster, so that it gets an owner.
+    fn is_planned(&self, vni: Vni) -> bool {
+        let vip = self.vip(vni);
+        self.view.plan.iter().flat_map(|plan| &plan.vips).any(|planned| Some(planned.address) == vip)
     }
 
     /// Which gateway owns the vIP of each NAT gateway.

@@ -3,11 +3,11 @@
 use super::peer::{Event, SyncPeer};
 use super::*;
 use crate::nat::naive::{Key, Table, public};
-use crate::ownership::{GatewayPlan, Now, PlannedMember};
-use sluice_cluster::Contacts;
+use crate::ownership::{GatewayPlan, Now, PlannedMember, PlannedVip};
+use sluice_cluster::{Contacts, VipId};
 use sluice_envelope::ClusterKey;
 use sluice_nat_sync::{Installed, Record, Source, Unseen};
-use sluice_types::ClusterId;
+use sluice_types::{ClusterId, MacAddr};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::sync::PoisonError;
@@ -226,6 +226,20 @@ fn owner_that_does_not_translate_is_not_waited_for() {
     seen.contacts.without_nat = vec![id(0)];
     world.feed(1, Event::View(Box::new(seen)));
     assert!(world.peers[1].0.is_complete());
+}
+
+/// Catches copies that count as complete before it is known who owns the vIPs.
+#[test]
+fn owner_that_is_not_known_may_have_sessions() {
+    let mut world = World::new();
+    world.feed(1, Event::Units(units()));
+    let mut seen = ClusterView { owners: BTreeMap::new(), ..view(1, &world.vteps, 0) };
+    world.feed(1, Event::View(Box::new(seen.clone())));
+    assert!(world.peers[1].0.is_complete(), "no vIP of the cluster is known");
+    let planned = PlannedVip { slot: VipId::new(0).unwrap(), address: vip(1), mac: MacAddr::local(1) };
+    seen.plan.as_mut().unwrap().vips.push(planned);
+    world.feed(1, Event::View(Box::new(seen)));
+    assert!(!world.peers[1].0.is_complete());
 }
 
 /// A table that the test sees as well.
