@@ -120,6 +120,7 @@ impl World {
         self.members[at] = Some(LocalMember::new(id(at), vteps(at), boot, saved, tables, self.now()));
         self.feed(at, Event::Keys(keys()));
         self.feed(at, Event::Controller(Some(CONTROLLER)));
+        self.feed(at, Event::Copies(true));
     }
 
     fn address(at: usize) -> IpAddr {
