@@ -136,8 +136,10 @@ impl Backend for SqliteBackend {
     async fn begin_write(&self) -> Result<Box<dyn Tx>> {
         let tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
         let mut tx = SqliteTx { tx, checkpoint: None };
-        if self.deferred.swap(false, Ordering::Relaxed) {
+        if self.deferred.load(Ordering::Relaxed) {
             tx.checkpoint_from(CHECKPOINT_PAGES).await?;
+            // Not before: a caller that is canceled leaves it to the next one.
+            self.deferred.store(false, Ordering::Relaxed);
         }
         tx.checkpoint = Some(Checkpoint {
             readers: self.readers.clone(),
@@ -395,11 +397,10 @@ mod tests {
         assert_eq!(hex(&[0, 0xab]), "00ab");
     }
 
-    #[test]
-    fn chunks_contain_all_instances_in_order() {
-        let one = |id| Instance {
+    fn one(id: u64) -> Instance {
+        Instance {
             id: sluice_types::InstanceId::new(id),
-            name: String::new(),
+            name: format!("vm-{id}"),
             vpc: sluice_types::VpcId::new(1),
             subnet: sluice_types::SubnetId::new(1),
             host: sluice_types::HostId::new(1),
@@ -409,7 +410,37 @@ mod tests {
             identity: 0,
             options: crate::InstanceOptions::default(),
             revision: 1,
+        }
+    }
+
+    /// Catches indexes that are missing after a bulk insertion, or do not have its rows.
+    #[tokio::test]
+    async fn a_bulk_insertion_leaves_all_indexes() {
+        let backend = SqliteBackend::in_memory().await.unwrap();
+        let mut tx = backend.begin_write().await.unwrap();
+        crate::schema::migrate(&mut *tx, crate::schema::Dialect::Sqlite, 1).await.unwrap();
+        tx.commit().await.unwrap();
+        let indexes = async || {
+            let sql = "SELECT sql FROM sqlite_schema WHERE tbl_name = 'instances' ORDER BY name";
+            let rows = backend.rows(sql, vec![]).await.unwrap();
+            rows.iter().map(|row| row.text(0).unwrap().to_owned()).collect::<Vec<_>>()
         };
+        let before = indexes().await;
+        let all: Vec<Instance> = (1..=REBUILD_ROWS as u64).map(one).collect();
+        let mut tx = backend.begin_write().await.unwrap();
+        tx.insert_instances(&all, &vec![0; all.len()]).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!((indexes().await, before.len()), (before, 7), "the table and its indexes");
+        // The next transaction finds a row by an index, and writes as usual.
+        let mut tx = backend.begin_write().await.unwrap();
+        let twice = Instance { name: "vm-7".into(), ..one(REBUILD_ROWS as u64 + 1) };
+        assert!(tx.insert_instances(&[twice], &[0]).await.is_err());
+        let row = tx.row("PRAGMA wal_autocheckpoint", vec![]).await.unwrap().unwrap();
+        assert_eq!(row.number(0).unwrap(), u64::from(CHECKPOINT_PAGES));
+    }
+
+    #[test]
+    fn chunks_contain_all_instances_in_order() {
         for count in [0, 1, 17, 255, 2048, 5000] {
             let all: Vec<Instance> = (0..count).map(one).collect();
             let derived = vec![0; all.len()];
