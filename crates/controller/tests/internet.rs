@@ -98,7 +98,7 @@ async fn pools_are_created_changed_and_deleted() {
         (&changed.body["name"], &changed.body["prefixes"]),
         (&json!("v4"), &json!(["198.51.100.0/24"]))
     );
-    assert_eq!(cloud.delete(&path).await.problem(), (409, "in-use", "EIP `web`"));
+    assert_eq!(cloud.delete(&path).await.problem(), (409, "in-use", user.as_str()));
     cloud.delete(&format!("/v1/eips/{web}")).await;
     assert_eq!(cloud.delete(&path).await.status, StatusCode::OK);
     assert_eq!(cloud.get(&path).await.problem(), (404, "not-found", id.as_str()));
