@@ -286,13 +286,15 @@ pub fn fill(rig: &Rig, sessions: Sessions) -> Result<Filled, Failure> {
     let all = Sessions { remotes: sessions.remotes * 2, ..sessions };
     rig.aim(all, Order::From(0), ROUTER_MAC)?;
     let program = edge.program()?;
+    // A step of a large table is longer, because each has to begin and end.
+    let step = FILL_STEP.max(sessions.count() >> 12);
     let mut sent = 0;
     while nat.usage().sessions.full_events == 0 {
         if sent > all.count() {
             return Err(format!("a table for {} sessions has more", sessions.count()).into());
         }
-        rig.timed(program.as_fd(), FILL_STEP)?;
-        sent += FILL_STEP;
+        rig.timed(program.as_fd(), step)?;
+        sent += step;
     }
     let regions = edge.gateway.datapath().nat()?;
     let bytes = regions.groups.bytes() + regions.ports.bytes() + regions.sessions.ipv4.bytes();

@@ -2,6 +2,7 @@
 
 use crate::failover::{self, Settings};
 use crate::measures::{FRESH, SIZES};
+use crate::rig::Sessions;
 use crate::{replicated, resync};
 use sluice_bench_report::Measure;
 use sluice_bench_report::shell::Failure;
@@ -17,6 +18,8 @@ const DRAINS: usize = 5;
 const LIVE: usize = 100_000;
 const FRESH_PER_S: u32 = 10_000;
 const RESYNCS: usize = 3;
+/// The table for them takes 15.8 GB, with the marks of passes.
+const FILLS_16_GB: Sessions = Sessions { remotes: 250, ..SIZES[2].0 };
 /// The default of a cluster.
 const HELLO_MS: u16 = 4;
 
@@ -51,6 +54,9 @@ pub struct Args {
     /// Measure also how long copies of 10 million sessions take: four minutes more
     #[arg(long)]
     resync_10m: bool,
+    /// Fill a table of 16 GB instead of one for 10 million sessions: needs 20 GB of memory and some minutes
+    #[arg(long)]
+    fill_16gb: bool,
 }
 
 impl Args {
@@ -77,8 +83,8 @@ pub const METHOD: &str = "\
 lines on the same core replaces: it sends the packet to the Internet as the record says. Beside it `nat_cps` of a gateway alone; the
 cost is one minus the ratio. The second packet of a session, which confirms it, visits the other gateway as well; it is part of neither
 figure. `nat_cps_standby`: sessions in a second that the other gateway installs from such packets and whose packets it sends to the
-Internet, on a core of its own. `nat_copied_session_bytes`: as `nat_session_bytes`, of a table for 10 million sessions, and the agent's
-marks of passes; `nat_sessions_16gb`: how many of these 16 GB have room for, computed. `resync_s_*`: from the start of a gateway
+Internet, on a core of its own. `nat_copied_session_bytes`: as `nat_session_bytes`, of a table with `nat_filled_sessions`, and the
+agent's marks of passes; `nat_sessions_16gb`: how many of these 16 GB have room for, computed. `resync_s_*`: from the start of a gateway
 without sessions until it says that it has copies of all, and each is compared with the owner's: the agents' own threads over UDP on
 loopback, with the tables and the program of two gateways, which have room for twice as many sessions; a sender sends 100,000 sessions a
 second (`Params::sessions_per_s`). `resync_core_pct_*`: the part of a core that both gateways take meanwhile, so what passes cost the two
@@ -115,7 +121,7 @@ pub fn measure(
         measures.extend(replicated::beginning(effort, FRESH)?);
     }
     if wants("capacity") {
-        measures.extend(replicated::capacity(SIZES[2].0)?);
+        measures.extend(replicated::capacity(if args.fill_16gb { FILLS_16_GB } else { SIZES[2].0 })?);
     }
     if wants("resync") {
         measures.extend(resync::measure(RESYNCS.min(effort.rounds), SIZES[1].0, SIZES[1].1)?);
