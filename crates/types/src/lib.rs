@@ -39,7 +39,7 @@ pub use meter::{
 };
 pub use nat::{
     ForwardProtocol, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT,
-    NAT_SESSIONS_MAX, NatFiltering, NatMapping, PORT_FORWARDS_MAX, PortForward,
+    NAT_SESSIONS_MAX, NatFiltering, NatMapping, PORT_FORWARDS_MAX, PortForward, check_nat_addresses,
 };
 pub use placement::{
     GATEWAY_CAPACITY_PPS_DEFAULT, GATEWAY_CAPACITY_PPS_MAX, PlacementSettings, PlacementSettingsError,

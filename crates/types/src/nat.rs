@@ -11,6 +11,17 @@ use std::str::FromStr;
 /// Most public addresses of a NAT gateway: gateways keep all of them in one cell of their tables.
 pub const NAT_ADDRESSES_MAX: usize = 16;
 
+/// Whether a NAT gateway may have so many public addresses: 1 to [`NAT_ADDRESSES_MAX`].
+///
+/// # Errors
+/// What is wrong with the number.
+pub fn check_nat_addresses(number: usize) -> Result<(), String> {
+    if (1..=NAT_ADDRESSES_MAX).contains(&number) {
+        return Ok(());
+    }
+    Err(format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {number}"))
+}
+
 /// Sessions that each instance may have at the same time, unless the NAT gateway says otherwise.
 pub const NAT_SESSIONS_DEFAULT: u32 = 10_000;
 

@@ -13,7 +13,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Created, NatAddresses, NatGatewayUpdate, Page, Store, StoreError};
 use sluice_types::{
-    IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NatFiltering, NatGatewayId, NatMapping, PublicPoolId, VpcId, given,
+    IpNet, Ipv6Net, NatFiltering, NatGatewayId, NatMapping, PublicPoolId, VpcId, check_nat_addresses, given,
 };
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::{IntoParams, ToSchema};
@@ -173,12 +173,8 @@ pub(super) struct NatGatewayFilter {
     name: Option<String>,
 }
 
-fn number_is_valid(field: &str, number: usize) -> Result<(), Problem> {
-    if (1..=NAT_ADDRESSES_MAX).contains(&number) {
-        return Ok(());
-    }
-    let detail = format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {number}");
-    Err(Problem::invalid(field, detail))
+fn check_number(field: &str, number: usize) -> Result<(), Problem> {
+    check_nat_addresses(number).map_err(|detail| Problem::invalid(field, detail))
 }
 
 /// The addresses that a request asks for. Their number is checked here, because they are admitted before the store sees them.
@@ -188,14 +184,14 @@ fn wanted(addresses: Option<Vec<IpAddr>>, count: Option<usize>) -> Result<Option
             Err(Problem::invalid("address_count", "expected the addresses or their number, not both"))
         }
         (Some(addresses), None) => {
-            number_is_valid("addresses", addresses.len())?;
+            check_number("addresses", addresses.len())?;
             match addresses.iter().enumerate().find(|(at, address)| addresses[..*at].contains(address)) {
                 Some((_, twice)) => Err(Problem::invalid("addresses", format!("{twice} is given twice"))),
                 None => Ok(Some(NatAddresses::These(addresses))),
             }
         }
         (None, Some(count)) => {
-            number_is_valid("address_count", count)?;
+            check_number("address_count", count)?;
             Ok(Some(NatAddresses::Number(count)))
         }
         (None, None) => Ok(None),

@@ -17,8 +17,8 @@ use crate::{
     NewNatGateway, PublicPool, Result, Route, RouteTarget, StoreError, Subnet, Vpc,
 };
 use sluice_types::{
-    IpNet, Ipv6Net, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT,
-    NAT_SESSIONS_MAX, NatFiltering, NatGatewayId, NatMapping, VpcId, is_nat64_prefix,
+    IpNet, Ipv6Net, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX, NatFiltering,
+    NatGatewayId, NatMapping, VpcId, check_nat_addresses, is_nat64_prefix,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -143,20 +143,12 @@ pub(super) async fn check_not_nat64(
     Err(Conflict::Nat64PrefixTaken { prefix, nat_gateway, existing: new.to_string() }.into())
 }
 
-/// Checks how many addresses a request asks for.
-fn check_number(number: usize) -> Result<()> {
-    if (1..=NAT_ADDRESSES_MAX).contains(&number) {
-        return Ok(());
-    }
-    Err(invalid("addresses", format!("a NAT gateway has 1 to {NAT_ADDRESSES_MAX} addresses, not {number}")))
-}
-
 /// The requested addresses in ascending order.
 ///
 /// # Errors
 /// If the list is empty or too long, has an address twice, or has an IPv6 address.
 fn ascending(wanted: &[IpAddr]) -> Result<Vec<Ipv4Addr>> {
-    check_number(wanted.len())?;
+    check_nat_addresses(wanted.len()).map_err(|detail| invalid("addresses", detail))?;
     let mut addresses = Vec::with_capacity(wanted.len());
     for address in wanted {
         let IpAddr::V4(v4) = address else {
@@ -191,7 +183,7 @@ async fn choose(
         }
         NatAddresses::Number(number) => *number,
     };
-    check_number(number)?;
+    check_nat_addresses(number).map_err(|detail| invalid("addresses", detail))?;
     let mut addresses = has[..number.min(has.len())].to_vec();
     if number > has.len() {
         addresses.extend(eips::allocate_ipv4(q, pool, number - has.len()).await?);

@@ -400,16 +400,22 @@ fn another_secret_forgets_copies_and_marks() {
 
 #[test]
 fn what_cannot_be_installed_says_why() {
-    let (mut copies, _host) = copies(&Rc::new(load(ObjectName::NatTest)));
+    let (mut copies, host) = copies(&Rc::new(load(ObjectName::NatTest)));
     let record = record(1, 0, 0, 0);
     let unknown = SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 200), 2048);
+    let expired = Record { idle: TIMEOUT, remote: unknown, ..record };
     let answers = copies.install_all(&[
         (record, Source::Other),
         (Record { outside: unknown, ..record }, Source::Other),
         (Record { protocol: 132, ..record }, Source::Other),
-        (Record { idle: TIMEOUT, remote: unknown, ..record }, Source::Other),
+        (expired, Source::Other),
+        // The owner has it still, so this gateway has not all copies.
+        (expired, Source::Owner(mark(1, host.at()))),
     ]);
-    assert_eq!(answers, [Installed::Done, Installed::Later, Installed::Refused, Installed::Done]);
+    assert_eq!(
+        answers,
+        [Installed::Done, Installed::Later, Installed::Refused, Installed::Done, Installed::Later]
+    );
     assert_eq!(read_all(&copies).into_values().collect::<Vec<_>>(), [record]);
 }
 
