@@ -176,7 +176,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		int verdict = tunnel_to_group(skb, vrf_cell, vni, frame);
 
 		if (verdict == VERDICT_SENT)
-			count_sent(frame, vni, bytes);
+			count_sent(frame, vrf_cell, bytes);
 		return verdict;
 	}
 	to = local_port(found, &hit, vrf->vni, &reason);

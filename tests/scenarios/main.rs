@@ -34,6 +34,7 @@ mod internet;
 mod isolation;
 mod kernel_drops;
 mod kernel_vxlan;
+mod learning;
 mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
@@ -195,6 +196,7 @@ fn all() -> Vec<Scenario> {
         full_tables: OwnLab,
         preprogrammed: OwnLab,
         gwzone: OwnLab,
+        learning: OwnLab,
         two_labs: OwnLab,
         removals: OwnLab,
         leftovers: OwnLab,

@@ -66,6 +66,16 @@ static __always_inline __u32 vrf_elephant_bytes(const struct vrf *vrf)
 	return READ_ONCE(vrf->by_role);
 }
 
+/* On a host: as vrf_elephant_bytes() on a gateway. */
+static __always_inline __u32 vrf_sent_elephant_bytes(const struct vrf *vrf)
+{
+	__u32 code = READ_ONCE(vrf->flags) >> VRF_ELEPHANT_SHIFT;
+
+	if (code == VRF_ELEPHANT_NEVER)
+		return ELEPHANT_NEVER;
+	return (code & ((1 << VRF_ELEPHANT_BITS) - 1)) << (code >> VRF_ELEPHANT_BITS);
+}
+
 /* The next hop in `cell`, or NULL if it is not of this kind. */
 static __always_inline struct next_hop *next_hop_at(__u32 cell, __u8 kind)
 {

@@ -280,6 +280,14 @@ struct lpm_skip {
  * the meter, or the meter without the flag, and take from none.
  */
 #define VRF_METERED 0x2
+/*
+ * Host: from here on, the threshold of elephants in bytes per period: a mantissa, and the number of zeros behind it. 0: that of
+ * the flow table; VRF_ELEPHANT_NEVER: no flow is one. So it is up to 1.6 % below what was set (1 of 64 to 127).
+ */
+#define VRF_ELEPHANT_SHIFT 4
+#define VRF_ELEPHANT_BITS 7 /* of the mantissa */
+#define VRF_ELEPHANT_ZEROS_MAX 25
+#define VRF_ELEPHANT_NEVER 0xfff
 
 /*
  * A VNI. (EXACT_INDEX, VNI, 0) refers to it. That of VNI 0, which only gateways with public prefixes have, is the
@@ -292,7 +300,7 @@ struct vrf {
 	__u64 lpm6;
 	/*
 	 * Read by vrf_group() on hosts and by vrf_elephant_bytes() on gateways (lookup.h), because a cell has no
-	 * room for both. Host: first cell of the struct group; 0: none. Gateway: bytes per period from which a
+	 * room for both: hosts have the threshold in `flags`. Host: first cell of the struct group; 0: none. Gateway: bytes per period from which a
 	 * flow is an elephant; 0: the threshold of the flow table; ELEPHANT_NEVER: no flow is.
 	 */
 	__u32 by_role;

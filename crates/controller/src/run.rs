@@ -62,8 +62,8 @@ pub struct Args {
     /// loopback address
     #[arg(long, value_name = "FILE")]
     pub api_token_file: Option<PathBuf>,
-    /// Forwarding model: zeta, or one of the models for comparison. After a change of the model, all
-    /// nodes get a snapshot
+    /// Forwarding model: zeta, achelous (hosts decide which paths they learn), or one of the models for
+    /// comparison. After a change of the model, all nodes get a snapshot
     #[arg(long, value_enum, default_value_t)]
     pub model: Model,
     /// Number of backup gateways of a cluster with the model gwzone: the last ones by id

@@ -51,8 +51,9 @@ pub struct Group {
     /// The vIPs in the order of hash buckets, all of one address family. Empty if the cluster has no vIP of
     /// the host's family.
     pub vips: Vec<IpAddr>,
-    /// True if the host itself detects elephants.
-    pub detect: bool,
+    /// Whether the host itself detects elephants. If it does, it learns the path to a destination when elephants have sent to it
+    /// for so many milliseconds.
+    pub detect_after_ms: Option<u32>,
 }
 
 /// The VRF of a VPC.
@@ -68,14 +69,13 @@ pub struct Vrf {
     pub router6: Option<Ipv6Addr>,
     /// On hosts: the group to which packets without a direct path are sent.
     pub group: Option<u32>,
-    /// On gateways: the rate in kbit/s from which a flow is offloaded, [`ELEPHANT_DEFAULT`] or
-    /// [`ELEPHANT_NEVER`].
+    /// The rate in kbit/s from which a flow is offloaded, [`ELEPHANT_DEFAULT`] or [`ELEPHANT_NEVER`].
     pub elephant_kbps: u32,
     /// On gateways: the id of the meter of the VPC's Internet traffic.
     pub internet_meter: Option<u32>,
 }
 
-/// The gateway uses its default threshold: 20 kbit/s unless it is configured.
+/// The node uses its default threshold: 20 kbit/s, unless a gateway is configured otherwise.
 pub const ELEPHANT_DEFAULT: u32 = 0;
 
 /// No flow is offloaded.

@@ -213,7 +213,12 @@ impl TryFrom<proto::Vip> for Vip {
 
 impl From<Group> for proto::Group {
     fn from(group: Group) -> Self {
-        Self { id: group.id, vips: group.vips.into_iter().map(Into::into).collect(), detect: group.detect }
+        Self {
+            id: group.id,
+            vips: group.vips.into_iter().map(Into::into).collect(),
+            detect: group.detect_after_ms.is_some(),
+            detect_after_ms: group.detect_after_ms.unwrap_or(0),
+        }
     }
 }
 
@@ -229,7 +234,7 @@ impl TryFrom<proto::Group> for Group {
         if vips.iter().any(|vip| vip.is_ipv4() != vips[0].is_ipv4()) {
             return Err(Malformed::MixedGroup(id));
         }
-        Ok(Self { id, vips, detect: group.detect })
+        Ok(Self { id, vips, detect_after_ms: group.detect.then_some(group.detect_after_ms) })
     }
 }
 

@@ -274,7 +274,7 @@ fn full_update() -> Update {
         groups: vec![Group {
             id: 1,
             vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()],
-            detect: true,
+            detect_after_ms: Some(200),
         }],
         meters: meters(),
         vrfs: vrfs(),

@@ -396,9 +396,37 @@ pub(crate) fn internet_cell(cell: &layout::vrf) -> u32 {
     if u32::from(cell.flags) & layout::VRF_INTERNET == 0 { 0 } else { cell.group_id }
 }
 
-/// The elephant threshold of a VRF, in bytes per period. `None` if it has none, or if it has a group.
+/// The elephant threshold of a VRF, in bytes per period. `None` if it has none.
 pub(crate) fn elephant_bytes(cell: &layout::vrf) -> Option<u32> {
-    (group_id(cell) == 0 && cell.by_role != 0).then_some(cell.by_role)
+    if group_id(cell) != 0 {
+        return sent_elephant_bytes(cell.flags);
+    }
+    (cell.by_role != 0).then_some(cell.by_role)
+}
+
+/// The flags of a VRF with a group for a threshold of elephants, at least 1 byte.
+pub(crate) fn sent_elephant_flags(bytes: Option<u32>) -> u16 {
+    let code = match bytes {
+        None => 0,
+        Some(layout::ELEPHANT_NEVER) => layout::VRF_ELEPHANT_NEVER,
+        Some(bytes) => {
+            let zeros = (u32::BITS - bytes.leading_zeros()).saturating_sub(layout::VRF_ELEPHANT_BITS);
+            zeros << layout::VRF_ELEPHANT_BITS | bytes >> zeros
+        }
+    };
+    (code << layout::VRF_ELEPHANT_SHIFT) as u16
+}
+
+/// The threshold in the flags of a VRF with a group, as `vrf_sent_elephant_bytes()` reads it.
+pub(crate) fn sent_elephant_bytes(flags: u16) -> Option<u32> {
+    match u32::from(flags) >> layout::VRF_ELEPHANT_SHIFT {
+        0 => None,
+        layout::VRF_ELEPHANT_NEVER => Some(layout::ELEPHANT_NEVER),
+        code => {
+            let zeros = (code >> layout::VRF_ELEPHANT_BITS).min(layout::VRF_ELEPHANT_ZEROS_MAX);
+            Some((code & ((1 << layout::VRF_ELEPHANT_BITS) - 1)) << zeros)
+        }
+    }
 }
 
 /// The role of the node that a VTEP's cell describes.

@@ -87,9 +87,9 @@ pub struct Vrf {
     pub router6: Option<Ipv6Addr>,
     /// Hosts: identifier of the VPC's group.
     pub group: Option<u32>,
-    /// Gateways, only without a group: a flow of this VPC that sends at least this many bytes in a period is
-    /// an elephant. At least 1; with [`Vrf::NEVER_ELEPHANTS`] no flow is an elephant; `None` means the
-    /// threshold of the flow table.
+    /// A flow of this VPC that sends at least this many bytes in a period is an elephant. At least 1; with
+    /// [`Vrf::NEVER_ELEPHANTS`] no flow is an elephant; `None` means the threshold of the flow table. Hosts, which
+    /// have a group, keep it with 7 bits, rounded down.
     pub elephant_bytes: Option<u32>,
 }
 

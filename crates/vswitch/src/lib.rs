@@ -4,6 +4,7 @@
 
 mod args;
 mod claim_reader;
+mod elephants;
 mod ending_sessions;
 mod guard;
 mod guard_metrics;
@@ -43,6 +44,7 @@ use sluice_datapath::{Datapath, ObjectName};
 use sluice_tables::PortMeters;
 use sluice_tables::sessions::Timeouts;
 
+use crate::elephants::Elephants;
 use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
@@ -116,6 +118,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         events: AsyncEventRing::new(node.datapath.flow_events()?)?,
         flows: node.datapath.flows()?,
         groups: detection_groups,
+        reported: Elephants::default(),
     };
     let announced = AsyncEventRing::new(node.datapath.claims()?)?;
     let claim_reader = claim_reader::run(node.clone(), announced);

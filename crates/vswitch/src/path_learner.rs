@@ -5,7 +5,7 @@
 //! The state of a destination; the cache of `crates/rsp` holds it:
 //!
 //! ```text
-//!                this host sends an elephant there
+//!                this host sends elephants there for long enough
 //!                (only where hosts detect elephants)          Reply without a path,
 //!            +--------------------------------> REQUESTED     or 1 s unanswered
 //!            |                                   |     |

@@ -29,6 +29,8 @@ pub struct PathStats {
     pub permits_refused: u64,
     /// Events of the packet programs that were lost, and those that were refused.
     pub events: (u64, u64),
+    /// Reports of elephants that were ignored.
+    pub elephants_refused: u64,
 }
 
 /// Registers the metrics.
@@ -77,7 +79,7 @@ fn of_networks(cache: &Stats) -> [(&'static str, &'static str, u64); 5] {
 
 impl MetricSource for PathMetrics {
     fn register(&self, registry: &mut Registry) {
-        let PathStats { cache, counts, fill, refused, senders, permits_refused, events } =
+        let PathStats { cache, counts, fill, refused, senders, permits_refused, events, elephants_refused } =
             *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         gauge(registry, "direct_paths", "Destinations reached without a gateway", number(fill.0));
@@ -113,6 +115,8 @@ impl MetricSource for PathMetrics {
                 refused,
             ),
         ];
+        let help = "Reports of elephants ignored because too many destinations are watched, of all networks or of theirs";
+        registry.register("elephants_refused", help, counter(elephants_refused));
         for (name, help, value) in counters.into_iter().chain(of_networks(&cache)).chain(of_events) {
             registry.register(name, help, counter(value));
         }
@@ -167,6 +171,7 @@ mod tests {
             senders: 16,
             permits_refused: 15,
             events: (17, 18),
+            elephants_refused: 19,
         };
         let mut registry = Registry::default();
         PathMetrics(Arc::new(Mutex::new(stats))).register(&mut registry);
@@ -187,6 +192,7 @@ mod tests {
             "permitted_senders_limit 65536",
             "events_lost_total 17",
             "events_refused_total 18",
+            "elephants_refused_total 19",
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in {page}");
         }

@@ -42,6 +42,7 @@ use sluice_tables::sessions::SessionReader;
 use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
 use tokio::sync::watch;
 
+use crate::elephants::elephant_bytes;
 use crate::ending_sessions::Ending;
 use crate::policies;
 use crate::port_registry::PortRegistry;
@@ -60,8 +61,8 @@ pub struct HostRole {
     absent_policies: BTreeSet<PolicyKey>,
     /// Addresses that VMs have announced and do not hold.
     claims: Claims,
-    /// The groups for which this host detects elephant flows itself.
-    detection: watch::Sender<BTreeSet<u32>>,
+    /// The groups for which this host detects elephant flows itself, with how many milliseconds these have to last.
+    detection: watch::Sender<BTreeMap<u32, u32>>,
     /// The sessions of the ports.
     sessions: Option<SessionReader>,
 }
@@ -99,14 +100,17 @@ impl HostRole {
         }
     }
 
-    /// The groups for which this host detects elephant flows, as received since the agent started. If the
-    /// set is empty, gateways detect them.
-    pub fn detection(&self) -> watch::Receiver<BTreeSet<u32>> {
+    /// The groups for which this host detects elephant flows, as received since the agent started, with how many milliseconds these
+    /// have to last. If there is none, gateways detect them.
+    pub fn detection(&self) -> watch::Receiver<BTreeMap<u32, u32>> {
         self.detection.subscribe()
     }
 
-    fn set_detection(&mut self, id: u32, detect: bool) {
-        self.detection.send_if_modified(|groups| if detect { groups.insert(id) } else { groups.remove(&id) });
+    fn set_detection(&mut self, id: u32, after_ms: Option<u32>) {
+        self.detection.send_if_modified(|groups| match after_ms {
+            Some(after_ms) => groups.insert(id, after_ms) != Some(after_ms),
+            None => groups.remove(&id).is_some(),
+        });
     }
 
     /// Begins the delayed removal of networks without an instance here and of VTEPs that are no known
@@ -160,7 +164,8 @@ impl HostRole {
     fn write_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: sluice_tables::Vrf) {
         let mut entry = vrf;
         if let Some(id) = vrf.group.filter(|id| !context.tables.groups().any(|group| group.id == *id)) {
-            entry.group = None;
+            // Without a group, a threshold is that of a gateway.
+            (entry.group, entry.elephant_bytes) = (None, None);
             self.without_group.insert(vrf.vni, vrf);
             report_absent_group(context, vrf.vni, id);
         } else {
@@ -230,12 +235,12 @@ impl Role for HostRole {
     }
 
     fn upsert_group(&mut self, context: &mut UpdateContext<'_>, group: Group) {
-        let Group { id, vips, detect } = group;
+        let Group { id, vips, detect_after_ms } = group;
         if vips.is_empty() {
             self.remove_group(context, id);
             return;
         }
-        self.set_detection(id, detect);
+        self.set_detection(id, detect_after_ms);
         self.delayed.cancel_group(id);
         let result = context.tables.upsert_group(&sluice_tables::Group { id, vips });
         if context.check(result, format_args!("group {id}")).is_none() {
@@ -249,7 +254,7 @@ impl Role for HostRole {
     }
 
     fn remove_group(&mut self, context: &mut UpdateContext<'_>, id: u32) {
-        self.set_detection(id, false);
+        self.set_detection(id, None);
         let vrfs = context.tables.vrfs().map(|entry| entry.vrf);
         let users: Vec<_> = vrfs.filter(|vrf| vrf.group == Some(id)).collect();
         if !users.is_empty() && users.iter().all(|vrf| self.delayed.has_network(vrf.vni)) {
@@ -268,9 +273,9 @@ impl Role for HostRole {
 
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         self.delayed.cancel_network(vrf.vni);
-        // Hosts offload flows as gateways notify them: they have no elephant threshold.
-        let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _, internet_meter: _ } = *vrf;
-        let entry = sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes: None };
+        let Vrf { vni, mtu, router4, router6, group, elephant_kbps, internet_meter: _ } = *vrf;
+        let elephant_bytes = elephant_bytes(elephant_kbps);
+        let entry = sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes };
         self.write_vrf(context, entry);
     }
 

@@ -2,7 +2,7 @@
 //! the paths that it returns to the tables, and sends its messages and those of the identity client. This file changes
 //! when the learner gets another input or output.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,12 +14,13 @@ use sluice_agent::{Applier, Error, Node, error_chain};
 use sluice_datapath::{FlowEvent, Stray, UnknownReceiver};
 use sluice_rsp::cache::Config;
 use sluice_rsp::{Destination, Message, Path, PermitEntry};
-use sluice_tables::flows::{FlowConfig, Flows, Policy};
+use sluice_tables::flows::{Flows, Policy};
 use sluice_tables::{DirectPath, NodeTables};
 use sluice_types::Vni;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
+use crate::elephants::{ELEPHANT, Elephants};
 use crate::identity_client::{IdentityClient, identities_of_ports};
 use crate::path_learner::{Actions, Network, PathChange, PathLearner};
 use crate::path_metrics::{PathMetrics, PathStats};
@@ -35,8 +36,6 @@ const USE_INTERVAL_MAX: Duration = Duration::from_secs(5);
 const USE_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// Lifetime of a path that an earlier agent left in the tables.
 const ADOPTED_LIFETIME_MS: u32 = 60_000;
-/// Threshold of elephant flows where this host detects them: 20 kbit/s over a second, as on gateways.
-const ELEPHANT: FlowConfig = FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 };
 /// Requests for the list of paths that may wait.
 const LIST_REQUESTS_MAX: usize = 8;
 
@@ -84,17 +83,21 @@ pub struct ElephantDetection<E> {
     pub events: E,
     /// The packet program's flow table.
     pub flows: Flows,
-    /// The groups for which detection is enabled.
-    pub groups: watch::Receiver<BTreeSet<u32>>,
+    /// The groups for which detection is enabled, with how many milliseconds elephants have to last.
+    pub groups: watch::Receiver<BTreeMap<u32, u32>>,
+    /// Those that have been reported.
+    pub reported: Elephants,
 }
 
 impl<E> ElephantDetection<E> {
     /// Makes the packet program count flows, or stop counting them.
     fn configure(&mut self) {
-        let enabled = !self.groups.borrow_and_update().is_empty();
+        let lasting_ms = self.groups.borrow_and_update().values().copied().max();
+        let enabled = lasting_ms.is_some();
+        self.reported.set_lasting(Duration::from_millis(lasting_ms.unwrap_or(0).into()));
         let policy = if enabled { Policy::Detect(ELEPHANT) } else { Policy::Off };
         match self.flows.configure(&policy) {
-            Ok(()) => tracing::debug!(enabled, "detection of elephant flows on this host"),
+            Ok(()) => tracing::debug!(enabled, lasting_ms, "detection of elephant flows on this host"),
             Err(error) => {
                 tracing::error!(
                     enabled,
@@ -227,8 +230,12 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
         if self.learner.redirects_due_us().is_some_and(|due_us| due_us <= now_us) {
             self.learner.take_redirects(now_us, &mut actions);
         }
-        let destination = |event: &FlowEvent| Destination { vni: event.vni, address: event.destination };
-        let destinations: Vec<_> = elephants.iter().map(destination).collect();
+        let reported = &mut self.detection.reported;
+        let lasting = |event: &FlowEvent| {
+            let destination = Destination { vni: event.vni, address: event.destination };
+            reported.note(event.time_ns, destination).then_some(destination)
+        };
+        let destinations: Vec<_> = elephants.iter().filter_map(lasting).collect();
         if !destinations.is_empty() {
             self.learner.request_paths(now_ms, &destinations, &mut actions);
         }
@@ -310,6 +317,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
         let (cache, counts) = self.learner.stats();
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         (stats.cache, stats.counts, stats.fill) = (cache, counts, self.learner.fill());
+        stats.elephants_refused = self.detection.reported.refused();
         Ok(())
     }
 

@@ -55,7 +55,7 @@ fn cloud() -> Update {
         revision: 10,
         database_id: 3,
         snapshot: true,
-        groups: vec![Group { id: 1, vips: vec![vip], detect: false }],
+        groups: vec![Group { id: 1, vips: vec![vip], detect_after_ms: None }],
         vrfs: vec![Vrf {
             vni,
             mtu: 1430,

@@ -268,7 +268,8 @@ fn complete_revision_says_whether_entries_may_be_missing() {
     assert_eq!(*complete.borrow_and_update(), 11);
     apply(&mut applier, Update { revision: 12, ..cloud() });
     // An entry is missing until a snapshot has written it.
-    let malformed = Update { groups: vec![Group { id: 1, vips: Vec::new(), detect: false }], ..delta(13) };
+    let malformed =
+        Update { groups: vec![Group { id: 1, vips: Vec::new(), detect_after_ms: None }], ..delta(13) };
     assert_eq!(apply(&mut applier, malformed).unwrap().failed_entries, 1);
     apply(&mut applier, delta(14));
     assert_eq!(*complete.borrow_and_update(), 12);
@@ -426,7 +427,7 @@ fn step_that_cannot_be_committed_leaves_no_applied_revision() {
 fn entries_that_the_role_does_not_have_are_reported() {
     let mut applier = applier(1 << 14);
     apply(&mut applier, cloud());
-    let group = Group { id: 1, vips: vec![ip("192.0.2.100")], detect: false };
+    let group = Group { id: 1, vips: vec![ip("192.0.2.100")], detect_after_ms: None };
     let applied = apply(&mut applier, Update { groups: vec![group], ..delta(11) }).unwrap();
     assert_eq!(applied.failures, ["group 1: a node of this role has no such entries"]);
     assert_eq!(applier.tables.groups().count(), 0);

@@ -4,7 +4,7 @@
 
 use super::shared::ClusterUpdates;
 use super::zones::ZoneInput;
-use super::{Compiled, Family, Gate, Membership, NodeGroup, State, Target};
+use super::{Compiled, Family, Gate, Membership, Model, NodeGroup, State, Target};
 use sluice_rsp::host_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Key, Member, PlannedVip, PreferredOwner, Update, Vip, Vtep, VtepRole,
@@ -88,10 +88,10 @@ pub fn for_host(keys: &ClusterKeys, vtep: IpAddr) -> ClusterKeys {
     ClusterKeys { cluster: keys.cluster, keys: keys.keys.iter().map(derived).collect() }
 }
 
-pub(super) fn group_of(cluster: &Cluster, family: Family) -> Group {
+pub(super) fn group_of(cluster: &Cluster, family: Family, model: Model) -> Group {
     let addresses = cluster.vips.iter().map(|vip| vip.address);
     let vips = addresses.filter(|vip| Family::of(*vip) == family).collect();
-    Group { id: group_id(cluster.id), vips, detect: false }
+    Group { id: group_id(cluster.id), vips, detect_after_ms: model.hosts_detect_after_ms() }
 }
 
 pub(super) fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = Vtep> + '_ {
@@ -147,7 +147,7 @@ impl State {
             let update = out.of(Target::AllHosts(family));
             update.vteps.extend(now.iter().copied());
             if !self.model.has_zones() {
-                update.groups.push(group_of(cluster, family));
+                update.groups.push(group_of(cluster, family, self.model));
             }
             update.removed_vteps.extend(gone.iter().copied());
         }

@@ -493,7 +493,7 @@ impl State {
             vteps: gateways.chain(self.hosts.values().map(vtep_of)).collect(),
             groups: clusters
                 .filter(|_| !self.model.has_zones())
-                .map(|c| group_of(&c.cluster, family))
+                .map(|c| group_of(&c.cluster, family, self.model))
                 .collect(),
             ..Update::default()
         })

@@ -2,6 +2,7 @@
 //! section VIII-A). The gateway of a host is a pure function of the hosts, the gateways, and which gateways
 //! are away.
 
+use super::Model;
 use sluice_southbound::Group;
 use sluice_store::Gateway;
 use sluice_types::{GatewayId, HostId};
@@ -61,7 +62,8 @@ impl Zones {
             let gateways: Vec<_> = gateways.iter().filter(|gateway| vtep(gateway, ipv4).is_some()).collect();
             let vip =
                 self.gateway(&gateways, position, same_family.len()).and_then(|gateway| vtep(gateway, ipv4));
-            Group { id: *id, vips: vip.into_iter().collect(), detect: true }
+            let detect_after_ms = Model::GwZone.hosts_detect_after_ms();
+            Group { id: *id, vips: vip.into_iter().collect(), detect_after_ms }
         };
         self.clusters.iter().map(group).collect()
     }

@@ -296,7 +296,7 @@ fn new_public_addresses_of_owned_vips_are_announced() {
 fn group_is_reported_as_a_failure() {
     let mut gateway = Gateway::new();
     gateway.apply(snapshot());
-    let group = Group { id: 1, vips: vec![ip(A)], detect: false };
+    let group = Group { id: 1, vips: vec![ip(A)], detect_after_ms: None };
     let applied = gateway.apply(Update { groups: vec![group], ..delta(11) }).unwrap();
     assert_eq!(applied.failures, ["group 1: a node of this role has no such entries"]);
 }

@@ -199,7 +199,7 @@ fn vrfs_follow_changes_of_their_groups() {
 }
 
 #[test]
-fn vrf_has_either_a_threshold_or_a_group() {
+fn vrf_has_a_threshold_with_and_without_a_group() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
     tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.9")] }).unwrap();
@@ -216,12 +216,23 @@ fn vrf_has_either_a_threshold_or_a_group() {
     tables.remove_group(3).unwrap();
     assert_eq!(tables.vrf(vni(5)).unwrap().vrf, gateway_vrf(Some(2500)));
     tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.9")] }).unwrap();
-    for refused in [gateway_vrf(Some(0)), Vrf { group: Some(3), ..gateway_vrf(Some(2500)) }] {
+    let host_vrf = |elephant_bytes| Vrf { group: Some(3), elephant_bytes, ..plain_vrf(5) };
+    for refused in [gateway_vrf(Some(0)), host_vrf(Some(0))] {
         assert!(matches!(tables.upsert_vrf(&refused), Err(Error::Invalid(_))));
     }
-    let host = Vrf { group: Some(3), ..plain_vrf(5) };
-    tables.upsert_vrf(&host).unwrap();
-    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, host);
+    let never = Vrf::NEVER_ELEPHANTS;
+    let kept = [(1, 1), (127, 127), (625, 624), (250_000, 249_856), (never - 1, 127 << 25), (never, never)];
+    for (bytes, kept) in kept.map(|(bytes, kept)| (Some(bytes), Some(kept))).into_iter().chain([(None, None)])
+    {
+        assert!(tables.upsert_vrf(&host_vrf(bytes)).unwrap(), "{bytes:?}");
+        assert!(!tables.upsert_vrf(&host_vrf(bytes)).unwrap(), "{bytes:?}");
+        tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
+        assert_eq!(tables.vrf(vni(5)).unwrap().vrf, host_vrf(kept), "{bytes:?}");
+    }
+    // Without its group, nothing is left of it.
+    tables.upsert_vrf(&host_vrf(Some(625))).unwrap();
+    tables.remove_group(3).unwrap();
+    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, plain_vrf(5));
 }
 
 #[test]

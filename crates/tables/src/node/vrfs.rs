@@ -4,6 +4,7 @@ use super::NodeTables;
 use super::public::{internet_flags, internet_of};
 use crate::encoding::{
     elephant_bytes, group_id, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes,
+    sent_elephant_bytes, sent_elephant_flags,
 };
 use crate::entries::{Vrf, VrfEntry};
 use crate::error::Error;
@@ -125,25 +126,26 @@ impl NodeTables {
     /// Adds or changes a VRF; its routes stay. One that is new has the routes of the prefixes of its ports.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or one, public prefixes or a NAT
-    /// gateway together with a group.
+    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0, or for public prefixes or a NAT gateway
+    /// together with a group.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
-        let by_role = match (vrf.group, vrf.elephant_bytes) {
-            (None, None) => 0,
-            (Some(id), None) => *self.groups.get(&id).ok_or(Error::UnknownGroup(id))?,
-            (None, Some(bytes @ 1..)) => bytes,
-            (_, Some(bytes)) => {
-                return Err(Error::Invalid(format!(
-                    "VNI {} has an elephant threshold of {bytes} bytes: it must be at least 1, \
-                     and only a VRF without a group has one",
-                    vrf.vni
-                )));
+        if vrf.elephant_bytes == Some(0) {
+            let detail =
+                format!("VNI {} has an elephant threshold of 0 bytes: it must be at least 1", vrf.vni);
+            return Err(Error::Invalid(detail));
+        }
+        let sent_flags = vrf.group.map_or(0, |_| sent_elephant_flags(vrf.elephant_bytes));
+        let (by_role, vrf) = match vrf.group {
+            None => (vrf.elephant_bytes.unwrap_or(0), *vrf),
+            Some(id) => {
+                let kept = Vrf { elephant_bytes: sent_elephant_bytes(sent_flags), ..*vrf };
+                (*self.groups.get(&id).ok_or(Error::UnknownGroup(id))?, kept)
             }
         };
         let old = self.vrfs.get(&vrf.vni.get()).copied();
         let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();
         let is_linked = old.is_some_and(|cell| self.is_vrf_linked(vrf.vni, cell));
-        let is_same = decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) && known.by_role == by_role;
+        let is_same = decode_vrf(&known).is_some_and(|entry| entry.vrf == vrf) && known.by_role == by_role;
         if is_same && is_linked {
             // An earlier call may have ended before it did this.
             self.point_senders(vrf.vni.get())?;
@@ -165,7 +167,7 @@ impl NodeTables {
             by_role,
             group_id: vrf.group.unwrap_or(internet),
             mtu: vrf.mtu,
-            flags: internet_flags(self.memory(), internet) as u16,
+            flags: internet_flags(self.memory(), internet) as u16 | sent_flags,
             router4: ipv4_to_word(vrf.router4),
             router6: ipv6_to_bytes(vrf.router6),
             ..known

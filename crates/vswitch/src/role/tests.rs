@@ -130,7 +130,7 @@ pub(super) fn vrf(number: u32, group: Option<u32>) -> Vrf {
 }
 
 pub(super) fn group(id: u32, vips: &[&str]) -> Group {
-    Group { id, vips: vips.iter().map(|vip| ip(vip)).collect(), detect: false }
+    Group { id, vips: vips.iter().map(|vip| ip(vip)).collect(), detect_after_ms: None }
 }
 
 pub(super) fn port(number: u64) -> Port {
@@ -356,15 +356,17 @@ fn groups_enable_the_detection_of_elephants() {
     let mut host = Host::new();
     let mut detection = host.applier.role.detection();
     assert!(detection.borrow_and_update().is_empty());
-    let group = |id, detect| Group { detect, ..group(id, &["192.0.2.1"]) };
-    let groups = vec![group(1, true), group(2, false), group(3, true)];
+    let group = |id, detect_after_ms| Group { detect_after_ms, ..group(id, &["192.0.2.1"]) };
+    let groups = vec![group(1, Some(200)), group(2, None), group(3, Some(0))];
     host.apply(Update { snapshot: true, groups, ..delta(2) });
-    assert_eq!(*detection.borrow_and_update(), [1, 3].into());
-    host.apply(Update { groups: vec![group(3, true), group(1, false)], ..delta(3) });
-    assert_eq!(*detection.borrow_and_update(), [3].into());
+    assert_eq!(*detection.borrow_and_update(), [(1, 200), (3, 0)].into());
+    host.apply(Update { groups: vec![group(3, Some(0)), group(1, None)], ..delta(3) });
+    assert_eq!(*detection.borrow_and_update(), [(3, 0)].into());
     // A message without a revision comes when a gateway has failed.
-    assert_eq!(host.apply(Update { groups: vec![group(3, true)], ..delta(0) }), None);
+    assert_eq!(host.apply(Update { groups: vec![group(3, Some(0))], ..delta(0) }), None);
     assert!(!detection.has_changed().unwrap(), "unchanged groups are not notified");
+    host.apply(Update { groups: vec![group(3, Some(200))], ..delta(3) });
+    assert_eq!(*detection.borrow_and_update(), [(3, 200)].into());
     host.apply(Update { removed_groups: vec![3], ..delta(4) });
     assert!(detection.borrow().is_empty());
 }

@@ -1,0 +1,190 @@
+//! Which direct paths this host asks for by itself (Achelous section 4.3): to destinations to which it has sent elephants for long
+//! enough. Throughput is judged by the packet program, which reports an elephant once in each of its periods ([`PERIOD`]);
+//! duration is judged here, by these reports. Pure: times are those of the reports. This changes with what is worth a path.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use sluice_rsp::Destination;
+use sluice_tables::Vrf;
+use sluice_tables::flows::FlowConfig;
+use sluice_types::Vni;
+
+/// Time for which the packet program adds up the bytes of a flow. Short, because a flow is reported once in it.
+pub const PERIOD: Duration = Duration::from_millis(250);
+/// The default threshold: 20 kbit/s, as on gateways.
+const DEFAULT_KBPS: u32 = 20;
+/// A destination without a report for longer than this begins again. A flow that crosses its threshold at the end of a period,
+/// and in the next one at its beginning or at its end, is within two periods; a third allows for late packets.
+const GAP_NS: u64 = 3 * PERIOD.as_nanos() as u64;
+/// Destinations that are watched at the same time, and those of one network: the VMs of one tenant must not use up all.
+const WATCHED_MAX: usize = 16_384;
+const OF_NETWORK_MAX: u32 = 1_024;
+
+/// An elephant as the packet program reports it by default.
+pub const ELEPHANT: FlowConfig = FlowConfig { period: PERIOD, elephant_bytes: bytes(DEFAULT_KBPS) };
+
+/// Bytes of a flow of this rate in a period.
+const fn bytes(kbps: u32) -> u64 {
+    kbps as u64 * PERIOD.as_millis() as u64 / 8
+}
+
+/// The threshold of a network in bytes per period, of what the controller has sent.
+pub fn elephant_bytes(kbps: u32) -> Option<u32> {
+    const NEVER: u32 = Vrf::NEVER_ELEPHANTS;
+    match kbps {
+        sluice_southbound::ELEPHANT_DEFAULT => None,
+        sluice_southbound::ELEPHANT_NEVER => Some(NEVER),
+        kbps => Some(u32::try_from(bytes(kbps)).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1))),
+    }
+}
+
+/// The reports about a destination.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    first_ns: u64,
+    last_ns: u64,
+}
+
+/// The destinations that elephants are sent to.
+#[derive(Debug, Default)]
+pub struct Elephants {
+    /// How long elephants must last.
+    lasting_ns: u64,
+    seen: HashMap<Destination, Seen>,
+    of_network: HashMap<Vni, u32>,
+    /// When old reports were forgotten the last time.
+    forgot_ns: u64,
+    refused: u64,
+}
+
+impl Elephants {
+    /// Sets for how long elephants must have been sent to a destination.
+    pub fn set_lasting(&mut self, lasting: Duration) {
+        self.lasting_ns = u64::try_from(lasting.as_nanos()).unwrap_or(u64::MAX);
+        if lasting.is_zero() {
+            self.seen.clear();
+            self.of_network.clear();
+        }
+    }
+
+    /// Takes a report, of `at_ns`. Returns whether the path to the destination is worth a request: a further request comes only when as
+    /// much time has passed once more.
+    pub fn note(&mut self, at_ns: u64, destination: Destination) -> bool {
+        if self.lasting_ns == 0 {
+            return true;
+        }
+        if at_ns.saturating_sub(self.forgot_ns) > GAP_NS {
+            self.forget(at_ns);
+        }
+        if let Some(seen) = self.seen.get_mut(&destination) {
+            if at_ns.saturating_sub(seen.last_ns) > GAP_NS {
+                seen.first_ns = at_ns;
+            }
+            seen.last_ns = seen.last_ns.max(at_ns);
+            let lasts = at_ns.saturating_sub(seen.first_ns) >= self.lasting_ns;
+            if lasts {
+                seen.first_ns = at_ns;
+            }
+            return lasts;
+        }
+        let of_network = self.of_network.entry(destination.vni).or_default();
+        if self.seen.len() >= WATCHED_MAX || *of_network >= OF_NETWORK_MAX {
+            self.refused += 1;
+            return false;
+        }
+        *of_network += 1;
+        self.seen.insert(destination, Seen { first_ns: at_ns, last_ns: at_ns });
+        false
+    }
+
+    /// Reports that were ignored because too many destinations are watched, of all networks or of theirs.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Forgets destinations whose elephants have ended.
+    fn forget(&mut self, now_ns: u64) {
+        self.forgot_ns = now_ns;
+        let of_network = &mut self.of_network;
+        self.seen.retain(|destination, seen| {
+            let lives = now_ns.saturating_sub(seen.last_ns) <= GAP_NS;
+            if !lives && let Some(count) = of_network.get_mut(&destination.vni) {
+                *count = count.saturating_sub(1);
+            }
+            lives
+        });
+        of_network.retain(|_, count| *count > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn elephants() -> Elephants {
+        let mut elephants = Elephants::default();
+        elephants.set_lasting(Duration::from_millis(200));
+        elephants
+    }
+
+    fn destination(network: u32, host: u32) -> Destination {
+        let address = std::net::Ipv4Addr::from(0x0a00_0000 | host).into();
+        Destination { vni: Vni::new(network).unwrap(), address }
+    }
+
+    /// Times in ms at which a path is requested, of reports at these times.
+    fn requested(elephants: &mut Elephants, at: &[u64]) -> Vec<u64> {
+        at.iter().copied().filter(|ms| elephants.note((5_000 + ms) * MS, destination(1, 1))).collect()
+    }
+
+    #[test]
+    fn a_path_is_requested_when_elephants_have_lasted() {
+        assert_eq!(requested(&mut elephants(), &[0]), []);
+        assert_eq!(requested(&mut elephants(), &[0, 251]), [251]);
+        // It crosses its threshold late in the first period, and early in the second one.
+        assert_eq!(requested(&mut elephants(), &[0, 20, 271, 471]), [271, 471]);
+        // Without a path, it is requested again, but not by each report.
+        assert_eq!(requested(&mut elephants(), &[0, 250, 300, 350, 500, 750]), [250, 500, 750]);
+        // The first one ended.
+        assert_eq!(requested(&mut elephants(), &[0, 751, 900, 1_001]), [1_001]);
+        // Reports of processors come in any order.
+        assert_eq!(requested(&mut elephants(), &[100, 0, 310]), [310]);
+    }
+
+    #[test]
+    fn without_a_duration_each_elephant_is_worth_a_path() {
+        let mut elephants = elephants();
+        assert_eq!(requested(&mut elephants, &[0]), []);
+        elephants.set_lasting(Duration::ZERO);
+        assert_eq!(requested(&mut elephants, &[10, 20]), [10, 20]);
+    }
+
+    #[test]
+    fn one_network_does_not_use_up_what_can_be_watched() {
+        let mut elephants = elephants();
+        for host in 0..OF_NETWORK_MAX + 5 {
+            assert!(!elephants.note(5_000 * MS, destination(1, host)));
+        }
+        assert_eq!((elephants.refused(), elephants.seen.len()), (5, OF_NETWORK_MAX as usize));
+        assert!(!elephants.note(5_000 * MS, destination(2, 1)));
+        assert!(elephants.note(5_250 * MS, destination(2, 1)));
+        // Those that have ended give their places back.
+        assert!(!elephants.note(6_100 * MS, destination(1, 9_999)));
+        assert_eq!((elephants.refused(), elephants.seen.len()), (5, 1));
+        assert_eq!(elephants.of_network, HashMap::from([(Vni::new(1).unwrap(), 1)]));
+    }
+
+    #[test]
+    fn thresholds_are_bytes_of_a_period() {
+        assert_eq!(ELEPHANT.elephant_bytes, 625);
+        assert_eq!(elephant_bytes(sluice_southbound::ELEPHANT_DEFAULT), None);
+        assert_eq!(elephant_bytes(1), Some(31));
+        assert_eq!(elephant_bytes(8_000), Some(250_000));
+        let never = Vrf::NEVER_ELEPHANTS;
+        assert_eq!(elephant_bytes(sluice_southbound::ELEPHANT_NEVER), Some(never));
+        assert_eq!(elephant_bytes(sluice_southbound::ELEPHANT_NEVER - 1), Some(never - 1));
+    }
+}
