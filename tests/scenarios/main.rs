@@ -44,6 +44,7 @@ mod nat;
 mod nat64;
 mod nat_failover;
 mod nat_kills;
+mod nat_partition;
 mod not_a_router;
 mod overload;
 mod path_mtu;
@@ -82,8 +83,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
-/// Scenarios that take minutes: `make soak` runs them, and a word that their name contains. Guests are slow without KVM.
-const LONG: [&str; 2] = ["guests", "nat_kills"];
+/// Scenarios that take minutes, or are about a model to compare with: `make soak` runs them, and a word that their name contains. Guests are
+/// slow without KVM.
+const LONG: [&str; 3] = ["guests", "gwzone", "nat_kills"];
 /// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
 /// need 4 minutes on a busy machine.
 const DURATION_MAX: Duration = Duration::from_secs(480);
@@ -173,6 +175,7 @@ fn all() -> Vec<Scenario> {
         nat64: OwnLab,
         nat_failover: OwnLab,
         nat_kills: OwnLab,
+        nat_partition: OwnLab,
         port_forwards: OwnLab,
         connections: OwnLab,
         session_timeouts: OwnLab,

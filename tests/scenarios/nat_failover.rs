@@ -21,10 +21,10 @@ use tokio::process::Command;
 use tokio::time::sleep;
 
 /// VMs behind the same NAT gateway, at different hosts, one of these with IPv6 underlay.
-const VMS: [&str; 2] = ["shop-1", "shop-3"];
-const PUBLIC: &str = "203.0.113.128";
-const PORT: u16 = 7071;
-const PPS: u64 = 50;
+pub const VMS: [&str; 2] = ["shop-1", "shop-3"];
+pub const PUBLIC: &str = "203.0.113.128";
+pub const PORT: u16 = 7071;
+pub const PPS: u64 = 50;
 /// Two downloads share 7 Mbit/s: each takes about 19 s, what happens meanwhile less.
 const SHAPER: [&str; 2] = [
     "qdisc add dev ix0 root handle 1: htb default 1",
@@ -33,7 +33,7 @@ const SHAPER: [&str; 2] = [
 /// Copies are asked for at once, again after a second, and so on. A loaded machine included.
 const COPIED: Duration = Duration::from_secs(15);
 /// The takeover, and an announcement that was lost and is repeated; at hello intervals of 100 ms.
-const TAKEN_OVER: Duration = Duration::from_secs(5);
+pub const TAKEN_OVER: Duration = Duration::from_secs(5);
 /// A gateway that is back gets its vIPs after a delay, one each quarter of a second, when it has copies of all sessions.
 const RETURNED: Duration = Duration::from_secs(15);
 /// What a stream may lose. The bound of a takeover is that of the scenario `takeover`; here connections must only go on.
@@ -44,9 +44,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let at = SocketAddr::new(web_address(false), PORT);
     let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
     everything_is_copied(&lab).await?;
-    for shaper in SHAPER {
-        execute(&lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
-    }
+    slow_down_downloads(&lab).await?;
     let streams = Streams::to_flows(&lab, &VMS.map(|vm| (vm, at.to_string())), PPS).await?;
     let downloads = async { tokio::try_join!(download(&lab, VMS[0], false), download(&lab, VMS[1], false)) };
     tokio::try_join!(downloads, owners_change(&lab, at))?;
@@ -56,6 +54,13 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         println!("    {stream}: {} of {sent} packets lost", sent - received);
         ensure!(lost > Duration::ZERO, "{stream} has lost nothing, so nothing failed: {result}");
         ensure!(lost < LOST_MAX, "{stream} has lost packets for {lost:?}: {result}");
+    }
+    Ok(())
+}
+
+pub async fn slow_down_downloads(lab: &Lab) -> Outcome {
+    for shaper in SHAPER {
+        execute(lab, ISP, &[&["tc"], &shaper.split(' ').collect::<Vec<_>>()[..]].concat()).await?;
     }
     Ok(())
 }
@@ -118,10 +123,10 @@ async fn goes_on_elsewhere(lab: &Lab, old: &str, ports: &Ports) -> Result<String
 }
 
 /// The public port of each connection: of the VM's address and port, the other end, and the protocol.
-type Ports = BTreeMap<String, Value>;
+pub type Ports = BTreeMap<String, Value>;
 
 /// Those of the downloads and streams that a gateway has in one of these states.
-async fn ports_at(lab: &Lab, gateway: &str, states: &[&str]) -> Result<Ports, Failure> {
+pub async fn ports_at(lab: &Lab, gateway: &str, states: &[&str]) -> Result<Ports, Failure> {
     let mut ports = Ports::new();
     for vm in VMS {
         for session in sessions_at(lab, vm, gateway, &["--outside", PUBLIC]).await? {
@@ -136,7 +141,7 @@ async fn ports_at(lab: &Lab, gateway: &str, states: &[&str]) -> Result<Ports, Fa
     Ok(ports)
 }
 
-async fn same_ports(lab: &Lab, gateway: &str, ports: &Ports, when: &str) -> Outcome {
+pub async fn same_ports(lab: &Lab, gateway: &str, ports: &Ports, when: &str) -> Outcome {
     // A copy of a session that began a moment ago has the state of its first packet.
     let found = ports_at(lab, gateway, &["new", "established"]).await?;
     let is_same = |(connection, port): (&String, &Value)| found.get(connection) == Some(port);
@@ -146,7 +151,7 @@ async fn same_ports(lab: &Lab, gateway: &str, ports: &Ports, when: &str) -> Outc
     Ok(())
 }
 
-async fn new_connections_work(lab: &Lab, at: SocketAddr, when: &str) -> Outcome {
+pub async fn new_connections_work(lab: &Lab, at: SocketAddr, when: &str) -> Outcome {
     for vm in VMS {
         for protocol in ["udp", "tcp"] {
             let name = who(lab, vm, protocol, at).await?;

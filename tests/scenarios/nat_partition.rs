@@ -1,0 +1,136 @@
+//! The owner of a NAT gateway's vIP and the other gateways do not hear from each other for some seconds, while hosts and the
+//! Internet reach all of them, so two gateways translate. Afterwards one of them does. The connections of VMs to the Internet go on,
+//! each by the public port that it has, and no public port has two meanings.
+//!
+//! Catches: two owners that give out one port; a loser whose connections are lost when the network is whole; copies of one
+//! connection that differ.
+
+use crate::Ground;
+use crate::internet::{copy, download};
+use crate::nat::{owner_of, sessions_of};
+use crate::nat_failover::{
+    PORT, PPS, PUBLIC, TAKEN_OVER, VMS, everything_is_copied, new_connections_work, ports_at, same_ports,
+    slow_down_downloads,
+};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually, execute, number};
+use crate::takeover::{Hellos, lab_of_three};
+use sluice_lab::Lab;
+use sluice_lab::internet::{WEB, web_address};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// Until one of the two owners gives the vIP up, and its connections are at the other one.
+const HEALED: Duration = Duration::from_secs(15);
+/// What a stream may lose: hosts and the Internet change the gateway some times, and packets meet there before its tables answer.
+const LOST_MAX: Duration = Duration::from_secs(3);
+/// New connections of each VM while the network is split.
+const ROUNDS: usize = 5;
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let lab = lab_of_three(ground, None, Hellos::Slow).await?;
+    let at = SocketAddr::new(web_address(false), PORT);
+    let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
+    everything_is_copied(&lab).await?;
+    slow_down_downloads(&lab).await?;
+    let streams = Streams::to_flows(&lab, &VMS.map(|vm| (vm, at.to_string())), PPS).await?;
+    let downloads = async { tokio::try_join!(download(&lab, VMS[0], false), download(&lab, VMS[1], false)) };
+    tokio::try_join!(downloads, split_and_heal(&lab, at))?;
+    for (stream, result) in streams.results().await? {
+        let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
+        let lost = Duration::from_millis((sent - received) * 1_000 / PPS);
+        println!("    {stream}: {} of {sent} packets lost", sent - received);
+        ensure!(lost < LOST_MAX, "{stream} has lost packets for {lost:?}: {result}");
+    }
+    Ok(())
+}
+
+/// What happens under the downloads.
+async fn split_and_heal(lab: &Lab, at: SocketAddr) -> Outcome {
+    eventually(TAKEN_OVER, async || {
+        let gateway = owner_of(lab, PUBLIC).await?;
+        let open = ports_at(lab, &gateway, &["established"]).await?;
+        ensure!(open.len() == 2 * VMS.len(), "not all connections are at {gateway} yet: {open:?}");
+        Ok(())
+    })
+    .await?;
+    let owner = owner_of(lab, PUBLIC).await?;
+    let ports = ports_at(lab, &owner, &["established"]).await?;
+    let before = owned(lab).await?;
+
+    execute(lab, &owner, &["nft", &silence(lab, &owner)]).await?;
+    eventually(TAKEN_OVER, async || {
+        let now = owned(lab).await?;
+        ensure!(now > before, "{now} NAT gateways are owned, {before} before the network was split");
+        Ok(())
+    })
+    .await?;
+    for _ in 0..ROUNDS {
+        eventually(TAKEN_OVER, async || new_connections_work(lab, at, "the network is split").await).await?;
+    }
+    let during = owned(lab).await?;
+    ensure!(during > before, "the network was not split until now: {during} NAT gateways are owned");
+
+    execute(lab, &owner, &["nft", "delete table inet split"]).await?;
+    eventually(HEALED, async || {
+        let now = owned(lab).await?;
+        ensure!(now == before, "{now} NAT gateways are owned, {before} before the network was split");
+        Ok(())
+    })
+    .await?;
+    everything_is_copied(lab).await?;
+    for gateway in &lab.state().topology.gateways {
+        same_ports(lab, &gateway.name, &ports, "the network is whole").await?;
+    }
+    no_port_has_two_meanings(lab).await?;
+    new_connections_work(lab, at, "the network is whole").await?;
+    for vm in VMS {
+        ensure_timely!(copy(lab, vm, false).exists(), "{vm} had its file before everything had happened");
+    }
+    Ok(())
+}
+
+/// Rules by which a gateway exchanges no message with the other ones. Tunnels do not pass through them.
+fn silence(lab: &Lab, gateway: &str) -> String {
+    let others = lab.state().topology.gateways.iter().filter(|other| other.name != gateway);
+    let (mut input, mut output) = (String::new(), String::new());
+    let addresses = others
+        .flat_map(|other| [other.ipv4.map(IpAddr::from), other.ipv6.map(IpAddr::from)].into_iter().flatten());
+    for address in addresses {
+        let family = if address.is_ipv4() { "ip" } else { "ip6" };
+        input += &format!("{family} saddr {address} meta l4proto udp drop; ");
+        output += &format!("{family} daddr {address} meta l4proto udp drop; ");
+    }
+    format!(
+        "table inet split {{
+            chain in {{ type filter hook input priority 0; {input} }}
+            chain out {{ type filter hook output priority 0; {output} }}
+        }}"
+    )
+}
+
+/// How many NAT gateways the gateways own, together.
+async fn owned(lab: &Lab) -> Result<f64, Failure> {
+    let mut sum = 0.0;
+    for gateway in &lab.state().topology.gateways {
+        sum += lab.metrics(&gateway.name).await?.sum("sluice_nat_gateways_owned", &[]);
+    }
+    Ok(sum)
+}
+
+/// Each public port belongs to one port of one VM, whichever gateway is asked.
+async fn no_port_has_two_meanings(lab: &Lab) -> Outcome {
+    let mut meanings = BTreeMap::new();
+    for gateway in &lab.state().topology.gateways {
+        for session in sessions_of(lab, &gateway.name, &["--outside", PUBLIC]).await? {
+            let [outside, inside] =
+                [["protocol", "outside_address", "outside_port"], ["vni", "inside_address", "inside_port"]]
+                    .map(|keys| keys.map(|key| session[key].to_string()).join(" "));
+            let first = meanings.entry(outside.clone()).or_insert_with(|| inside.clone());
+            ensure!(*first == inside, "{outside} is {first} and at {} {inside}", gateway.name);
+        }
+    }
+    ensure!(meanings.len() >= 2 * VMS.len(), "there are only {meanings:?}");
+    Ok(())
+}
