@@ -26,6 +26,7 @@ pub mod sync;
 #[cfg(test)]
 mod tests;
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -49,6 +50,10 @@ const TURN: Duration = Duration::from_millis(100);
 const WORK: Duration = Duration::from_millis(10);
 /// Shortest time from the beginning of a round to that of the next.
 const ROUND: Duration = Duration::from_secs(1);
+/// Rounds for which this gateway holds ports that it gives out, if other gateways have copies of their sessions: the pass that ends the copies
+/// begins up to 20 s after the session has ended (`sluice_nat_sync::Params::interval_us`) and takes some seconds, and two rounds of the other gateway
+/// free the port there.
+const HELD_ROUNDS: u32 = 30;
 /// Buckets of sessions of one step. The writer of the node's tables waits for a step, so it takes about a millisecond.
 const STEP_BUCKETS: u32 = 1024;
 /// Shortest time from the beginning of a pass of the log of sessions to that of the next.
@@ -114,6 +119,14 @@ impl SharedNat {
             addresses_total: usage.addresses_total,
             emptied: Arc::default(),
         }
+    }
+
+    /// Makes packets give out ports only of the blocks for which `is_own` is true, by public address and number of the block. They are held if
+    /// other gateways have copies.
+    fn share_ports(&self, are_copied: bool, is_own: impl Fn(Ipv4Addr, u16) -> bool + Send + 'static) {
+        let mut nat = self.lock();
+        nat.hold_ports(if are_copied { HELD_ROUNDS } else { 0 });
+        nat.set_shares(is_own);
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Nat> {

@@ -155,10 +155,11 @@ fn without_gains(view: &ClusterView, before: &Contacts) -> ClusterView {
 /// Makes this gateway give out the ports of its share of all blocks. One that is no member gives out all.
 async fn share_ports(nat: &SharedNat, own: GatewayId, members: Vec<GatewayId>) -> Result<(), Error> {
     let nat = nat.clone();
+    let are_copied = members.len() > 1;
     let is_own =
         move |address, block| !members.contains(&own) || block_share(&members, address, block) == Some(own);
     // With many addresses and members, it takes some time.
-    let set = tokio::task::spawn_blocking(move || nat.lock().set_shares(is_own)).await;
+    let set = tokio::task::spawn_blocking(move || nat.share_ports(are_copied, is_own)).await;
     set.map_err(|error| Error::io("share out ports")(error.into()))
 }
 

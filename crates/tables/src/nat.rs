@@ -249,6 +249,8 @@ pub struct Nat {
     logs: Option<Logs>,
     /// Public addresses and numbers of their blocks that have forwarded ports.
     forwarded: HashSet<(Ipv4Addr, u16)>,
+    /// Rounds for which ports are held.
+    held_rounds: u32,
 }
 
 /// Whether packets give out the ports of a block, by the public address and the number of the block in it.
@@ -302,7 +304,16 @@ impl Nat {
 
     fn with_tables(config: Region, tables: Tables, sessions: Sessions) -> Self {
         let progress = Progress::default();
-        Self { config, tables, sessions, progress, shares: None, logs: None, forwarded: HashSet::new() }
+        Self {
+            config,
+            tables,
+            sessions,
+            progress,
+            shares: None,
+            logs: None,
+            forwarded: HashSet::new(),
+            held_rounds: 0,
+        }
     }
 
     /// Adopts the tables of an earlier agent, or lays out new ones with a random seed. A session of an earlier agent has these

@@ -97,6 +97,14 @@ impl Nat {
     }
 
     /// Sets of which blocks of a public address packets give out the ports.
+    /// Holds ports of blocks of which packets give out ports ([`Nat::set_shares`]) for so many rounds after the round that saw
+    /// their last session, at most 1000: other gateways, which have copies of it, forget it meanwhile, and can install the next session of the port. An
+    /// inside port that had one gets the same outside port again. Ports of other blocks are free as soon as possible, because
+    /// this gateway has only copies of their sessions. What [`Nat::end`] ends is not held, and neither are tuples of shared ports.
+    pub fn hold_ports(&mut self, rounds: u32) {
+        self.held_rounds = rounds.min(1_000);
+    }
+
     fn share_blocks(&self, number: u32, address: Ipv4Addr, is_new: bool) {
         let is_own = |block| match &self.shares {
             Some(shares) => shares(address, block),

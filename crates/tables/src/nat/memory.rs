@@ -113,6 +113,13 @@ impl PortWord {
         self.stamp() == round || self.stamp() == layout::NAT_TENTATIVE | round & 1
     }
 
+    /// The same if a word is kept for `held` rounds longer.
+    pub(super) fn is_held_in(self, round: u32, held: u32) -> bool {
+        const ROUNDS: u32 = layout::NAT_ROUND_MAX;
+        self.is_used_in(round)
+            || self.is_settled() && (round + ROUNDS).saturating_sub(self.stamp()) % ROUNDS <= held
+    }
+
     pub(super) fn stamped(self, round: u32) -> Self {
         Self(self.0 & (layout::NAT_SHARED | 0xffff) | round << layout::NAT_STAMP_SHIFT)
     }
@@ -235,8 +242,12 @@ impl Tables {
     /// Whether packets may claim ports of a block of a public address, both by number.
     pub(super) fn is_own(&self, address: u32, block: u16) -> bool {
         let (group, slot) = (u32::from(block) / GROUP_BLOCKS, u32::from(block) % GROUP_BLOCKS);
-        let at = Self::group_at(self.groups_of(address).start + group, offset_of!(nat_group, others));
-        self.groups.load32(at) >> slot & 1 == 0
+        self.is_own_block(BlockId { group: self.groups_of(address).start + group, slot })
+    }
+
+    /// The same of a block by its place.
+    pub(super) fn is_own_block(&self, BlockId { group, slot }: BlockId) -> bool {
+        self.groups.load32(Self::group_at(group, offset_of!(nat_group, others))) >> slot & 1 == 0
     }
 
     /// Sets of which blocks of a public address, by number, packets may claim ports: those for which `is_own` is true.

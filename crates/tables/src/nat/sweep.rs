@@ -160,7 +160,7 @@ fn stamp(tables: &Tables, reader: &SessionReader, session: &Session, round: u32)
 
 impl Nat {
     /// Makes one step of the sweep: looks at `buckets` buckets of the session tables, or at the ports of some blocks. Ends
-    /// sessions that have expired at `now`; frees ports that no session used in this round; returns blocks that have no such
+    /// sessions that have expired at `now`; frees ports that no session used in this round ([`Nat::hold_ports`] apart); returns blocks that have no such
     /// port. Claims and returns of blocks are told to `log`. Packets never wait. A port or slot is free after one or two rounds,
     /// so a round should be complete within the shortest timeout.
     ///
@@ -343,7 +343,8 @@ impl Nat {
         true
     }
 
-    /// Frees the ports of a block that were not used in this round. Returns the number of the others.
+    /// Frees the ports of a block that were not used in this round, nor in those before for which they are held. Returns the number of
+    /// the others.
     fn look_at_block(
         &self,
         id: BlockId,
@@ -352,10 +353,11 @@ impl Nat {
         swept: &mut NatSwept,
     ) -> u64 {
         let mut used = 0;
+        let held = if self.tables.is_own_block(id) { self.held_rounds } else { 0 };
         for (class, port) in self.ports_of(id) {
             let word = self.tables.port(id.group, class, port);
             let is_in_use = word.0 != 0
-                && (word.is_used_in(self.progress.round)
+                && (word.is_held_in(self.progress.round, held)
                     // The swap fails if a packet has stamped the word in between.
                     || self.tables.swap_port((id.group, class, port), word, PortWord(0)).is_err());
             used += u64::from(is_in_use);

@@ -147,6 +147,33 @@ fn packets_claim_ports_only_in_the_share() {
     assert_eq!(others(&nat), [0; 4]);
 }
 
+/// Other gateways have copies of the sessions of this one's blocks, and end them later.
+#[test]
+fn ports_of_the_share_are_held_for_some_rounds() {
+    let (tables, mut nat) = TestNat::new(size(1, 1024), limits());
+    // Numbers of rounds begin again meanwhile.
+    nat.config.store32(offset_of!(nat_config, round), layout::NAT_ROUND_MAX - 2);
+    nat.hold_ports(3);
+    let own = tables.out(UDP, vm(7), server(53), NOW);
+    let foreign = (2..63).find(|number| *number != own.outside_port / 1024).unwrap();
+    nat.set_shares(move |_, block| block != foreign);
+    let copied = testing::installed(VNI, UDP, (end([10, 0, 0, 200], 7), server(53)), (0, foreign * 1024));
+    assert_eq!(tables.run(nat_test { now: NOW, ..copied }).answer, testing::NAT_BEGUN);
+    assert_eq!(round(&mut nat, NOW).0.ports, 0);
+    let later = NOW.wrapping_add(8 * 301);
+    let mut freed = |rounds: usize| (0..rounds).map(|_| round(&mut nat, later).0.ports).collect::<Vec<_>>();
+    // The copy's port is free at once, and the other one is held.
+    assert_eq!(freed(2), [1, 0]);
+    let again = tables.out(UDP, vm(7), server(54), later);
+    assert_eq!((again.answer, again.outside_port), (testing::NAT_BEGUN, own.outside_port));
+    assert_eq!(freed(1), [0]);
+    let mut freed = |rounds: usize| {
+        (0..rounds).map(|_| round(&mut nat, later.wrapping_add(8 * 301)).0.ports).collect::<Vec<_>>()
+    };
+    assert_eq!(freed(5), [0, 0, 0, 1, 0]);
+    assert!(tables.is_empty());
+}
+
 #[test]
 fn packets_claim_no_port_of_a_block_with_a_forwarded_one() {
     // Four groups of 16 blocks, so an inside address has candidates in half of them.
