@@ -13,7 +13,7 @@ use crate::support::{
 };
 use serde_json::json;
 use sluice_client::{Eip, Meter, NewMeter, Peering, Remote, Tenant, Vpc};
-use sluice_lab::internet::{CLIENT, ISP, LARGE_FILE, WEB, page, web_address};
+use sluice_lab::internet::{CLIENT, ISP, LARGE_FILE, WEB, client_address, page, web_address};
 use sluice_lab::{Lab, Options};
 use sluice_types::{MeterId, Protocol};
 use std::net::{IpAddr, SocketAddr};
@@ -57,6 +57,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     packets_without_a_public_address_are_dropped(&lab).await?;
     security_groups_filter_the_internet(&lab).await?;
     senders_learn_path_mtus(&lab).await?;
+    data_arrives_without_icmp(&lab).await?;
     routes_can_be_traced(&lab).await?;
     pool_is_scanned(&lab).await?;
     eip_moves(&lab).await?;
@@ -198,6 +199,34 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// A router drops ICMP errors, so a sender on the Internet does not learn the VPC's MTU. Data for a VM that believes in a larger MTU than
+/// that arrives all the same, because the gateway reduces the MSS that the VM announces.
+async fn data_arrives_without_icmp(lab: &Lab) -> Outcome {
+    const MUTE: &str = "table inet mute { chain forward { type filter hook forward priority 0; \
+        icmp type destination-unreachable drop; icmpv6 type packet-too-big drop; } }";
+    execute(lab, ISP, &["nft", MUTE]).await?;
+    let interface = |mtu| ["ip", "link", "set", "eth0", "mtu", mtu];
+    execute(lab, PUBLIC[0], &interface("1500")).await?;
+    for ipv6 in [false, true] {
+        execute(lab, CLIENT, &["ip", if ipv6 { "-6" } else { "-4" }, "route", "flush", "cache"]).await?;
+        let (public, headers) = (eip(lab, PUBLIC[0], ipv6)?, if ipv6 { 48 } else { 28 });
+        let size = (1500 - headers).to_string();
+        let ping =
+            ping(lab, CLIENT, public, &["-c", "2", "-i", "0.2", "-M", "do", "-s", &size, "-W", "1"]).await?;
+        let was_told = ping.text.to_lowercase().contains("mtu");
+        ensure!(ping.received == 0 && !was_told, "the router lets ICMP errors pass: {}", ping.text);
+        let at = SocketAddr::new(client_address(ipv6), GIVES).to_string();
+        let _giver = Probe::listening(lab, CLIENT, &["give", &at, GIVEN_BYTES]).await?;
+        // Without ICMP, TCP repeats a segment that is too long until the end.
+        let taken = Probe::start(lab, PUBLIC[0], &["take", &at, GIVEN_BYTES])?;
+        let taken = tokio::time::timeout(PROGRAMMED, taken.result()).await;
+        let taken = taken.map_err(|_| Failure::late(format!("{} got nothing from {at}", PUBLIC[0])))??;
+        ensure!(taken["equal"] == true, "{} took {taken} from {at}", PUBLIC[0]);
+    }
+    execute(lab, PUBLIC[0], &interface("1430")).await?;
+    execute(lab, ISP, &["nft", "delete table inet mute"]).await
 }
 
 /// Downloads the web server's large file, and compares it.

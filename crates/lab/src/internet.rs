@@ -32,6 +32,11 @@ pub fn web_address(ipv6: bool) -> IpAddr {
     address_of(WEB, ipv6)
 }
 
+/// Address of the computer that is next to the gateways' router.
+pub fn client_address(ipv6: bool) -> IpAddr {
+    address_of(CLIENT, ipv6)
+}
+
 /// URL of the web server's page.
 pub fn page(ipv6: bool) -> String {
     format!("http://{}/", SocketAddr::new(web_address(ipv6), 80)).replace(":80/", "/")
