@@ -5,6 +5,7 @@
 
 use crate::Ground;
 use crate::hostile_clients::forge_about;
+use crate::path_mtu::set_mtu;
 use crate::security_groups::{group, permit, set_groups};
 use crate::streams::Streams;
 use crate::support::{
@@ -207,8 +208,7 @@ async fn data_arrives_without_icmp(lab: &Lab) -> Outcome {
     const MUTE: &str = "table inet mute { chain forward { type filter hook forward priority 0; \
         icmp type destination-unreachable drop; icmpv6 type packet-too-big drop; } }";
     execute(lab, ISP, &["nft", MUTE]).await?;
-    let interface = |mtu| ["ip", "link", "set", "eth0", "mtu", mtu];
-    execute(lab, PUBLIC[0], &interface("1500")).await?;
+    set_mtu(lab, PUBLIC[0], "1500").await?;
     for ipv6 in [false, true] {
         execute(lab, CLIENT, &["ip", if ipv6 { "-6" } else { "-4" }, "route", "flush", "cache"]).await?;
         let (public, headers) = (eip(lab, PUBLIC[0], ipv6)?, if ipv6 { 48 } else { 28 });
@@ -225,7 +225,7 @@ async fn data_arrives_without_icmp(lab: &Lab) -> Outcome {
         let taken = taken.map_err(|_| Failure::late(format!("{} got nothing from {at}", PUBLIC[0])))??;
         ensure!(taken["equal"] == true, "{} took {taken} from {at}", PUBLIC[0]);
     }
-    execute(lab, PUBLIC[0], &interface("1430")).await?;
+    set_mtu(lab, PUBLIC[0], "1430").await?;
     execute(lab, ISP, &["nft", "delete table inet mute"]).await
 }
 

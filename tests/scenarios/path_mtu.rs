@@ -37,7 +37,7 @@ async fn told(lab: &Lab, from: &str, to: &str) -> Outcome {
 }
 
 /// Sets the interface's MTU, and removes learned path MTUs.
-async fn set_mtu(lab: &Lab, vm: &str, mtu: &str) -> Outcome {
+pub async fn set_mtu(lab: &Lab, vm: &str, mtu: &str) -> Outcome {
     for argv in [
         ["ip", "link", "set", "eth0", "mtu", mtu].as_slice(),
         &["ip", "-4", "route", "flush", "cache"],
