@@ -31,6 +31,11 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for (to, ipv6) in [("web-3", false), ("db-1", true)] {
         goes_direct(&lab, "web-1", to, ipv6).await?;
     }
+    // An agent that is restarted has the revision of the controller, and needs to be told that it detects elephants.
+    lab.kill("host-a").await?;
+    lab.restart("host-a")?;
+    lab.synchronized("host-a", TOLD).await?;
+    goes_direct(&lab, "web-2", "db-1", false).await?;
     for ipv6 in [false, true] {
         for _ in 0..3 {
             learns(&lab, ipv6, &SHORT, false).await?;

@@ -8,7 +8,7 @@ use super::{Ended, NodeStream, Side};
 use crate::compile::{HostView, Membership, State};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{EncodedUpdate, Update, UpdateHead};
+use sluice_southbound::{EncodedUpdate, Group, Update, UpdateHead};
 use sluice_store::{Instance, InstancesOf, Position, SnapshotPart};
 use sluice_types::{GatewayId, HostId};
 use std::sync::Arc;
@@ -35,11 +35,13 @@ struct HostTables {
     entries: usize,
     /// The host has this revision already.
     is_known: bool,
+    /// Sent to such a host all the same, if it detects elephants: its tables do not say that it does.
+    groups: Vec<Group>,
 }
 
 impl NodeStream {
     /// Sends a snapshot and moves the stream's position behind it. A node that already has the snapshot's
-    /// revision is sent nothing: only what the stream remembers of a host is filled. The node names the entries of
+    /// revision is sent nothing but its groups, if it detects elephants: only what the stream remembers of a host is filled. The node names the entries of
     /// `verify_shards` that it repairs.
     pub(super) async fn snapshot(&mut self, verify_shards: u64) -> Result<(), Ended> {
         let began = Instant::now();
@@ -107,9 +109,12 @@ impl NodeStream {
     async fn host_snapshot(&mut self, id: HostId, verify_shards: u64) -> Result<(u64, Option<usize>), Ended> {
         let input = self.read_host(id).await?;
         self.known = input.position;
-        let HostTables { revision, parts, entries, is_known } =
+        let HostTables { revision, parts, entries, is_known, groups } =
             self.host_tables(id, input, verify_shards != 0).await?;
         if is_known {
+            if !groups.is_empty() {
+                self.send_unnumbered(Update { groups, ..Update::default() }).await?;
+            }
             return Ok((revision, None));
         }
         self.begin_snapshot(verify_shards).await?;
@@ -215,7 +220,10 @@ impl NodeStream {
         }
         host.view = Some(view);
         if is_known {
-            return Ok(HostTables { revision, parts: Vec::new(), entries: 0, is_known });
+            let model = self.push.compiled.model();
+            let detects = model.hosts_detect_after_ms().is_some() && !model.has_zones();
+            let groups = if detects { base.groups } else { Vec::new() };
+            return Ok(HostTables { revision, parts: Vec::new(), entries: 0, is_known, groups });
         }
         let encoded = tokio::task::spawn_blocking(move || {
             let paths = Update { paths: state.host_paths(id), ..Update::default() };
@@ -224,6 +232,6 @@ impl NodeStream {
             (all.into_iter().flat_map(encode).collect(), entries)
         });
         let (parts, entries) = encoded.await?;
-        Ok(HostTables { revision, parts, entries, is_known })
+        Ok(HostTables { revision, parts, entries, is_known, groups: Vec::new() })
     }
 }
