@@ -2,7 +2,7 @@
 //! the threshold of their VPC have been sent for long enough. Gateways look for no elephants.
 //!
 //! Catches: a host that learns a path by a single packet, or by none; a threshold that hosts do not get, or that stays when it is
-//! changed; a gateway that still counts.
+//! changed; a gateway that still reports elephants.
 
 use crate::Ground;
 use crate::direct_paths::goes_direct;

@@ -83,8 +83,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
-/// Scenarios that take minutes, or are about a model to compare with: `make soak` runs them, and a word that their name contains. Guests are
-/// slow without KVM.
+/// `make soak` runs these scenarios, and a word that their name contains. `gwzone` is about a model to compare with, whose detection `learning`
+/// tests as well; the others take minutes, guests because there is no KVM.
 const LONG: [&str; 3] = ["guests", "gwzone", "nat_kills"];
 /// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
 /// need 4 minutes on a busy machine.

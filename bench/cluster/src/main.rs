@@ -89,7 +89,7 @@ packet. `2k`, `100k`: as many destinations, with a flow to each; `_to_2k`: that 
 
 `offload` (figure 10): the lab, with three gateways, a new one for each side of each round. A VM begins a flow to another
 destination each millisecond, 500 in all, each a packet of 1342 bytes every half millisecond for 30 ms; the clock is the
-kernel's at the destination's host, from the packet by which 2,500 bytes have come (20 kbit/s in a second) to the first
+kernel's at the destination's host, from the packet by which 2,500 bytes have come (20 kbit/s in a second; `gwzone`: 625, in a quarter) to the first
 that does not come from a gateway; a flow that gets no direct path counts as 30 ms. `_burst` (figure 20): four flows begin
 each millisecond. `gwzone`: the same with `--model gwzone`, where the first host counts, and asks its gateway for the path.
 The paper: tens of milliseconds.

@@ -19,8 +19,10 @@ const EVERY: Duration = Duration::from_micros(500);
 const PACKETS: u32 = 60;
 const PAYLOAD_BYTES: usize = 1300;
 const PORT: u16 = 7000;
-/// Bytes from which a flow is an elephant by default: 20 kbit/s for a period of a second.
-const ELEPHANT_BYTES: u32 = 2500;
+/// Bytes from which a flow is an elephant by default: 20 kbit/s for a period, which is a second on gateways, and a quarter of it on hosts.
+fn elephant_bytes(model: Option<&str>) -> u32 {
+    if model.is_some() { 625 } else { 2_500 }
+}
 const GATEWAYS: [Ipv4Addr; 3] =
     [Ipv4Addr::new(192, 0, 2, 11), Ipv4Addr::new(192, 0, 2, 12), Ipv4Addr::new(192, 0, 2, 13)];
 
@@ -57,9 +59,10 @@ fn one_lab(
     begin_every: Duration,
     never: &mut usize,
 ) -> Result<Vec<f64>, Failure> {
+    let elephant_bytes = elephant_bytes(model);
     let (mut latencies, missing) = with_lab(settings, model, async move |lab| {
         let addresses = sinks(&lab, "flow", flows).await?;
-        one_round(&lab, addresses, begin_every).await
+        one_round(&lab, addresses, begin_every, elephant_bytes).await
     })?;
     *never += missing;
     // A flow without a direct path counts as one whose latency was its whole time.
@@ -72,6 +75,7 @@ async fn one_round(
     lab: &Lab,
     addresses: Vec<Ipv4Addr>,
     begin_every: Duration,
+    elephant_bytes: u32,
 ) -> Result<(Vec<f64>, usize), Failure> {
     let capture = Capture::start(lab, "host-b")?;
     let count = addresses.len();
@@ -80,7 +84,7 @@ async fn one_round(
         .await?
         .map_err(|error| format!("sending: {error}"))?;
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let latencies = latencies(&capture.frames()?);
+    let latencies = latencies(&capture.frames()?, elephant_bytes);
     Ok((latencies.clone(), count - latencies.len()))
 }
 
@@ -106,7 +110,7 @@ fn send(addresses: &[Ipv4Addr], begin_every: Duration) -> Result<(), Failure> {
 }
 
 /// Milliseconds until the direct path, of each flow that got one.
-fn latencies(frames: &Frames) -> Vec<f64> {
+fn latencies(frames: &Frames, elephant_bytes: u32) -> Vec<f64> {
     #[derive(Default)]
     struct Seen {
         bytes: u32,
@@ -118,7 +122,7 @@ fn latencies(frames: &Frames) -> Vec<f64> {
         let Frame::Tenant { sender, destination, bytes, .. } = *frame else { continue };
         let flow = flows.entry(destination).or_default();
         flow.bytes += bytes;
-        if flow.bytes >= ELEPHANT_BYTES {
+        if flow.bytes >= elephant_bytes {
             flow.crossed_ns.get_or_insert(*at_ns);
         }
         if !GATEWAYS.contains(&sender) {

@@ -94,6 +94,8 @@ impl SharedNat {
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
         let [sessions, sessions64] = args.vpc_sessions();
         nat.limit_vpcs(sessions, sessions64);
+        // Until it is known whether there are others, what an earlier agent held is not given away.
+        nat.hold_ports(HELD_ROUNDS);
         Ok(Self::with_log(nat, NatLog::new(args.nat_ipfix)))
     }
 
@@ -123,7 +125,11 @@ impl SharedNat {
 
     /// Makes packets give out ports only of the blocks for which `is_own` is true, by public address and number of the block. They are held if
     /// other gateways have copies.
-    fn share_ports(&self, are_copied: bool, is_own: impl Fn(Ipv4Addr, u16) -> bool + Send + 'static) {
+    pub(crate) fn share_ports(
+        &self,
+        are_copied: bool,
+        is_own: impl Fn(Ipv4Addr, u16) -> bool + Send + 'static,
+    ) {
         let mut nat = self.lock();
         nat.hold_ports(if are_copied { HELD_ROUNDS } else { 0 });
         nat.set_shares(is_own);

@@ -164,7 +164,6 @@ impl HostRole {
     fn write_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: sluice_tables::Vrf) {
         let mut entry = vrf;
         if let Some(id) = vrf.group.filter(|id| !context.tables.groups().any(|group| group.id == *id)) {
-            // Without a group, a threshold is that of a gateway.
             (entry.group, entry.elephant_bytes) = (None, None);
             self.without_group.insert(vrf.vni, vrf);
             report_absent_group(context, vrf.vni, id);
@@ -274,7 +273,8 @@ impl Role for HostRole {
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         self.delayed.cancel_network(vrf.vni);
         let Vrf { vni, mtu, router4, router6, group, elephant_kbps, internet_meter: _ } = *vrf;
-        let elephant_bytes = elephant_bytes(elephant_kbps);
+        // Without a group, it would be that of a gateway.
+        let elephant_bytes = group.and_then(|_| elephant_bytes(elephant_kbps));
         let entry = sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes };
         self.write_vrf(context, entry);
     }

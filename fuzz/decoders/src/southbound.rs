@@ -172,7 +172,7 @@ fn full_update() -> Update {
             Vtep { address: IpAddr::V6(v6), role: VtepRole::Gateway { cluster: 1 } },
         ],
         vips: vec![Vip { address: IpAddr::V4(v4), mac }],
-        groups: vec![Group { id: 1, vips: vec![IpAddr::V4(v4)], detect: true }],
+        groups: vec![Group { id: 1, vips: vec![IpAddr::V4(v4)], detect_after_ms: Some(0) }],
         vrfs: vec![Vrf {
             vni,
             mtu: 1430,

@@ -33,6 +33,7 @@ pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clo
         router4: subnets.clone().find_map(|s| s.ipv4.as_ref().and_then(router4)),
         router6: subnets.clone().find_map(|s| s.ipv6.as_ref().and_then(router6)),
         group: on_host.then(|| group_id(vpc.serving())),
+        // Hosts use it only under models in which they detect elephants.
         elephant_kbps: vpc.offload_kbps.unwrap_or(ELEPHANT_DEFAULT),
         internet_meter: vpc.internet_meter.filter(|_| !on_host).map(meter_id),
     }

@@ -96,7 +96,6 @@ impl Nat {
         }
     }
 
-    /// Sets of which blocks of a public address packets give out the ports.
     /// Holds ports of blocks of which packets give out ports ([`Nat::set_shares`]) for so many rounds after the round that saw
     /// their last session, at most 1000: other gateways, which have copies of it, forget it meanwhile, and can install the next session of the port. An
     /// inside port that had one gets the same outside port again. Ports of other blocks are free as soon as possible, because
@@ -105,6 +104,7 @@ impl Nat {
         self.held_rounds = rounds.min(1_000);
     }
 
+    /// Sets of which blocks of a public address packets give out the ports.
     fn share_blocks(&self, number: u32, address: Ipv4Addr, is_new: bool) {
         let is_own = |block| match &self.shares {
             Some(shares) => shares(address, block),
