@@ -153,6 +153,6 @@ mod tests {
             (3_500_000, tenant(21, 1, 1400)),
             (4_000_000, tenant(21, 1, 1400)),
         ];
-        assert_eq!(latencies(&frames), [2.5]);
+        assert_eq!(latencies(&frames, 2_500), [2.5]);
     }
 }
