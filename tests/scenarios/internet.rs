@@ -205,8 +205,13 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
 /// A router drops ICMP errors, so a sender on the Internet does not learn the VPC's MTU. Data for a VM that believes in a larger MTU than
 /// that arrives all the same, because the gateway reduces the MSS that the VM announces.
 async fn data_arrives_without_icmp(lab: &Lab) -> Outcome {
-    const MUTE: &str = "table inet mute { chain forward { type filter hook forward priority 0; \
-        icmp type destination-unreachable drop; icmpv6 type packet-too-big drop; } }";
+    const MUTE: &str = "table inet mute {
+        chain forward {
+            type filter hook forward priority 0
+            icmp type destination-unreachable drop
+            icmpv6 type packet-too-big drop
+        }
+    }";
     execute(lab, ISP, &["nft", MUTE]).await?;
     set_mtu(lab, PUBLIC[0], "1500").await?;
     for ipv6 in [false, true] {

@@ -1,5 +1,5 @@
-//! The owner of a NAT gateway's vIP and the other gateways do not hear from each other for some seconds, while hosts and the
-//! Internet reach all of them, so two gateways translate. Afterwards one of them does. The connections of VMs to the Internet go on,
+//! The owner of a NAT gateway's vIP and the other gateways do not hear from each other for some seconds, while hosts, the Internet and
+//! the controller reach all of them. So two gateways translate, until the owner finds that it is cut off. The connections of VMs to the Internet go on,
 //! each by the public port that it has, and no public port has two meanings.
 //!
 //! Catches: two owners that give out one port; a loser whose connections are lost when the network is whole; copies of one
@@ -66,11 +66,10 @@ async fn split_and_heal(lab: &Lab, at: SocketAddr) -> Outcome {
         Ok(())
     })
     .await?;
+    // The one that hears no other gives the vIP up meanwhile.
     for _ in 0..ROUNDS {
         eventually(TAKEN_OVER, async || new_connections_work(lab, at, "the network is split").await).await?;
     }
-    let during = owned(lab).await?;
-    ensure!(during > before, "the network was not split until now: {during} NAT gateways are owned");
 
     execute(lab, &owner, &["nft", "delete table inet split"]).await?;
     eventually(HEALED, async || {
