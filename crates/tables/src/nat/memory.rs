@@ -245,7 +245,7 @@ impl Tables {
         self.is_own_block(BlockId { group: self.groups_of(address).start + group, slot })
     }
 
-    /// The same of a block by its place.
+    /// Whether packets may claim ports of a block, by its place.
     pub(super) fn is_own_block(&self, BlockId { group, slot }: BlockId) -> bool {
         self.groups.load32(Self::group_at(group, offset_of!(nat_group, others))) >> slot & 1 == 0
     }
