@@ -15,7 +15,7 @@ pub const PERIOD: Duration = Duration::from_millis(250);
 /// The default threshold: 20 kbit/s, as on gateways.
 const DEFAULT_KBPS: u32 = 20;
 /// A destination without a report for longer than this begins again: a flow that crosses its threshold at the beginning of a period and at
-/// the end of the next one, and some ticks of the periods. A flow in bursts may have half of the rate, so.
+/// the end of the next one, and some ticks of the periods. Therefore a flow that sends in bursts is learned from half of the threshold on.
 const GAP_NS: u64 = 2 * PERIOD.as_nanos() as u64 + 50_000_000;
 /// Destinations that are watched at the same time, and those of one network: the VMs of one tenant must not use up all.
 const WATCHED_MAX: usize = 16_384;

@@ -61,7 +61,7 @@ pub struct HostRole {
     absent_policies: BTreeSet<PolicyKey>,
     /// Addresses that VMs have announced and do not hold.
     claims: Claims,
-    /// The groups for which this host detects elephant flows itself, with how many milliseconds these have to last.
+    /// The groups for which this host detects elephant flows itself, and the time in milliseconds for which such flows must last.
     detection: watch::Sender<BTreeMap<u32, u32>>,
     /// The sessions of the ports.
     sessions: Option<SessionReader>,
@@ -100,8 +100,8 @@ impl HostRole {
         }
     }
 
-    /// The groups for which this host detects elephant flows, as received since the agent started, with how many milliseconds these
-    /// have to last. If there is none, gateways detect them.
+    /// The groups for which this host detects elephant flows, as received since the agent started. The value is the time in milliseconds for
+    /// which such flows must last. If the map is empty, gateways detect elephant flows.
     pub fn detection(&self) -> watch::Receiver<BTreeMap<u32, u32>> {
         self.detection.subscribe()
     }

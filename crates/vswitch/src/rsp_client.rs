@@ -83,7 +83,7 @@ pub struct ElephantDetection<E> {
     pub events: E,
     /// The packet program's flow table.
     pub flows: Flows,
-    /// The groups for which detection is enabled, with how many milliseconds elephants have to last.
+    /// The groups for which detection is enabled, and the time in milliseconds for which elephants must last.
     pub groups: watch::Receiver<BTreeMap<u32, u32>>,
     /// Those that have been reported.
     pub reported: Elephants,
