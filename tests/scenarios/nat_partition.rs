@@ -6,44 +6,24 @@
 //! connection that differ.
 
 use crate::Ground;
-use crate::internet::{copy, download};
+use crate::internet::copy;
 use crate::nat::{owner_of, sessions_of};
 use crate::nat_failover::{
-    PORT, PPS, PUBLIC, TAKEN_OVER, VMS, everything_is_copied, new_connections_work, ports_at, same_ports,
-    slow_down_downloads,
+    PUBLIC, TAKEN_OVER, VMS, everything_is_copied, new_connections_work, ports_at, same_ports, under_traffic,
 };
-use crate::streams::Streams;
-use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually, execute, number};
-use crate::takeover::{Hellos, lab_of_three};
+use crate::support::{Failure, Outcome, ensure, ensure_timely, eventually, execute};
 use sluice_lab::Lab;
-use sluice_lab::internet::{WEB, web_address};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Until one of the two owners gives the vIP up, and its connections are at the other one.
 const HEALED: Duration = Duration::from_secs(15);
-/// What a stream may lose: hosts and the Internet change the gateway some times, and packets meet there before its tables answer.
-const LOST_MAX: Duration = Duration::from_secs(3);
 /// New connections of each VM while the network is split.
 const ROUNDS: usize = 5;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let lab = lab_of_three(ground, None, Hellos::Slow).await?;
-    let at = SocketAddr::new(web_address(false), PORT);
-    let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
-    everything_is_copied(&lab).await?;
-    slow_down_downloads(&lab).await?;
-    let streams = Streams::to_flows(&lab, &VMS.map(|vm| (vm, at.to_string())), PPS).await?;
-    let downloads = async { tokio::try_join!(download(&lab, VMS[0], false), download(&lab, VMS[1], false)) };
-    tokio::try_join!(downloads, split_and_heal(&lab, at))?;
-    for (stream, result) in streams.results().await? {
-        let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
-        let lost = Duration::from_millis((sent - received) * 1_000 / PPS);
-        println!("    {stream}: {} of {sent} packets lost", sent - received);
-        ensure!(lost < LOST_MAX, "{stream} has lost packets for {lost:?}: {result}");
-    }
-    Ok(())
+    under_traffic(ground, split_and_heal).await.map(drop)
 }
 
 /// What happens under the downloads.
