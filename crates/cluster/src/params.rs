@@ -34,6 +34,8 @@ pub struct Params {
     pub repeats: u8,
     /// Interval between announcements that only refresh the memory of switches.
     pub refresh_us: u64,
+    /// The same while a live gateway is cut off from the owner, and may answer for its vIPs.
+    pub contested_us: u64,
     /// Interval between two heartbeats to the controller.
     pub heartbeat_us: u64,
     /// The controller probes a gateway that is silent for longer.
@@ -76,6 +78,7 @@ impl Default for Params {
             repeat_us: 20_000,
             repeats: 3,
             refresh_us: 30_000_000,
+            contested_us: 1_000_000,
             heartbeat_us: 50_000,
             controller_silence_us: 55_000,
             controller_probe_us: 5_000,
@@ -122,6 +125,7 @@ impl Params {
             "they must last longer than a split that is not detected",
         )?;
         at_least("refresh", self.refresh_us, self.repeat_us, "a refresh follows the repetitions")?;
+        at_least("contested refresh", self.contested_us, 1, "announcements must be apart")?;
         at_least(
             "heartbeat",
             self.heartbeat_us,

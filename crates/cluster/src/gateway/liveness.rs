@@ -162,6 +162,7 @@ impl Gateway {
         self.params.due_us().into_iter().for_each(&mut at);
         self.tables.due_us(params.behind_us).into_iter().for_each(&mut at);
         self.reannounce_us.into_iter().for_each(&mut at);
+        self.contested_us.into_iter().for_each(|since_us| at(since_us + params.contested_us));
         if let Some(check) = &self.contact_check {
             at(check.probe_us);
             at(check.since_us + params.contact_us);
@@ -178,6 +179,20 @@ impl Gateway {
     /// Returns whether packets go both ways between this gateway and a peer.
     fn is_mutual(&self, peer: &Peer, now_us: u64) -> bool {
         peer.is_reachable(now_us, &self.params) && peer.reaches(self.own)
+    }
+
+    /// Returns whether a peer is alive, and packets do not go both ways between it and this gateway.
+    fn is_cut_off(&self, peer: &Peer, now_us: u64) -> bool {
+        !peer.dead
+            && !self.is_mutual(peer, now_us)
+            // No session has passed through one that is starting.
+            && !peer.returns
+            && !peer.is_awaited(now_us, self.silence_since_us, &self.params)
+    }
+
+    /// Returns whether a live peer does not hear from this gateway, or this gateway not from it.
+    pub(super) fn is_contested(&self, now_us: u64) -> bool {
+        self.peers.iter().any(|peer| self.is_cut_off(peer, now_us))
     }
 
     /// Counts interruptions: whoever asks for [`contacts`](Self::contacts) may miss one that begins and ends in between.
@@ -211,11 +226,7 @@ impl Gateway {
                 }
                 contacts.has_heir |=
                     peer.health == Health::Ready && peer.tables.is_some_and(TableReport::is_heir);
-            } else if !peer.dead
-                // No session has passed through one that is starting.
-                && !peer.returns
-                && !peer.is_awaited(now_us, self.silence_since_us, &self.params)
-            {
+            } else if self.is_cut_off(peer, now_us) {
                 contacts.cut_off.push(peer.id);
             }
         }

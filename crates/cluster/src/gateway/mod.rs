@@ -169,6 +169,8 @@ pub enum AnnounceReason {
     Repeat,
     /// Periodic refresh, because switches forget addresses.
     Refresh,
+    /// A live gateway is cut off from this one. It may answer for the vIP as well, and switches learn from its answers.
+    Contested,
     /// This gateway was paused or isolated and still owns the vIP.
     Resumed,
 }
@@ -275,6 +277,8 @@ pub struct Gateway {
     reannounce_us: Option<u64>,
     /// Time of the last such announcement.
     reannounced_us: Option<u64>,
+    /// While a live gateway is cut off: since when, or the time of the last announcement for this reason.
+    contested_us: Option<u64>,
     last_us: u64,
     next_hello_us: u64,
     next_heartbeat_us: u64,
@@ -326,6 +330,7 @@ impl Gateway {
             unreadable_us: None,
             reannounce_us: None,
             reannounced_us: None,
+            contested_us: None,
             last_us: now_us,
             next_hello_us: now_us,
             next_heartbeat_us: now_us,

@@ -227,9 +227,27 @@ impl Gateway {
         }
     }
 
+    /// Announces what this gateway owns again and again while a live gateway is cut off: that one may have owned it before, answers for it until it
+    /// hears of the new owner from a gateway, and each of its answers to a broadcast leads switches to it.
+    fn announce_contested(&mut self, now_us: u64) {
+        if !self.is_contested(now_us) {
+            self.contested_us = None;
+            return;
+        }
+        let since_us = *self.contested_us.get_or_insert(now_us);
+        if now_us < since_us + self.params.contested_us || !self.may_act() {
+            return;
+        }
+        self.contested_us = Some(now_us);
+        for vip in self.table.owned_by(self.own, self.config.vips).and(self.holds).iter() {
+            self.outputs.push(Output::Announce { vip, reason: AnnounceReason::Contested });
+        }
+    }
+
     /// Sends due repetitions and refreshes for the vIPs that this gateway owns, while it may act.
     pub(super) fn announce_due(&mut self, now_us: u64) {
         self.reannounce_if_due(now_us);
+        self.announce_contested(now_us);
         for vip in self.holds.iter() {
             let mine = self.table.get(vip).is_some_and(|claim| claim.owner == self.own);
             let may_act = self.may_act();

@@ -702,6 +702,25 @@ fn gateway_releases_no_vip_on_the_controllers_report_alone() {
     );
 }
 
+/// Catches an owner that switches do not find while another gateway, which it does not hear, answers for its vIP.
+#[test]
+fn owner_announces_each_second_while_a_live_peer_is_cut_off() {
+    let mut fixture = Fixture::ready();
+    let contested = |fixture: &Fixture| {
+        fixture.announced().iter().filter(|(_, reason)| *reason == AnnounceReason::Contested).count()
+    };
+    for _ in 0..4_000 {
+        fixture.now_us += MS;
+        // Gateway 2 hears gateway 3.
+        fixture.hello(2, &[1, 3]);
+        fixture.input(Input::Timer);
+    }
+    assert_eq!(contested(&fixture), 3);
+    fixture.outputs.clear();
+    fixture.pass(4_000, &[2, 3]);
+    assert_eq!(contested(&fixture), 0);
+}
+
 #[test]
 fn member_cannot_exhaust_revisions_or_epochs() {
     let mut fixture = Fixture::ready();

@@ -364,7 +364,7 @@ impl World {
 
     fn announce(&mut self, at: usize, vip: VipId, reason: AnnounceReason) {
         self.trace_event(|| format!("gateway {at} announces {vip:?}: {reason:?}"));
-        if reason == AnnounceReason::Refresh {
+        if matches!(reason, AnnounceReason::Refresh | AnnounceReason::Contested) {
             self.seen.refreshed += 1;
         } else {
             self.seen.announced.push((self.now_us, at, vip, reason));

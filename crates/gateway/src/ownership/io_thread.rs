@@ -297,7 +297,7 @@ impl IoThread {
 fn log_change(vip: IpAddr, announced: Option<AnnounceReason>) {
     match announced {
         Some(AnnounceReason::TakenOver { from }) => tracing::warn!(%vip, %from, "vIP taken over"),
-        Some(AnnounceReason::Repeat | AnnounceReason::Refresh) => {}
+        Some(AnnounceReason::Repeat | AnnounceReason::Refresh | AnnounceReason::Contested) => {}
         Some(reason) => tracing::info!(%vip, ?reason, "vIP announced"),
         None => tracing::info!(%vip, "vIP given up"),
     }
