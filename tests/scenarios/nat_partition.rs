@@ -19,6 +19,9 @@ use std::time::Duration;
 
 /// Until one of the two owners gives the vIP up, and its connections are at the other one.
 const HEALED: Duration = Duration::from_secs(15);
+/// While each side believes the other one dead, the vIP changes its owner some times, for 3 s at hello intervals of 100 ms. A connection that begins
+/// in this time may fail: its first packet and the repetition get two ports. The VM notices after 5 s, and begins another one.
+const SETTLED: Duration = Duration::from_secs(20);
 /// New connections of each VM while the network is split.
 const ROUNDS: usize = 5;
 
@@ -47,8 +50,9 @@ async fn split_and_heal(lab: &Lab, at: SocketAddr) -> Outcome {
     })
     .await?;
     // The one that hears no other gives the vIP up meanwhile.
-    for _ in 0..ROUNDS {
-        eventually(TAKEN_OVER, async || new_connections_work(lab, at, "the network is split").await).await?;
+    eventually(SETTLED, async || new_connections_work(lab, at, "the network is split").await).await?;
+    for _ in 1..ROUNDS {
+        new_connections_work(lab, at, "the network is still split").await?;
     }
 
     execute(lab, &owner, &["nft", "delete table inet split"]).await?;

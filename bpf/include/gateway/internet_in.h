@@ -10,7 +10,7 @@
  * enter_vpc() forwards it; FOR_NAT_DESTINATION: nat_destination() (nat_stage.h) finds the instance before; FOR_OWNER: another
  * gateway has the sessions, and pass_on() sends it there, in a tunnel with VNI 0. take_over() returns the same, except
  * FOR_OWNER. Drops are counted for the VNI once the public address is known. Uses the maps `cells`, `meters`, `packets`, `vni_traffic`,
- * `icmp_budget`, `internet_icmp_budget`, `sum_chunks` and those of count.h.
+ * `icmp_budget`, `internet_icmp_budget`, `pass_budget`, `nat_config`, `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_IN_H
 #define SLUICE_INTERNET_IN_H
@@ -18,6 +18,7 @@
 #include "gateway/answer_sender.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/deliver_inside.h"
+#include "gateway/pass_limit.h"
 #include "gateway/sender.h"
 
 /* The low bits of a vMAC, which alone differ among the vMACs of a cluster (vip_mac() in crates/controller). */
@@ -255,6 +256,8 @@ __attribute__((noinline)) int pass_on(struct xdp_md *ctx, struct packet *packet,
 	packet->next_hop = READ_ONCE(public->vip);
 	if (!next_hop_at(packet->next_hop, NEXT_HOP_VIP))
 		return drop(packet->vni, DROP_not_owner);
+	if (!may_pass_on(packet))
+		return drop(packet->vni, DROP_pass_limit);
 	packet->nat |= PACKET_TO_OWNER;
 	packet->final_vni = 0;
 	packet->mtu = READ_ONCE(vrf->mtu);

@@ -13,7 +13,7 @@
  * nat64_out() (nat64.h) turns the packet into one of IPv4, and leave_as_ipv4() sends it; FOR_TURNED is the result of that, if turn_over()
  * (internet_in.h) has to take it as one from the Internet, because its destination is public. FOR_NAT64_IN: as for enter_vpc()
  * (internet_in.h). What is passed on is not counted: its owner counts it. Uses the maps `cells`, `meters`, `internet_paths`, `vni_traffic`,
- * `icmp_budget`, `sum_chunks` and those of count.h.
+ * `icmp_budget`, `pass_budget`, `nat_config`, `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_INTERNET_OUT_H
 #define SLUICE_INTERNET_OUT_H
@@ -24,6 +24,7 @@
 #include "gateway/meter_stage.h"
 #include "gateway/nat_flow.h"
 #include "gateway/nat64.h"
+#include "gateway/pass_limit.h"
 
 /*
  * Marks the packet at the cursor if the underlay has seen congestion (RFC 6040 section 4.2). A packet without ECN stays
@@ -139,16 +140,26 @@ static __always_inline enum drop_reason turn_back(struct xdp_md *ctx, struct pac
 					  : deliver_inside(ctx, packet, tunnel_bytes(packet));
 }
 
-/* Passes the packet on to the owner of the vIP in this cell, once. */
+/* Passes the packet on to the owner of the vIP in this cell, once, and not more than its VPC may have passed on. */
 static __always_inline enum drop_reason pass_to_owner(struct xdp_md *ctx, struct packet *packet, __u32 vip)
 {
 	if (packet->nat & PACKET_FROM_GATEWAY || !next_hop_at(vip, NEXT_HOP_VIP))
 		return DROP_not_owner;
+	if (!may_pass_on(packet))
+		return DROP_pass_limit;
 	packet->nat |= PACKET_TO_OWNER;
 	packet->next_hop = vip;
 	/* As a frame that is bridged, it stays as it is. */
 	packet->routed = 0;
 	return forward_to_host(ctx, packet);
+}
+
+/* The cell of the vIP of the packet's NAT gateway. 0: that was removed. */
+static __always_inline __u32 nat_vip(const struct packet *packet)
+{
+	const struct nat_gateway *gateway = nat_gateway_at(packet->nat_gateway);
+
+	return gateway ? READ_ONCE(gateway->vip) : 0;
 }
 
 /*
@@ -202,6 +213,27 @@ static __always_inline enum drop_reason find_nat_gateway(struct xdp_md *ctx, str
 						     : pass_to_owner(ctx, packet, READ_ONCE(gateway->vip));
 }
 
+/*
+ * Whether a packet from a source with a public address may belong to a session of source NAT, which began before that. It goes on
+ * as it began, because the remote endpoint knows the other address. The verdict says what follows then.
+ */
+static __always_inline int may_have_old_session(struct packet *packet, const struct vrf *vrf)
+{
+	const struct internet *internet = internet_of(vrf);
+	const struct nat_gateway *gateway;
+
+	packet->nat_gateway = internet ? READ_ONCE(internet->nat) : 0;
+	if (!packet->nat_gateway || packet->frame.flags & FRAME_IPV6)
+		return 0;
+	gateway = nat_gateway_at(packet->nat_gateway);
+	if (!gateway || gateway->vni != packet->vni)
+		return 0;
+	packet->nat |= PACKET_OLD_SESSION;
+	packet->source_public = 0;
+	packet->verdict = FOR_NAT_SOURCE;
+	return 1;
+}
+
 /* Finds what the source is translated to. The verdict says what follows, unless it is 0. */
 static __always_inline enum drop_reason find_source(struct xdp_md *ctx, struct packet *packet)
 {
@@ -223,8 +255,12 @@ static __always_inline enum drop_reason find_source(struct xdp_md *ctx, struct p
 			return find_nat_gateway(ctx, packet, vrf);
 	}
 	packet->source_public = find_public_source(vrf, frame->flags, frame->source);
-	if (!packet->source_public)
+	if (!packet->source_public || packet->ring)
 		return find_nat_gateway(ctx, packet, vrf);
+	if (packet->nat & PACKET_OWNED_ELSEWHERE)
+		return pass_to_owner(ctx, packet, nat_vip(packet));
+	if (!(packet->nat & PACKET_OLD_SESSION) && may_have_old_session(packet, vrf))
+		return DROP_none;
 	if (!to_outside(packet->source_public, packet->new_source))
 		return unmapped_reason(packet->source_public, DROP_no_public_address);
 	/* Another VPC may have a longer prefix with this address, and what comes back goes there. */

@@ -11,7 +11,8 @@
  *                      new_destination_port. If the inside address is one of IPv6, PACKET_NAT64 is set then.
  *
  * They return 0, with PACKET_NAT_SOURCE or PACKET_NAT_DESTINATION set in `nat`, and PACKET_NO_SESSION for a source that a port
- * forward gives; or the program's verdict, after the drop was counted. A session that exists comes before a port forward, and that
+ * forward gives; or the program's verdict, after the drop was counted. With PACKET_OLD_SESSION, nat_source() only finds a session that exists: otherwise it
+ * returns 0 without PACKET_NAT_SOURCE, and if another gateway owns it, with PACKET_OWNED_ELSEWHERE instead. A session that exists comes before a port forward, and that
  * before a new session. Only the state of the packet is changed: translate() (translate.h) then writes what is new. The program calls them
  * itself, because nat.h needs the stack. Uses the maps of nat_maps.h, `nat_packets`, `cells` and those of count.h.
  */
@@ -84,6 +85,14 @@ static __always_inline void describe_inside(const struct packet *packet, struct 
 	nat->inside_port = memory->flow.source_port;
 }
 
+/* Whether another gateway owns the packet's NAT gateway. */
+static __always_inline int is_nat_elsewhere(const struct packet *packet)
+{
+	const struct nat_gateway *gateway = nat_gateway_at(packet->nat_gateway);
+
+	return gateway && !is_owned_vip(READ_ONCE(gateway->vip));
+}
+
 static __always_inline enum drop_reason find_nat_source(struct packet *packet, struct nat_memory *memory)
 {
 	struct nat_packet *nat = &memory->packet;
@@ -98,7 +107,12 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 	describe_inside(packet, memory);
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
+	/* The times of a copy are those that its owner says. */
+	if (packet->nat & PACKET_OLD_SESSION && is_nat_elsewhere(packet))
+		nat->flags |= NAT_PEEK;
 	answer = nat_find_out(nat);
+	if (answer == NAT_SESSIONLESS && packet->nat & PACKET_OLD_SESSION)
+		return DROP_no_session;
 	if (answer == NAT_SESSIONLESS) {
 		forwarded = packet->nat & PACKET_NAT64
 				  ? 0
@@ -118,6 +132,13 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 	return reason;
 }
 
+/* What follows if the source is not translated. */
+static __always_inline int without_nat_source(struct packet *packet, enum drop_reason reason)
+{
+	packet->nat &= ~PACKET_NAT_SOURCE;
+	return packet->nat & PACKET_OLD_SESSION ? 0 : drop(packet->vni, reason);
+}
+
 __attribute__((noinline)) int nat_source(struct xdp_md *ctx, struct packet *packet, __u32 at)
 {
 	struct nat_memory *memory = nat_memory();
@@ -130,14 +151,20 @@ __attribute__((noinline)) int nat_source(struct xdp_md *ctx, struct packet *pack
 	reason = read_nat_flow(ctx, packet, at);
 	if (!reason && packet->frame.flags & FRAME_LATER) {
 		packet->new_source[1] = find_nat_fragment(ctx, packet, at, NAT_FRAGMENT_OUT, packet->vni);
-		return packet->new_source[1] ? 0 : drop(packet->vni, DROP_unknown_fragment);
-	}
-	if (!reason)
+		if (packet->new_source[1])
+			return 0;
+		reason = DROP_unknown_fragment;
+	} else if (!reason) {
 		reason = find_nat_source(packet, memory);
+	}
 	if (reason)
-		return drop(packet->vni, reason);
+		return without_nat_source(packet, reason);
 	if (packet->frame.flags & FRAME_FRAGMENT)
 		remember_nat_fragment(ctx, packet, at, NAT_FRAGMENT_OUT, packet->vni);
+	if (packet->nat & PACKET_OLD_SESSION && is_nat_elsewhere(packet)) {
+		packet->nat |= PACKET_OWNED_ELSEWHERE;
+		return without_nat_source(packet, DROP_not_owner);
+	}
 	return 0;
 }
 

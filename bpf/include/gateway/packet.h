@@ -63,7 +63,7 @@ struct packet {
 	__u8 endpoint_ipv6;	    /* `endpoint` is IPv6 */
 	__u8 to_internet;	    /* the route has scope Internet */
 	__u8 peerings;		    /* number of cells in `peering` */
-	__u8 nat;		    /* PACKET_* */
+	__u16 nat;		    /* PACKET_* */
 	__u16 ring_path;	    /* UDP source port of a record (nat_ring.h), without VXLAN_SOURCE_MIN */
 	__u8 ring; /* VXLAN reserved byte of a record; 0: the packet was received with none */
 };
@@ -79,6 +79,10 @@ struct packet {
 #define PACKET_NAT64 0x40
 /* This gateway has turned a packet of a VM to a public address into one of IPv4, which goes on as if it had come from the Internet. */
 #define PACKET_TURNED 0x80
+/* The source has a public address, but a session of source NAT that began before it had one comes first. */
+#define PACKET_OLD_SESSION 0x100
+/* With PACKET_OLD_SESSION: there is one, and another gateway owns it. */
+#define PACKET_OWNED_ELSEWHERE 0x200
 
 /*
  * Results of stages that are no verdicts: the program has to call the stage that is named next. The stages do not call each

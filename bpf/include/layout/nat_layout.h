@@ -330,7 +330,13 @@ struct nat_config {
 	 * limited.
 	 */
 	__u32 vpc_sessions[NAT_FAMILIES];
-	__u64 reserved[2];
+	/*
+	 * A processor passes one packet of a VPC on to the owner of its NAT gateway each `pass_token_ns`, and up to `pass_burst` after a pause. 0: as
+	 * many as come.
+	 */
+	__u32 pass_token_ns;
+	__u32 pass_burst;
+	__u64 reserved;
 };
 
 #endif

@@ -27,6 +27,7 @@ pub mod sync;
 mod tests;
 
 use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -94,6 +95,7 @@ impl SharedNat {
         let mut nat = nat.map_err(|error| adoption_error(error, pin_dir))?;
         let [sessions, sessions64] = args.vpc_sessions();
         nat.limit_vpcs(sessions, sessions64);
+        nat.limit_passing(NonZeroU32::new(args.nat_pass_pps));
         // Until it is known whether there are others, what an earlier agent held is not given away.
         nat.hold_ports(HELD_ROUNDS);
         Ok(Self::with_log(nat, NatLog::new(args.nat_ipfix)))

@@ -30,6 +30,10 @@ use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use sweep::{Phase, Progress, Used};
 
+const NS_PER_SECOND: u32 = 1_000_000_000;
+/// After a pause, as many packets are passed on at once as in this part of a second.
+const PASSED_AT_ONCE_PER_SECOND: u32 = 8;
+
 /// For how much the tables have room. Constant as long as they exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatSize {
@@ -436,6 +440,16 @@ impl Nat {
         for (family, limit) in limits.into_iter().enumerate() {
             config.store32(offset_of!(nat_config, vpc_sessions) + family * size_of::<u32>(), limit);
         }
+    }
+
+    /// Sets how many packets of one VPC each processor passes on in a second to the gateway that owns its NAT gateway, and up to 125 ms' worth
+    /// of them at once. `None`: as many as come, as with new tables.
+    pub fn limit_passing(&mut self, per_second: Option<NonZeroU32>) {
+        let (token_ns, burst) = per_second.map_or((0, 0), |rate| {
+            ((NS_PER_SECOND / rate.get()).max(1), (rate.get() / PASSED_AT_ONCE_PER_SECOND).max(1))
+        });
+        self.config.store32(offset_of!(nat_config, pass_burst), burst);
+        self.config.store32(offset_of!(nat_config, pass_token_ns), token_ns);
     }
 
     /// Asks which gateway logs the blocks of a VPC: for each block in each round. Otherwise this one logs all.

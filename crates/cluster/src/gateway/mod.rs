@@ -64,6 +64,11 @@ pub enum Input {
         /// Token of the [`Output::ProbeWitness`].
         token: u64,
     },
+    /// A gateway answered an [`Output::ProbeGateway`].
+    GatewayAnswered {
+        /// The gateway.
+        gateway: GatewayId,
+    },
     /// A configuration that did not come in a message of the cluster: from the southbound stream or from
     /// disk.
     Config(Config),
@@ -111,6 +116,14 @@ pub enum Output {
     ProbeWitness {
         /// Number of the probe, repeated in the answer.
         token: u64,
+        /// An answer that takes longer does not count.
+        within_us: u64,
+    },
+    /// Probe a gateway whose messages do not arrive. Its answer must travel on the packet path and is reported as
+    /// [`Input::GatewayAnswered`].
+    ProbeGateway {
+        /// The gateway.
+        gateway: GatewayId,
         /// An answer that takes longer does not count.
         within_us: u64,
     },
@@ -392,6 +405,11 @@ impl Gateway {
             Input::Timer => self.timer_us = None,
             Input::Received(message) => self.receive(now_us, message),
             Input::Witness { token } => self.record_answer(now_us, token),
+            Input::GatewayAnswered { gateway } => {
+                if let Some(at) = self.peer_index(gateway) {
+                    self.peers[at].answered_us = Some(now_us);
+                }
+            }
             Input::Config(config) => self.set_config(config),
             Input::Load(load) => self.send_load(load),
             Input::Tables { revision } => self.tables.set_revision(revision),

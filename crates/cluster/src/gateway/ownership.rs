@@ -16,14 +16,14 @@
 //!    |                                                                            v another gateway
 //!    +--------------------------------------------------------------------- HANDING OVER
 //!         the new owner answers for it, or `handover_us` is over and another reachable
-//!         gateway reaches the new owner / Withdraw
+//!         gateway reaches the new owner, or that one answers a probe / Withdraw
 //! ```
 //!
 //! A claim that names this gateway again turns HANDING OVER into HELD. A vIP that is removed from the
 //! configuration becomes NOT HELD at once. ORPHANED lasts at least until one silence limit after the last
 //! claim, then `candidate_step_us` longer for each candidate that comes before this gateway.
 
-use super::{AnnounceReason, Gateway, Incident, Output};
+use super::{AnnounceReason, Gateway, Incident, Output, Peer};
 use crate::message::Health;
 use crate::order::{self, Candidate};
 use crate::vip::{VipId, VipSet};
@@ -67,7 +67,8 @@ impl Gateway {
     /// answers for it. If the new owner is not reachable from here, the vIP is released after `handover_us`,
     /// provided that another reachable gateway reaches the new owner. A report of the controller is not
     /// sufficient, because it does not travel on the packet path: the underlay may be split, with hosts on
-    /// both sides. Only a draining gateway relies on it. A vIP is never released to a dead owner.
+    /// both sides. Only a draining gateway relies on it. Others rely on it if the machine of the new owner answers a probe as well: then only
+    /// messages get lost, and hosts reach both. A vIP is never released to a dead owner.
     fn hand_over(&mut self, now_us: u64, vip: VipId) {
         let Some(owner) = self.table.get(vip).map(|claim| claim.owner) else { return };
         let since_us = *self.vips[vip.index()].handover_since_us.get_or_insert(now_us);
@@ -75,27 +76,38 @@ impl Gateway {
         let peer = self.peer_index(owner).map(|at| &self.peers[at]);
         let taken = match peer {
             Some(peer) if peer.is_reachable(now_us, &self.params) => peer.holds.contains(vip),
-            Some(peer) => waited && self.is_confirmed_alive(owner, peer.reported_us, since_us, now_us),
+            Some(peer) => waited && self.is_confirmed_alive(peer, since_us, now_us),
             None => false,
         };
+        if waited && !taken {
+            self.probe_gateway(now_us, owner);
+        }
         if taken || (waited && self.config.member(self.own).is_none()) {
             self.withdraw(vip);
         }
     }
 
-    /// Returns whether a reachable gateway reaches gateway `id`. If this gateway is draining, it is also
-    /// sufficient that the controller reached `id` after `since_us`.
-    fn is_confirmed_alive(
-        &self,
-        id: GatewayId,
-        reported_us: Option<u64>,
-        since_us: u64,
-        now_us: u64,
-    ) -> bool {
+    /// Probes a gateway from which no messages arrive, once in each hello interval.
+    fn probe_gateway(&mut self, now_us: u64, gateway: GatewayId) {
+        let (hello_us, within_us) = (self.params.hello_us, self.params.witness_delay_max_us());
+        let Some(at) = self.peer_index(gateway) else { return };
+        let peer = &mut self.peers[at];
+        if peer.is_reachable(now_us, &self.params) || peer.probed_us.is_some_and(|at| now_us < at + hello_us)
+        {
+            return;
+        }
+        peer.probed_us = Some(now_us);
+        self.outputs.push(Output::ProbeGateway { gateway, within_us });
+    }
+
+    /// Returns whether a reachable gateway reaches this peer. It is also sufficient that the controller reached it after `since_us`, if it has answered a
+    /// probe since then, or if this gateway is draining.
+    fn is_confirmed_alive(&self, peer: &Peer, since_us: u64, now_us: u64) -> bool {
         let reported_later_us = since_us + self.params.controller_limit_us();
         let draining = self.config.member(self.own).is_some_and(|member| member.draining);
-        (draining && reported_us.is_some_and(|at| at > reported_later_us))
-            || self.peers.iter().any(|peer| peer.reaches(id) && peer.is_reachable(now_us, &self.params))
+        let answered = peer.answered_us.is_some_and(|at_us| at_us > since_us);
+        (peer.reported_us.is_some_and(|at_us| at_us > reported_later_us) && (answered || draining))
+            || self.peers.iter().any(|it| it.reaches(peer.id) && it.is_reachable(now_us, &self.params))
     }
 
     /// Takes over orphaned vIPs, whose owner is dead, isolated, or has worse tables than this gateway. The first candidate takes a vIP at once,

@@ -44,6 +44,9 @@ pub(super) struct Peer {
     pub reported_us: Option<u64>,
     /// While the peer is believed dead: first and last time at which the controller reported it reachable.
     contradicted_us: Option<(u64, u64)>,
+    /// Time at which it was probed last, and at which it last answered a probe.
+    pub probed_us: Option<u64>,
+    pub answered_us: Option<u64>,
     /// Gateways that the peer reaches.
     pub reachable: Vec<GatewayId>,
     pub holds: VipSet,
@@ -85,6 +88,8 @@ impl Peer {
             false_alarm_us: 0,
             reported_us: None,
             contradicted_us: None,
+            probed_us: None,
+            answered_us: None,
             reachable: Vec::new(),
             holds: VipSet::EMPTY,
             health: Health::Ready,
@@ -100,6 +105,7 @@ impl Peer {
         self.sender.received_us = None;
         (self.dead, self.suspected, self.is_counted, self.returns) = (false, false, false, false);
         (self.reported_us, self.contradicted_us) = (None, None);
+        (self.probed_us, self.answered_us) = (None, None);
         self.reachable.clear();
         self.holds = VipSet::EMPTY;
         self.health = Health::Ready;

@@ -29,6 +29,7 @@ fn index(id: GatewayId) -> usize {
 enum EventKind {
     Message(usize, Message),
     Witness(usize, u64),
+    GatewayAnswered(usize, GatewayId),
     Announced(usize, VipId, usize),
     Timer(usize, u64),
     Fault(Fault),
@@ -242,6 +243,9 @@ impl World {
                 }
                 EventKind::Message(to, message) => self.feed_gateway(to, Input::Received(message)),
                 EventKind::Witness(to, token) => self.feed_gateway(to, Input::Witness { token }),
+                EventKind::GatewayAnswered(to, gateway) => {
+                    self.feed_gateway(to, Input::GatewayAnswered { gateway });
+                }
             }
         }
         self.now_us = until_us;
@@ -353,6 +357,16 @@ impl World {
                         let back_us = there_us + self.scenario.latency_us.0;
                         self.push(back_us, EventKind::Witness(at, token));
                     }
+                }
+            }
+            Output::ProbeGateway { gateway, .. } => {
+                let to = index(gateway);
+                if let [Some(there_us), _] = self.arrivals(at, to)
+                    && self.up[to][at]
+                    && self.gateways[to].machine.is_some()
+                {
+                    let back_us = there_us + self.scenario.latency_us.0;
+                    self.push(back_us, EventKind::GatewayAnswered(at, gateway));
                 }
             }
             Output::Announce { vip, reason } => self.announce(at, vip, reason),

@@ -56,6 +56,11 @@ pub struct NatArgs {
     #[arg(long, value_name = "NAME=SECONDS,...", value_parser = timeouts)]
     pub nat_timeouts: Option<Timeouts>,
 
+    /// Packets a second of one VPC that each processor passes on to the gateway that owns its NAT gateway, from instances and from the
+    /// Internet. More are dropped as `pass_limit`. 0: not limited
+    #[arg(long, value_name = "PACKETS", default_value_t = 500_000)]
+    pub nat_pass_pps: u32,
+
     /// What is logged of NAT gateways that this gateway translates for
     #[arg(long, value_name = "EVENTS", value_enum, default_value_t = LoggedEvents::Blocks)]
     pub nat_log: LoggedEvents,

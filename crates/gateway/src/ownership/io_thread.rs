@@ -23,7 +23,7 @@ use super::saved_state::SavedState;
 use super::sockets::Sockets;
 use super::status::SharedOwnershipStatus;
 use super::view::ClusterView;
-use super::witness::Witness;
+use super::witness::{Witness, WitnessNeighbor};
 use crate::mailbox::Inbox;
 
 /// Datagrams received from a socket before the other sockets get their turn.
@@ -107,8 +107,12 @@ impl IoThread {
             return false;
         }
         self.receive();
-        if let Some(token) = self.witness.receive(now().boot_us) {
+        let replies = self.witness.receive(now().boot_us);
+        if let Some(token) = replies.token {
             self.handle(Event::WitnessReply(token));
+        }
+        for address in replies.gateways {
+            self.handle(Event::GatewayReply(address));
         }
         let continues = self.handle_commands();
         if now().boot_us >= self.member.due_us() {
@@ -179,11 +183,12 @@ impl IoThread {
                 Ok(Command::Load(load)) => Event::Load(load),
                 Ok(Command::Tables(revision)) => Event::Tables(revision),
                 Ok(Command::Copies(complete)) => Event::Copies(complete),
-                Ok(Command::Neighbors(mut neighbors)) => {
+                Ok(Command::Neighbors(neighbors)) => {
                     let plan = self.member.plan();
-                    let is_gateway = |address| plan.is_some_and(|plan| plan.is_member(address));
-                    neighbors.retain(|neighbor| !is_gateway(neighbor.address));
-                    self.witness.set_neighbors(neighbors);
+                    let is_gateway =
+                        |it: &WitnessNeighbor| plan.is_some_and(|plan| plan.is_member(it.address));
+                    let (gateways, witnesses) = neighbors.into_iter().partition(is_gateway);
+                    self.witness.set_neighbors(witnesses, gateways);
                     continue;
                 }
                 Err(TryRecvError::Empty) => return true,
@@ -219,6 +224,7 @@ impl IoThread {
                     changes.push((address, None));
                 }
                 Action::ProbeWitness(token, until_us) => self.witness.probe(token, until_us),
+                Action::ProbeGateway(address, until_us) => self.witness.probe_gateway(address, until_us),
                 Action::SetOwned(owned) => self.unset = Some(self.vips.set(now().boot_us, owned)),
                 // The saving thread ends only after this one.
                 Action::Save(saved) => drop(self.saver.send(*saved)),

@@ -63,6 +63,8 @@ pub enum Event<'a> {
         /// The UDP payload.
         packet: &'a [u8],
     },
+    /// The gateway with this address answered a probe.
+    GatewayReply(IpAddr),
     /// A witness answered the probe with this number.
     WitnessReply(u64),
     /// The controller's plan.
@@ -102,6 +104,8 @@ pub enum Action {
     Withdraw(IpAddr, MacAddr),
     /// Probe witnesses. The fields are the number of the probe, and the time until which a reply counts.
     ProbeWitness(u64, u64),
+    /// Probe the gateway with this address. The second field is the time until which a reply counts.
+    ProbeGateway(IpAddr, u64),
     /// Answer for exactly these vIPs.
     SetOwned(OwnedVips),
     /// Save the state for the next agent.
@@ -232,6 +236,11 @@ impl LocalMember {
             }
             Event::Datagram { local, from, packet } => self.receive(now, local, from, packet),
             Event::WitnessReply(token) => self.feed(now, Input::Witness { token }),
+            Event::GatewayReply(address) => {
+                if let Some(gateway) = self.plan.as_ref().and_then(|plan| plan.member_with(address)) {
+                    self.feed(now, Input::GatewayAnswered { gateway });
+                }
+            }
             Event::Plan(plan) => self.set_plan(now, plan),
             Event::Deleted => self.leave(now),
             Event::Keys(keys) => self.keys = keys,
@@ -414,6 +423,10 @@ impl LocalMember {
             Output::Send { to, message } => self.send(now, to, &message),
             Output::ProbeWitness { token, within_us } => {
                 self.actions.push(Action::ProbeWitness(token, now.boot_us + within_us));
+            }
+            Output::ProbeGateway { gateway, within_us } => {
+                let address = self.plan.as_ref().and_then(|plan| plan.member_address(gateway, self.vteps));
+                self.actions.extend(address.map(|it| Action::ProbeGateway(it, now.boot_us + within_us)));
             }
             Output::SetTimer { at_us } => self.due_us = at_us,
             Output::Incident(incident) => {

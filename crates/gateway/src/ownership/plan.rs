@@ -74,11 +74,17 @@ impl GatewayPlan {
         v4.or_else(|| own.v6.and(member.vtep6).map(IpAddr::from))
     }
 
+    /// The member with this VTEP.
+    pub fn member_with(&self, address: IpAddr) -> Option<GatewayId> {
+        let has = |member: &&PlannedMember| {
+            member.vtep4.map(IpAddr::from) == Some(address) || member.vtep6.map(IpAddr::from) == Some(address)
+        };
+        self.members.iter().find(has).map(|member| member.gateway)
+    }
+
     /// Whether an address is a VTEP of a member.
     pub fn is_member(&self, address: IpAddr) -> bool {
-        self.members.iter().any(|member| {
-            member.vtep4.map(IpAddr::from) == Some(address) || member.vtep6.map(IpAddr::from) == Some(address)
-        })
+        self.member_with(address).is_some()
     }
 }
 

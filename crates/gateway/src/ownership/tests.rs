@@ -142,7 +142,10 @@ impl World {
                 Action::Announce(vip, _, reason) => self.announced.push((at, vip, reason)),
                 Action::SetOwned(owned) => self.owned[at] = owned,
                 Action::Save(saved) => self.saved[at] = Some(*saved),
-                Action::Withdraw(..) | Action::ProbeWitness(..) | Action::Report(_) => {}
+                Action::Withdraw(..)
+                | Action::ProbeWitness(..)
+                | Action::ProbeGateway(..)
+                | Action::Report(_) => {}
             }
         }
     }

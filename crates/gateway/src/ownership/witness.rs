@@ -1,6 +1,8 @@
 //! Witnesses: neighbors on the underlay that are not gateways, probed to find out whether the underlay is
-//! reachable. This file changes with the choice of neighbors or the kind of probe.
+//! reachable; and gateways, probed to find out whether it is reachable between the two. This file changes with the choice of neighbors or the
+//! kind of probe.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -45,6 +47,19 @@ struct WitnessProbes {
     probed: Vec<IpAddr>,
     /// The neighbor that replied last.
     last_responder: Option<IpAddr>,
+    /// Other gateways of the cluster.
+    gateways: Vec<WitnessNeighbor>,
+    /// Those that were probed, and until when a reply counts.
+    probed_gateways: HashMap<IpAddr, u64>,
+}
+
+/// Replies to probes that have arrived in time.
+#[derive(Debug, Default)]
+pub struct Replies {
+    /// Number of the last probe of witnesses, if there is one to it.
+    pub token: Option<u64>,
+    /// Gateways that have replied.
+    pub gateways: BTreeSet<IpAddr>,
 }
 
 impl WitnessProbes {
@@ -64,9 +79,7 @@ impl WitnessProbes {
         }
         let mut frames = Vec::new();
         for WitnessNeighbor { ifindex, mac, address } in selected {
-            let source = if address.is_ipv4() { own.v4.map(IpAddr::from) } else { own.v6.map(IpAddr::from) };
-            let frame = source.and_then(|source| neighbor_probe(address, source, mac));
-            let Some(frame) = frame else { continue };
+            let Some(frame) = probe_frame(WitnessNeighbor { ifindex, mac, address }, own) else { continue };
             frames.push((ifindex, frame));
             self.probed.retain(|probed| *probed != address);
             self.probed.push(address);
@@ -77,17 +90,36 @@ impl WitnessProbes {
         frames
     }
 
-    /// The token of the last probe, if the frame is a reply to it in time.
-    fn receive(&mut self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
-        let (neighbor, prober) = parse_probe_reply(frame)?;
-        let Probe { token, until_us } = self.last?;
-        let is_reply = own.addresses().any(|address| address == prober) && self.probed.contains(&neighbor);
-        if !is_reply || now_us > until_us {
-            return None;
-        }
-        self.last_responder = Some(neighbor);
-        Some(token)
+    /// The frames of a probe of a gateway, with their interfaces.
+    fn gateway_frames(&mut self, gateway: IpAddr, until_us: u64, own: Vteps) -> Vec<(u32, Vec<u8>)> {
+        self.probed_gateways.insert(gateway, until_us);
+        self.probed_gateways.retain(|known, _| self.gateways.iter().any(|it| it.address == *known));
+        let paths = self.gateways.iter().filter(|it| it.address == gateway);
+        paths.filter_map(|path| Some((path.ifindex, probe_frame(*path, own)?))).collect()
     }
+
+    /// Adds what the frame is a reply to, in time.
+    fn receive(&mut self, now_us: u64, own: Vteps, frame: &[u8], replies: &mut Replies) {
+        let Some((neighbor, prober)) = parse_probe_reply(frame) else { return };
+        if !own.addresses().any(|address| address == prober) {
+            return;
+        }
+        if self.probed_gateways.get(&neighbor).is_some_and(|until_us| now_us <= *until_us) {
+            replies.gateways.insert(neighbor);
+        }
+        let Some(Probe { token, until_us }) = self.last else { return };
+        if self.probed.contains(&neighbor) && now_us <= until_us {
+            self.last_responder = Some(neighbor);
+            replies.token = Some(token);
+        }
+    }
+}
+
+/// The frame that probes a neighbor. `None`: this node has no address of its family.
+fn probe_frame(neighbor: WitnessNeighbor, own: Vteps) -> Option<Vec<u8>> {
+    let WitnessNeighbor { mac, address, .. } = neighbor;
+    let source = if address.is_ipv4() { own.v4.map(IpAddr::from) } else { own.v6.map(IpAddr::from) };
+    neighbor_probe(address, source?, mac)
 }
 
 /// Probes witnesses over packet sockets.
@@ -113,8 +145,9 @@ impl Witness {
         })
     }
 
-    /// Sets the neighbors that are probed from now on.
-    pub fn set_neighbors(&mut self, mut neighbors: Vec<WitnessNeighbor>) {
+    /// Sets the neighbors that are probed from now on: witnesses, and other gateways of the cluster.
+    pub fn set_neighbors(&mut self, mut neighbors: Vec<WitnessNeighbor>, gateways: Vec<WitnessNeighbor>) {
+        self.probes.gateways = gateways;
         neighbors.sort_unstable();
         neighbors.dedup();
         if neighbors != self.probes.neighbors {
@@ -126,22 +159,33 @@ impl Witness {
 
     /// Sends a probe. A reply counts until `until_us`; a probe that cannot be sent stays without a reply.
     pub fn probe(&mut self, token: u64, until_us: u64) {
-        for (ifindex, frame) in self.probes.frames(Probe { token, until_us }, self.own) {
-            if let Err(error) = self.arp.send(ifindex, &frame) {
-                tracing::debug!(%error, ifindex, "cannot probe a witness");
+        let frames = self.probes.frames(Probe { token, until_us }, self.own);
+        self.send(&frames);
+    }
+
+    /// Sends a probe to another gateway, as [`probe`](Self::probe) does to witnesses. One that is behind a router gets none.
+    pub fn probe_gateway(&mut self, gateway: IpAddr, until_us: u64) {
+        let frames = self.probes.gateway_frames(gateway, until_us, self.own);
+        self.send(&frames);
+    }
+
+    fn send(&self, frames: &[(u32, Vec<u8>)]) {
+        for (ifindex, frame) in frames {
+            if let Err(error) = self.arp.send(*ifindex, frame) {
+                tracing::debug!(%error, ifindex, "cannot probe a neighbor");
             }
         }
     }
 
-    /// The token of the last probe, if a reply to it has arrived in time.
-    pub fn receive(&mut self, now_us: u64) -> Option<u64> {
+    /// The replies that have arrived.
+    pub fn receive(&mut self, now_us: u64) -> Replies {
         let mut buffer = [0; 128];
-        let mut token = None;
+        let mut replies = Replies::default();
         for socket in [&self.arp, &self.neighbor_discovery] {
             for _ in 0..BURST {
                 match socket.receive(&mut buffer) {
                     Ok(Some((_, frame))) => {
-                        token = token.or(self.probes.receive(now_us, self.own, frame));
+                        self.probes.receive(now_us, self.own, frame, &mut replies);
                     }
                     // The interface went down; the socket can still be used.
                     Err(_) => {}
@@ -149,7 +193,7 @@ impl Witness {
                 }
             }
         }
-        token
+        replies
     }
 
     /// The sockets, to poll them.
@@ -161,7 +205,6 @@ impl Witness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
     use std::net::Ipv4Addr;
 
     const OWN: Vteps = Vteps { v4: Some(Ipv4Addr::new(192, 0, 2, 1)), v6: None };
@@ -173,6 +216,13 @@ mod tests {
 
     fn probe(token: u64) -> Probe {
         Probe { token, until_us: token * 4_000 }
+    }
+
+    /// The number of the last probe, if the frame is a reply to it.
+    fn replied(probes: &mut WitnessProbes, now_us: u64, frame: &[u8]) -> Option<u64> {
+        let mut replies = Replies::default();
+        probes.receive(now_us, OWN, frame, &mut replies);
+        replies.token
     }
 
     /// The ARP reply to a probe.
@@ -196,15 +246,15 @@ mod tests {
             assert!(token == 1 || frames[0].1[41] == 10, "the neighbor that replied is probed again");
             probed.extend(frames.iter().map(|(_, frame)| frame[41]));
             let good = reply(&frames[0].1);
-            assert_eq!(probes.receive(until_us, OWN, &good), Some(token));
-            assert_eq!(probes.receive(until_us + 1, OWN, &good), None, "too late");
-            assert_eq!(probes.receive(until_us, OWN, &frames[0].1), None, "the probe itself");
+            assert_eq!(replied(&mut probes, until_us, &good), Some(token));
+            assert_eq!(replied(&mut probes, until_us + 1, &good), None, "too late");
+            assert_eq!(replied(&mut probes, until_us, &frames[0].1), None, "the probe itself");
             let mut other = good.clone();
             other[41] = 77;
-            assert_eq!(probes.receive(until_us, OWN, &other), None, "to another prober");
+            assert_eq!(replied(&mut probes, until_us, &other), None, "to another prober");
             other = good;
             other[31] = 77;
-            assert_eq!(probes.receive(until_us, OWN, &other), None, "of a neighbor that was not probed");
+            assert_eq!(replied(&mut probes, until_us, &other), None, "of a neighbor that was not probed");
         }
         assert_eq!(probed.len(), 20);
     }
@@ -217,5 +267,29 @@ mod tests {
         let address = "2001:db8::1".parse().unwrap();
         probes.neighbors = vec![WitnessNeighbor { address, ..neighbor(1) }];
         assert!(probes.frames(probe(2), OWN).is_empty());
+    }
+
+    /// Catches a reply of one gateway that counts for another, or for a witness.
+    #[test]
+    fn gateways_are_probed_by_address() {
+        let gateways = vec![neighbor(2), neighbor(3)];
+        let mut probes =
+            WitnessProbes { gateways, neighbors: vec![neighbor(10)], ..WitnessProbes::default() };
+        let receive = |probes: &mut WitnessProbes, now_us, frame: &[u8]| {
+            let mut replies = Replies::default();
+            probes.receive(now_us, OWN, frame, &mut replies);
+            (replies.token, replies.gateways.into_iter().collect::<Vec<_>>())
+        };
+        assert!(probes.gateway_frames(neighbor(4).address, 9_000, OWN).is_empty(), "its path is not known");
+        let frames = probes.gateway_frames(neighbor(3).address, 9_000, OWN);
+        assert_eq!(frames.len(), 1);
+        let good = reply(&frames[0].1);
+        assert_eq!(receive(&mut probes, 9_000, &good), (None, vec![neighbor(3).address]));
+        assert_eq!(receive(&mut probes, 9_001, &good), (None, vec![]), "too late");
+        let mut other = good.clone();
+        other[31] = 2;
+        assert_eq!(receive(&mut probes, 9_000, &other), (None, vec![]), "of a gateway that was not probed");
+        let witness = reply(&probes.frames(probe(7), OWN)[0].1);
+        assert_eq!(receive(&mut probes, 9_000, &witness), (Some(7), vec![]));
     }
 }
