@@ -68,7 +68,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 }
 
 /// The public address of a VM.
-fn eip(lab: &Lab, vm: &str, ipv6: bool) -> Result<IpAddr, Failure> {
+pub fn eip(lab: &Lab, vm: &str, ipv6: bool) -> Result<IpAddr, Failure> {
     let eips = lab.state().topology.internet.iter().flat_map(|internet| &internet.eips);
     let found = eips.filter(|eip| eip.vm == vm).map(|eip| eip.address).find(|it| it.is_ipv6() == ipv6);
     found.ok_or_else(|| Failure::new(format!("{vm} has no public address of a family")))

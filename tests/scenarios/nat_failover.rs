@@ -1,11 +1,11 @@
 //! The owner of a NAT gateway's vIP dies with its machine, comes back, and a gateway is drained: the connections of VMs to the
-//! Internet go on, each by the public port that it has. One download of each VM lasts for all of it.
+//! Internet go on, each by the public port that it has, and so does one to the EIP of a VM of another VPC. One download of each VM lasts for all of it.
 //!
 //! Catches: copies of sessions that are not made, or not as the first packets of a connection pass; an owner that becomes one
 //! without copies; a gateway that ends sessions when it loses the vIP.
 
 use crate::Ground;
-use crate::internet::{copy, download};
+use crate::internet::{copy, download, eip};
 use crate::nat::{owner_of, sessions_at};
 use crate::streams::Streams;
 use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually, execute, number, who};
@@ -23,6 +23,10 @@ use tokio::time::sleep;
 /// VMs behind the same NAT gateway, at different hosts, one of these with IPv6 underlay.
 pub const VMS: [&str; 2] = ["shop-1", "shop-3"];
 pub const PUBLIC: &str = "203.0.113.128";
+/// A VM with an EIP, of another VPC.
+const NEIGHBOR: &str = "web-1";
+/// Downloads and streams.
+pub const CONNECTIONS: usize = 2 * VMS.len() + 1;
 const PORT: u16 = 7071;
 const PPS: u64 = 50;
 /// Two downloads share 7 Mbit/s: each takes about 19 s, what happens meanwhile less.
@@ -57,7 +61,11 @@ pub async fn under_traffic(
     let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
     everything_is_copied(&lab).await?;
     slow_down_downloads(&lab).await?;
-    let streams = Streams::to_flows(&lab, &VMS.map(|vm| (vm, at.to_string())), PPS).await?;
+    let neighbor = SocketAddr::new(eip(&lab, NEIGHBOR, false)?, PORT).to_string();
+    let _neighbor = Probe::listening(&lab, NEIGHBOR, &["echo", &format!("0.0.0.0:{PORT}"), NEIGHBOR]).await?;
+    let mut flows: Vec<_> = VMS.map(|vm| (vm, at.to_string())).into();
+    flows.push((VMS[0], neighbor));
+    let streams = Streams::to_flows(&lab, &flows, PPS).await?;
     let downloads = async { tokio::try_join!(download(&lab, VMS[0], false), download(&lab, VMS[1], false)) };
     tokio::try_join!(downloads, change(&lab, at))?;
     let mut all = Vec::new();
@@ -84,7 +92,7 @@ async fn owners_change(lab: &Lab, at: SocketAddr) -> Outcome {
     eventually(TAKEN_OVER, async || {
         let gateway = owner_of(lab, PUBLIC).await?;
         let open = ports_at(lab, &gateway, &["established"]).await?;
-        ensure!(open.len() == 2 * VMS.len(), "not all connections are at {gateway} yet: {open:?}");
+        ensure!(open.len() == CONNECTIONS, "not all connections are at {gateway} yet: {open:?}");
         Ok(())
     })
     .await?;

@@ -9,7 +9,8 @@ use crate::Ground;
 use crate::internet::copy;
 use crate::nat::{owner_of, sessions_of};
 use crate::nat_failover::{
-    PUBLIC, TAKEN_OVER, VMS, everything_is_copied, new_connections_work, ports_at, same_ports, under_traffic,
+    CONNECTIONS, PUBLIC, TAKEN_OVER, VMS, everything_is_copied, new_connections_work, ports_at, same_ports,
+    under_traffic,
 };
 use crate::support::{Failure, Outcome, ensure, ensure_timely, eventually, execute};
 use sluice_lab::Lab;
@@ -34,7 +35,7 @@ async fn split_and_heal(lab: &Lab, at: SocketAddr) -> Outcome {
     eventually(TAKEN_OVER, async || {
         let gateway = owner_of(lab, PUBLIC).await?;
         let open = ports_at(lab, &gateway, &["established"]).await?;
-        ensure!(open.len() == 2 * VMS.len(), "not all connections are at {gateway} yet: {open:?}");
+        ensure!(open.len() == CONNECTIONS, "not all connections are at {gateway} yet: {open:?}");
         Ok(())
     })
     .await?;

@@ -71,8 +71,8 @@ __attribute__((noinline)) enum drop_reason deliver_inside(struct xdp_md *ctx, st
 	if (path.mtu < packet->longest)
 		packet->longest = path.mtu;
 	reason = translate(ctx, packet, at);
-	/* A packet of a VM is also an outgoing one. */
-	if (!reason && at)
+	/* A packet of a VM is also an outgoing one. The owner has metered one of the ring. */
+	if (!reason && at && !packet->ring)
 		reason = meter_packet(packet, METER_OUT);
 	if (!reason && !(packet->nat & PACKET_TO_OWNER))
 		reason = meter_packet(packet, METER_IN);

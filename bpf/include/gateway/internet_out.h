@@ -8,7 +8,7 @@
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
- * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could leave here, but its session is new, and
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could go on from here, but its session is new, and
  * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). FOR_NAT64_OUT:
  * nat64_out() (nat64.h) turns the packet into one of IPv4, and leave_as_ipv4() sends it; FOR_TURNED is the result of that, if turn_over()
  * (internet_in.h) has to take it as one from the Internet, because its destination is public. FOR_NAT64_IN: as for enter_vpc()
@@ -283,6 +283,17 @@ static __always_inline enum drop_reason check_nat_source(struct packet *packet)
 										  : DROP_no_public_address;
 }
 
+/* The packet goes to another gateway before it goes to the instance behind a public address. */
+static __always_inline enum drop_reason visit_ring(struct packet *packet)
+{
+	enum drop_reason reason = check_ttl(packet);
+
+	if (reason)
+		return reason;
+	packet->verdict = FOR_RING;
+	return meter_packet(packet, METER_OUT);
+}
+
 /* As internet_out() for a packet to the prefix of NAT64, whose new addresses are of IPv4. */
 static __always_inline enum drop_reason nat64_to_outside(struct xdp_md *ctx, struct packet *packet)
 {
@@ -291,6 +302,8 @@ static __always_inline enum drop_reason nat64_to_outside(struct xdp_md *ctx, str
 		return DROP_table_busy;
 	if (!packet->destination_public)
 		return leave(ctx, packet);
+	if (packet->nat & PACKET_IN_RING)
+		return visit_ring(packet);
 	packet->longest = longest_back(ctx, packet) - NAT64_BYTES;
 	packet->verdict = FOR_NAT64_OUT;
 	return check_ttl(packet);
@@ -317,6 +330,8 @@ static __always_inline enum drop_reason internet_out(struct xdp_md *ctx, struct 
 		packet->new_destination[1] = frame->destination[1];
 		return leave(ctx, packet);
 	}
+	if (packet->nat & PACKET_IN_RING)
+		return visit_ring(packet);
 	public = public_prefix_at(packet->destination_public);
 	if (!public || !(public->flags & PUBLIC_NAT))
 		return turn_back(ctx, packet);
@@ -366,7 +381,7 @@ __attribute__((noinline)) int leave_as_ipv4(struct xdp_md *ctx, struct packet *p
 		return reason ? drop(packet->vni, reason) : packet->verdict;
 	}
 	reason = translate(ctx, packet, 0);
-	if (!reason)
+	if (!reason && !packet->ring)
 		reason = meter_packet(packet, METER_OUT);
 	if (reason)
 		return drop(packet->vni, reason);

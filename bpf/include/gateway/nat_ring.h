@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, Internet edge: the ring in which the first packets of a session of source NAT visit all gateways of the cluster before
- * one of them sends them to the Internet (docs/decisions/nat-replication.md). So each gateway has the session before anyone can
+ * one of them sends them to the Internet, or to the instance behind a public address (docs/decisions/nat-replication.md). So each gateway has the session before anyone can
  * answer, and goes on with it if the owner of the NAT gateway's vIP dies.
  *
  * The packets of the VM go through the ring until the session is confirmed, at most NAT_RING_PACKETS of a session. The owner
  * translates nothing, but sends the frame as it came, in the tunnel of its VPC, to the next gateway that is alive; each gateway
- * installs the session and passes the packet on; the last one translates and sends it. What does not go to the Internet does
- * not use the ring, and neither do later fragments, ICMP errors and packets of port forwards, which begin no session.
+ * installs the session and passes the packet on; the last one translates and sends it, as it would if it were the owner. Later fragments, ICMP
+ * errors and packets of port forwards do not use the ring, because they begin no session.
  *
  * The record, in the headers of the tunnel:
  *
