@@ -83,9 +83,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
-/// `make soak` runs these scenarios, and a word that their name contains. `gwzone` is about a model to compare with, whose detection `learning`
-/// tests as well. `nat_partition` is one more takeover. The others take minutes, guests because there is no KVM.
-const LONG: [&str; 4] = ["guests", "gwzone", "nat_kills", "nat_partition"];
+/// `make soak` runs these scenarios, and a word that their name contains. The last two take minutes, `guests` because there is no KVM. For
+/// each of the others, the common path has one that is like it.
+const LONG: [&str; 8] = [
+    "gwzone",
+    "history_failover",
+    "load_awareness",
+    "nat_partition",
+    "session_timeouts",
+    "takeover_default",
+    "guests",
+    "nat_kills",
+];
 /// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
 /// need 4 minutes on a busy machine.
 const DURATION_MAX: Duration = Duration::from_secs(480);

@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, gauge};
-use sluice_agent::{Error, Node, NodeLoad, error_chain};
+use sluice_agent::{Error, Node, NodeLoad, error_chain, flow_bytes};
 use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -36,7 +36,7 @@ const SHORT_WINDOW: usize = 2;
 /// Most counters that are read for each sample. If there are more, no packet count is reported.
 const COUNTERS_MAX: usize = 256;
 /// 20 kbit/s (Zeta section IV-C), in bytes per period, for VPCs without a threshold of their own.
-const ELEPHANT_BYTES: u64 = 20_000 / 8 * FLOW_PERIOD.as_secs();
+const ELEPHANT_BYTES: u64 = flow_bytes(20, FLOW_PERIOD);
 
 /// Which flows the packet program reports: every flow, or elephants.
 fn flow_policy(all: bool) -> Policy {

@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{NatAddresses, NodeLoad, Role, UpdateContext, error_chain};
-use sluice_southbound::{
-    ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Meter, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf,
-};
+use sluice_agent::{NatAddresses, NodeLoad, Role, UpdateContext, elephant_bytes, error_chain};
+use sluice_southbound::{ClusterPlan, Meter, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf};
 use sluice_tables::NodeTables;
 use sluice_types::IpNet;
 use tokio::sync::watch;
@@ -194,7 +192,7 @@ impl Role for GatewayRole {
     fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
         // Gateways have no groups: they forward to hosts.
         let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps, internet_meter } = *vrf;
-        let elephant_bytes = elephant_bytes(elephant_kbps);
+        let elephant_bytes = elephant_bytes(elephant_kbps, FLOW_PERIOD);
         let vrf = sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes };
         context.upsert_gateway_vrf(&vrf, internet_meter);
     }
@@ -254,19 +252,6 @@ impl Role for GatewayRole {
 /// The address, if the prefix has only one.
 fn single_address(prefix: IpNet) -> Option<IpAddr> {
     (prefix.prefix_len() == prefix.max_prefix_len()).then(|| prefix.addr())
-}
-
-/// The threshold of elephant flows in bytes per [`FLOW_PERIOD`].
-fn elephant_bytes(kbps: u32) -> Option<u32> {
-    const NEVER: u32 = sluice_tables::Vrf::NEVER_ELEPHANTS;
-    match kbps {
-        ELEPHANT_DEFAULT => None,
-        ELEPHANT_NEVER => Some(NEVER),
-        kbps => {
-            let bytes = u64::from(kbps) * 1000 / 8 * FLOW_PERIOD.as_secs();
-            Some(u32::try_from(bytes).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1)))
-        }
-    }
 }
 
 #[cfg(test)]

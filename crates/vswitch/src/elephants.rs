@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use sluice_agent::flow_bytes;
 use sluice_rsp::Destination;
-use sluice_tables::Vrf;
 use sluice_tables::flows::FlowConfig;
 use sluice_types::Vni;
 
@@ -22,22 +22,8 @@ const WATCHED_MAX: usize = 16_384;
 const OF_NETWORK_MAX: u32 = 1_024;
 
 /// An elephant as the packet program reports it by default.
-pub const ELEPHANT: FlowConfig = FlowConfig { period: PERIOD, elephant_bytes: bytes(DEFAULT_KBPS) };
-
-/// Bytes of a flow of this rate in a period.
-const fn bytes(kbps: u32) -> u64 {
-    kbps as u64 * PERIOD.as_millis() as u64 / 8
-}
-
-/// The threshold of a network in bytes per period, of what the controller has sent.
-pub fn elephant_bytes(kbps: u32) -> Option<u32> {
-    const NEVER: u32 = Vrf::NEVER_ELEPHANTS;
-    match kbps {
-        sluice_southbound::ELEPHANT_DEFAULT => None,
-        sluice_southbound::ELEPHANT_NEVER => Some(NEVER),
-        kbps => Some(u32::try_from(bytes(kbps)).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1))),
-    }
-}
+pub const ELEPHANT: FlowConfig =
+    FlowConfig { period: PERIOD, elephant_bytes: flow_bytes(DEFAULT_KBPS, PERIOD) };
 
 /// The reports about a destination.
 #[derive(Clone, Copy, Debug)]
@@ -184,16 +170,5 @@ mod tests {
         assert!(!elephants.note(6_100 * MS, destination(1, 9_999)));
         assert_eq!((elephants.refused(), elephants.seen.len()), (5, 1));
         assert_eq!(elephants.of_network, HashMap::from([(Vni::new(1).unwrap(), 1)]));
-    }
-
-    #[test]
-    fn thresholds_are_bytes_of_a_period() {
-        assert_eq!(ELEPHANT.elephant_bytes, 625);
-        assert_eq!(elephant_bytes(sluice_southbound::ELEPHANT_DEFAULT), None);
-        assert_eq!(elephant_bytes(1), Some(31));
-        assert_eq!(elephant_bytes(8_000), Some(250_000));
-        let never = Vrf::NEVER_ELEPHANTS;
-        assert_eq!(elephant_bytes(sluice_southbound::ELEPHANT_NEVER), Some(never));
-        assert_eq!(elephant_bytes(sluice_southbound::ELEPHANT_NEVER - 1), Some(never - 1));
     }
 }

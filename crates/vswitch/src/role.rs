@@ -35,14 +35,14 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{Claims, EndingSessionsJob, Role, UpdateContext, error_chain};
+use sluice_agent::{Claims, EndingSessionsJob, Role, UpdateContext, elephant_bytes, error_chain};
 use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
 use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
 use tokio::sync::watch;
 
-use crate::elephants::elephant_bytes;
+use crate::elephants::PERIOD;
 use crate::ending_sessions::Ending;
 use crate::policies;
 use crate::port_registry::PortRegistry;
@@ -274,7 +274,7 @@ impl Role for HostRole {
         self.delayed.cancel_network(vrf.vni);
         let Vrf { vni, mtu, router4, router6, group, elephant_kbps, internet_meter: _ } = *vrf;
         // Without a group, it would be that of a gateway.
-        let elephant_bytes = group.and_then(|_| elephant_bytes(elephant_kbps));
+        let elephant_bytes = group.and_then(|_| elephant_bytes(elephant_kbps, PERIOD));
         let entry = sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes };
         self.write_vrf(context, entry);
     }

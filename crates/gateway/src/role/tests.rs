@@ -3,6 +3,7 @@
 mod meters;
 mod nat;
 
+use sluice_southbound::{ELEPHANT_DEFAULT, ELEPHANT_NEVER};
 use std::time::Instant;
 
 use sluice_agent::rsp::KeyStore;
