@@ -53,13 +53,21 @@ pub async fn under_traffic(
     change: impl AsyncFnOnce(&Lab, SocketAddr) -> Outcome,
 ) -> Result<Vec<(String, Duration)>, Failure> {
     let lab = lab_of_three(ground, None, Hellos::Slow).await?;
-    let at = SocketAddr::new(web_address(false), PORT);
-    let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
     everything_is_copied(&lab).await?;
     slow_down_downloads(&lab).await?;
-    let streams = Streams::to_flows(&lab, &VMS.map(|vm| (vm, at.to_string())), PPS).await?;
-    let downloads = async { tokio::try_join!(download(&lab, VMS[0], false), download(&lab, VMS[1], false)) };
-    tokio::try_join!(downloads, change(&lab, at))?;
+    with_traffic(&lab, change).await
+}
+
+/// As [`under_traffic`], in a lab whose gateways have copies, and where a download lasts longer than the change.
+pub async fn with_traffic(
+    lab: &Lab,
+    change: impl AsyncFnOnce(&Lab, SocketAddr) -> Outcome,
+) -> Result<Vec<(String, Duration)>, Failure> {
+    let at = SocketAddr::new(web_address(false), PORT);
+    let _echo = Probe::listening(lab, WEB, &["echo", &at.to_string(), WEB]).await?;
+    let streams = Streams::to_flows(lab, &VMS.map(|vm| (vm, at.to_string())), PPS).await?;
+    let downloads = async { tokio::try_join!(download(lab, VMS[0], false), download(lab, VMS[1], false)) };
+    tokio::try_join!(downloads, change(lab, at))?;
     let mut all = Vec::new();
     for (stream, result) in streams.results().await? {
         let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
@@ -80,17 +88,9 @@ async fn slow_down_downloads(lab: &Lab) -> Outcome {
 
 /// What happens under the downloads.
 async fn owners_change(lab: &Lab, at: SocketAddr) -> Outcome {
-    // Both downloads and both streams have begun, and more than one packet of each has gone each way.
-    eventually(TAKEN_OVER, async || {
-        let gateway = owner_of(lab, PUBLIC).await?;
-        let open = ports_at(lab, &gateway, &["established"]).await?;
-        ensure!(open.len() == 2 * VMS.len(), "not all connections are at {gateway} yet: {open:?}");
-        Ok(())
-    })
-    .await?;
+    let ports = established(lab).await?;
     let victim = lab.owner_of_public(PUBLIC.parse()?).await?;
     let name = lab.state().topology.gateways[victim].name.clone();
-    let ports = ports_at(lab, &name, &["established"]).await?;
 
     lab.connect_gateway(victim, false).await?;
     lab.kill(&name).await?;
@@ -118,6 +118,18 @@ async fn owners_change(lab: &Lab, at: SocketAddr) -> Outcome {
         ensure_timely!(copy(lab, vm, false).exists(), "{vm} had its file before everything had happened");
     }
     Ok(())
+}
+
+/// Waits until both downloads and both streams have begun, and more than one packet of each has gone each way. Returns their public ports.
+pub async fn established(lab: &Lab) -> Result<Ports, Failure> {
+    eventually(TAKEN_OVER, async || {
+        let gateway = owner_of(lab, PUBLIC).await?;
+        let open = ports_at(lab, &gateway, &["established"]).await?;
+        ensure!(open.len() == 2 * VMS.len(), "not all connections are at {gateway} yet: {open:?}");
+        Ok(())
+    })
+    .await?;
+    ports_at(lab, &owner_of(lab, PUBLIC).await?, &["established"]).await
 }
 
 /// Waits until another gateway than `old` has the vIP, where the connections have the public ports that they had. Returns its name.
@@ -179,16 +191,22 @@ pub async fn new_connections_work(lab: &Lab, at: SocketAddr, when: &str) -> Outc
 
 /// Waits until each gateway has copies of what the others own, as `sluice nat copies` shows it.
 pub async fn everything_is_copied(lab: &Lab) -> Outcome {
+    let gateways = lab.state().topology.gateways.iter();
+    copied_at(lab, &gateways.map(|gateway| &*gateway.name).collect::<Vec<_>>()).await
+}
+
+/// Waits until each of these gateways, which are all of a cluster, has them.
+pub async fn copied_at(lab: &Lab, gateways: &[&str]) -> Outcome {
     eventually(COPIED, async || {
-        for gateway in &lab.state().topology.gateways {
-            let socket = lab.paths().socket(&gateway.name).display().to_string();
+        for gateway in gateways {
+            let socket = lab.paths().socket(gateway).display().to_string();
             let argv = ["nat", "copies", "--output", "json", "--socket", &socket];
             let output = Command::new(&lab.state().binary).args(argv).output().await?;
             let copies: Vec<Value> = serde_json::from_slice(&output.stdout)?;
             let is_whole = copies.iter().all(|copy| copy["complete"] == true);
-            ensure!(!copies.is_empty() && is_whole, "{} has {copies:?}", gateway.name);
+            ensure!(!copies.is_empty() && is_whole, "{gateway} has {copies:?}");
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            ensure!(said.is_empty(), "{}: {said}", gateway.name);
+            ensure!(said.is_empty(), "{gateway}: {said}");
         }
         Ok(())
     })
