@@ -15,7 +15,7 @@ packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zl
 packages_run="iproute2 nftables ethtool busybox-static dnsmasq-base isc-dhcp-client iputils-ping procps kmod util-linux
 	mount curl"
 packages_test="iperf3 tcpdump conntrack postgresql bpftool|linux-tools-common qemu-system-x86
-	keepalived bind9-dnsutils debian-archive-keyring"
+	keepalived bind9-dnsutils debian-archive-keyring nfdump libfixbuf-tools"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
 packages_bench="iperf3 conntrack conntrackd keepalived openvswitch-switch libdpdk-dev"
 packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring
@@ -77,7 +77,8 @@ install_packages() {
 		return
 	fi
 	keep_postgresql_quiet "$missing"
-	keep_conntrackd_quiet "$missing"
+	keep_daemon_quiet conntrackd "$missing"
+	keep_daemon_quiet nfdump "$missing"
 	say "installing $(echo $missing)"
 	export DEBIAN_FRONTEND=noninteractive
 	if ! apt-get update -q >&2; then say "apt-get update failed; trying with the lists that are here"; fi
@@ -98,12 +99,12 @@ keep_postgresql_quiet() {
 	esac
 }
 
-# The bench starts daemons of its own. Installing the package must not start another one.
-keep_conntrackd_quiet() {
-	case " $(echo "$1" | tr '\n' ' ') " in
-	*" conntrackd "*)
-		if [ -d /run/systemd/system ] && [ ! -e /etc/systemd/system/conntrackd.service ]; then
-			ln -s /dev/null /etc/systemd/system/conntrackd.service
+# Benches and scenarios start daemons of their own. Installing the package must not start another one.
+keep_daemon_quiet() {
+	case " $(echo "$2" | tr '\n' ' ') " in
+	*" $1 "*)
+		if [ -d /run/systemd/system ] && [ ! -e "/etc/systemd/system/$1.service" ]; then
+			ln -s /dev/null "/etc/systemd/system/$1.service"
 		fi
 		;;
 	esac

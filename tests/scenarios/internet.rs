@@ -170,23 +170,7 @@ async fn security_groups_filter_the_internet(lab: &Lab) -> Outcome {
 async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
     for ipv6 in [false, true] {
         let public = eip(lab, PUBLIC[0], ipv6)?;
-        // 8 bytes of ICMP and 20 or 40 of IP more.
-        let headers = if ipv6 { 48 } else { 28 };
-        for (from, to, size, mtu) in
-            [(PUBLIC[0], web_address(ipv6), 1410, 1400), (CLIENT, public, 1500, 1430)]
-        {
-            let size = (size - headers).to_string();
-            let options = ["-c", "3", "-i", "0.2", "-M", "do", "-s", &size, "-W", "1"];
-            let ping = ping(lab, from, to, &options).await?;
-            let said = ping.text.to_lowercase().replace(' ', "");
-            ensure!(
-                ping.received == 0 && said.contains(&format!("mtu={mtu}")),
-                "{from} -> {to} was not told of MTU {mtu}: {}",
-                ping.text
-            );
-            let size = (mtu - headers).to_string();
-            answers(lab, from, to, &["-M", "do", "-s", &size]).await?;
-        }
+        both_ends_learn_the_mtu(lab, PUBLIC[0], public).await?;
         for vm in PUBLIC {
             download(lab, vm, ipv6).await?;
         }
@@ -198,6 +182,28 @@ async fn senders_learn_path_mtus(lab: &Lab) -> Outcome {
         for to in [WEB, CLIENT] {
             execute(lab, to, &[PROBE, "take", &at, GIVEN_BYTES]).await?;
         }
+    }
+    Ok(())
+}
+
+/// A VM with a public address learns the MTU of the way to the web server, and a computer on the Internet that of the VPC. Packets of this
+/// length are answered.
+pub async fn both_ends_learn_the_mtu(lab: &Lab, vm: &str, public: IpAddr) -> Outcome {
+    let ipv6 = public.is_ipv6();
+    // 8 bytes of ICMP and 20 or 40 of IP more.
+    let headers = if ipv6 { 48 } else { 28 };
+    for (from, to, size, mtu) in [(vm, web_address(ipv6), 1410, 1400), (CLIENT, public, 1500, 1430)] {
+        let size = (size - headers).to_string();
+        let options = ["-c", "3", "-i", "0.2", "-M", "do", "-s", &size, "-W", "1"];
+        let ping = ping(lab, from, to, &options).await?;
+        let said = ping.text.to_lowercase().replace(' ', "");
+        ensure!(
+            ping.received == 0 && said.contains(&format!("mtu={mtu}")),
+            "{from} -> {to} was not told of MTU {mtu}: {}",
+            ping.text
+        );
+        let size = (mtu - headers).to_string();
+        answers(lab, from, to, &["-M", "do", "-s", &size]).await?;
     }
     Ok(())
 }

@@ -43,7 +43,9 @@ mod moved_instance;
 mod nat;
 mod nat64;
 mod nat_failover;
+mod nat_growth;
 mod nat_kills;
+mod nat_log;
 mod nat_partition;
 mod not_a_router;
 mod overload;
@@ -51,6 +53,7 @@ mod path_mtu;
 mod peered;
 mod port_forwards;
 mod preprogrammed;
+mod public_prefixes;
 mod qos;
 mod readiness;
 mod reconciliation;
@@ -72,6 +75,7 @@ mod tcp;
 mod two_labs;
 mod udp;
 mod underlays;
+mod vpc_meter;
 mod vpc_moves;
 
 use futures::future::{FutureExt, LocalBoxFuture};
@@ -179,10 +183,14 @@ fn all() -> Vec<Scenario> {
         qos: OwnLab,
         addresses: OwnLab,
         internet: OwnLab,
+        public_prefixes: OwnLab,
         meter_shares: OwnLab,
+        vpc_meter: OwnLab,
         nat: OwnLab,
         nat64: OwnLab,
+        nat_log: OwnLab,
         nat_failover: OwnLab,
+        nat_growth: OwnLab,
         nat_kills: OwnLab,
         nat_partition: OwnLab,
         port_forwards: OwnLab,

@@ -257,24 +257,32 @@ async fn fragments_are_translated(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// VMs ask the name server, by UDP and TCP. The long answer comes in fragments.
 async fn names_are_resolved(lab: &Lab) -> Outcome {
-    let server = format!("@{}", web_address(false));
-    let www = format!("www.{ZONE}");
     for vm in SHOP {
-        for protocol in ["+notcp", "+tcp"] {
-            let ask = async |name: &str, kind: &str| {
-                let argv = ["dig", "+short", "+time=2", "+tries=3", "+bufsize=4096", "+ignore", protocol];
-                let output = lab.exec(vm, &[&argv[..], &[&server, name, kind]].concat()).await?;
-                Ok::<_, Failure>(output_of(&output))
-            };
-            for (kind, ipv6) in [("A", false), ("AAAA", true)] {
-                let answer = ask(&www, kind).await?;
-                ensure!(answer.trim() == web_address(ipv6).to_string(), "{vm}, {protocol} {kind}: {answer}");
-            }
-            let letters = ask(LONG_TEXT, "TXT").await?.matches('t').count();
-            ensure!(letters == LONG_TEXT_BYTES, "{vm}, {protocol}: a text of {letters} bytes");
+        names_are_resolved_by(lab, vm, false).await?;
+    }
+    Ok(())
+}
+
+/// A VM asks the name server at its address of a family, by UDP and TCP. The long answer comes in fragments.
+pub async fn names_are_resolved_by(lab: &Lab, vm: &str, ipv6: bool) -> Outcome {
+    let server = format!("@{}", web_address(ipv6));
+    let www = format!("www.{ZONE}");
+    for protocol in ["+notcp", "+tcp"] {
+        let ask = async |name: &str, kind: &str| {
+            let argv = ["dig", "+short", "+time=2", "+tries=3", "+bufsize=4096", "+ignore", protocol];
+            let output = lab.exec(vm, &[&argv[..], &[&server, name, kind]].concat()).await?;
+            Ok::<_, Failure>(output_of(&output))
+        };
+        for (kind, is_ipv6) in [("A", false), ("AAAA", true)] {
+            let answer = ask(&www, kind).await?;
+            ensure!(
+                answer.trim() == web_address(is_ipv6).to_string(),
+                "{vm} {protocol} {kind} {server}: {answer}"
+            );
         }
+        let letters = ask(LONG_TEXT, "TXT").await?.matches('t').count();
+        ensure!(letters == LONG_TEXT_BYTES, "{vm} {protocol} {server}: a text of {letters} bytes");
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ const SHAPER: [&str; 2] = [
 const TAKEN_OVER: Duration = Duration::from_secs(10);
 
 /// The address that stands for an IPv4 address.
-fn mapped(address: Ipv4Addr) -> Ipv6Addr {
+pub fn mapped(address: Ipv4Addr) -> Ipv6Addr {
     let [a, b, c, d] = address.octets().map(u16::from);
     Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, a << 8 | b, c << 8 | d)
 }

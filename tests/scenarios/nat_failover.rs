@@ -26,7 +26,7 @@ pub const PUBLIC: &str = "203.0.113.128";
 /// A VM with an EIP, of another VPC.
 const NEIGHBOR: &str = "web-1";
 /// Downloads and streams.
-pub const CONNECTIONS: usize = 2 * VMS.len() + 1;
+const CONNECTIONS: usize = 2 * VMS.len() + 1;
 const PORT: u16 = 7071;
 const PPS: u64 = 50;
 /// Two downloads share 7 Mbit/s: each takes about 19 s, what happens meanwhile less.
@@ -57,17 +57,25 @@ pub async fn under_traffic(
     change: impl AsyncFnOnce(&Lab, SocketAddr) -> Outcome,
 ) -> Result<Vec<(String, Duration)>, Failure> {
     let lab = lab_of_three(ground, None, Hellos::Slow).await?;
-    let at = SocketAddr::new(web_address(false), PORT);
-    let _echo = Probe::listening(&lab, WEB, &["echo", &at.to_string(), WEB]).await?;
     everything_is_copied(&lab).await?;
     slow_down_downloads(&lab).await?;
-    let neighbor = SocketAddr::new(eip(&lab, NEIGHBOR, false)?, PORT).to_string();
-    let _neighbor = Probe::listening(&lab, NEIGHBOR, &["echo", &format!("0.0.0.0:{PORT}"), NEIGHBOR]).await?;
+    with_traffic(&lab, change).await
+}
+
+/// As [`under_traffic`], in a lab whose gateways have copies, and where a download lasts longer than the change.
+pub async fn with_traffic(
+    lab: &Lab,
+    change: impl AsyncFnOnce(&Lab, SocketAddr) -> Outcome,
+) -> Result<Vec<(String, Duration)>, Failure> {
+    let at = SocketAddr::new(web_address(false), PORT);
+    let _echo = Probe::listening(lab, WEB, &["echo", &at.to_string(), WEB]).await?;
+    let neighbor = SocketAddr::new(eip(lab, NEIGHBOR, false)?, PORT).to_string();
+    let _neighbor = Probe::listening(lab, NEIGHBOR, &["echo", &format!("0.0.0.0:{PORT}"), NEIGHBOR]).await?;
     let mut flows: Vec<_> = VMS.map(|vm| (vm, at.to_string())).into();
     flows.push((VMS[0], neighbor));
-    let streams = Streams::to_flows(&lab, &flows, PPS).await?;
-    let downloads = async { tokio::try_join!(download(&lab, VMS[0], false), download(&lab, VMS[1], false)) };
-    tokio::try_join!(downloads, change(&lab, at))?;
+    let streams = Streams::to_flows(lab, &flows, PPS).await?;
+    let downloads = async { tokio::try_join!(download(lab, VMS[0], false), download(lab, VMS[1], false)) };
+    tokio::try_join!(downloads, change(lab, at))?;
     let mut all = Vec::new();
     for (stream, result) in streams.results().await? {
         let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
@@ -88,17 +96,9 @@ async fn slow_down_downloads(lab: &Lab) -> Outcome {
 
 /// What happens under the downloads.
 async fn owners_change(lab: &Lab, at: SocketAddr) -> Outcome {
-    // Both downloads and both streams have begun, and more than one packet of each has gone each way.
-    eventually(TAKEN_OVER, async || {
-        let gateway = owner_of(lab, PUBLIC).await?;
-        let open = ports_at(lab, &gateway, &["established"]).await?;
-        ensure!(open.len() == CONNECTIONS, "not all connections are at {gateway} yet: {open:?}");
-        Ok(())
-    })
-    .await?;
+    let ports = established(lab).await?;
     let victim = lab.owner_of_public(PUBLIC.parse()?).await?;
     let name = lab.state().topology.gateways[victim].name.clone();
-    let ports = ports_at(lab, &name, &["established"]).await?;
 
     lab.connect_gateway(victim, false).await?;
     lab.kill(&name).await?;
@@ -126,6 +126,18 @@ async fn owners_change(lab: &Lab, at: SocketAddr) -> Outcome {
         ensure_timely!(copy(lab, vm, false).exists(), "{vm} had its file before everything had happened");
     }
     Ok(())
+}
+
+/// Waits until both downloads and both streams have begun, and more than one packet of each has gone each way. Returns their public ports.
+pub async fn established(lab: &Lab) -> Result<Ports, Failure> {
+    eventually(TAKEN_OVER, async || {
+        let gateway = owner_of(lab, PUBLIC).await?;
+        let open = ports_at(lab, &gateway, &["established"]).await?;
+        ensure!(open.len() == CONNECTIONS, "not all connections are at {gateway} yet: {open:?}");
+        Ok(())
+    })
+    .await?;
+    ports_at(lab, &owner_of(lab, PUBLIC).await?, &["established"]).await
 }
 
 /// Waits until another gateway than `old` has the vIP, where the connections have the public ports that they had. Returns its name.
@@ -187,16 +199,22 @@ pub async fn new_connections_work(lab: &Lab, at: SocketAddr, when: &str) -> Outc
 
 /// Waits until each gateway has copies of what the others own, as `sluice nat copies` shows it.
 pub async fn everything_is_copied(lab: &Lab) -> Outcome {
+    let gateways = lab.state().topology.gateways.iter();
+    copied_at(lab, &gateways.map(|gateway| &*gateway.name).collect::<Vec<_>>()).await
+}
+
+/// Waits until each of these gateways, which are all of a cluster, has them.
+pub async fn copied_at(lab: &Lab, gateways: &[&str]) -> Outcome {
     eventually(COPIED, async || {
-        for gateway in &lab.state().topology.gateways {
-            let socket = lab.paths().socket(&gateway.name).display().to_string();
+        for gateway in gateways {
+            let socket = lab.paths().socket(gateway).display().to_string();
             let argv = ["nat", "copies", "--output", "json", "--socket", &socket];
             let output = Command::new(&lab.state().binary).args(argv).output().await?;
             let copies: Vec<Value> = serde_json::from_slice(&output.stdout)?;
             let is_whole = copies.iter().all(|copy| copy["complete"] == true);
-            ensure!(!copies.is_empty() && is_whole, "{} has {copies:?}", gateway.name);
+            ensure!(!copies.is_empty() && is_whole, "{gateway} has {copies:?}");
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            ensure!(said.is_empty(), "{}: {said}", gateway.name);
+            ensure!(said.is_empty(), "{gateway}: {said}");
         }
         Ok(())
     })

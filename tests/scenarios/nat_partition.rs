@@ -9,7 +9,7 @@ use crate::Ground;
 use crate::internet::copy;
 use crate::nat::{owner_of, sessions_of};
 use crate::nat_failover::{
-    CONNECTIONS, PUBLIC, TAKEN_OVER, VMS, everything_is_copied, new_connections_work, ports_at, same_ports,
+    PUBLIC, TAKEN_OVER, VMS, established, everything_is_copied, new_connections_work, same_ports,
     under_traffic,
 };
 use crate::support::{Failure, Outcome, ensure, ensure_timely, eventually, execute};
@@ -32,15 +32,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 
 /// What happens under the downloads.
 async fn split_and_heal(lab: &Lab, at: SocketAddr) -> Outcome {
-    eventually(TAKEN_OVER, async || {
-        let gateway = owner_of(lab, PUBLIC).await?;
-        let open = ports_at(lab, &gateway, &["established"]).await?;
-        ensure!(open.len() == CONNECTIONS, "not all connections are at {gateway} yet: {open:?}");
-        Ok(())
-    })
-    .await?;
+    let ports = established(lab).await?;
     let owner = owner_of(lab, PUBLIC).await?;
-    let ports = ports_at(lab, &owner, &["established"]).await?;
     let before = owned(lab).await?;
 
     execute(lab, &owner, &["nft", &silence(lab, &owner)]).await?;

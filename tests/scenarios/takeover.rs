@@ -16,7 +16,7 @@ use crate::support::{
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use sluice_client::{Cluster, Gateway, Vpc};
-use sluice_lab::{CONTROLLER, Lab, Options};
+use sluice_lab::{CONTROLLER, Lab, Options, Topology};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -69,7 +69,12 @@ pub enum Hellos {
 pub async fn lab_of_three(ground: &Ground, model: Option<&str>, hellos: Hellos) -> Result<Lab, Failure> {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     options.model = model.map(str::to_owned);
-    let topology = &mut options.topology;
+    three_gateways(&mut options.topology, hellos)?;
+    Ok(Lab::up(options).await?)
+}
+
+/// Adds a third gateway, and vIPs until there are two for each gateway.
+pub fn three_gateways(topology: &mut Topology, hellos: Hellos) -> Outcome {
     let mut third = topology.gateways[1].clone();
     third.name = "gw-c".to_owned();
     (third.ipv4, third.ipv6) = ("192.0.2.13".parse().ok(), "2001:db8:0:1::13".parse().ok());
@@ -81,7 +86,7 @@ pub async fn lab_of_three(ground: &Ground, model: Option<&str>, hellos: Hellos) 
     if hellos == Hellos::Slow {
         slow_hellos(topology);
     }
-    Ok(Lab::up(options).await?)
+    Ok(())
 }
 
 /// Traffic through both underlays in both families, and the gateways that fail under it.

@@ -4,7 +4,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, words};
 use crate::metrics::Metrics;
 use crate::net;
-use crate::paths::Paths;
+use crate::paths::{Paths, management};
 use crate::process::{Process, read_json};
 use crate::topology::{Guest, Topology};
 use nix::sys::signal::Signal;
@@ -139,6 +139,11 @@ impl Lab {
     /// Its controller's API.
     pub fn api(&self) -> &Client {
         &self.api
+    }
+
+    /// Address of the machine itself in the management network, by which all nodes reach it.
+    pub fn management_address(&self) -> IpAddr {
+        management(self.state.index, 1).into()
     }
 
     /// A VM by name.

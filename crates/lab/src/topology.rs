@@ -151,6 +151,12 @@ pub struct Gateway {
     /// When connections of NAT gateways end, as `--nat-timeouts`; the agent's defaults if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_timeouts: Option<String>,
+    /// What is logged of NAT gateways, as `--nat-log`; the agent's default if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_log: Option<String>,
+    /// UDP port of a collector that gets this log by IPFIX, at the machine's own address in the management network; no collector if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nat_ipfix_port: Option<u16>,
 }
 
 /// A host; its underlay has one family.

@@ -311,6 +311,9 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
             argv.extend(gateway.nat_sessions.map(|sessions| format!("--{option}={sessions}")));
         }
         argv.extend(gateway.nat_timeouts.as_ref().map(|timeouts| format!("--nat-timeouts={timeouts}")));
+        argv.extend(gateway.nat_log.as_ref().map(|events| format!("--nat-log={events}")));
+        let collector = gateway.nat_ipfix_port.map(|port| SocketAddr::new(lab.management_address(), port));
+        argv.extend(collector.map(|collector| format!("--nat-ipfix={collector}")));
         argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {

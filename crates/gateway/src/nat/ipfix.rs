@@ -65,7 +65,9 @@ const SESSION: Template = Template {
     ],
 };
 
-/// As [`BLOCK`] and [`SESSION`] for NAT64, whose instances have an address of IPv6: sourceIPv6Address instead of sourceIPv4Address.
+/// As [`BLOCK`] and [`SESSION`] for NAT64, whose instances have an address of IPv6: sourceIPv6Address instead of sourceIPv4Address. The remote endpoint has
+/// its address of IPv4 only behind the translation: postNATDestinationIPv4Address instead of destinationIPv4Address, with which collectors take the
+/// source for one of IPv4, too.
 const BLOCK64: Template =
     Template { id: 258, elements: &[(323, 8), (230, 1), (234, 4), (27, 16), (225, 4), (361, 2), (362, 2)] };
 const SESSION64: Template = Template {
@@ -80,7 +82,7 @@ const SESSION64: Template = Template {
         (7, 2),
         (225, 4),
         (227, 2),
-        (12, 4),
+        (226, 4),
         (11, 2),
     ],
 };
