@@ -56,13 +56,19 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     publics.push((MAPPED_VM, mapped.into()));
     for (vm, public) in &publics {
         is_reached(&lab, vm, *public).await?;
+        // What TCP has learned of the path MTU, and then what pings have.
+        forget_paths(&lab, vm).await?;
         both_ends_learn_the_mtu(&lab, vm, *public).await?;
-        execute(&lab, vm, &["ip", "-6", "route", "flush", "cache"]).await?;
+        forget_paths(&lab, vm).await?;
         download(&lab, vm, true).await?;
         names_are_resolved_by(&lab, vm, true).await?;
     }
     is_reached(&lab, ROUTED_VMS[0], EIP.parse()?).await?;
     names_are_resolved_by(&lab, ROUTED_VMS[0], false).await
+}
+
+async fn forget_paths(lab: &Lab, vm: &str) -> Outcome {
+    execute(lab, vm, &["ip", "-6", "route", "flush", "cache"]).await
 }
 
 /// The prefix of a subnet is one of the pool, and no VM has a single public address of IPv6.
