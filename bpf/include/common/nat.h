@@ -290,6 +290,12 @@ static __always_inline enum nat_answer nat_out(struct nat_packet *packet)
 	return answer == NAT_SESSIONLESS ? nat_begin_out(packet) : answer;
 }
 
+/* Whether remote endpoints may begin sessions with the inside endpoint. */
+static __always_inline int nat_admits_remotes(const struct nat_packet *packet)
+{
+	return packet->pool.flags & NAT_ANY_REMOTE && !packet->shared;
+}
+
 /* Begins a session with a packet from the Internet that has none, if that is permitted. */
 static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 {
@@ -299,8 +305,8 @@ static __always_inline enum nat_answer nat_begin_in(struct nat_packet *packet)
 	enum nat_answer answer;
 
 	/* Queries of the Internet have their own identifiers, which are not mapped. */
-	if (!sessions || !nat || !(packet->pool.flags & NAT_ANY_REMOTE) || packet->shared ||
-	    packet->class == NAT_ICMP || !nat_begins(packet))
+	if (!sessions || !nat || !nat_admits_remotes(packet) || packet->class == NAT_ICMP ||
+	    !nat_begins(packet))
 		return NAT_MISS;
 	nat_place(sessions, nat, packet);
 	nat_look(packet);
@@ -324,6 +330,9 @@ static __always_inline int nat_find_in(struct nat_packet *packet)
 	if (!nat_find_inside(packet))
 		return NAT_MISS;
 	nat_query(packet, 0);
+	/* A SYN that may begin nothing ends nothing, either. It may be forged, and so may the FIN before it. */
+	if (!nat_admits_remotes(packet))
+		packet->query.tcp_flags &= ~SESSION_TCP_SYN;
 	if (nat_find_session(packet) == SESSION_HIT) {
 		data = nat_session(packet);
 		/* The port may have another inside endpoint than when the session began. */

@@ -310,8 +310,11 @@ impl Model<'_> {
         let found = self.sessions.iter().find(|((inside, with), session)| {
             inside.protocol == protocol && *with == remote && session.outside == outside
         });
+        let admits =
+            self.flags & testing::ANY_REMOTE != 0 && found.is_some_and(|(_, session)| !session.is_shared);
+        let ignored = if admits { 0 } else { tcp::SYN };
         if let Some((&key, _)) = found
-            && (peeks || self.touch(&key, asked.tcp_flags, false))
+            && (peeks || self.touch(&key, asked.tcp_flags & !ignored, false))
         {
             assert_eq!((asked.answer, answered), (testing::NAT_TRANSLATED, key.0), "{asked:?}");
             return;
