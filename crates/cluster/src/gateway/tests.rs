@@ -1,8 +1,7 @@
 //! Tests of one gateway, usually number 1 of three, by the messages that it receives.
 
-mod copies;
-
 mod contested;
+mod copies;
 
 use super::*;
 use crate::message::Member;
