@@ -14,6 +14,7 @@ mod connections;
 mod crash;
 mod database_killed;
 mod deletion;
+mod demonstration;
 mod dhcpv6;
 mod direct_paths;
 mod direct_sender;
@@ -89,13 +90,14 @@ use support::{Failure, Outcome, describe};
 
 /// `make soak` runs these scenarios, and a word that their name contains. The last two take minutes, `guests` because there is no KVM. For
 /// each of the others, the common path has one that is like it.
-const LONG: [&str; 8] = [
+const LONG: [&str; 9] = [
     "gwzone",
     "history_failover",
     "load_awareness",
     "nat_partition",
     "session_timeouts",
     "takeover_default",
+    "vpc_meter",
     "guests",
     "nat_kills",
 ];
@@ -186,6 +188,7 @@ fn all() -> Vec<Scenario> {
         public_prefixes: OwnLab,
         meter_shares: OwnLab,
         vpc_meter: OwnLab,
+        demonstration: OwnLab,
         nat: OwnLab,
         nat64: OwnLab,
         nat_log: OwnLab,
