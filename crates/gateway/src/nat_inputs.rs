@@ -1,7 +1,7 @@
 //! What the cluster, the copies of sessions, the shares of ports and the ring of first packets tell each other. This file changes
 //! when one of them gets another such input.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ async fn follow_members(
 ) -> Result<(), Error> {
     let mut view = ownership.view();
     view.mark_changed();
-    let (mut is_placed, mut members, mut known) = (true, Vec::new(), Contacts::default());
+    let (mut is_placed, mut shares, mut known) = (true, PortShares::default(), Contacts::default());
     // A gateway that does not translate has no place.
     let place = |view: &ClusterView| nat.as_ref().and_then(|_| ring_place(own, vteps, view));
     loop {
@@ -119,10 +119,10 @@ async fn follow_members(
                 sync.into_iter().for_each(|sync| sync.set_view(without_gains(&view, &known)));
                 is_placed = set_place(writer, place(&view)).await?;
                 if let Some(nat) = &nat
-                    && view.members() != members
+                    && let Some(changed) = shares.follow(&view)
                 {
-                    members = view.members();
-                    share_ports(nat, own, members.clone()).await?;
+                    shares = changed;
+                    share_ports(nat, own, shares.clone()).await?;
                 }
                 known = view.contacts.clone();
                 sync.into_iter().for_each(|sync| sync.set_view(view.clone()));
@@ -152,12 +152,39 @@ fn without_gains(view: &ClusterView, before: &Contacts) -> ClusterView {
     view
 }
 
-/// Makes this gateway give out the ports of its share of all blocks. One that is no member gives out all.
-async fn share_ports(nat: &SharedNat, own: GatewayId, members: Vec<GatewayId>) -> Result<(), Error> {
+/// By which members blocks of ports are shared out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct PortShares {
+    /// As this gateway knows them now.
+    members: Vec<GatewayId>,
+    /// The last ones that all of them knew.
+    agreed: Vec<GatewayId>,
+}
+
+impl PortShares {
+    /// The shares by this view, if they are others than these.
+    fn follow(&self, view: &ClusterView) -> Option<Self> {
+        let members = view.members();
+        let agreed = if view.contacts.all_follow { &members } else { &self.agreed };
+        let shares = Self { agreed: agreed.clone(), members };
+        (shares != *self).then_some(shares)
+    }
+
+    /// Whether a gateway gives out the ports of a block. One that is no member gives out all. What another one has lost to it, only when all members
+    /// know that: otherwise two owners in a split network could give out one port.
+    fn is_of(&self, own: GatewayId, address: Ipv4Addr, block: u16) -> bool {
+        let has = |members: &[GatewayId]| {
+            !members.contains(&own) || block_share(members, address, block) == Some(own)
+        };
+        has(&self.members) && has(&self.agreed)
+    }
+}
+
+/// Makes this gateway give out the ports of its share of all blocks.
+async fn share_ports(nat: &SharedNat, own: GatewayId, shares: PortShares) -> Result<(), Error> {
     let nat = nat.clone();
-    let are_copied = members.len() > 1;
-    let is_own =
-        move |address, block| !members.contains(&own) || block_share(&members, address, block) == Some(own);
+    let are_copied = shares.members.len() > 1;
+    let is_own = move |address, block| shares.is_of(own, address, block);
     // With many addresses and members, it takes some time.
     let set = tokio::task::spawn_blocking(move || nat.share_ports(are_copied, is_own)).await;
     set.map_err(|error| Error::io("share out ports")(error.into()))
@@ -204,7 +231,6 @@ mod tests {
     use super::*;
     use crate::ownership::{GatewayPlan, PlannedMember};
     use sluice_types::ClusterId;
-    use std::net::Ipv4Addr;
 
     #[test]
     fn next_gateway_is_the_first_one_that_answers_after_the_own_position() {
@@ -251,5 +277,30 @@ mod tests {
         let reduced = without_gains(&view, &contacts(&[4, 5], &[2])).contacts;
         assert_eq!(reduced, contacts(&[5], &[4, 2]));
         assert_eq!(without_gains(&view, &view.contacts).contacts, view.contacts);
+    }
+
+    /// Members that know of a change and those that do not, in each combination, give out different ports; in the end, all of them.
+    #[test]
+    fn no_block_has_two_gateways_while_members_change() {
+        let ids = |numbers: &[u64]| numbers.iter().copied().map(GatewayId::new).collect::<Vec<_>>();
+        let public = Ipv4Addr::new(203, 0, 113, 5);
+        for (before, after) in [(ids(&[1, 2]), ids(&[1, 2, 3])), (ids(&[1, 2, 3]), ids(&[1, 3]))] {
+            let old = PortShares { members: before.clone(), agreed: before.clone() };
+            let new = PortShares { members: after.clone(), agreed: before.clone() };
+            let all = PortShares { members: after.clone(), agreed: after.clone() };
+            let both: Vec<_> = before.iter().filter(|id| after.contains(id)).copied().collect();
+            for block in 0..126 {
+                // Those that stay know it or not, and when one knows that all do, the others know it at least themselves.
+                for states in
+                    [[&old, &old], [&old, &new], [&new, &old], [&new, &new], [&new, &all], [&all, &all]]
+                {
+                    let owners =
+                        both.iter().zip(states).filter(|(id, state)| state.is_of(**id, public, block));
+                    assert!(owners.count() < 2, "block {block}, {states:?}");
+                }
+                let owners = after.iter().filter(|id| all.is_of(**id, public, block));
+                assert_eq!(owners.count(), 1, "block {block}");
+            }
+        }
     }
 }

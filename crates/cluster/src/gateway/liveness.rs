@@ -212,6 +212,7 @@ impl Gateway {
         let mut contacts = Contacts {
             is_left_out: !self.is_in_ring,
             times_left_out: self.times_left_out,
+            all_follow: self.peers.iter().all(|peer| peer.config >= Some(self.config.revision)),
             ..Contacts::default()
         };
         for peer in &self.peers {

@@ -205,6 +205,8 @@ pub struct Contacts {
     pub times_left_out: u64,
     /// Those that have reported that they do not translate.
     pub without_nat: Vec<GatewayId>,
+    /// All of them, dead ones included, have reported that they follow this gateway's configuration, or a newer one.
+    pub all_follow: bool,
     /// One of the first kind is ready, translates, and has current tables and copies of all sessions: no session ends if this gateway dies.
     pub has_heir: bool,
 }

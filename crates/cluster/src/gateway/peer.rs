@@ -47,6 +47,8 @@ pub(super) struct Peer {
     /// Time at which it was probed last, and at which it last answered a probe.
     pub probed_us: Option<u64>,
     pub answered_us: Option<u64>,
+    /// Revision of the configuration that it follows, as it has reported last.
+    pub config: Option<u64>,
     /// Gateways that the peer reaches.
     pub reachable: Vec<GatewayId>,
     pub holds: VipSet,
@@ -90,6 +92,7 @@ impl Peer {
             contradicted_us: None,
             probed_us: None,
             answered_us: None,
+            config: None,
             reachable: Vec::new(),
             holds: VipSet::EMPTY,
             health: Health::Ready,
@@ -167,6 +170,7 @@ impl Peer {
     pub fn set_report(&mut self, report: Report) -> VipSet {
         let released = self.holds.without(report.holds);
         self.holds = report.holds;
+        self.config = Some(report.config);
         self.reachable = report.reachable;
         self.health = report.health;
         self.returns &= report.health != Health::Ready;

@@ -84,3 +84,23 @@ fn owner_announces_each_second_while_a_live_peer_is_cut_off() {
     fixture.pass(4_000, &[2, 3]);
     assert_eq!(contested(&fixture), 0);
 }
+
+/// Catches a gateway that gives out ports of another one, which does not know yet that they are not its own any more.
+#[test]
+fn members_that_do_not_follow_the_configuration_are_known() {
+    let mut fixture = Fixture::ready();
+    let all_follow = |fixture: &Fixture| fixture.gateway.contacts(fixture.now_us).all_follow;
+    assert!(all_follow(&fixture));
+    let mut config = fixture.gateway.config().clone();
+    config.revision += 1;
+    let before = fixture.report(set(&[1]), &[1, 3]);
+    fixture.input(Input::Config(config));
+    assert!(!all_follow(&fixture));
+    fixture.pass(20, &[3]);
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(before));
+    assert!(!all_follow(&fixture), "gateway 2 does not follow");
+    fixture.pass(60, &[3]);
+    assert!(!all_follow(&fixture), "gateway 2 is dead, or seems so");
+    fixture.pass(20, &[2, 3]);
+    assert!(all_follow(&fixture));
+}
