@@ -8,7 +8,7 @@
  * because there is no direct path to the Internet. No packet is sent from an address that has no public one. Otherwise it is
  * dropped and counted, or becomes an ICMP error to its sender. FOR_NAT_SOURCE or FOR_NAT_DESTINATION: source NAT has to
  * translate the packet first (nat_stage.h), and then this is called again. If another gateway owns the vIP of the NAT gateway,
- * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could go on from here, but its session is new, and
+ * the packet is passed on to it, unchanged in a tunnel of its VPC. FOR_RING: it could go on from here, but other gateways do not know its session, or that it is confirmed, and
  * pass_around() (nat_ring.h) sends it to the other gateways first. FOR_OWNER: as for internet_in() (internet_in.h). FOR_NAT64_OUT:
  * nat64_out() (nat64.h) turns the packet into one of IPv4, and leave_as_ipv4() sends it; FOR_TURNED is the result of that, if turn_over()
  * (internet_in.h) has to take it as one from the Internet, because its destination is public. FOR_NAT64_IN: as for enter_vpc()
@@ -304,7 +304,10 @@ static __always_inline enum drop_reason nat64_to_outside(struct xdp_md *ctx, str
 		return leave(ctx, packet);
 	if (packet->nat & PACKET_IN_RING)
 		return visit_ring(packet);
-	packet->longest = longest_back(ctx, packet) - NAT64_BYTES;
+	packet->longest = longest_back(ctx, packet);
+	if (packet->longest <= NAT64_BYTES)
+		return DROP_stale_index;
+	packet->longest -= NAT64_BYTES;
 	packet->verdict = FOR_NAT64_OUT;
 	return check_ttl(packet);
 }

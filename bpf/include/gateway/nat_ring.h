@@ -45,8 +45,8 @@
 #define NAT_RING_POSITION_MASK (NAT_RING_POSITIONS - 1)
 #define NAT_RING_AT_SHIFT 6
 #define NAT_RING_OF_REMOTE 0x1000u /* a remote endpoint has begun the session */
-#define NAT_RING_CONFIRMED \
-	0x2000u /* the session was answered, and this is a further packet of its originator */
+/* The session was answered, and this is a further packet of its originator. */
+#define NAT_RING_CONFIRMED 0x2000u
 #define NAT_RING_PATH_MASK 0x3fffu
 
 /* Packets by what was done with them (enum nat_ring_count). */
@@ -256,7 +256,7 @@ __attribute__((noinline)) int use_nat_copy(struct packet *packet, __u32 answer)
 	if (!packet || !memory)
 		return drop(0, DROP_stale_index);
 	count_copy(answer);
-	/* The others are to have the session, even if this gateway cannot. */
+	/* The next gateways get the session also if this one could not install it. */
 	if (packet->nat & PACKET_IN_RING)
 		return FOR_RING;
 	/*

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, Internet edge, stage "NAT": the address and port that source NAT gives to the source of a packet of a VM, and the
- * instance that gets a packet to a public address of a NAT gateway. All sessions of a NAT gateway are at the owner of its vIP.
+ * instance that gets a packet to a public address of a NAT gateway. The owner of the vIP of a NAT gateway uses its sessions; the other gateways have copies.
  *
  * Contract: both stages expect the parsed frame, `at` bytes into the packet, and now_ns. It is of IPv4, or with PACKET_NAT64 of IPv6.
  *
@@ -11,10 +11,15 @@
  *                      new_destination_port. If the inside address is one of IPv6, PACKET_NAT64 is set then.
  *
  * They return 0, with PACKET_NAT_SOURCE or PACKET_NAT_DESTINATION set in `nat`, and PACKET_NO_SESSION for a source that a port
- * forward gives; or the program's verdict, after the drop was counted. With PACKET_OLD_SESSION, nat_source() only finds a session that exists: otherwise it
- * returns 0 without PACKET_NAT_SOURCE, and if another gateway owns it, with PACKET_OWNED_ELSEWHERE instead. A session that exists comes before a port forward, and that
- * before a new session. Only the state of the packet is changed: translate() (translate.h) then writes what is new. The program calls them
- * itself, because nat.h needs the stack. Uses the maps of nat_maps.h, `nat_packets`, `cells` and those of count.h.
+ * forward gives; or the program's verdict, after the drop was counted. A session that exists comes before a port forward, and that
+ * before a new session. With PACKET_OLD_SESSION, nat_source() begins none, and returns 0 with one of three results in `nat`:
+ *
+ *   PACKET_NAT_SOURCE       the packet belongs to a session, and this gateway owns it
+ *   PACKET_OWNED_ELSEWHERE  it belongs to a session that another gateway owns
+ *   neither                 it belongs to no session
+ *
+ * The frame is not changed: translate() (translate.h) then writes what is new. The program calls the stages itself, because nat.h needs the
+ * stack. Uses the maps of nat_maps.h, `nat_packets`, `cells` and those of count.h.
  */
 #ifndef SLUICE_NAT_STAGE_H
 #define SLUICE_NAT_STAGE_H
@@ -107,7 +112,7 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 	describe_inside(packet, memory);
 	nat->remote = memory->flow.destination;
 	nat->remote_port = memory->flow.destination_port;
-	/* The times of a copy are those that its owner says. */
+	/* A packet does not refresh the copy of a session: the owner counts it, and says how idle the session is. */
 	if (packet->nat & PACKET_OLD_SESSION && is_nat_elsewhere(packet))
 		nat->flags |= NAT_PEEK;
 	answer = nat_find_out(nat);
@@ -132,11 +137,13 @@ static __always_inline enum drop_reason find_nat_source(struct packet *packet, s
 	return reason;
 }
 
-/* What follows if the source is not translated. */
+/* What follows if the source is not translated: a packet of no old session has another address. */
 static __always_inline int without_nat_source(struct packet *packet, enum drop_reason reason)
 {
 	packet->nat &= ~PACKET_NAT_SOURCE;
-	return packet->nat & PACKET_OLD_SESSION ? 0 : drop(packet->vni, reason);
+	if (packet->nat & PACKET_OLD_SESSION && reason != DROP_stale_index)
+		return 0;
+	return drop(packet->vni, reason);
 }
 
 __attribute__((noinline)) int nat_source(struct xdp_md *ctx, struct packet *packet, __u32 at)
@@ -161,6 +168,7 @@ __attribute__((noinline)) int nat_source(struct xdp_md *ctx, struct packet *pack
 		return without_nat_source(packet, reason);
 	if (packet->frame.flags & FRAME_FRAGMENT)
 		remember_nat_fragment(ctx, packet, at, NAT_FRAGMENT_OUT, packet->vni);
+	/* Later fragments leave here, by the address that was remembered. */
 	if (packet->nat & PACKET_OLD_SESSION && is_nat_elsewhere(packet)) {
 		packet->nat |= PACKET_OWNED_ELSEWHERE;
 		return without_nat_source(packet, DROP_not_owner);
@@ -231,7 +239,7 @@ static __always_inline enum drop_reason find_nat_destination(struct packet *pack
 	if (answer == NAT_SESSIONLESS)
 		answer = nat_begin_in(nat);
 	reason = nat_drop_reason(answer, DROP_no_nat_session);
-	/* The number may be that of another address, for a moment after a change. */
+	/* After a change of the pool, the number in `inside` may be that of another public address for a moment. */
 	if (!reason && nat->outside != packet->frame.destination[1])
 		reason = DROP_no_nat_session;
 	packet->new_destination_port = nat->inside_port;

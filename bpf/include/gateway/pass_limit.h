@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, Internet edge: how many packets of a VPC are passed on to the owner of its NAT gateway. They use this gateway, the underlay and the
+ * Gateway, Internet edge: how many packets each processor passes on to the owner of a NAT gateway. They use this gateway, the underlay and the
  * owner, so a flood to the addresses of one tenant must not fill all of these.
  *
- * Contract: may_pass_on() expects `counters` of the VPC, and now_ns. Uses the maps `nat_config` and `pass_budget`.
+ * Contract: may_pass_on() expects `counters`, of the VPC that sends the packet, or of the one that gets it from the Internet, and now_ns. Uses the maps
+ * `nat_config` and `pass_budget`.
  */
 #ifndef SLUICE_PASS_LIMIT_H
 #define SLUICE_PASS_LIMIT_H
@@ -23,7 +24,7 @@ struct {
 	__type(value, struct token_bucket);
 } pass_budget SEC(".maps");
 
-/* Whether the packet may be passed on. It counts then. */
+/* Whether the packet may be passed on. If so, it takes a token. */
 static __always_inline int may_pass_on(const struct packet *packet)
 {
 	const struct nat_config *nat = nat_config_at();

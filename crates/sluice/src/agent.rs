@@ -126,7 +126,7 @@ pub enum PathCommand {
 /// `sluice nat VERB`.
 #[derive(Subcommand)]
 pub enum NatCommand {
-    /// List the connections of NAT gateways that this gateway translates
+    /// List the connections of NAT gateways that this gateway translates, and the copies that it has of those of other gateways
     Sessions {
         /// Only those of the VPC with this VNI
         #[arg(long, value_name = "VNI")]

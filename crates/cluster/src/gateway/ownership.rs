@@ -15,8 +15,8 @@
 //!    |                             this gateway's turn / Announce: TakenOver      | newer claim names
 //!    |                                                                            v another gateway
 //!    +--------------------------------------------------------------------- HANDING OVER
-//!         the new owner answers for it, or `handover_us` is over and another reachable
-//!         gateway reaches the new owner, or that one answers a probe / Withdraw
+//!         the new owner answers for it, or `handover_us` is over and it is known that hosts
+//!         reach the new owner (`is_confirmed_alive`) / Withdraw
 //! ```
 //!
 //! A claim that names this gateway again turns HANDING OVER into HELD. A vIP that is removed from the
@@ -65,10 +65,10 @@ impl Gateway {
 
     /// Hands a vIP over to its new owner (make before break): this gateway keeps the vIP until the new owner
     /// answers for it. If the new owner is not reachable from here, the vIP is released after `handover_us`,
-    /// provided that another reachable gateway reaches the new owner. A report of the controller is not
-    /// sufficient, because it does not travel on the packet path: the underlay may be split, with hosts on
-    /// both sides. Only a draining gateway relies on it. Others rely on it if the machine of the new owner answers a probe as well: then only
-    /// messages get lost, and hosts reach both. A vIP is never released to a dead owner.
+    /// provided that another reachable gateway reaches the new owner. A report of the controller alone is
+    /// sufficient only for a draining gateway, because it does not travel on the packet path: the underlay may be split, with hosts on
+    /// both sides. If the machine of the new owner also answers a probe, only messages get lost, and hosts reach both: then others release the
+    /// vIP as well. A vIP is never released to a dead owner.
     fn hand_over(&mut self, now_us: u64, vip: VipId) {
         let Some(owner) = self.table.get(vip).map(|claim| claim.owner) else { return };
         let since_us = *self.vips[vip.index()].handover_since_us.get_or_insert(now_us);
@@ -101,7 +101,7 @@ impl Gateway {
     }
 
     /// Returns whether a reachable gateway reaches this peer. It is also sufficient that the controller reached it after `since_us`, if it has answered a
-    /// probe since then, or if this gateway is draining.
+    /// probe since then, or if this gateway is draining. A report says what the controller knew some time before, so it must be that much younger.
     fn is_confirmed_alive(&self, peer: &Peer, since_us: u64, now_us: u64) -> bool {
         let reported_later_us = since_us + self.params.controller_limit_us();
         let draining = self.config.member(self.own).is_some_and(|member| member.draining);

@@ -1,5 +1,5 @@
-//! Witnesses: neighbors on the underlay that are not gateways, probed to find out whether the underlay is
-//! reachable; and gateways, probed to find out whether it is reachable between the two. This file changes with the choice of neighbors or the
+//! Probes of neighbors on the underlay. Witnesses are neighbors that are not gateways: if one answers, this node reaches the underlay. If another gateway
+//! answers, packets pass between its machine and this one, although its messages may not. This file changes with the choice of neighbors or the
 //! kind of probe.
 
 use std::collections::{BTreeSet, HashMap};

@@ -18,7 +18,7 @@ use crate::{
 };
 use sluice_types::{
     IpNet, Ipv6Net, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT, NAT_SESSIONS_MAX, NatFiltering,
-    NatGatewayId, NatMapping, VpcId, check_nat_addresses, is_nat64_prefix,
+    NatGatewayId, NatMapping, VpcId, check_nat_addresses, is_nat64_prefix, overlap,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -91,7 +91,7 @@ fn nat64_prefix(wanted: Option<IpNet>) -> Result<Option<Ipv6Net>> {
 }
 
 /// Checks that packets to a prefix of NAT64 go to the Internet: it overlaps no subnet of the VPC or of its peers, and no route to
-/// something else, except one that is shorter, and no prefix that is delegated to an instance.
+/// something else, except one that is shorter, no prefix that is delegated to an instance, and no public address of the cloud.
 async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ipv6Net>) -> Result<()> {
     let Some(prefix) = prefix.map(IpNet::V6) else { return Ok(()) };
     let taken = |existing: String| -> Result<()> {
@@ -109,6 +109,11 @@ async fn check_nat64(q: &mut dyn Query, vpc: &Vpc, name: &str, prefix: Option<Ip
                 "{existing} of subnet `{}` of the peered VPC `{}`",
                 subnet.name, peer.name
             ));
+        }
+    }
+    for pool in find::<PublicPool>(q, vec![]).await? {
+        if let Some(existing) = pool.prefixes.iter().find(|theirs| overlap(theirs, &prefix)) {
+            return taken(format!("{existing} of public pool `{}`", pool.name));
         }
     }
     if let Some((existing, instance)) = further::delegated_in(q, vpc.id, prefix).await? {
@@ -141,6 +146,18 @@ pub(super) async fn check_not_nat64(
     };
     let (prefix, nat_gateway) = (prefix.to_string(), nat.name);
     Err(Conflict::Nat64PrefixTaken { prefix, nat_gateway, existing: new.to_string() }.into())
+}
+
+/// Checks that no VPC has a prefix of NAT64 with an address in common with new public prefixes.
+pub(super) async fn check_none_has_nat64(q: &mut dyn Query, prefixes: &[IpNet]) -> Result<()> {
+    for nat in find::<NatGateway>(q, vec![]).await? {
+        let Some(prefix) = nat.nat64_prefix.map(IpNet::V6) else { continue };
+        if let Some(existing) = prefixes.iter().find(|theirs| overlap(theirs, &prefix)) {
+            let (prefix, existing) = (prefix.to_string(), existing.to_string());
+            return Err(Conflict::Nat64PrefixTaken { prefix, nat_gateway: nat.name, existing }.into());
+        }
+    }
+    Ok(())
 }
 
 /// The requested addresses in ascending order.

@@ -1,7 +1,7 @@
 //! Pools of public addresses: creation, update, deletion.
 
 use super::removals::{self, HeldKind};
-use super::{eips, underlay};
+use super::{eips, nat_gateways, underlay};
 use crate::backend::Query;
 use crate::check::{self, Difference, invalid};
 use crate::rows::{check_revision, find, find_one, get};
@@ -59,8 +59,8 @@ fn sorted_reserved(reserved: &[IpNet], prefixes: &[IpNet]) -> Result<Vec<IpNet>>
     }
 }
 
-/// Checks that prefixes have no address in common with other pools, and contain no underlay address, also of a deleted
-/// node or cluster.
+/// Checks that prefixes have no address in common with other pools and with prefixes of NAT64, and contain no underlay address, also of
+/// a deleted node or cluster.
 async fn check_free(q: &mut dyn Query, own: Option<PublicPoolId>, prefixes: &[IpNet]) -> Result<()> {
     for pool in find::<PublicPool>(q, vec![]).await?.iter().filter(|pool| Some(pool.id) != own) {
         let overlaps = |given: &&IpNet| pool.prefixes.iter().find(|theirs| overlap(theirs, given));
@@ -69,6 +69,7 @@ async fn check_free(q: &mut dyn Query, own: Option<PublicPoolId>, prefixes: &[Ip
             return Err(Conflict::PoolOverlap { given, existing, pool: pool.name.clone() }.into());
         }
     }
+    nat_gateways::check_none_has_nat64(q, prefixes).await?;
     match underlay::inside(q, prefixes).await? {
         Some((prefix, address, owner)) => {
             let (prefix, address) = (prefix.to_string(), address.to_string());

@@ -5,8 +5,8 @@ use crate::cloud::{ALL, Cloud, conflict, gateway, last, new, peering, subnet};
 use crate::internet::{eip, nets, new_eip, pool, topology, with_address};
 use sluice_store::{
     Change, Conflict, Created, NatAddresses, NatGateway, NatGatewayFilter, NatGatewayUpdate, NewNatGateway,
-    NodeId, NodeState, PortSettings, PublicPool, PublicPoolUpdate, ReleaseOf, Removal, RouteTarget, Store,
-    StoreError, Vpc,
+    NewPublicPool, NodeId, NodeState, PortSettings, PublicPool, PublicPoolUpdate, ReleaseOf, Removal,
+    RouteTarget, Store, StoreError, Vpc,
 };
 use sluice_types::{NatFiltering, NatMapping};
 use std::net::Ipv4Addr;
@@ -271,6 +271,7 @@ pub async fn prefixes_of_nat64(f: Fixture) {
         assert_eq!(text, format!("{expected}{no}"));
     }
     new(s.create_subnet(subnet("six", c.vpc.id, None, Some("2001:db8:64::/64"))).await);
+    no_prefix_of_nat64_is_public(&c, with("2001:db8:68::/96")).await;
     let text = conflict(s.create_nat_gateway(with("2001:db8:64::/96")).await).to_string();
     assert_eq!(
         text,
@@ -318,9 +319,27 @@ pub async fn prefixes_of_nat64(f: Fixture) {
     assert!(text.contains("overlaps 2001:db8:64::/64 of subnet `six`"), "{text}");
     let changed = s.update_nat_gateway(made.id, change(Some("2001:db8:66::/96")), None).await.unwrap();
     assert_eq!(changed.nat64_prefix, Some("2001:db8:66::/96".parse().unwrap()));
+    let text = conflict(s.create_public_pool(public_prefix(&c, "2001:db8:66::/48")).await).to_string();
+    assert_eq!(text, "NAT64 prefix 2001:db8:66::/96 of NAT gateway `out` overlaps 2001:db8:66::/48");
     let none = s.update_nat_gateway(made.id, change(None), None).await.unwrap();
     assert_eq!(none.nat64_prefix, None);
     assert_eq!(s.nat_gateway(made.id).await.unwrap(), none);
+}
+
+/// A pool with this prefix of IPv6.
+fn public_prefix(c: &Cloud, prefix: &str) -> NewPublicPool {
+    let prefixes = vec![prefix.parse().unwrap()];
+    NewPublicPool { name: "six".into(), cluster: c.cluster.id, prefixes, reserved: Vec::new() }
+}
+
+async fn no_prefix_of_nat64_is_public(c: &Cloud, wanted: NewNatGateway) {
+    let s = c.store.as_ref();
+    let public = new(s.create_public_pool(public_prefix(c, "2001:db8:68::/48")).await);
+    let text = conflict(s.create_nat_gateway(wanted).await).to_string();
+    let expected =
+        "NAT64 prefix 2001:db8:68::/96 of NAT gateway `out` overlaps 2001:db8:68::/48 of public pool `six`";
+    assert_eq!(text, expected);
+    s.delete_public_pool(public.id, None).await.unwrap();
 }
 
 async fn no_prefix_of_nat64_is_delegated(c: &Cloud) {
