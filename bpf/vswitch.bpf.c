@@ -36,9 +36,6 @@
 #include "vswitch/vm_icmp.h"
 #include "vswitch/vm_nd.h"
 
-/* The kernel's gso_size of a packet whose segments have sizes of their own. */
-#define GSO_BY_FRAGS 0xffff
-
 /* Parses the frame, after making it linear as far as that needs. */
 static __attribute__((noinline)) enum drop_reason parse_skb(struct __sk_buff *skb, struct frame *frame)
 {
@@ -59,37 +56,6 @@ static __attribute__((noinline)) enum drop_reason parse_skb(struct __sk_buff *sk
 	return reason;
 }
 
-/* The byte of a TCP header that has its length. It is read without a call unless extension headers are in front. */
-static __always_inline __u8 tcp_offset(struct __sk_buff *skb, const struct frame *frame)
-{
-	const struct tcp_header *tcp = linear_tcp(skb, 0, frame);
-	__u8 offset = 0;
-
-	if (tcp)
-		return tcp->offset;
-	context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset), &offset, 1);
-	return offset;
-}
-
-/*
- * Length of the longest packet that the frame is or will be cut into, without the Ethernet header. Bytes
- * that a sender appends to the IP packet are sent too, and count.
- */
-static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct frame *frame)
-{
-	__u32 headers = frame->transport_at - ETH_HLEN + UDP_BYTES;
-
-	if (!skb->gso_size)
-		return skb->len - ETH_HLEN;
-	/* SCTP: the segments are packets already, and the VM's stack chose their sizes. */
-	if (skb->gso_size == GSO_BY_FRAGS)
-		return 0;
-	/* TCP: the length of the header was not parsed. A GSO packet has the whole header. */
-	if (frame->protocol == IPPROTO_TCP)
-		headers = frame->transport_at - ETH_HLEN + (tcp_offset(skb, frame) >> 4) * 4;
-	return headers + skb->gso_size;
-}
-
 /* `from` of admit() for a packet to the VM at a filtered port: the identity of its sender. */
 static __always_inline __u32 admit_from(const struct frame *frame)
 {
@@ -107,6 +73,7 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 		return port_drop(vrf->vni, DROP_stale_index);
 	if (to->ifindex == skb->ifindex)
 		return port_drop(vrf->vni, DROP_hairpin);
+	frame->judged = 0;
 	if (to->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, to, hit->next, admit_from(frame));
 
@@ -121,8 +88,7 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	} else if (frame->destination_mac != hit->mac) {
 		return port_drop(vrf->vni, DROP_wrong_mac);
 	}
-	count_traffic(vrf->counters, skb->len);
-	return deliver(skb, frame, to);
+	return deliver(skb, frame, to, vrf);
 }
 
 /* Sends a VM's packet with a valid source by the direct path that the exact match found. */
@@ -156,6 +122,8 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 	}
 	if (port->flags & PORT_FILTERED) {
 		reason = admit(skb, frame, port, port_cell, ADMIT_EGRESS);
+		if (frame->judged && port->flags & PORT_QOS)
+			credit_judged(port->scope);
 		if (reason)
 			return port_drop(vrf->vni, reason);
 	}
@@ -281,18 +249,14 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 	return forward_unicast(skb, port, vrf, vrf_cell, port_cell, frame, to_router);
 }
 
-SEC("tc")
-int port_ingress(struct __sk_buff *skb)
+static __always_inline int frame_from_vm(struct __sk_buff *skb, struct frame *frame)
 {
 	__u32 port_cell = find_index(0, skb->ifindex), vrf_cell;
-	struct frame *frame = frame_begin();
 	const struct port *port;
 	const struct vrf *vrf;
 	enum drop_reason reason;
 	int verdict;
 
-	if (!frame)
-		return port_drop(0, DROP_stale_index);
 	if (!port_cell) {
 		count_unknown_port(skb->ifindex);
 		return port_drop(0, DROP_unknown_port);
@@ -306,6 +270,11 @@ int port_ingress(struct __sk_buff *skb)
 	vrf = vrf_at(vrf_cell, port->vni);
 	if (!vrf)
 		return port_drop(0, DROP_unknown_vni);
+	if (port->flags & PORT_QOS) {
+		reason = credit_enter(port->scope, skb->len);
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
 	reason = parse_skb(skb, frame);
 	if (reason)
 		return port_drop(vrf->vni, reason);
@@ -322,6 +291,20 @@ int port_ingress(struct __sk_buff *skb)
 	verdict = arp_from_vm(skb, port_cell, frame);
 	if (verdict == VERDICT_FORWARD)
 		return ask_gateway(skb, port, vrf, vrf_cell, port_cell, frame);
+	return verdict;
+}
+
+SEC("tc")
+int port_ingress(struct __sk_buff *skb)
+{
+	struct frame *frame = frame_begin();
+	int verdict;
+
+	if (!frame)
+		return port_drop(0, DROP_stale_index);
+	time_packet(frame);
+	verdict = frame_from_vm(skb, frame);
+	packet_timed(frame, COST_SENT);
 	return verdict;
 }
 
@@ -435,8 +418,7 @@ int uplink_ingress(struct __sk_buff *skb)
 		if (reason)
 			return port_drop(vni, reason);
 	}
-	count_traffic(vrf->counters, skb->len);
-	return deliver(skb, frame, port);
+	return deliver(skb, frame, port, vrf);
 }
 
 /*
@@ -465,18 +447,16 @@ static __always_inline const struct port *plain_receiver(const struct frame *fra
 		     : NULL;
 }
 
-SEC("tc")
-int underlay_ingress(struct __sk_buff *skb)
+static __always_inline int frame_from_underlay(struct __sk_buff *skb, struct frame *frame)
 {
 	const struct node_config *node = node_at();
-	struct frame *frame = frame_begin();
 	struct tunnel_sender from = {};
 	struct exact_hit hit = {};
 	const struct port *port;
 	const struct vrf *vrf;
 	__u32 vni = 0, vrf_cell;
 
-	if (!frame || !node || !read_underlay(skb, node, &vni, &from))
+	if (!node || !read_underlay(skb, node, &vni, &from))
 		return VERDICT_PASSED;
 	if (!vni || check_tunnel_sender(&from, vni))
 		return VERDICT_PASSED;
@@ -502,8 +482,22 @@ int underlay_ingress(struct __sk_buff *skb)
 		if (reason)
 			return port_drop(vni, reason);
 	}
-	count_traffic(vrf->counters, skb->len);
-	return deliver(skb, frame, port);
+	return deliver(skb, frame, port, vrf);
+}
+
+SEC("tc")
+int underlay_ingress(struct __sk_buff *skb)
+{
+	struct frame *frame = frame_begin();
+	int verdict;
+
+	if (!frame)
+		return VERDICT_PASSED;
+	time_packet(frame);
+	verdict = frame_from_underlay(skb, frame);
+	if (verdict != VERDICT_PASSED)
+		packet_timed(frame, COST_RECEIVED);
+	return verdict;
 }
 
 char LICENSE[] SEC("license") = "GPL";

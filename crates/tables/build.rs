@@ -6,9 +6,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 11] = [
+const HEADERS: [&str; 12] = [
     "cells.h",
     "counter_layout.h",
+    "credit_layout.h",
     "drops.h",
     "events.h",
     "flow_layout.h",

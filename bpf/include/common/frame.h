@@ -2,8 +2,8 @@
 /*
  * A tenant's frame after parsing, and questions about it that need no packet bytes.
  *
- * Contract: parse_frame() (parse.h) fills in the structure, but `identity`, which is not in the tenant's bytes. Calls no
- * helper and uses no map.
+ * Contract: parse_frame() (parse.h) fills in the structure, but what is behind `flags`, which is not in the tenant's bytes.
+ * Calls no helper and uses no map.
  */
 #ifndef SLUICE_FRAME_H
 #define SLUICE_FRAME_H
@@ -40,7 +40,9 @@ struct frame {
 	__u8 traffic_class;
 	__u8 flags;	/* FRAME_* */
 	__u16 identity; /* of the sender's security groups within its VNI; 0: none that this node may trust */
-	__u8 reserved[6];
+	__u8 judged;	/* vSwitch: a policy was asked about the packet, which costs more (credit.h) */
+	__u8 reserved8;
+	__u32 seen; /* vSwitch: frames that this memory has had, of which one in COST_SAMPLE is timed (credit.h) */
 };
 
 static __always_inline int ipv4_multicast(__u64 address)

@@ -515,7 +515,7 @@ struct vip_slot {
 #define PORT_DHCP6 0x8	       /* router advertisements tell the VM to take its IPv6 address by DHCPv6 */
 #define PORT_SOURCES 0x10      /* the VM may send from what `sources` have */
 #define PORT_UNPROTECTED 0x20  /* the VM may send from any unicast address, MAC and IP */
-#define PORT_QOS 0x40	       /* the port marks or limits what the VM sends: `qos` and `rate_mbps` (qos.h) */
+#define PORT_QOS 0x40	       /* the port marks or limits packets: `qos` and `rate_mbps` (qos.h, credit.h) */
 #define PORT_IDENTIFIED \
 	0x80 /* `identity` is not 0: packets of other ports do not read the second cell for it */
 
@@ -569,13 +569,14 @@ struct port {
 	 */
 	__u32 adopt_until_s;
 	__u16 identity; /* of the VM's groups within its VPC; 0: none */
-	__u16 qos;	/* PORT_QOS_MARKS and PORT_QOS_DSCP; 0: packets of the VM keep their DSCP */
+	__u16 qos;	/* PORT_QOS_*; 0: packets of the VM keep their DSCP, and it has no class */
 	__u32 rate_mbps; /* of the IP packets that the VM sends, and of those that it receives; 0: not limited */
 	__u64 sources[2]; /* root words for IPv4 and IPv6 of what the VM has besides address4 and address6 */
 };
 
-#define PORT_QOS_DSCP 0x3f  /* the DSCP that packets of the VM get */
-#define PORT_QOS_MARKS 0x40 /* they get one */
+#define PORT_QOS_DSCP 0x3f   /* the DSCP that packets of the VM get */
+#define PORT_QOS_MARKS 0x40  /* they get one */
+#define PORT_QOS_CREDIT 0x80 /* what the VM may use changes with its credit (credit.h); `rate_mbps` is 0 */
 
 /*
  * What the security groups of a port permit (docs/decisions/policies.md). Rules only permit: a packet that no

@@ -465,6 +465,7 @@ static __always_inline enum drop_reason admit(struct __sk_buff *skb, struct fram
 		answer = admit_again(frame, memory, port_cell);
 	if (answer == ADMIT_ERROR)
 		answer = admit_error(skb, frame, memory, scope);
+	frame->judged |= answer == ADMIT_JUDGE;
 	if (answer == ADMIT_JUDGE && from & ADMIT_EGRESS)
 		from |= receiver_identity(frame, memory, port_cell);
 	if (answer == ADMIT_JUDGE)

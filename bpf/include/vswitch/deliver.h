@@ -3,8 +3,8 @@
  * vSwitch, last stage: into the port of an instance on this host.
  *
  * Contract: the caller has checked that the port may get the frame. route_headers() changes MAC
- * addresses and TTL, accept_mac() may change the destination MAC address, deliver() changes no bytes. Reads the map
- * `cells`.
+ * addresses and TTL, accept_mac() may change the destination MAC address, deliver() changes no bytes, and drops what is over the
+ * limits of the port's class. Reads the map `cells`, and uses those of count.h and qos.h.
  */
 #ifndef SLUICE_DELIVER_H
 #define SLUICE_DELIVER_H
@@ -106,8 +106,16 @@ static __always_inline int accept_mac(struct __sk_buff *skb, const struct frame 
 	return frame->destination_mac == load_mac(port->mac) || accept_further_mac(skb, frame, hit);
 }
 
-static __always_inline int deliver(struct __sk_buff *skb, const struct frame *frame, const struct port *port)
+static __always_inline int deliver(struct __sk_buff *skb, struct frame *frame, const struct port *port,
+				   const struct vrf *vrf)
 {
+	if (port->flags & PORT_QOS) {
+		enum drop_reason reason = qos_receive(skb, frame, port->scope);
+
+		if (reason)
+			return port_drop(vrf->vni, reason);
+	}
+	count_traffic(vrf->counters, skb->len);
 	/* A VM must not choose the queue of another one's interface. */
 	skb->queue_mapping = 0;
 	if (!(port->flags & PORT_PEER_REDIRECT)) {

@@ -81,12 +81,16 @@ struct {
 	__type(value, struct frame);
 } frames SEC(".maps");
 
-/* The memory of a new frame, undefined. It is never NULL, but the verifier wants that to be handled. */
+/* The memory of a new frame, undefined but for `judged` and `seen`. It is never NULL, but the verifier wants that to be handled. */
 static __always_inline struct frame *frame_begin(void)
 {
+	struct frame *frame;
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&frames, &zero);
+	frame = bpf_map_lookup_elem(&frames, &zero);
+	if (frame)
+		frame->judged = 0;
+	return frame;
 }
 
 /*

@@ -5,11 +5,13 @@
  * discipline serves it; the agent installs one that shapes to the port's rate.
  *
  * Contract: the frame is parsed and at the start of the packet, and its headers are linear. qos_send() is called once
- * for a packet that the port may send, after all checks that need no route. Uses the maps `cells` and `port_meters`.
+ * for a packet that the port may send, after all checks that need no route, and qos_receive() for one that it may get. Uses the
+ * maps `cells` and `port_meters`, and those of credit.h.
  */
 #ifndef SLUICE_QOS_H
 #define SLUICE_QOS_H
 
+#include "vswitch/credit.h"
 #include "vswitch/port.h"
 
 #include "common/meters.h"
@@ -17,6 +19,8 @@
 #include "layout/qos_layout.h"
 
 #define DSCP_SHIFT 2
+/* The kernel's gso_size of a packet whose segments have sizes of their own. */
+#define GSO_BY_FRAGS 0xffff
 /* Units of a meter that a byte takes at 1 Mbit/s. */
 #define METER_UNITS_PER_BYTE (8000ull << METER_UNIT_SHIFT)
 
@@ -76,17 +80,55 @@ static __always_inline long mark_dscp(struct __sk_buff *skb, struct frame *frame
 	return write_traffic_class(skb, frame->flags & FRAME_IPV6, traffic_class);
 }
 
-/*
- * Bytes of all IP packets that a packet is or will be cut into; of ARP, those behind the Ethernet header. `longest` is the length of the longest of them
- * (longest_packet()): the headers of each, and gso_size. 0: it is SCTP, of whose segments only the first IP header counts.
- */
-static __always_inline __u32 sent_bytes(struct __sk_buff *skb, __u32 longest)
+/* The byte of a TCP header that has its length. It is read without a call unless extension headers are in front. */
+static __always_inline __u8 tcp_offset(struct __sk_buff *skb, const struct frame *frame)
 {
-	__u32 bytes = skb->len - ETH_HLEN, size = skb->gso_size, headers = longest - size;
+	const struct tcp_header *tcp = linear_tcp(skb, 0, frame);
+	__u8 offset = 0;
+
+	if (tcp)
+		return tcp->offset;
+	context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset), &offset, 1);
+	return offset;
+}
+
+/*
+ * Length of the longest packet that the frame is or will be cut into, without the Ethernet header. Bytes
+ * that a sender appends to the IP packet are sent too, and count.
+ */
+static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u32 headers = frame->transport_at - ETH_HLEN + UDP_BYTES;
+
+	if (!skb->gso_size)
+		return skb->len - ETH_HLEN;
+	/* SCTP: the segments are packets already, and the VM's stack chose their sizes. */
+	if (skb->gso_size == GSO_BY_FRAGS)
+		return 0;
+	/* TCP: the length of the header was not parsed. A GSO packet has the whole header. */
+	if (frame->protocol == IPPROTO_TCP)
+		headers = frame->transport_at - ETH_HLEN + (tcp_offset(skb, frame) >> 4) * 4;
+	return headers + skb->gso_size;
+}
+
+/* IP packets that a packet is or will be cut into, or one of ARP. */
+struct wire_packets {
+	__u32 packets;
+	__u32 bytes; /* of all together; of ARP, those behind the Ethernet header */
+};
+
+/*
+ * `longest` is the length of the longest of the packets (longest_packet()): the headers of each, and gso_size. 0: it is SCTP, of whose
+ * segments only the first IP header counts.
+ */
+static __always_inline struct wire_packets wire_packets(struct __sk_buff *skb, __u32 longest)
+{
+	__u32 bytes = skb->len - ETH_HLEN, size = skb->gso_size, headers = longest - size, more;
 
 	if (!size || !longest || bytes <= longest)
-		return bytes;
-	return bytes + (bytes - headers - 1) / size * headers;
+		return (struct wire_packets){ 1, bytes };
+	more = (bytes - headers - 1) / size;
+	return (struct wire_packets){ 1 + more, bytes + more * headers };
 }
 
 /*
@@ -116,8 +158,11 @@ __attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struc
 						    __u32 port_cell, __u32 longest)
 {
 	const struct port *port = vm_port_at(port_cell), *service = vm_port_service_at(port_cell);
+	struct port_credit *credit = NULL;
+	struct wire_packets wire;
 	struct port_meter *meter;
 	__u32 scope, rate_mbps;
+	__u64 now = 0;
 	int high;
 
 	if (!port || !service || !frame)
@@ -126,12 +171,38 @@ __attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struc
 	rate_mbps = service->rate_mbps;
 	if (service->qos & PORT_QOS_MARKS && mark_dscp(skb, frame, service->qos & PORT_QOS_DSCP))
 		return DROP_headroom;
+	wire = wire_packets(skb, longest);
+	if (service->qos & PORT_QOS_CREDIT)
+		credit = port_credit_at(scope);
+	if (credit) {
+		now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
+		rate_mbps = READ_ONCE(credit->limit[CREDIT_SENT_MBPS]);
+		if (!has_packets(credit, CREDIT_SENT, wire.packets, now)) {
+			ADD(&credit->dropped_packets[CREDIT_SENT], 1);
+			return DROP_packet_rate;
+		}
+	}
 	meter = bpf_map_lookup_elem(&port_meters, &scope);
 	high = has_high_priority(frame);
-	if (!rate_mbps || !meter || within_rate(meter, rate_mbps, sent_bytes(skb, longest), high))
+	if (rate_mbps && meter && !within_rate(meter, rate_mbps, wire.bytes, high)) {
+		ADD(&meter->dropped[high], 1);
+		return DROP_rate_limit;
+	}
+	if (credit)
+		take_packets(credit, CREDIT_SENT, wire.packets, wire.bytes, now);
+	return DROP_none;
+}
+
+/* Whether a port with PORT_QOS may get the frame. DROP_none, or why not. */
+__attribute__((noinline)) enum drop_reason qos_receive(struct __sk_buff *skb, struct frame *frame,
+						       __u32 scope)
+{
+	struct wire_packets wire;
+
+	if (!frame || !port_credit_at(scope))
 		return DROP_none;
-	ADD(&meter->dropped[high], 1);
-	return DROP_rate_limit;
+	wire = wire_packets(skb, longest_packet(skb, frame));
+	return credit_receive(scope, wire.packets, wire.bytes, frame->judged);
 }
 
 #endif

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
-use sluice_tables::{CounterReset, layout};
+use sluice_tables::{COST_CLASSES, CounterReset, layout};
 use sluice_types::Vni;
 
 use crate::Error;
@@ -116,6 +116,13 @@ pub(crate) fn unknown_ports(map: &MapHandle) -> Result<BTreeMap<u32, u64>, Error
 /// Reads a number of events that were not posted: all of those that one map counts.
 pub(crate) fn events(map: &MapHandle) -> Result<u64, Error> {
     Ok(sum(&read_per_cpu(map, &0_u32.to_ne_bytes())?, 0))
+}
+
+/// Reads the packets that the programs of a vSwitch have timed: by class, their number and their time in ns.
+pub(crate) fn packet_times(map: &MapHandle) -> Result<[(u64, u64); COST_CLASSES], Error> {
+    let values = read_per_cpu(map, &0_u32.to_ne_bytes())?;
+    let (packets, ns) = (offset_of!(layout::packet_times, packets), offset_of!(layout::packet_times, ns));
+    Ok(std::array::from_fn(|class| (sum(&values, packets + class * 8), sum(&values, ns + class * 8))))
 }
 
 /// Reads what happened to packets of the ring of gateways.

@@ -31,7 +31,7 @@ use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMu
 use sluice_tables::flows::Flows;
 use sluice_tables::nat::NatRegions;
 use sluice_tables::sessions::{Region, SessionRegions};
-use sluice_tables::{Memory, NamedMeters};
+use sluice_tables::{COST_CLASSES, Memory, NamedMeters, PortCredits};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
@@ -207,6 +207,24 @@ impl Datapath {
     /// If the programs have no such meters, or the kernel refuses the mapping.
     pub fn port_meters(&self) -> Result<Region, Error> {
         maps::map_region(self.map("port_meters")?)
+    }
+
+    /// Maps the credits of ports, and what packets cost, into memory.
+    ///
+    /// # Errors
+    /// If the programs have no such maps, or the kernel refuses the mapping.
+    pub fn port_credits(&self) -> Result<PortCredits, Error> {
+        let map = |name| maps::map_region(self.map(name)?);
+        PortCredits::new(map("port_credits")?, map("packet_costs")?)
+            .map_err(Error::tables("open the credits of ports"))
+    }
+
+    /// Reads what packets have cost in a vSwitch's programs, of those that were timed: by class, their number and their time in ns.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn packet_times(&self) -> Result<[(u64, u64); COST_CLASSES], Error> {
+        counters::packet_times(&self.map("packet_times")?)
     }
 
     /// Opens the meters of a gateway. Those of an earlier agent are kept, with what packets have taken; new memory is laid out.

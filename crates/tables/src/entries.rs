@@ -338,6 +338,8 @@ pub struct PortQos {
     /// What the VM may send, in Mbit/s of IP packets; `None`: any number. The port then needs a number for its meter
     /// ([`Port::scope`]).
     pub rate_mbps: Option<NonZeroU32>,
+    /// Whether what the VM sends and gets is limited by [`crate::PortCredits`]. The port then needs a number, too, and has no rate.
+    pub credit: bool,
 }
 
 /// What a VM may send from besides the addresses of its port. No prefix and no address occurs twice.

@@ -25,6 +25,7 @@ mod named_meters;
 mod node;
 mod policy;
 mod pool;
+mod port_credits;
 mod port_meters;
 mod reader;
 mod region;
@@ -54,6 +55,9 @@ pub use memory::Memory;
 pub use named_meters::{FoundMeter, MeterReader, NamedMeters};
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
+pub use port_credits::{
+    COST_CLASSES, CREDIT_DIMENSIONS, CreditDimension, CreditDrops, PacketCosts, PortCredits, PortUse,
+};
 pub use port_meters::PortMeters;
 pub use reader::{Busy, Hit, Lookup, Network, NextHop, PortFilter, Reader};
 pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};

@@ -3,12 +3,16 @@
 use std::net::IpAddr;
 
 use clap::Args as ClapArgs;
-use sluice_agent::CommonArgs;
-use sluice_datapath::SESSION_MAPS;
+use sluice_agent::netlink::Link;
+use sluice_agent::{CommonArgs, Error};
+use sluice_datapath::{Datapath, SESSION_MAPS};
 use sluice_tables::layout::SESSION_SLOTS;
 use sluice_tables::sessions::Timeouts;
+use sluice_tables::{PortCredits, PortMeters};
 
+use crate::credit::{Capacity, CreditKeeper, Overhead};
 use crate::guard::PortName;
+use crate::rates::Rates;
 
 /// Longest time for which a port adopts connections, in seconds.
 pub const ADOPT_SECONDS_MAX: u32 = 3600;
@@ -67,6 +71,36 @@ pub struct Args {
     /// tcp-closing (240), udp-one-way (120), udp-two-way (300), icmp (60), other (300); from 2 to 2592000
     #[arg(long, value_name = "NAME=SECONDS,...")]
     pub session_timeouts: Option<Timeouts>,
+
+    /// What this host can send, and can receive, in Mbit/s. Instances with a network class are clamped while all of them together
+    /// use more than --contended-percent of it [default: the speed of the uplink, if its driver tells it]
+    #[arg(long, value_name = "MBIT/S", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub capacity_mbps: Option<u64>,
+
+    /// What this host can send, and can receive, in 1000 packets per second, for the same purpose [default: any number]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub capacity_kpps: Option<u64>,
+
+    /// What the network processing of instances may take of this host's processors, in thousandths of one, for the same purpose
+    /// [default: all of them]
+    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub capacity_cpu: Option<u64>,
+
+    /// Part of the capacity from which on the host is contended
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub contended_percent: u32,
+
+    /// How many instances are clamped at most while the host is contended: those that use most
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    pub clamped_ports: u32,
+
+    /// Time of a processor that the kernel spends on each packet of an instance, besides the packet program, in ns
+    #[arg(long, value_name = "NS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub packet_cost_ns: u32,
+
+    /// The same for each 1024 bytes of a packet, which are copied
+    #[arg(long, value_name = "NS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub kib_cost_ns: u32,
 }
 
 impl Args {
@@ -75,6 +109,33 @@ impl Args {
         let slots = u64::from(self.sessions) * 3 / 2;
         let buckets = slots.div_ceil(u64::from(SESSION_SLOTS));
         SESSION_MAPS.map(|map| (map, u32::try_from(buckets).unwrap_or(u32::MAX)))
+    }
+
+    /// Limits ports by `maps`; the programs are those of `datapath`.
+    pub(crate) fn rates(
+        &self,
+        datapath: &Datapath,
+        (meters, credits): (PortMeters, PortCredits),
+        uplink: &Link,
+    ) -> Result<Rates, Error> {
+        let overhead = Overhead { packet_ns: self.packet_cost_ns, kib_ns: self.kib_cost_ns };
+        let capacity = self.capacity(uplink);
+        tracing::info!(?capacity, "what instances with network classes share");
+        Ok(Rates::new(meters, CreditKeeper::new(credits, capacity, overhead, datapath.packet_times()?)))
+    }
+
+    fn capacity(&self, uplink: &Link) -> Capacity {
+        // A driver that does not know its speed tells -1, or gives an error.
+        let speed = std::fs::read_to_string(format!("/sys/class/net/{}/speed", uplink.name));
+        let speed = speed.ok().and_then(|text| text.trim().parse().ok()).filter(|mbps| *mbps > 0);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let (mbps, kpps) = (self.capacity_mbps.or(speed), self.capacity_kpps);
+        let cpu = self.capacity_cpu.unwrap_or(1000 * processors as u64);
+        Capacity {
+            total: [mbps, mbps, kpps, kpps, Some(cpu)],
+            contended_percent: self.contended_percent,
+            clamped: self.clamped_ports as usize,
+        }
     }
 
     /// Connections that one port may have. `sessions` are those for which the tables have room, which another agent may have

@@ -4,6 +4,7 @@
 
 mod args;
 mod claim_reader;
+mod credit;
 mod elephants;
 mod ending_sessions;
 mod guard;
@@ -41,14 +42,13 @@ use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
 use sluice_datapath::{Datapath, ObjectName};
-use sluice_tables::PortMeters;
 use sluice_tables::sessions::Timeouts;
+use sluice_tables::{PortCredits, PortMeters};
 
 use crate::elephants::Elephants;
 use crate::identity_client::IdentityClient;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
-use crate::rates::Rates;
 use crate::role::HostRole;
 use crate::rsp_client::{ElephantDetection, RspClient};
 use crate::scopes::Scopes;
@@ -86,9 +86,10 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
     attach_underlay(&underlay, &opened.datapath, (&netlink, &of_interfaces), &uplink).await;
-    let (sessions, meters) =
+    let (sessions, maps) =
         open_ports(&opened.datapath, &args.session_timeouts.unwrap_or_default(), &common.pin_dir(ROLE))?;
-    let scopes = Scopes::new(sessions.shares(), meters.clone(), args.session_limit(sessions.capacity()));
+    let rates = Arc::new(args.rates(&opened.datapath, maps.clone(), &uplink)?);
+    let scopes = Scopes::new(sessions.shares(), maps, args.session_limit(sessions.capacity()));
     let (mut registry, complete) =
         PortRegistry::load(&common.state_dir()?, scopes.clone(), args.adopt_seconds)?;
     registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
@@ -104,10 +105,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
     node.add_metrics(Arc::new(claims));
     node.add_metrics(Arc::new(keeper.metrics()));
     let names = args.port_names.clone();
-    let rates = Arc::new(Rates::new(meters));
     node.add_metrics(rates.clone());
-    let registered = (changes.clone(), rates);
-    let manager = PortManager::new(netlink, node.clone(), underlay, names, registered, of_interfaces);
+    let registered = (changes.clone(), rates.clone());
+    let manager = PortManager::new(netlink.clone(), node.clone(), underlay, names, registered, of_interfaces);
     let manager = Arc::new(manager);
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
@@ -125,7 +125,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let idle = Duration::from_secs(args.path_idle);
     let sources = (strays, detection, IdentityClient::open(&node.datapath, questions)?);
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
-    let listed = SessionList::new(started.node.clone(), keeper.reader());
+    let (listed, datapath_of) =
+        (SessionList::new(started.node.clone(), keeper.reader()), started.node.clone());
     let routes = local_api::port_routes(manager.clone())
         .merge(local_api::session_routes(listed))
         .merge(local_api::path_routes(paths));
@@ -134,6 +135,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = manager.run() => ended,
             ended = client.run() => ended,
             ended = claim_reader => ended,
+            () = rates.keep(&netlink, &datapath_of.datapath) => Ok(()),
         }
     };
     let ended = started.serve(common, routes, work).await;
@@ -163,18 +165,18 @@ async fn attach_underlay(
     }
 }
 
-/// Opens what packets write for ports: sessions and meters.
+/// Opens what packets write for ports: sessions, meters and what credit is judged by.
 fn open_ports(
     datapath: &Datapath,
     timeouts: &Timeouts,
     pin_dir: &Path,
-) -> Result<(OpenSessions, PortMeters), Error> {
+) -> Result<(OpenSessions, (PortMeters, PortCredits)), Error> {
     let sessions = OpenSessions::open(datapath, timeouts).map_err(|error| match error {
         OpenError::Datapath(error) => error.into(),
         OpenError::Tables(error) => adoption_error(error, pin_dir),
     })?;
     let meters = PortMeters::new(datapath.port_meters()?).map_err(|error| adoption_error(error, pin_dir))?;
-    Ok((sessions, meters))
+    Ok((sessions, (meters, datapath.port_credits()?)))
 }
 
 /// Gives ports that an earlier agent attached the program of this version. This comes before the VXLAN device is

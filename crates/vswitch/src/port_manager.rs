@@ -22,6 +22,7 @@ use sluice_types::{Ipv4Net, Ipv6Net};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use crate::credit::CreditView;
 use crate::guard::{self, GuardedView, PortName, is_vm_interface};
 use crate::guard_metrics::GuardMetrics;
 use crate::port_registry::{Attachment, Filter, PortRegistry, RegistryError};
@@ -88,6 +89,8 @@ pub struct PortView {
     pub dscp: Option<u8>,
     /// Limit of what the VM sends, and of what it receives, in Mbit/s; `None`: not limited.
     pub rate_mbps: Option<NonZeroU32>,
+    /// What its network class grants now; `None`: it has none.
+    pub credit: Option<Vec<CreditView>>,
     /// How packets are filtered.
     pub filter: Option<Filter>,
     /// Sessions of the port, with those that have ended and are not yet removed.
@@ -109,6 +112,7 @@ impl PortView {
             identity: Some(port.identity),
             dscp: port.options.qos.dscp,
             rate_mbps: port.options.qos.rate_mbps,
+            credit: None,
             filter: None,
             sessions: None,
         }
@@ -129,6 +133,7 @@ impl PortView {
             identity: None,
             dscp: None,
             rate_mbps: None,
+            credit: None,
             filter: None,
             sessions: None,
         }
@@ -245,7 +250,11 @@ impl PortManager {
 
     /// Lists ports, and instances without a port.
     pub async fn list(&self) -> Result<Vec<PortView>, PortError> {
-        Ok(self.node.writer.run(|applier| port_views(&applier.role.ports)).await?)
+        let mut views = self.node.writer.run(|applier| port_views(&applier.role.ports)).await?;
+        for view in &mut views {
+            view.credit = view.ifname.as_ref().and_then(|ifname| self.rates.credit().views(ifname));
+        }
+        Ok(views)
     }
 
     /// Makes an interface the port of an instance. Repeating the call changes nothing.

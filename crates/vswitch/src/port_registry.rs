@@ -27,7 +27,7 @@ use sluice_types::{EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
 use crate::policies::Policies;
-use crate::rates::RatedPort;
+use crate::rates::{PortRate, RatedPort};
 use crate::scopes::{NoScope, Scopes};
 pub use filtering::Filter;
 
@@ -210,12 +210,13 @@ impl PortRegistry {
         &self.attachments
     }
 
-    /// The ports that have a rate.
+    /// The ports that have a rate or a network class.
     pub fn rated(&self) -> Vec<RatedPort> {
         let rated = |(ifname, attachment): (&String, &Attachment)| {
-            let rate_mbps = self.instances.get(&attachment.instance)?.options.qos.rate_mbps?;
+            let qos = self.instances.get(&attachment.instance)?.options.qos;
+            let rate = qos.credit.map(PortRate::Class).or(qos.rate_mbps.map(PortRate::Fixed))?;
             let (ifindex, scope) = (attachment.ifindex, attachment.scope);
-            Some(RatedPort { ifname: ifname.clone(), ifindex, scope, rate_mbps })
+            Some(RatedPort { ifname: ifname.clone(), ifindex, scope, rate })
         };
         self.attachments.iter().filter_map(rated).collect()
     }

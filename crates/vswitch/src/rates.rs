@@ -3,16 +3,29 @@
 //! This file changes with what follows from the rate of a port.
 
 use std::num::NonZeroU32;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::MetricSource;
-use sluice_agent::netlink::{Link, Netlink};
+use sluice_agent::netlink::{Link, Netlink, Shaper};
 use sluice_agent::{Error, error_chain};
+use sluice_datapath::Datapath;
 use sluice_tables::PortMeters;
+use sluice_types::CreditPolicy;
+
+use crate::credit::{CreditKeeper, CreditPort, STEP};
+
+/// What limits a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortRate {
+    /// Always the same rate in each direction, in Mbit/s.
+    Fixed(NonZeroU32),
+    /// A network class: what follows from the credit of the instance.
+    Class(CreditPolicy),
+}
 
 /// A port that has a rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +36,17 @@ pub struct RatedPort {
     pub ifindex: u32,
     /// Number of its meter.
     pub scope: u16,
-    /// Of each direction, in Mbit/s.
-    pub rate_mbps: NonZeroU32,
+    /// What limits it.
+    pub rate: PortRate,
+}
+
+/// A port at the last review.
+#[derive(Clone, Debug)]
+struct Reviewed {
+    port: RatedPort,
+    link: Link,
+    /// Packets to the VM that were dropped: of normal and of high priority.
+    received_drops: [u64; 2],
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -37,56 +59,124 @@ struct DropLabel {
 /// The ports with a rate at the last review, which are the metrics.
 pub struct Rates {
     meters: PortMeters,
-    /// With the packets to each VM that were dropped: of normal and of high priority.
-    ports: Mutex<Vec<(RatedPort, [u64; 2])>>,
+    credit: CreditKeeper,
+    ports: Mutex<Vec<Reviewed>>,
+    /// Held while interfaces are shaped.
+    shaping: tokio::sync::Mutex<()>,
 }
 
 impl Rates {
     /// Of no port yet.
-    pub fn new(meters: PortMeters) -> Self {
-        Self { meters, ports: Mutex::default() }
+    pub fn new(meters: PortMeters, credit: CreditKeeper) -> Self {
+        Self { meters, credit, ports: Mutex::default(), shaping: tokio::sync::Mutex::default() }
+    }
+
+    /// The credit of ports whose instances have a network class.
+    pub fn credit(&self) -> &CreditKeeper {
+        &self.credit
+    }
+
+    /// At which rate the interface of a port sends to its VM now, in Mbit/s; `None`: at any.
+    fn shaped(&self, port: &RatedPort) -> Option<NonZeroU32> {
+        match port.rate {
+            PortRate::Fixed(rate) => Some(rate),
+            PortRate::Class(_) => self.credit.received_mbps(port.scope).and_then(NonZeroU32::new),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Reviewed>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the limits of network classes with what their instances use, until it is dropped.
+    pub async fn keep(&self, netlink: &Netlink, datapath: &Datapath) {
+        let mut steps = tokio::time::interval(STEP);
+        steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            steps.tick().await;
+            let timed = || {
+                let times = datapath.packet_times();
+                times
+                    .inspect_err(|error| {
+                        tracing::warn!(error = error_chain(error), "cannot read what packets cost")
+                    })
+                    .ok()
+            };
+            for scope in self.credit.step(timed) {
+                self.reshape(netlink, scope).await;
+            }
+        }
+    }
+
+    /// Changes the rate of an interface that has a shaper. If that fails, the next review does it.
+    async fn reshape(&self, netlink: &Netlink, scope: u16) {
+        let _shaping = self.shaping.lock().await;
+        let known = self.lock().iter().find(|it| it.port.scope == scope).cloned();
+        let Some((known, rate)) = known.and_then(|it| self.shaped(&it.port).map(|rate| (it, rate))) else {
+            return;
+        };
+        if let Err(error) = netlink.reshape(&known.link, rate).await {
+            tracing::warn!(
+                interface = known.link.name,
+                error = error_chain(&error),
+                "cannot change the rate at which the port receives; retrying later"
+            );
+        }
     }
 
     /// Shapes what these ports receive, and removes all other shapers. What is right already is not touched, so that an
     /// agent's start loses no packet. A port whose interface cannot be shaped is reported; the next review tries again.
     pub async fn review(&self, netlink: &Netlink, ports: Vec<RatedPort>) -> Result<(), Error> {
+        let _shaping = self.shaping.lock().await;
+        self.credit.set_ports(&ports.iter().filter_map(credit_port).collect::<Vec<_>>());
         let shapers = netlink.shapers().await?;
         let mut reviewed = Vec::new();
         if !ports.is_empty() || !shapers.is_empty() {
             for link in netlink.links().await? {
                 let port = ports.iter().find(|port| port.ifindex == link.index && port.ifname == link.name);
-                let shaper = shapers.get(&link.index);
-                let result = match (port, shaper) {
-                    (None, None) => continue,
-                    (None, Some(_)) => netlink.unshape(&link).await,
-                    (Some(port), Some(shaper))
-                        if netlink.is_shaped(&link, shaper, port.rate_mbps).await.unwrap_or(false) =>
-                    {
-                        Ok(())
-                    }
-                    (Some(port), _) => {
-                        netlink.shape(&link, port.rate_mbps).await.inspect(|()| announce(&link, port))
-                    }
-                };
-                if let Err(error) = result {
+                let (rate, shaper) = (port.and_then(|port| self.shaped(port)), shapers.get(&link.index));
+                if let Err(error) = Self::review_link(netlink, &link, rate, shaper).await {
                     tracing::warn!(
                         interface = link.name,
                         error = error_chain(&error),
                         "cannot set the rate at which the port receives; retrying later"
                     );
                 }
-                if let Some(port) = port {
-                    reviewed.push((port.clone(), shaper.map_or([0; 2], |shaper| shaper.dropped)));
+                if let Some(port) = port.cloned() {
+                    let received_drops = shaper.map_or([0; 2], |shaper| shaper.dropped);
+                    reviewed.push(Reviewed { port, link, received_drops });
                 }
             }
         }
-        *self.ports.lock().unwrap_or_else(PoisonError::into_inner) = reviewed;
+        *self.lock() = reviewed;
         Ok(())
+    }
+
+    async fn review_link(
+        netlink: &Netlink,
+        link: &Link,
+        rate: Option<NonZeroU32>,
+        shaper: Option<&Shaper>,
+    ) -> Result<(), Error> {
+        match (rate, shaper) {
+            (None, None) => Ok(()),
+            (None, Some(_)) => netlink.unshape(link).await,
+            (Some(rate), Some(shaper)) if netlink.is_shaped(link, shaper, rate).await.unwrap_or(false) => {
+                Ok(())
+            }
+            (Some(rate), _) => netlink.shape(link, rate).await.inspect(|()| announce(link, rate)),
+        }
     }
 }
 
-fn announce(link: &Link, port: &RatedPort) {
-    tracing::info!(interface = link.name, rate_mbps = port.rate_mbps, "shaping what the port receives");
+/// The port as its credit needs it, if it has a network class.
+fn credit_port(port: &RatedPort) -> Option<CreditPort> {
+    let PortRate::Class(policy) = port.rate else { return None };
+    Some(CreditPort { ifname: port.ifname.clone(), scope: port.scope, policy })
+}
+
+fn announce(link: &Link, rate_mbps: NonZeroU32) {
+    tracing::info!(interface = link.name, rate_mbps, "shaping what the port receives");
 }
 
 /// Removes the shapers of all interfaces.
@@ -104,8 +194,9 @@ pub async fn remove_all(netlink: &Netlink) -> Result<(), Error> {
 impl MetricSource for Rates {
     fn register(&self, registry: &mut Registry) {
         let drops = Family::<DropLabel, Counter>::default();
-        for (port, received) in self.ports.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            for (direction, counts) in [("sent", self.meters.dropped(port.scope)), ("received", *received)] {
+        for Reviewed { port, received_drops, .. } in self.lock().iter() {
+            let sent = self.meters.dropped(port.scope);
+            for (direction, counts) in [("sent", sent), ("received", *received_drops)] {
                 for (priority, count) in ["normal", "high"].into_iter().zip(counts) {
                     let label = DropLabel { interface: port.ifname.clone(), direction, priority };
                     drops.get_or_create(&label).inc_by(count);
@@ -114,22 +205,40 @@ impl MetricSource for Rates {
         }
         let help = "Packets over the rate of a port, by what its VM does with them; received ones as of the last review";
         registry.register("port_rate_drops", help, drops);
+        self.credit.register(registry);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::credit::tests::keeper;
     use prometheus_client::encoding::text;
+    use sluice_tables::PortCredits;
+
+    fn link() -> Link {
+        Link {
+            index: 9,
+            name: "sl-1".to_owned(),
+            mac: sluice_types::ROUTER_MAC,
+            mtu: 1500,
+            kind: None,
+            peer_elsewhere: false,
+            external_vxlan: false,
+            vxlan_gbp: false,
+            enslaved: false,
+            promiscuous: false,
+        }
+    }
 
     #[test]
     fn drops_are_shown_by_direction_and_priority() {
         let meters = PortMeters::anonymous().unwrap();
         meters.set_dropped(7, [3, 1]);
-        let rates = Rates::new(meters.clone());
-        let rate_mbps = NonZeroU32::new(5).unwrap();
-        let port = RatedPort { ifname: "sl-1".to_owned(), ifindex: 9, scope: 7, rate_mbps };
-        *rates.ports.lock().unwrap() = vec![(port, [20, 10])];
+        let rates = Rates::new(meters.clone(), keeper(PortCredits::anonymous().unwrap()));
+        let rate = PortRate::Fixed(NonZeroU32::new(5).unwrap());
+        let port = RatedPort { ifname: "sl-1".to_owned(), ifindex: 9, scope: 7, rate };
+        *rates.lock() = vec![Reviewed { port, link: link(), received_drops: [20, 10] }];
         let page = || {
             let (mut registry, mut page) = (Registry::default(), String::new());
             rates.register(&mut registry);

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sluice_tables::PortMeters;
 use sluice_tables::sessions::SessionShares;
+use sluice_tables::{PortCredits, PortMeters};
 
 /// Sessions that are assured to a new port until the room is divided again.
 const ASSURED_AT_FIRST: u32 = 256;
@@ -75,10 +75,17 @@ pub struct Scopes(Arc<Inner>);
 struct Inner {
     shares: SessionShares,
     meters: PortMeters,
+    credits: PortCredits,
     /// How many sessions a port may have.
     limit: u32,
     numbers: Mutex<Numbers>,
     changed: Condvar,
+}
+
+/// Maps of ports in memory of this process.
+#[cfg(test)]
+pub fn port_maps() -> (PortMeters, PortCredits) {
+    (PortMeters::anonymous().unwrap(), PortCredits::anonymous().unwrap())
 }
 
 /// What a review of all sessions needs to know of numbers.
@@ -95,7 +102,7 @@ pub struct ScopeMap {
 impl Scopes {
     /// Numbers of an agent that has given none. Numbers of an earlier agent that have sessions are retired until
     /// [`Scopes::claim`] gives them back to their ports. A port may have `limit` sessions.
-    pub fn new(shares: SessionShares, meters: PortMeters, limit: u32) -> Self {
+    pub fn new(shares: SessionShares, (meters, credits): (PortMeters, PortCredits), limit: u32) -> Self {
         let mut numbers = Numbers::default();
         let retired = Retired { since: Instant::now(), change: 0 };
         for number in 1..=u16::MAX {
@@ -104,7 +111,14 @@ impl Scopes {
                 numbers.retired.insert(number, retired);
             }
         }
-        Self(Arc::new(Inner { shares, meters, limit, numbers: Mutex::new(numbers), changed: Condvar::new() }))
+        Self(Arc::new(Inner {
+            shares,
+            meters,
+            credits,
+            limit,
+            numbers: Mutex::new(numbers),
+            changed: Condvar::new(),
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
@@ -160,6 +174,7 @@ impl Scopes {
             return Err(NoScope { given: numbers.given.len(), retired: numbers.retired.len() });
         };
         self.0.meters.reset(number);
+        self.0.credits.reset(number);
         self.0.shares.reset(number);
         numbers.last = number;
         numbers.given.insert(number, Owner::default());
@@ -251,7 +266,7 @@ mod tests {
     use super::*;
 
     fn scopes() -> Scopes {
-        Scopes::new(SessionShares::anonymous().unwrap(), PortMeters::anonymous().unwrap(), 100)
+        Scopes::new(SessionShares::anonymous().unwrap(), port_maps(), 100)
     }
 
     /// Catches a number that is given to two ports, or again before it is swept.
@@ -281,7 +296,11 @@ mod tests {
         for number in [1, 7] {
             meters.set_dropped(number, [3, 4]);
         }
-        let scopes = Scopes::new(SessionShares::anonymous().unwrap(), meters.clone(), 100);
+        let scopes = Scopes::new(
+            SessionShares::anonymous().unwrap(),
+            (meters.clone(), PortCredits::anonymous().unwrap()),
+            100,
+        );
         assert_eq!((scopes.take(), scopes.claim(7)), (Ok(1), true));
         assert_eq!([1, 7].map(|number| meters.dropped(number)), [[0, 0], [3, 4]]);
     }
@@ -297,7 +316,7 @@ mod tests {
     fn only_given_numbers_may_have_sessions() {
         let shares = SessionShares::anonymous().unwrap();
         shares.set_limit(9, 55);
-        let scopes = Scopes::new(shares.clone(), PortMeters::anonymous().unwrap(), 100);
+        let scopes = Scopes::new(shares.clone(), port_maps(), 100);
         scopes.claim(7);
         scopes.close_unclaimed();
         scopes.open(7, 50, "tap0", true);

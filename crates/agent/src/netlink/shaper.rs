@@ -285,6 +285,15 @@ impl Netlink {
         result.map_err(Error::netlink(what))
     }
 
+    /// Changes the rate of an interface that has a shaper, and asks for nothing else. Packets that wait are kept.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the interface has no shaper.
+    pub async fn reshape(&self, link: &Link, rate_mbps: NonZeroU32) -> Result<(), Error> {
+        let what = format!("change the rate of {} to {rate_mbps} Mbit/s", link.name);
+        self.set_shaper(link, rate_mbps, true).await.map_err(Error::netlink(what))
+    }
+
     async fn set_shaper(
         &self,
         link: &Link,

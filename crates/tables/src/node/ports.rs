@@ -69,6 +69,11 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
     if port.qos.rate_mbps.is_some() && port.scope == 0 {
         return invalid("a port with a rate needs a number for its meter".to_owned());
     }
+    if port.qos.credit && (port.scope == 0 || port.qos.rate_mbps.is_some()) {
+        return invalid(
+            "a port with a network class needs a number for its credit, and has no rate".to_owned(),
+        );
+    }
     if let Some(dscp) = port.qos.dscp.filter(|dscp| u32::from(*dscp) > layout::PORT_QOS_DSCP) {
         return invalid(format!("the DSCP {dscp} is not between 0 and 63"));
     }
@@ -117,7 +122,8 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
         policy_id: port.policy.unwrap_or(0),
         adopt_until_s: port.adopt_until_s,
         identity: port.identity,
-        qos: port.qos.dscp.map_or(0, |dscp| layout::PORT_QOS_MARKS as u16 | u16::from(dscp)),
+        qos: port.qos.dscp.map_or(0, |dscp| layout::PORT_QOS_MARKS as u16 | u16::from(dscp))
+            | if port.qos.credit { layout::PORT_QOS_CREDIT as u16 } else { 0 },
         rate_mbps: port.qos.rate_mbps.map_or(0, NonZeroU32::get),
         ..Default::default()
     };
@@ -160,6 +166,7 @@ fn decode_port(memory: &Memory, run: u32) -> Option<Port> {
             dscp: (u32::from(cell.qos) & layout::PORT_QOS_MARKS != 0)
                 .then_some(cell.qos as u8 & layout::PORT_QOS_DSCP as u8),
             rate_mbps: NonZeroU32::new(cell.rate_mbps),
+            credit: u32::from(cell.qos) & layout::PORT_QOS_CREDIT != 0,
         },
         sources: sources.decode(u32::from(cell.flags) & layout::PORT_UNPROTECTED != 0),
     })

@@ -65,13 +65,16 @@ impl Writer<'_> {
         attachment: &Attachment,
     ) -> sluice_tables::Port {
         let router = port.router4;
-        let Qos { dscp, rate_mbps } = port.options.qos;
-        let qos = PortQos { dscp, rate_mbps };
+        let Qos { dscp, rate_mbps, credit } = port.options.qos;
+        let is_shaped = rate_mbps.is_some() || credit.is_some_and(|policy| policy.mbps.is_some());
+        // A class replaces a rate.
+        let rate_mbps = rate_mbps.filter(|_| credit.is_none());
+        let qos = PortQos { dscp, rate_mbps, credit: credit.is_some() };
         let policy = policy_key(port).map(|key| self.policies.id_for(key));
         sluice_tables::Port {
             ifindex: attachment.ifindex,
             // What the interface shapes must pass its queueing discipline.
-            peer_redirect: attachment.peer_redirect && qos.rate_mbps.is_none(),
+            peer_redirect: attachment.peer_redirect && !is_shaped,
             mtu: port.mtu.min(self.mtu_max),
             vni: port.vni,
             mac: port.mac,

@@ -2,7 +2,7 @@
 
 use sluice_southbound::Qos;
 use sluice_tables::sessions::SessionShares;
-use sluice_tables::{Immediate, Memory, PortMeters, PortQos, Sizes, Vrf};
+use sluice_tables::{Immediate, Memory, PortQos, Sizes, Vrf};
 use sluice_types::{MacAddr, Vni};
 
 use super::files::{ATTACHMENTS_FILE, INSTANCES_FILE};
@@ -53,7 +53,7 @@ fn attachment(ifindex: u32, instance: u64) -> Attachment {
 const ADOPT_S: u32 = 60;
 
 fn scopes() -> Scopes {
-    Scopes::new(SessionShares::anonymous().unwrap(), PortMeters::anonymous().unwrap(), 100)
+    Scopes::new(SessionShares::anonymous().unwrap(), port_maps(), 100)
 }
 
 fn load(dir: &Path) -> (PortRegistry, bool) {
@@ -282,7 +282,7 @@ fn a_port_with_a_rate_is_delivered_to_by_its_interface() {
         port.options.qos = Qos { dscp, rate_mbps };
         registry.upsert_instance(&mut tables, port).unwrap();
         let entry = tables.port(50).unwrap();
-        assert_eq!(entry.qos, PortQos { dscp, rate_mbps });
+        assert_eq!(entry.qos, PortQos { dscp, rate_mbps, credit: false });
         assert_eq!(entry.peer_redirect, rate == 0);
         let rated: Vec<_> = registry.rated().into_iter().map(|port| (port.ifindex, port.scope)).collect();
         assert_eq!(rated, if rate == 0 { vec![] } else { vec![(50, entry.scope)] });

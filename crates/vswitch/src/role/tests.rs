@@ -4,7 +4,7 @@ use sluice_agent::rsp::KeyStore;
 use sluice_agent::{Applied, Applier};
 use sluice_southbound::{Update, VtepRole};
 use sluice_tables::sessions::SessionShares;
-use sluice_tables::{Immediate, Memory, NodeConfig, PortMeters, Sizes};
+use sluice_tables::{Immediate, Memory, NodeConfig, Sizes};
 use sluice_types::MacAddr;
 
 use super::*;
@@ -26,7 +26,7 @@ pub(super) struct Host {
 pub(super) const ADOPT_S: u32 = 60;
 
 fn load(tables: &mut NodeTables, state_dir: &DirPath, shares: &SessionShares) -> PortRegistry {
-    let scopes = Scopes::new(shares.clone(), PortMeters::anonymous().unwrap(), 100);
+    let scopes = Scopes::new(shares.clone(), port_maps(), 100);
     let mut registry = PortRegistry::load(state_dir, scopes, ADOPT_S).unwrap().0;
     registry.adopt(tables);
     registry

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use proptest::prelude::*;
 use sluice_tables::sessions::{Fate, Flow, Region, Session, SessionRegions};
 use sluice_tables::{
-    AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4,
-    PortMeters, PortQos, ReaderGate, Remote, Rule, Service, Sizes, Vrf, layout,
+    AddressFamily, Direction, Immediate, Memory, NodeTables, Policy, PolicyPacket, Port, PortIpv4, PortQos,
+    ReaderGate, Remote, Rule, Service, Sizes, Vrf, layout,
 };
 use sluice_types::{MacAddr, Vni};
 
@@ -248,7 +248,7 @@ fn the_thread_reviews_after_changes_and_ends_with_its_owner() {
     let regions = SessionRegions::anonymous(2, 2).unwrap();
     let shares = SessionShares::anonymous().unwrap();
     let sessions = Sessions::open(&regions, shares.clone(), ticks_now(), Immediate).unwrap();
-    let scopes = Scopes::new(shares.clone(), PortMeters::anonymous().unwrap(), 10);
+    let scopes = Scopes::new(shares.clone(), port_maps(), 10);
     let tables = tables(None);
     let reader = SharedReader::new(tables.reader(), ReaderGate::default());
     let open = OpenSessions { sessions, shares };
