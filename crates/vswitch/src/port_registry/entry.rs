@@ -65,7 +65,7 @@ impl Writer<'_> {
         attachment: &Attachment,
     ) -> sluice_tables::Port {
         let router = port.router4;
-        let Qos { dscp, rate_mbps } = port.options.qos;
+        let Qos { dscp, rate_mbps, .. } = port.options.qos;
         let qos = PortQos { dscp, rate_mbps };
         let policy = policy_key(port).map(|key| self.policies.id_for(key));
         sluice_tables::Port {
