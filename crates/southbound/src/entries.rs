@@ -3,8 +3,8 @@
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
-    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, PortForward, ROUTER_MAC, RuleMatch,
-    SecurityGroupId, SecurityRuleId, Vni,
+    CreditPolicy, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, PortForward, ROUTER_MAC,
+    RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -279,6 +279,8 @@ pub struct Qos {
     pub dscp: Option<u8>,
     /// Limit of each direction, in Mbit/s of IP packets; `None`: not limited.
     pub rate_mbps: Option<NonZeroU32>,
+    /// What the VM may use with the credit that it saves; there is no `rate_mbps` then.
+    pub credit: Option<CreditPolicy>,
 }
 
 /// A VM has announced an address of [`PortOptions::pairs`] that it does not hold.

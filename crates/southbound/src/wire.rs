@@ -8,8 +8,8 @@ use crate::entries::{
 use crate::proto::{self, address::Family};
 pub(crate) use options::prefix;
 use sluice_types::{
-    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimitError, Vni, VniError, ipv6_from_halves,
-    ipv6_halves, is_unicast,
+    CreditPolicyError, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimitError, Vni, VniError,
+    ipv6_from_halves, ipv6_halves, is_unicast,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -68,6 +68,12 @@ pub enum Malformed {
     /// A DSCP is not in 0..=63.
     #[error("DSCP {0} is not between 0 and 63")]
     Dscp(u32),
+    /// A port has a rate and a credit policy.
+    #[error("a port has a rate and a credit policy, and only one of them is possible")]
+    RateAndCredit,
+    /// A credit policy has a value that is out of range.
+    #[error(transparent)]
+    CreditPolicy(#[from] CreditPolicyError),
     /// Public addresses cannot be translated to those of a VPC one by one.
     #[error("{outside} and {inside} are not prefixes of the same family and length")]
     Translation {

@@ -5,8 +5,8 @@ use crate::entries::{
     SecurityRule, Vtep, VtepRole,
 };
 use sluice_types::{
-    AddressFamily, ClusterId, Direction, ForwardProtocol, GatewayId, MeterLimit, NatSeed, PortForward,
-    PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
+    AddressFamily, Allowance, ClusterId, CreditPolicy, Direction, ForwardProtocol, GatewayId, MeterLimit,
+    NatSeed, PortForward, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
 };
 
 fn vni(number: u32) -> Vni {
@@ -114,7 +114,34 @@ fn options() -> PortOptions {
             AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
         ],
         unprotected: true,
-        qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
+        qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100), credit: None },
+    }
+}
+
+fn policy() -> CreditPolicy {
+    let mbps = Some(Allowance { base: 100, max: 400, clamp: 200, credit: 3000 });
+    let cpu_permille = Some(Allowance { base: 1, max: 64_000, clamp: 64_000, credit: 63_999 * 86_400 });
+    CreditPolicy { mbps, kpps: None, cpu_permille }
+}
+
+/// Catches a dimension that arrives as another one, and policies that no instance can have.
+#[test]
+fn ports_have_credit_policies() {
+    let qos = Qos { credit: Some(policy()), ..Qos::default() };
+    let message = proto::Qos::from(qos);
+    assert_eq!(Qos::try_from(message), Ok(qos));
+    let all = CreditPolicy { kpps: policy().mbps, ..policy() };
+    assert_eq!(CreditPolicy::try_from(proto::CreditPolicy::from(all)), Ok(all));
+    let damage: [fn(&mut proto::Qos); 4] = [
+        |m| m.rate_mbps = 100,
+        |m| m.credit = Some(proto::CreditPolicy::default()),
+        |m| m.credit.as_mut().unwrap().mbps.as_mut().unwrap().clamp = 401,
+        |m| m.credit.as_mut().unwrap().cpu_permille.as_mut().unwrap().credit += 1,
+    ];
+    for (index, damage) in damage.into_iter().enumerate() {
+        let mut message = proto::Qos::from(qos);
+        damage(&mut message);
+        assert!(Qos::try_from(message).is_err(), "damage {index}");
     }
 }
 

@@ -14,8 +14,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 ///
 /// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. Version 4:
 /// EIPs without NPTv6. Version 5: peerings without meters. Version 6: NAT gateways without a prefix of NAT64.
-/// Version 7: without a mapping. The migrations to schema versions 9, 11, 14 and 16 to 19 delete their rows.
-const VERSION: u8 = 8;
+/// Version 7: without a mapping. Version 8: instances without a network class. The migrations to schema versions 9, 11, 14
+/// and 16 to 20 delete their rows.
+const VERSION: u8 = 9;
 
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {
@@ -58,6 +59,11 @@ enum Payload<'a> {
     EndpointsRemoved {
         vpc: Cow<'a, Vpc>,
         cluster: u64,
+        #[serde(borrow)]
+        instances: Vec<CompactInstance<'a>>,
+    },
+    CreditChanged {
+        vpc: Cow<'a, Vpc>,
         #[serde(borrow)]
         instances: Vec<CompactInstance<'a>>,
     },
@@ -131,6 +137,10 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
             cluster: cluster.get(),
             instances: instances.iter().map(compact).collect(),
         }),
+        Change::CreditChanged { vpc, instances } => to_bytes(&Payload::CreditChanged {
+            vpc: Cow::Borrowed(vpc),
+            instances: instances.iter().map(compact).collect(),
+        }),
         other => to_bytes(&Payload::Plain(Cow::Borrowed(other))),
     }
 }
@@ -174,6 +184,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {
             let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
             Change::EndpointsRemoved { vpc, cluster, instances }
+        }
+        Payload::CreditChanged { vpc, instances } => {
+            let vpc = vpc.into_owned();
+            let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
+            Change::CreditChanged { vpc, instances }
         }
     })
 }

@@ -15,6 +15,7 @@ mod codec;
 mod error;
 mod internet;
 mod model;
+mod network_classes;
 mod ops;
 mod placement_plans;
 mod postgres;
@@ -32,6 +33,7 @@ pub use check::{MAX_DNS, MAX_VIPS, MTU};
 pub use error::{Conflict, StoreError};
 pub use internet::*;
 pub use model::*;
+pub use network_classes::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;
 pub use security::{

@@ -3,7 +3,10 @@
 //! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
 //! revision that nodes must acknowledge before the object counts as programmed.
 
-use crate::{Eip, GroupSet, Meter, NatGateway, PortForward, PublicPool, SecurityGroup, SecurityRule};
+use crate::{
+    ClassOfInstance, Eip, GroupSet, Meter, NatGateway, NetworkClass, PortForward, PublicPool, SecurityGroup,
+    SecurityRule,
+};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, PeeringId,
@@ -251,8 +254,8 @@ pub struct Instance {
     pub revision: u64,
 }
 
-/// What an instance has besides its addresses and security groups. The column `instances.options` has it as JSON; the
-/// default is NULL. Fields that a stored row lacks have their default, because they may be newer than the row.
+/// What an instance has besides its addresses and security groups. The column `instances.options` has it as JSON, except
+/// the network class, which has a column of its own; the default is NULL. Fields that a stored row lacks have their default, because they may be newer than the row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceOptions {
@@ -264,7 +267,9 @@ pub struct InstanceOptions {
     pub pairs: Vec<StoredPair>,
     /// The source addresses of what it sends are not checked.
     pub unprotected: bool,
+    /// Without [`Qos::rate_mbps`] if there is a network class.
     pub qos: Qos,
+    pub network_class: Option<ClassOfInstance>,
 }
 
 /// An address that an instance may have in turn with others.
@@ -594,6 +599,16 @@ pub enum Change {
     MeterRemoved(Meter),
     PortForwardCreated(PortForward),
     PortForwardRemoved(PortForward),
+    /// The network class was created, or anything of it was changed. What it means for instances follows in changes of
+    /// their own.
+    NetworkClassUpserted(NetworkClass),
+    NetworkClassRemoved(NetworkClass),
+    /// The network class of these instances has another policy, which they have here; nothing else of them
+    /// differs, and they keep their revisions. All of them belong to `vpc`.
+    CreditChanged {
+        vpc: Vpc,
+        instances: Vec<Instance>,
+    },
 }
 
 /// An instance before and after a change of its options; nothing else differs but its revision.

@@ -3,14 +3,15 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
-    InstanceOptions, Meter, Move, NatGateway, Page, Peering, PortForward, PublicPool, Remote, Result, Route,
-    RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
+    ClassOfInstance, Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove,
+    Host, Instance, InstanceOptions, Meter, Move, NatGateway, NetworkClass, Page, Peering, PortForward,
+    PublicPool, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule,
+    StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, NatGatewayId, PeeringId,
-    PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId,
-    SubnetId, TenantId, Vni, VpcId,
+    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, NatGatewayId,
+    NetworkClassId, PeeringId, PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret,
+    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -141,7 +142,8 @@ record!(
     InstanceId,
     "instance",
     "instances",
-    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision",
+    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision, network_class, \
+     (SELECT c.policy FROM network_classes c WHERE c.id = instances.network_class)",
     row => Instance {
         id: InstanceId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -152,7 +154,10 @@ record!(
         ipv4: row.opt_int(6)?.map(ipv4).transpose()?,
         ipv6: row.opt_blob(7)?.map(ipv6).transpose()?,
         identity: identity(row.int(8)?)?,
-        options: row.opt_text(9)?.map_or_else(|| Ok(Default::default()), options)?,
+        options: InstanceOptions {
+            network_class: network_class(row, 11)?,
+            ..row.opt_text(9)?.map_or_else(|| Ok(Default::default()), options)?
+        },
         revision: row.number(10)?,
     }
 );
@@ -352,6 +357,25 @@ fn opt_byte(row: &Row, column: usize) -> Result<Option<u8>> {
 /// Decodes the identity of a set of security groups.
 pub(crate) fn identity(number: i64) -> Result<u16> {
     u16::try_from(number).map_err(|_| StoreError::Corrupt(format!("identity {number}")))
+}
+
+record!(NetworkClass, NetworkClassId, "network class", "network_classes", "id, name, policy, revision", row => NetworkClass {
+    id: NetworkClassId::new(row.number(0)?),
+    name: row.text(1)?.to_owned(),
+    policy: policy(row.text(2)?)?,
+    revision: row.number(3)?,
+});
+
+/// The network class of an instance: its id is in this column, and its policy in the next one.
+fn network_class(row: &Row, column: usize) -> Result<Option<ClassOfInstance>> {
+    let Some(id) = row.opt_int(column)? else { return Ok(None) };
+    let policy = policy(row.text(column + 1)?)?;
+    Ok(Some(ClassOfInstance { id: NetworkClassId::new(id.unsigned_abs()), policy }))
+}
+
+/// Decodes the column `network_classes.policy`.
+fn policy(text: &str) -> Result<CreditPolicy> {
+    serde_json::from_str(text).map_err(|e| StoreError::Corrupt(format!("policy of a network class: {e}")))
 }
 
 /// Decodes the column `instances.options`.

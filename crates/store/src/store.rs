@@ -116,6 +116,7 @@ macro_rules! write_unversioned {
 
 mod addresses;
 mod internet;
+mod network_classes;
 mod security;
 
 impl Store {

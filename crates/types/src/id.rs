@@ -112,6 +112,8 @@ ids! {
     MeterId, "meter", "meter";
     /// Identifier of a port forward of a NAT gateway.
     PortForwardId, "fwd", "port forward";
+    /// Identifier of a network class: what instances that have it may use of their hosts' network.
+    NetworkClassId, "class", "network class";
 }
 
 #[cfg(test)]

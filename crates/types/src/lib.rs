@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod credit;
 mod digest;
 mod id;
 mod ipv6_mode;
@@ -22,13 +23,17 @@ pub use addr::{
     AddressError, check_unicast, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_nat64_prefix,
     is_nptv6_prefix, is_unicast, overlap, parse_prefix, solicited_node,
 };
+pub use credit::{
+    Allowance, AllowanceError, CREDIT_SECONDS_MAX, CreditPolicy, CreditPolicyError, Dimension,
+    MAX_CPU_PERMILLE, MAX_RATE_KPPS,
+};
 pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use id::{
-    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, PeeringId,
-    PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId,
-    VpcId,
+    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, NetworkClassId,
+    PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,
+    TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use ipv6_mode::Ipv6Mode;

@@ -1,7 +1,7 @@
 //! What an instance may have besides its addresses and security groups. The texts are those of the API, the command line
 //! and the cloud file.
 
-use crate::{MacAddr, MacError};
+use crate::{MacAddr, MacError, NetworkClassId};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
@@ -65,7 +65,7 @@ pub struct Qos {
     /// DSCP of the packets that it sends, at most [`MAX_DSCP`]; `None`: they keep theirs.
     #[serde(default)]
     pub dscp: Option<u8>,
-    /// Limit of each direction in Mbit/s, 1 to [`MAX_RATE_MBPS`]; `None`: not limited.
+    /// Limit of each direction in Mbit/s, 1 to [`MAX_RATE_MBPS`]; `None`: not limited, or by its network class.
     #[serde(default)]
     pub rate_mbps: Option<u32>,
 }
@@ -102,6 +102,10 @@ pub struct PortSettings {
     /// Marking and rate limit.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     pub qos: Option<Qos>,
+    /// The network class that the instance has; `Some(None)`, which is null: none, as by default. An instance has either
+    /// one, or [`Qos::rate_mbps`].
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    pub network_class: Option<Option<NetworkClassId>>,
 }
 
 impl PortSettings {
@@ -141,6 +145,12 @@ mod tests {
         assert!(read("{}").unwrap().is_empty());
         let qos = Qos { dscp: None, rate_mbps: Some(5) };
         assert_eq!(read(r#"{"qos":{"dscp":null,"rate_mbps":5}}"#).unwrap().qos, Some(qos));
+        let class = |text: &str| read(text).unwrap().network_class;
+        assert_eq!(class(r#"{"network_class":null}"#), Some(None));
+        assert_eq!(class(r#"{"network_class":"class-7"}"#), Some(Some(NetworkClassId::new(7))));
+        let removes = PortSettings { network_class: Some(None), ..PortSettings::default() };
+        assert!(!removes.is_empty());
+        assert_eq!(serde_json::to_string(&removes).unwrap(), r#"{"network_class":null}"#);
         for text in [r#"{"qos":null}"#, r#"{"address_pairs":null}"#, r#"{"qos":{"rate":1}}"#] {
             assert!(read(text).is_err(), "{text}");
         }

@@ -236,7 +236,7 @@ fn a_port_is_shaped_while_it_has_a_rate() {
             let mut update = cloud();
             (update.revision, update.snapshot) = (revision, revision == 10);
             revision += 1;
-            update.ports[0].options.qos = Qos { dscp, rate_mbps: NonZeroU32::new(rate_mbps) };
+            update.ports[0].options.qos = Qos { dscp, rate_mbps: NonZeroU32::new(rate_mbps), credit: None };
             update
         };
         let has = |parts: &'static [&'static str]| {

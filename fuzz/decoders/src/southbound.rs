@@ -148,7 +148,7 @@ fn options() -> PortOptions {
             AddressPair { address: "2001:db8::4".parse().unwrap(), mac: None, held: false },
         ],
         unprotected: true,
-        qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100) },
+        qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100), credit: None },
     }
 }
 

@@ -4,8 +4,8 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
-    clusters, eips, events, gateways, hosts, instances, meters, nat_gateways, peerings, placement,
-    port_forwards, public_pools, removals,
+    clusters, eips, events, gateways, hosts, instances, meters, nat_gateways, network_classes, peerings,
+    placement, port_forwards, public_pools, removals,
 };
 use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
@@ -90,6 +90,9 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body instances::NewInstance;
     body instances::InstancePatch;
     list instances::InstanceFilter;
+    body network_classes::NewNetworkClass;
+    body network_classes::NetworkClassPatch;
+    list network_classes::NetworkClassFilter;
     list route_tables::RouteTableFilter;
     body routes::NewRoute;
     list routes::RouteFilter;

@@ -4,7 +4,7 @@ use super::guard::Arrived;
 use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{
-    Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, check_unicast, objects, parse,
+    Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, check_unicast, objects, parse, set,
 };
 use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
 use super::{Api, App, FIRST, blocking, settle};
@@ -19,8 +19,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use sluice_store::{Created, Page, Store, StoreError, StoredPair};
 use sluice_types::{
-    AddressPair, HostId, InstanceId, IpNet, MacAddr, PortSettings, Qos, SecurityGroupId, SubnetId, VpcId,
-    given,
+    AddressPair, HostId, InstanceId, IpNet, MacAddr, NetworkClassId, PortSettings, Qos, SecurityGroupId,
+    SubnetId, VpcId, given,
 };
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -65,7 +65,7 @@ struct QosFields {
     /// DSCP that packets of the instance get, 0 to 63; null: they keep theirs.
     #[schema(maximum = 63)]
     dscp: Option<u8>,
-    /// Limit of each direction in Mbit/s of IP packets, 1 to 400000; null: not limited.
+    /// Limit of each direction in Mbit/s of IP packets, 1 to 400000; null: not limited, or by the network class.
     #[schema(minimum = 1, maximum = 400000)]
     rate_mbps: Option<u32>,
 }
@@ -104,6 +104,9 @@ pub(super) struct Instance {
     spoofing_protection: bool,
     #[schema(value_type = QosFields)]
     qos: Qos,
+    /// Its network class, which limits it; null: none.
+    #[schema(value_type = Option<String>, example = "class-1")]
+    network_class: Option<NetworkClassId>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -144,6 +147,7 @@ impl Resource for Instance {
             address_pairs: options.pairs.into_iter().map(pair).collect(),
             spoofing_protection: !options.unprotected,
             qos: options.qos,
+            network_class: options.network_class.map(|class| class.id),
             revision,
             programmed,
         }
@@ -223,6 +227,10 @@ pub(super) struct NewInstance {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<QosFields>, nullable = false)]
     qos: Option<Qos>,
+    /// The network class that it has; by default and with null none. An instance has either one, or `qos.rate_mbps`.
+    #[serde(default, deserialize_with = "set")]
+    #[schema(value_type = Option<String>, example = "class-1")]
+    network_class: Option<Option<NetworkClassId>>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -279,6 +287,7 @@ impl NewInstance {
             address_pairs: self.address_pairs,
             spoofing_protection: self.spoofing_protection,
             qos: self.qos,
+            network_class: self.network_class,
         };
         Ok(sluice_store::NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups, settings })
     }
@@ -424,6 +433,10 @@ pub(super) struct InstancePatch {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<QosFields>, nullable = false)]
     qos: Option<Qos>,
+    /// The network class that it has from now on; null: none. An instance has either one, or `qos.rate_mbps`.
+    #[serde(default, deserialize_with = "set")]
+    #[schema(value_type = Option<String>, example = "class-1")]
+    network_class: Option<Option<NetworkClassId>>,
 }
 
 #[utoipa::path(patch, path = "/v1/instances/{instance}", tag = "instances",
@@ -440,9 +453,15 @@ async fn update_instance(
     let InstancePatch {
         host, security_groups, secondary_addresses, delegated_prefixes, address_pairs, ..
     } = body;
-    let InstancePatch { spoofing_protection, qos, .. } = body;
-    let settings =
-        PortSettings { secondary_addresses, delegated_prefixes, address_pairs, spoofing_protection, qos };
+    let InstancePatch { spoofing_protection, qos, network_class, .. } = body;
+    let settings = PortSettings {
+        secondary_addresses,
+        delegated_prefixes,
+        address_pairs,
+        spoofing_protection,
+        qos,
+        network_class,
+    };
     let changed = match (host, security_groups, settings.is_empty()) {
         (Some(host), None, true) => store.move_instance(id, host, expected).await,
         (None, Some(groups), true) => store.set_security_groups(id, &groups, expected).await,

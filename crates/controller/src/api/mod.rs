@@ -13,6 +13,7 @@ mod instances;
 mod meters;
 mod metrics;
 mod nat_gateways;
+mod network_classes;
 mod nodes;
 mod openapi;
 mod peerings;
@@ -191,6 +192,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(vpcs::routes())
         .merge(subnets::routes())
         .merge(instances::routes())
+        .merge(network_classes::routes())
         .merge(route_tables::routes())
         .merge(routes::routes())
         .merge(peerings::routes())

@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, MeterId, NatGatewayId, PeeringId, PortForwardId, PublicPoolId,
-    RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, MeterId, NatGatewayId, NetworkClassId, PeeringId, PortForwardId,
+    PublicPoolId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
 };
 use std::fmt::Display;
 use std::str::FromStr;
@@ -105,6 +105,7 @@ stored! {
     NatGateway NatGatewayId nat_gateway delete_nat_gateway;
     Meter MeterId meter delete_meter;
     PortForward PortForwardId port_forward delete_port_forward;
+    NetworkClass NetworkClassId network_class delete_network_class;
 }
 
 /// An object as the API shows it. It is created from the model of the store, but its fields belong to the
@@ -217,7 +218,8 @@ pub fn list<R: Listable>() -> UtoipaMethodRouter<App> {
     let name = format!("List_{}", R::name());
     let mut parameters = R::Filter::into_params(|| Some(ParameterIn::Query));
     parameters.extend([limit, cursor]);
-    let operation = operation::<R>(format!("list_{}s", R::NAME))
+    let ending = if R::NAME.ends_with('s') { "es" } else { "s" };
+    let operation = operation::<R>(format!("list_{}{ending}", R::NAME))
         .parameters(Some(parameters))
         .response("200", answer(Ref::from_schema_name(&name), "A page of objects"));
     let mut schemas = schemas_of::<R>();

@@ -319,7 +319,7 @@ async fn adopt_unconfirmed(
 }
 
 /// What the instance had besides its addresses, as its host knows it. Who holds the addresses of its pairs is found out
-/// again, when an instance announces them.
+/// again, when an instance announces them. Hosts do not know which network class it had, so it has none.
 fn settings_of(port: &Port) -> PortSettings {
     let PortOptions { additional, pairs, unprotected, qos } = &port.options;
     let (secondary, delegated): (Vec<IpNet>, Vec<IpNet>) =
@@ -331,6 +331,7 @@ fn settings_of(port: &Port) -> PortSettings {
         address_pairs: Some(pairs.iter().map(pair).collect()),
         spoofing_protection: Some(!unprotected),
         qos: Some(Qos { dscp: qos.dscp, rate_mbps: qos.rate_mbps.map(Into::into) }),
+        network_class: None,
     }
 }
 

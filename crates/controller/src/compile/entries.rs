@@ -72,13 +72,17 @@ fn address_pair(pair: &StoredPair) -> AddressPair {
 }
 
 pub(super) fn port_options(instance: &Instance) -> PortOptions {
-    let InstanceOptions { secondary, delegated, pairs, unprotected, qos } = &instance.options;
+    let InstanceOptions { secondary, delegated, pairs, unprotected, qos, network_class } = &instance.options;
     let additional = secondary.iter().copied().map(IpNet::from).chain(delegated.iter().copied());
     PortOptions {
         additional: additional.collect(),
         pairs: pairs.iter().map(address_pair).collect(),
         unprotected: *unprotected,
-        qos: Qos { dscp: qos.dscp, rate_mbps: qos.rate_mbps.and_then(NonZeroU32::new) },
+        qos: Qos {
+            dscp: qos.dscp,
+            rate_mbps: qos.rate_mbps.and_then(NonZeroU32::new),
+            credit: network_class.map(|class| class.policy),
+        },
     }
 }
 
@@ -226,6 +230,21 @@ pub(super) fn change_groups<'a>(
 ) {
     add_ports(vpc, subnets, [instance], out);
     count_removed(vpc, from, instance.host, out);
+}
+
+/// Sends the ports of instances again, whose network class has another policy. `subnets` are all subnets of the VPC.
+pub(super) fn change_credit<'a>(
+    vpc: &Vpc,
+    subnets: impl IntoIterator<Item = &'a Subnet>,
+    instances: &'a [Instance],
+    has_agent: impl Fn(&HostId) -> bool,
+    out: &mut Compiled,
+) {
+    let on_agents = || instances.iter().filter(|instance| has_agent(&instance.host));
+    add_ports(vpc, subnets, on_agents(), out);
+    for instance in on_agents() {
+        count_removed(vpc, instance.identity, instance.host, out);
+    }
 }
 
 fn count_removed(vpc: &Vpc, identity: u16, host: HostId, out: &mut Compiled) {

@@ -266,15 +266,7 @@ impl Intent {
                         }
                     }
                 }
-                Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_)
-                | Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_)
-                // The state has the revision of the last of these changes of each VPC.
-                | Change::SecurityGroupCreated { .. }
-                | Change::SecurityGroupUpdated { .. }
-                | Change::SecurityGroupRemoved { .. }
-                | Change::SecurityRuleCreated { .. }
-                | Change::SecurityRuleRemoved { .. }
-                | Change::GroupSetsCreated { .. } => {}
+                change if is_not_counted(change) => {}
                 change if is_of_gateways(change) => self.public_revision = revision,
                 _ => self.base_revision = revision,
             }
@@ -357,6 +349,29 @@ impl Intent {
             shards => Comparison::Different(shards),
         }
     }
+}
+
+/// Whether a change is of nothing that digests count.
+fn is_not_counted(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::KeysChanged { .. }
+            | Change::TenantUpserted(_)
+            | Change::TenantRemoved(_)
+            | Change::PublicPoolUpserted(_)
+            | Change::PublicPoolRemoved(_)
+            // Digests count the addresses of ports, not what they may use.
+            | Change::NetworkClassUpserted(_)
+            | Change::NetworkClassRemoved(_)
+            | Change::CreditChanged { .. }
+            // The state has the revision of the last of these changes of each VPC.
+            | Change::SecurityGroupCreated { .. }
+            | Change::SecurityGroupUpdated { .. }
+            | Change::SecurityGroupRemoved { .. }
+            | Change::SecurityRuleCreated { .. }
+            | Change::SecurityRuleRemoved { .. }
+            | Change::GroupSetsCreated { .. }
+    )
 }
 
 /// Whether a change is of what only gateways have.

@@ -4,8 +4,8 @@ use super::clusters::{
     ClusterState, for_host, group_of, key, keys_of, no_keys, vip_plan, vips_of, vtep_of, vteps_of,
 };
 use super::entries::{
-    change_groups, change_instances, create_instances, endpoint_keys, endpoints, endpoints_of, move_instance,
-    port, remove_instances, routes, routes_of, vrf,
+    change_credit, change_groups, change_instances, create_instances, endpoint_keys, endpoints, endpoints_of,
+    move_instance, port, remove_instances, routes, routes_of, vrf,
 };
 use super::internet::PublicAddresses;
 use super::meters::{MeterChanges, Meters};
@@ -342,16 +342,9 @@ impl State {
             | Change::PeeringUpserted { .. }
             | Change::PeeringRemoved { .. } => self.change_routes(change, touched),
             Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
-            Change::InstanceGroupsChanged { vpc, host, instance, from } => {
-                if let Some(state) = self.vpcs.get(&vpc.id).filter(|_| host.agent) {
-                    change_groups(vpc, state.subnets.values(), instance, *from, out);
-                }
-            }
-            Change::InstancesChanged { vpc, hosts, changes } => {
-                if let Some(state) = self.vpcs.get(&vpc.id) {
-                    change_instances(vpc, state.subnets.values(), hosts, changes, out);
-                }
-            }
+            Change::InstanceGroupsChanged { vpc, .. }
+            | Change::InstancesChanged { vpc, .. }
+            | Change::CreditChanged { vpc, .. } => self.change_instances(vpc, change, out),
             Change::SecurityGroupCreated { vpc, .. }
             | Change::SecurityGroupRemoved { vpc, .. }
             | Change::SecurityRuleCreated { vpc, .. }
@@ -366,6 +359,26 @@ impl State {
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::MeterUpserted(_) => {}
             Change::SecurityGroupUpdated { .. } | Change::HistoryForked | Change::MeterRemoved(_) => {}
+            // Changes of instances have the policies of network classes.
+            Change::NetworkClassUpserted(_) | Change::NetworkClassRemoved(_) => {}
+        }
+    }
+
+    /// Applies a change of instances that stay where they are.
+    fn change_instances(&self, vpc: &Vpc, change: &Change, out: &mut Compiled) {
+        let Some(subnets) = self.vpcs.get(&vpc.id).map(|state| state.subnets.values()) else { return };
+        match change {
+            Change::InstanceGroupsChanged { host, instance, from, .. } if host.agent => {
+                change_groups(vpc, subnets, instance, *from, out);
+            }
+            Change::InstancesChanged { hosts, changes, .. } => {
+                change_instances(vpc, subnets, hosts, changes, out);
+            }
+            Change::CreditChanged { instances, .. } => {
+                let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
+                change_credit(vpc, subnets, instances, agents, out);
+            }
+            _ => {}
         }
     }
 

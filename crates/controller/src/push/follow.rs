@@ -185,6 +185,9 @@ impl Follower {
                         | Change::SecurityGroupUpdated { .. }
                         | Change::TenantUpserted(_)
                         | Change::TenantRemoved(_)
+                        | Change::NetworkClassUpserted(_)
+                        | Change::NetworkClassRemoved(_)
+                        | Change::CreditChanged { .. }
                 )
             });
             match before.filter(|_| simple) {

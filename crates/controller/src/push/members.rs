@@ -2,14 +2,14 @@
 //!
 //! An object is programmed when every node that needs it has acknowledged its revision: the gateways of its
 //! VPC's cluster and, for an instance, its host if that runs an agent; for security groups and their rules, the hosts
-//! that have instances of the VPC. A node that is not connected still
+//! that have instances of the VPC; for network classes, the hosts that have instances with them. A node that is not connected still
 //! counts, with the last revision that it acknowledged, because its tables stay. A VPC on a cluster without
 //! gateways is not programmed, because no gateway forwards its packets.
 
 use super::hub::Hub;
 use crate::compile::{ChangedUses, MeterUses};
-use sluice_store::{Change, Gateway, GatewayMove, Instance, Move, NodeId, Topology, Vpc};
-use sluice_types::{ClusterId, GatewayId, HostId, MeterId, Vni, VpcId};
+use sluice_store::{Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vpc};
+use sluice_types::{ClusterId, GatewayId, HostId, MeterId, NetworkClassId, Vni, VpcId};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -28,6 +28,8 @@ pub enum Needs {
     Gateways(ClusterId),
     /// The gateways of the clusters that use this meter.
     Meter(MeterId),
+    /// The hosts that run agents and have instances with this network class.
+    NetworkClass(NetworkClassId),
     /// All gateways. For hosts, whose packets every gateway must accept.
     AllGateways,
     /// The gateways of this cluster, and all hosts that run agents. For clusters.
@@ -68,10 +70,22 @@ pub struct Members {
     agents: HashSet<HostId>,
     /// Number of instances of each VPC on each host.
     instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
+    /// Number of instances with each network class on each host.
+    classes: HashMap<NetworkClassId, BTreeMap<HostId, u64>>,
     names: HashMap<NodeId, String>,
     /// Gateways that move between clusters.
     moving_gateways: BTreeMap<GatewayId, MovingGateway>,
     meters: MeterUses,
+}
+
+/// Counts one less on a host.
+fn count_down(hosts: &mut BTreeMap<HostId, u64>, host: HostId) {
+    let left = hosts.get(&host).map_or(0, |count| count.saturating_sub(1));
+    if left > 0 {
+        hosts.insert(host, left);
+    } else {
+        hosts.remove(&host);
+    }
 }
 
 /// A gateway that moves between clusters.
@@ -114,6 +128,7 @@ impl Members {
             gateways,
             agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
             instances: HashMap::new(),
+            classes: HashMap::new(),
             meters: MeterUses::new(topology),
         };
         topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
@@ -124,16 +139,27 @@ impl Members {
     pub fn add_instances(&mut self, instances: &[Instance]) {
         for instance in instances {
             *self.instances.entry(instance.vpc).or_default().entry(instance.host).or_default() += 1;
+            self.add_to_class(&instance.options, instance.host);
         }
     }
 
-    fn remove_instance(&mut self, vpc: VpcId, host: HostId) {
-        let Some(hosts) = self.instances.get_mut(&vpc) else { return };
-        let left = hosts.get(&host).map_or(0, |count| count.saturating_sub(1));
-        if left > 0 {
-            hosts.insert(host, left);
-        } else {
-            hosts.remove(&host);
+    /// Removes an instance from a host.
+    fn remove_instance(&mut self, instance: &Instance, host: HostId) {
+        if let Some(hosts) = self.instances.get_mut(&instance.vpc) {
+            count_down(hosts, host);
+        }
+        self.remove_from_class(&instance.options, host);
+    }
+
+    fn add_to_class(&mut self, options: &InstanceOptions, host: HostId) {
+        if let Some(class) = options.network_class {
+            *self.classes.entry(class.id).or_default().entry(host).or_default() += 1;
+        }
+    }
+
+    fn remove_from_class(&mut self, options: &InstanceOptions, host: HostId) {
+        if let Some(hosts) = options.network_class.and_then(|class| self.classes.get_mut(&class.id)) {
+            count_down(hosts, host);
         }
     }
 
@@ -192,12 +218,19 @@ impl Members {
                 }
                 Change::InstancesCreated { instances, .. } => self.add_instances(instances),
                 Change::InstancesRemoved { instances, .. } => {
-                    instances.iter().for_each(|instance| self.remove_instance(instance.vpc, instance.host));
+                    instances.iter().for_each(|instance| self.remove_instance(instance, instance.host));
                 }
                 Change::InstanceMoved { instance, from, .. } => {
-                    self.remove_instance(instance.vpc, *from);
+                    self.remove_instance(instance, *from);
                     self.add_instances(std::slice::from_ref(instance));
                 }
+                Change::InstancesChanged { changes, .. } => {
+                    for change in changes {
+                        self.remove_from_class(&change.before, change.after.host);
+                        self.add_to_class(&change.after.options, change.after.host);
+                    }
+                }
+                Change::NetworkClassRemoved(class) => drop(self.classes.remove(&class.id)),
                 _ => {}
             }
         }
@@ -276,6 +309,9 @@ impl Members {
             (Needs::HostsOf(vpc), NodeId::Host(id)) => {
                 self.instances.get(&vpc).is_some_and(|hosts| hosts.contains_key(&id))
             }
+            (Needs::NetworkClass(class), NodeId::Host(id)) => {
+                self.classes.get(&class).is_some_and(|hosts| hosts.contains_key(&id))
+            }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
             (Needs::Cluster(cluster) | Needs::Gateways(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
             (Needs::Meter(meter), NodeId::Gateway(id)) => {
@@ -284,6 +320,7 @@ impl Members {
             (Needs::Gateway(gateway), NodeId::Gateway(id)) => self.neighbors_of(gateway).contains(&id),
             (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
             (Needs::Gateways(_) | Needs::Meter(_), NodeId::Host(_)) => false,
+            (Needs::NetworkClass(_), NodeId::Gateway(_)) => false,
             (Needs::Nothing | Needs::Vpc(_) | Needs::HostsOf(_) | Needs::AllGateways, _) => false,
         }
     }
@@ -360,6 +397,11 @@ impl Members {
                 Needs::Meter(id) => {
                     self.meters.clusters(*id).filter_map(|id| cluster(&id)).min().unwrap_or(u64::MAX)
                 }
+                Needs::NetworkClass(id) => {
+                    let hosts = self.classes.get(id).into_iter().flat_map(BTreeMap::keys);
+                    let agents = hosts.filter(|host| self.agents.contains(host));
+                    agents.map(|host| acked(NodeId::Host(*host))).min().unwrap_or(u64::MAX)
+                }
                 Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
                 Needs::Gateway(id) => {
@@ -376,7 +418,7 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_store::{Cluster, Host};
+    use sluice_store::{ClassOfInstance, Cluster, Host, InstanceChange};
     use sluice_types::{TenantId, Vni};
 
     fn cluster() -> Cluster {
@@ -505,15 +547,11 @@ mod tests {
         );
     }
 
-    /// Catches rules that count as programmed while a host with instances of the VPC does not have them.
-    #[test]
-    fn rule_needs_the_hosts_that_have_instances_of_its_vpc() {
-        let (mut members, hub) = (members(), Hub::default());
-        let vpc = members_vpc();
-        let instance = |id, host| Instance {
+    fn members_instance(id: u64, host: u64) -> Instance {
+        Instance {
             id: sluice_types::InstanceId::new(id),
             name: String::new(),
-            vpc: vpc.id,
+            vpc: members_vpc().id,
             subnet: sluice_types::SubnetId::new(1),
             host: HostId::new(host),
             mac: sluice_types::MacAddr::local(id),
@@ -522,7 +560,53 @@ mod tests {
             identity: 1,
             options: Default::default(),
             revision: 11,
+        }
+    }
+
+    /// Catches classes that count as programmed while a host with one of their instances does not have them.
+    #[test]
+    fn network_class_needs_the_hosts_that_have_instances_with_it() {
+        let (mut members, hub) = (members(), Hub::default());
+        let (vpc, class) = (members_vpc(), NetworkClassId::new(7));
+        let of_class = |id, host| {
+            let mut instance = members_instance(id, host);
+            instance.options.network_class = Some(ClassOfInstance { id: class, policy: Default::default() });
+            instance
         };
+        let is_programmed =
+            |members: &Members| members.programmed(&hub, &[(Needs::NetworkClass(class), 9)])[0];
+        let needs =
+            |members: &Members| members.needs(Needs::NetworkClass(class), NodeId::Host(HostId::new(1)));
+        members.add_instances(&[members_instance(1, 1), of_class(2, 2)]);
+        assert!(is_programmed(&members) && !needs(&members), "another class, or no agent");
+        let (before, after) = (Default::default(), of_class(1, 1));
+        let changed =
+            |change| Change::InstancesChanged { vpc: vpc.clone(), hosts: vec![], changes: vec![change] };
+        members.apply(11, &[changed(InstanceChange { before, after: after.clone() })]);
+        assert!(!is_programmed(&members) && needs(&members));
+        let back = InstanceChange { before: after.options, after: members_instance(1, 1) };
+        members.apply(12, &[changed(back)]);
+        assert!(is_programmed(&members) && !needs(&members));
+        let (hosts, subnets) = (vec![], vec![]);
+        let moved = Change::InstanceMoved {
+            vpc: vpc.clone(),
+            subnets,
+            hosts,
+            instance: of_class(2, 1),
+            from: HostId::new(2),
+        };
+        members.apply(13, &[moved]);
+        assert!(!is_programmed(&members) && needs(&members));
+        members.apply(14, &[Change::InstancesRemoved { vpc: vpc.clone(), instances: vec![of_class(2, 1)] }]);
+        assert!(is_programmed(&members));
+    }
+
+    /// Catches rules that count as programmed while a host with instances of the VPC does not have them.
+    #[test]
+    fn rule_needs_the_hosts_that_have_instances_of_its_vpc() {
+        let (mut members, hub) = (members(), Hub::default());
+        let vpc = members_vpc();
+        let instance = members_instance;
         let is_programmed = |members: &Members| members.programmed(&hub, &[(Needs::HostsOf(vpc.id), 9)])[0];
         assert!(is_programmed(&members), "no host needs it");
         members.add_instances(&[instance(1, 2)]);

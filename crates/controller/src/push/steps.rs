@@ -243,7 +243,8 @@ mod tests {
         AddressPair, EndpointKey, MAX_UPDATE_BYTES, PolicyKey, PublicPrefix, Qos, SecurityRule, Vrf,
     };
     use sluice_types::{
-        AddressFamily, Direction, ForwardProtocol, InstanceId, MacAddr, NAT_ADDRESSES_MAX, PORT_FORWARDS_MAX,
+        AddressFamily, Allowance, CREDIT_SECONDS_MAX, CreditPolicy, Direction, ForwardProtocol, InstanceId,
+        MAX_CPU_PERMILLE, MAX_RATE_KPPS, MAX_RATE_MBPS, MacAddr, NAT_ADDRESSES_MAX, PORT_FORWARDS_MAX,
         PortForward, PortRange, Protocol, Remote, RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
     };
     use std::net::{Ipv4Addr, SocketAddrV4};
@@ -388,11 +389,16 @@ mod tests {
             |number: u128| sluice_types::IpNet::from(std::net::IpAddr::V6((0xfd << 120 | number).into()));
         let mac = Some(MacAddr::local(u64::MAX));
         let pair = |number| AddressPair { address: prefix(number).addr(), mac, held: true };
+        let allowance = |max| {
+            Some(Allowance { base: 1, max, clamp: max, credit: u64::from(max - 1) * CREDIT_SECONDS_MAX })
+        };
+        let (mbps, kpps) = (allowance(MAX_RATE_MBPS), allowance(MAX_RATE_KPPS));
+        let credit = CreditPolicy { mbps, kpps, cpu_permille: allowance(MAX_CPU_PERMILLE) };
         let options = PortOptions {
             additional: (1..=48).map(prefix).collect(),
             pairs: (1..=16).map(pair).collect(),
             unprotected: true,
-            qos: Qos { dscp: Some(63), rate_mbps: std::num::NonZeroU32::new(400_000) },
+            qos: Qos { dscp: Some(63), rate_mbps: None, credit: Some(credit) },
         };
         let large = |id: u64| Port { name: "n".repeat(127), options: options.clone(), ..port(id) };
         let update = Update { ports: (1..=20_000).map(large).collect(), ..Update::default() };

@@ -4,7 +4,7 @@ use super::{Malformed, Result, address, instance_id, mac, unicast};
 use crate::entries::{AddressClaim, AddressPair, Port, Qos};
 use crate::proto;
 use prost::Message;
-use sluice_types::IpNet;
+use sluice_types::{Allowance, CreditPolicy, IpNet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -55,7 +55,41 @@ impl TryFrom<proto::AddressPair> for AddressPair {
 
 impl From<Qos> for proto::Qos {
     fn from(qos: Qos) -> Self {
-        Self { dscp: qos.dscp.map(Into::into), rate_mbps: qos.rate_mbps.map_or(0, Into::into) }
+        let (dscp, rate_mbps) = (qos.dscp.map(Into::into), qos.rate_mbps.map_or(0, Into::into));
+        Self { dscp, rate_mbps, credit: qos.credit.map(Into::into) }
+    }
+}
+
+impl From<Allowance> for proto::Allowance {
+    fn from(allowance: Allowance) -> Self {
+        let Allowance { base, max, clamp, credit } = allowance;
+        Self { base, max, clamp, credit }
+    }
+}
+
+impl From<CreditPolicy> for proto::CreditPolicy {
+    fn from(policy: CreditPolicy) -> Self {
+        let CreditPolicy { mbps, kpps, cpu_permille } = policy;
+        let message = |allowance: Option<Allowance>| allowance.map(Into::into);
+        Self { mbps: message(mbps), kpps: message(kpps), cpu_permille: message(cpu_permille) }
+    }
+}
+
+impl TryFrom<proto::CreditPolicy> for CreditPolicy {
+    type Error = Malformed;
+    fn try_from(message: proto::CreditPolicy) -> Result<Self> {
+        let read = |allowance: Option<proto::Allowance>| {
+            allowance.map(|proto::Allowance { base, max, clamp, credit }| Allowance {
+                base,
+                max,
+                clamp,
+                credit,
+            })
+        };
+        let proto::CreditPolicy { mbps, kpps, cpu_permille } = message;
+        let policy = Self { mbps: read(mbps), kpps: read(kpps), cpu_permille: read(cpu_permille) };
+        policy.validate()?;
+        Ok(policy)
     }
 }
 
@@ -63,7 +97,12 @@ impl TryFrom<proto::Qos> for Qos {
     type Error = Malformed;
     fn try_from(message: proto::Qos) -> Result<Self> {
         let read = |dscp: u32| u8::try_from(dscp).ok().filter(|dscp| *dscp < 64).ok_or(Malformed::Dscp(dscp));
-        Ok(Self { dscp: message.dscp.map(read).transpose()?, rate_mbps: NonZeroU32::new(message.rate_mbps) })
+        let (rate_mbps, credit) = (NonZeroU32::new(message.rate_mbps), message.credit);
+        if rate_mbps.is_some() && credit.is_some() {
+            return Err(Malformed::RateAndCredit);
+        }
+        let credit = credit.map(CreditPolicy::try_from).transpose()?;
+        Ok(Self { dscp: message.dscp.map(read).transpose()?, rate_mbps, credit })
     }
 }
 

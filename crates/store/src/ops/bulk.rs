@@ -200,7 +200,7 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
             ipv4,
             ipv6,
             identity: plan.groups.identity(one),
-            options: further::with_settings(&InstanceOptions::default(), &one.settings)?,
+            options: further::with_settings(&InstanceOptions::default(), &one.settings, &plan.classes)?,
             revision: w.revision,
         });
     }

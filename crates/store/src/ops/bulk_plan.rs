@@ -4,6 +4,7 @@
 use super::alloc::{self, Cursor};
 use super::bulk_groups::{self, BulkGroups};
 use super::further::FurtherUsers;
+use super::network_classes::{self, Classes};
 use super::removals::{self, HeldAddresses};
 use super::{families, further, pair_macs};
 use crate::backend::Query;
@@ -55,6 +56,8 @@ pub(crate) struct BulkPlan<'a> {
     /// Addresses of deleted instances that nodes may still have.
     pub held: HeldAddresses,
     pub groups: BulkGroups,
+    /// The network classes that the requests name.
+    pub classes: Classes,
 }
 
 /// Adds the index and name of the request to an error.
@@ -70,8 +73,9 @@ pub(crate) fn in_bulk(new: &[NewInstance], index: usize, error: impl Into<StoreE
 impl<'a> BulkPlan<'a> {
     /// Reads and checks everything that is possible before addresses are allocated.
     pub async fn prepare(q: &mut dyn Query, vpc: VpcId, new: &'a [NewInstance]) -> Result<Self> {
+        let classes = network_classes::requested(q, new).await?;
         for (index, one) in new.iter().enumerate() {
-            check_request(one).map_err(|e| in_bulk(new, index, e))?;
+            check_request(one, &classes).map_err(|e| in_bulk(new, index, e))?;
         }
         let vpc: Vpc = get(q, vpc).await?;
         let subnets = subnets(q, vpc.id).await?;
@@ -93,6 +97,7 @@ impl<'a> BulkPlan<'a> {
             given: Given::default(),
             held,
             groups,
+            classes,
         };
         plan.check_subnets(q).await?;
         plan.load_hosts(q).await?;
@@ -179,10 +184,11 @@ impl<'a> BulkPlan<'a> {
         let mut first: HashMap<&str, usize> = HashMap::with_capacity(self.new.len());
         for (index, one) in self.new.iter().enumerate() {
             if let Some(earlier) = first.insert(&one.name, index) {
-                check_same_request(&self.new[earlier], one).map_err(|e| in_bulk(self.new, index, e))?;
+                check_same_request(&self.new[earlier], one, &self.classes)
+                    .map_err(|e| in_bulk(self.new, index, e))?;
                 self.repeated += 1;
             } else if let Some(instance) = existing.remove(&one.name) {
-                let same = match check_same_content(&instance, one) {
+                let same = match check_same_content(&instance, one, &self.classes) {
                     Ok(()) => self.groups.check_same(q, &instance, one).await,
                     different => different,
                 };
@@ -337,21 +343,22 @@ pub(crate) fn address_taken(address: IpAddr, instance: &str) -> StoreError {
 }
 
 /// Checks a request by itself.
-fn check_request(one: &NewInstance) -> Result<()> {
+fn check_request(one: &NewInstance, classes: &Classes) -> Result<()> {
     check::name("instance", &one.name)?;
-    further::with_settings(&InstanceOptions::default(), &one.settings)?;
+    further::with_settings(&InstanceOptions::default(), &one.settings, classes)?;
     one.mac.map_or(Ok(()), check::mac)
 }
 
 /// Checks that an existing instance matches a request with its name.
-fn check_same_content(instance: &Instance, one: &NewInstance) -> Result<()> {
+fn check_same_content(instance: &Instance, one: &NewInstance, classes: &Classes) -> Result<()> {
     if instance.subnet == one.subnet
         && instance.host == one.host
         && one.mac.is_none_or(|mac| mac == instance.mac)
         && one.ipv4.is_none_or(|address| Some(address) == instance.ipv4)
         && one.ipv6.is_none_or(|address| Some(address) == instance.ipv6)
     {
-        return further::difference(&instance.options, &one.settings)?.conflict("instance", &one.name);
+        return further::difference(&instance.options, &one.settings, classes)?
+            .conflict("instance", &one.name);
     }
     Difference::default()
         .field("subnet", instance.subnet, one.subnet)
@@ -363,7 +370,7 @@ fn check_same_content(instance: &Instance, one: &NewInstance) -> Result<()> {
 }
 
 /// Checks that two requests with the same name are equal.
-fn check_same_request(first: &NewInstance, second: &NewInstance) -> Result<()> {
+fn check_same_request(first: &NewInstance, second: &NewInstance, classes: &Classes) -> Result<()> {
     let groups = |one: &NewInstance| one.security_groups.as_deref().map(bulk_groups::text);
     Difference::default()
         .field("subnet", first.subnet, second.subnet)
@@ -373,8 +380,8 @@ fn check_same_request(first: &NewInstance, second: &NewInstance) -> Result<()> {
         .optional("ipv6", first.ipv6, second.ipv6)
         .optional("security_groups", groups(first), groups(second))
         .conflict("instance", &second.name)?;
-    let options = further::with_settings(&InstanceOptions::default(), &first.settings)?;
-    further::difference(&options, &second.settings)?.conflict("instance", &second.name)
+    let options = further::with_settings(&InstanceOptions::default(), &first.settings, classes)?;
+    further::difference(&options, &second.settings, classes)?.conflict("instance", &second.name)
 }
 
 async fn subnets(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<SubnetState>> {

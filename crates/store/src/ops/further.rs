@@ -9,6 +9,7 @@ use super::alloc::{self, Family};
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::eips;
 use super::nat_gateways;
+use super::network_classes::{self, Classes};
 use super::pair_macs;
 use super::peerings;
 use super::removals::{self, HeldAddresses, Hold};
@@ -18,8 +19,8 @@ use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args, list};
 use crate::write::Write;
 use crate::{
-    Change, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError, StoredPair,
-    Subnet, Vpc,
+    Change, ClassOfInstance, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError,
+    StoredPair, Subnet, Vpc,
 };
 use sluice_types::{
     InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
@@ -32,11 +33,30 @@ use std::net::IpAddr;
 /// Kind of the removal of what an instance had and has no more.
 const ADDRESSES: &str = "former addresses of instance";
 
-/// The options of an instance after a request.
+/// The options of an instance after a request. `classes` has the network class that the request names.
 ///
 /// # Errors
 /// A field has a value that no instance can have.
-pub(super) fn with_settings(now: &InstanceOptions, settings: &PortSettings) -> Result<InstanceOptions> {
+pub(super) fn with_settings(
+    now: &InstanceOptions,
+    settings: &PortSettings,
+    classes: &Classes,
+) -> Result<InstanceOptions> {
+    let options = replaced(now, settings, classes)?;
+    match (options.qos.rate_mbps, options.network_class) {
+        (Some(rate), Some(ClassOfInstance { id, .. })) => {
+            let text = format!(
+                "an instance has either a rate or a network class, not both: qos.rate_mbps is {rate}, and network_class \
+                 is {id}"
+            );
+            Err(invalid("network_class", text))
+        }
+        _ => Ok(options),
+    }
+}
+
+/// The options with the values of a request, each of which is one that instances can have.
+fn replaced(now: &InstanceOptions, settings: &PortSettings, classes: &Classes) -> Result<InstanceOptions> {
     let mut options = now.clone();
     if let Some(addresses) = &settings.secondary_addresses {
         options.secondary = sorted("secondary_addresses", addresses, MAX_SECONDARY_ADDRESSES)?;
@@ -68,6 +88,9 @@ pub(super) fn with_settings(now: &InstanceOptions, settings: &PortSettings) -> R
             return Err(invalid("qos", text));
         }
         options.qos = qos;
+    }
+    if let Some(class) = settings.network_class {
+        options.network_class = class.map(|id| network_classes::class_of(classes, id)).transpose()?;
     }
     Ok(options)
 }
@@ -104,8 +127,13 @@ fn check_delegated(prefix: IpNet) -> Result<()> {
 }
 
 /// How an existing instance differs from a request with its name.
-pub(super) fn difference(existing: &InstanceOptions, settings: &PortSettings) -> Result<Difference> {
-    let wanted = with_settings(existing, settings)?;
+pub(super) fn difference(
+    existing: &InstanceOptions,
+    settings: &PortSettings,
+    classes: &Classes,
+) -> Result<Difference> {
+    let wanted = replaced(existing, settings, classes)?;
+    let class = |options: &InstanceOptions| options.network_class.map(|class| class.id);
     let pairs = |options: &InstanceOptions| list(&options.pairs.iter().map(pair_text).collect::<Vec<_>>());
     let text = |list: String| if list.is_empty() { "empty".to_owned() } else { list };
     Ok(Difference::default()
@@ -113,7 +141,8 @@ pub(super) fn difference(existing: &InstanceOptions, settings: &PortSettings) ->
         .field("delegated_prefixes", text(list(&existing.delegated)), text(list(&wanted.delegated)))
         .field("address_pairs", text(pairs(existing)), text(pairs(&wanted)))
         .field("spoofing_protection", !existing.unprotected, !wanted.unprotected)
-        .field("qos", existing.qos, wanted.qos))
+        .field("qos", existing.qos, wanted.qos)
+        .optional("network_class", class(existing), class(&wanted)))
 }
 
 fn pair_text(pair: &StoredPair) -> String {
@@ -518,13 +547,15 @@ pub(super) async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
 /// Stores the options and the revision of an instance of which the table of further addresses has nothing.
 async fn store(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     let options = &instance.options;
-    let text = match *options == InstanceOptions::default() {
+    let class = options.network_class.map(|class| class.id.get() as i64);
+    let listed = InstanceOptions { network_class: None, ..options.clone() };
+    let text = match listed == InstanceOptions::default() {
         true => None,
-        false => Some(serde_json::to_string(options).map_err(|e| StoreError::Corrupt(e.to_string()))?),
+        false => Some(serde_json::to_string(&listed).map_err(|e| StoreError::Corrupt(e.to_string()))?),
     };
     let (vpc, id) = (instance.vpc.get(), instance.id.get());
-    let sql = "UPDATE instances SET options = $2, revision = $3 WHERE id = $1";
-    q.run(sql, args![id, text, instance.revision]).await?;
+    let sql = "UPDATE instances SET options = $2, revision = $3, network_class = $4 WHERE id = $1";
+    q.run(sql, args![id, text, instance.revision, class]).await?;
     let secondary = options.secondary.iter().map(|address| (IpNet::from(*address), "secondary", false, 0));
     let prefixes = options.delegated.iter().map(|prefix| (*prefix, "prefix", false, 0));
     let pairs = options
@@ -592,7 +623,8 @@ pub(crate) async fn update(
 ) -> Result<Instance> {
     let before: Instance = get(w.q(), id).await?;
     check_revision(id, &before, expected)?;
-    let options = with_settings(&before.options, settings)?;
+    let classes = network_classes::named_by(w.q(), settings).await?;
+    let options = with_settings(&before.options, settings, &classes)?;
     if options == before.options {
         return Ok(before);
     }

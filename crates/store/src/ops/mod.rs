@@ -22,6 +22,7 @@ pub(crate) mod instances;
 pub(crate) mod keys;
 pub(crate) mod meters;
 pub(crate) mod nat_gateways;
+pub(crate) mod network_classes;
 pub(crate) mod outbox;
 mod pair_macs;
 pub(crate) mod peerings;

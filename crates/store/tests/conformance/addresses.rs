@@ -67,6 +67,7 @@ pub async fn options_are_stored_whole(f: Fixture) {
         ]),
         spoofing_protection: Some(false),
         qos: Some(Qos { dscp: Some(46), rate_mbps: Some(1000) }),
+        network_class: None,
     };
     let request = NewInstance { settings: settings.clone(), ..c.one("vm") };
     let vm = new(s.create_instance(c.vpc.id, request.clone()).await);
@@ -79,6 +80,7 @@ pub async fn options_are_stored_whole(f: Fixture) {
         ],
         unprotected: true,
         qos: Qos { dscp: Some(46), rate_mbps: Some(1000) },
+        network_class: None,
     };
     assert_eq!(vm.options, expected);
     assert_eq!(s.instance(vm.id).await.unwrap(), vm);

@@ -279,7 +279,7 @@ fn a_port_with_a_rate_is_delivered_to_by_its_interface() {
     for (dscp, rate) in [(None, 0), (Some(46), 0), (None, 50), (Some(0), 50), (None, 0)] {
         let mut port = port(2, "blue/web", 1);
         let rate_mbps = NonZeroU32::new(rate);
-        port.options.qos = Qos { dscp, rate_mbps };
+        port.options.qos = Qos { dscp, rate_mbps, credit: None };
         registry.upsert_instance(&mut tables, port).unwrap();
         let entry = tables.port(50).unwrap();
         assert_eq!(entry.qos, PortQos { dscp, rate_mbps, credit: false });
