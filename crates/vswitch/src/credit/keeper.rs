@@ -117,11 +117,6 @@ impl CreditKeeper {
         self.memory.set_credit(scope, credits.saved(scope));
     }
 
-    /// Whether there is nothing to step.
-    pub fn is_idle(&self) -> bool {
-        self.lock().ports.is_empty()
-    }
-
     /// One step. `timed` is asked for what programs have timed when packets are measured again. Returns the ports whose rate of what they get has changed.
     pub fn step(&self, timed: impl FnOnce() -> Option<Times>) -> Vec<u16> {
         let mut state = self.lock();

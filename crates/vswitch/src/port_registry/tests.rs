@@ -7,6 +7,7 @@ use sluice_types::{MacAddr, Vni};
 
 use super::files::{ATTACHMENTS_FILE, INSTANCES_FILE};
 use super::*;
+use crate::scopes::port_maps;
 use std::fs;
 use std::num::NonZeroU32;
 

@@ -8,7 +8,7 @@ use sluice_tables::{Immediate, Memory, NodeConfig, Sizes};
 use sluice_types::MacAddr;
 
 use super::*;
-use crate::scopes::Scopes;
+use crate::scopes::{Scopes, port_maps};
 use std::path::Path as DirPath;
 
 pub(super) const DATABASE: u64 = 7;

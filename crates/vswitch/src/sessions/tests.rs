@@ -13,7 +13,7 @@ use sluice_types::{MacAddr, Vni};
 use super::*;
 use crate::ending_sessions::Left;
 use crate::policies::Without;
-use crate::scopes::{Owner, ScopeMap};
+use crate::scopes::{Owner, ScopeMap, port_maps};
 
 const SCOPE: u16 = 7;
 const IFINDEX: u32 = 50;
