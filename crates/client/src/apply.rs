@@ -8,11 +8,14 @@ use crate::cloud::name_in;
 use crate::references::{End, References, resolve, tenant_of_peering};
 use crate::{Client, Result};
 use crate::{
-    CloudFile, Cluster, Host, Instance, NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering,
-    NewRoute, NewSubnet, NewTenant, NewVpc, Peering, PeeringSpec, Resource, RouteSpec, RouteTable,
-    RouteTarget, RouteTargetSpec, Subnet, SubnetSpec, Tenant, VpcSpec,
+    CloudFile, Cluster, Host, Instance, NetworkClass, NetworkClassSpec, NewCluster, NewGateway, NewHost,
+    NewInstance, NewNetworkClass, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant, NewVpc, Peering,
+    PeeringSpec, Resource, RouteSpec, RouteTable, RouteTarget, RouteTargetSpec, Subnet, SubnetSpec, Tenant,
+    VpcSpec,
 };
-use sluice_types::{ClusterId, HostId, PeeringId, PublicPoolId, SecurityGroupId, TenantId, VpcId};
+use sluice_types::{
+    ClusterId, HostId, NetworkClassId, PeeringId, PublicPoolId, SecurityGroupId, TenantId, VpcId,
+};
 use std::collections::HashMap;
 
 /// Instances created by one bulk call: a body of a few megabytes, small enough to show progress.
@@ -93,9 +96,11 @@ pub async fn apply(
     options: Options,
     on_event: &mut (dyn FnMut(Event) + Send),
 ) -> Result<Report> {
-    let References { tenants, clusters, hosts, pools, ends, eip_vpcs } = resolve(client, cloud).await?;
+    let References { tenants, clusters, hosts, pools, classes, ends, eip_vpcs } =
+        resolve(client, cloud).await?;
     let (tenants, clusters, hosts) = (existing(tenants), existing(clusters), existing(hosts));
-    let ids = Ids { tenants, clusters, hosts, pools: existing(pools), ..Ids::default() };
+    let (pools, classes) = (existing(pools), existing(classes));
+    let ids = Ids { tenants, clusters, hosts, pools, classes, ..Ids::default() };
     let total = cloud.len() as u64;
     let mut applier = Applier { client, options, on_event, total, done: 0, report: Report::default(), ids };
     applier.top_level(cloud).await?;
@@ -134,6 +139,7 @@ struct Ids {
     clusters: HashMap<String, Option<ClusterId>>,
     hosts: HashMap<String, Option<HostId>>,
     pools: HashMap<String, Option<PublicPoolId>>,
+    classes: HashMap<String, Option<NetworkClassId>>,
     /// Key: tenant and name, as written in the cloud file.
     vpcs: HashMap<(String, String), Option<VpcId>>,
     /// Key: name, and one of the two VPCs. Names are unique only in a tenant.
@@ -205,7 +211,7 @@ impl Applier<'_> {
         Ok(found.map(|object| object.id()))
     }
 
-    /// Tenants, clusters, gateways, hosts, public pools and meters.
+    /// Tenants, clusters, gateways, hosts, network classes, public pools and meters.
     async fn top_level(&mut self, cloud: &CloudFile) -> Result<()> {
         for spec in &cloud.tenants {
             let body = NewTenant { name: spec.name.clone() };
@@ -228,6 +234,12 @@ impl Applier<'_> {
             let body = NewHost { name: spec.name.clone(), vtep: spec.vtep, agent: spec.agent };
             let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
             self.ids.hosts.insert(spec.name.clone(), id);
+        }
+        for spec in &cloud.network_classes {
+            let NetworkClassSpec { name, mbps, kpps, cpu_permille } = spec.clone();
+            let body = NewNetworkClass { name, mbps, kpps, cpu_permille };
+            let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
+            self.ids.classes.insert(spec.name.clone(), id);
         }
         for spec in &cloud.public_pools {
             self.public_pool(spec).await?;
@@ -393,11 +405,21 @@ impl Applier<'_> {
             None => Some(self.client.id_of::<Host>(&spec.host, &[]).await?),
         };
         let groups = self.groups_of(vpc, spec.security_groups.as_deref()).await?;
+        let class = self.class(spec.network_class.as_deref()).await?;
         let (mac, ipv4, ipv6) = (spec.mac, spec.ipv4, spec.ipv6);
-        Ok(subnet.zip(host).zip(groups).map(|((subnet, host), security_groups)| {
-            let name = spec.name.clone();
-            NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups, settings: spec.settings() }
+        Ok(subnet.zip(host).zip(groups).zip(class).map(|(((subnet, host), security_groups), class)| {
+            let (name, settings) = (spec.name.clone(), spec.settings(class));
+            NewInstance { name, subnet, host, mac, ipv4, ipv6, security_groups, settings }
         }))
+    }
+
+    /// The network class of an instance, if it names one. The outer `None`: a dry run would create the class.
+    async fn class(&self, text: Option<&str>) -> Result<Option<Option<NetworkClassId>>> {
+        let Some(text) = text else { return Ok(Some(None)) };
+        match known(&self.ids.classes, text) {
+            Some(id) => Ok(id.map(Some)),
+            None => self.client.id_of::<NetworkClass>(text, &[]).await.map(|id| Some(Some(id))),
+        }
     }
 
     fn vpc_id(&self, spec: &VpcSpec) -> Option<VpcId> {

@@ -1,13 +1,15 @@
 //! The cloud file (`cloud.yaml`), which describes a whole cloud: its format, parsing and checks.
 
 mod internet;
+mod network_classes;
 pub(crate) mod security;
 
 pub use internet::{EipSpec, MeterSpec, NatGatewaySpec, PortForwardSpec, PublicPoolSpec};
+pub use network_classes::NetworkClassSpec;
 pub use security::{SecurityGroupSpec, SecurityRuleSpec};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    AddressPair, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, Qos, Vni, overlap,
+    AddressPair, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, NetworkClassId, PortSettings, Qos, Vni, overlap,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -100,6 +102,8 @@ pub struct CloudFile {
     pub eips: Vec<EipSpec>,
     /// Meters of tenants, which EIPs, VPCs and peerings can have.
     pub meters: Vec<MeterSpec>,
+    /// Network classes, which instances can have.
+    pub network_classes: Vec<NetworkClassSpec>,
 }
 
 /// A tenant in a cloud file.
@@ -255,18 +259,23 @@ pub struct InstanceSpec {
     /// Marking and rate limit; packets keep their DSCP and are not limited if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
+    /// Network class that it has: name or id. None if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_class: Option<String>,
 }
 
 impl InstanceSpec {
-    /// What the file says of the instance besides its addresses and security groups.
+    /// What the file says of the instance besides its addresses and security groups. `network_class` is the class that it
+    /// names.
     #[must_use]
-    pub fn settings(&self) -> PortSettings {
+    pub fn settings(&self, network_class: Option<NetworkClassId>) -> PortSettings {
         PortSettings {
             secondary_addresses: self.secondary_addresses.clone(),
             delegated_prefixes: self.delegated_prefixes.clone(),
             address_pairs: self.address_pairs.clone(),
             spoofing_protection: self.spoofing_protection,
             qos: self.qos,
+            network_class: network_class.map(Some),
         }
     }
 }
@@ -360,7 +369,7 @@ impl CloudFile {
         let inside: usize = self.vpcs.iter().map(inside).sum();
         let top = self.tenants.len() + self.clusters.len() + self.gateways.len() + self.hosts.len();
         let internet = self.public_pools.len() + self.eips.len() + self.meters.len();
-        top + self.vpcs.len() + self.peerings.len() + inside + internet
+        top + self.network_classes.len() + self.vpcs.len() + self.peerings.len() + inside + internet
     }
 
     /// True if the file describes no object.
@@ -401,6 +410,7 @@ impl CloudFile {
             security::check(vpc)?;
         }
         self.peerings.iter().try_for_each(check_ends)?;
+        network_classes::check(self)?;
         internet::check(self)
     }
 }

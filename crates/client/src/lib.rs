@@ -12,6 +12,7 @@ mod error;
 mod http;
 mod internet;
 mod model;
+mod network_classes;
 mod new;
 mod placement;
 mod references;
@@ -25,8 +26,8 @@ mod wait;
 pub use apply::{Event, Options, Report, Tally, apply};
 pub use cloud::{
     CloudFile, CloudFileError, ClusterSpec, EipSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec,
-    MeterSpec, NatGatewaySpec, PeeringSpec, PortForwardSpec, PublicPoolSpec, RouteSpec, RouteTargetSpec,
-    SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
+    MeterSpec, NatGatewaySpec, NetworkClassSpec, PeeringSpec, PortForwardSpec, PublicPoolSpec, RouteSpec,
+    RouteTargetSpec, SecurityGroupSpec, SecurityRuleSpec, SubnetSpec, TenantSpec, VpcSpec,
 };
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
@@ -40,6 +41,7 @@ pub use model::{
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,
     Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
 };
+pub use network_classes::{NetworkClass, NewNetworkClass};
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,
     NewVpc,

@@ -5,7 +5,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     AddressPair, ClusterId, GatewayId, HostId, IdError, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net,
-    MacAddr, MeterId, PeeringId, Qos, RouteId, RouteTableId, SecurityGroupId, SubnetId, TenantId, Vni, VpcId,
+    MacAddr, MeterId, NetworkClassId, PeeringId, Qos, RouteId, RouteTableId, SecurityGroupId, SubnetId,
+    TenantId, Vni, VpcId,
 };
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
@@ -329,6 +330,9 @@ pub struct Instance {
     /// Marking and rate limit.
     #[serde(default)]
     pub qos: Qos,
+    /// Its network class.
+    #[serde(default)]
+    pub network_class: Option<NetworkClassId>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.

@@ -177,6 +177,7 @@ fn settings_difference(requested: &PortSettings, found: &Instance) -> Option<Str
             difference_if_given("spoofing_protection", protection, Some(&found.spoofing_protection))
         })
         .or_else(|| difference_if_given("qos", requested.qos.as_ref(), Some(&found.qos)))
+        .or_else(|| difference("network_class", &requested.network_class?, &found.network_class))
 }
 
 impl NewObject for NewRoute {

@@ -4,10 +4,11 @@
 use crate::cloud::name_in;
 use crate::cloud::security::rule_object;
 use crate::{
-    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter, Peering,
-    PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, DEFAULT_GROUP, EipSpec, Error, FieldError, Host, Instance, Meter,
+    NetworkClass, Peering, PeeringSpec, PublicPool, Remote, Resource, Result, RouteTargetSpec, SecurityGroup,
+    Subnet, Tenant, Vpc,
 };
-use sluice_types::{ClusterId, HostId, PublicPoolId, TenantId, VpcId};
+use sluice_types::{ClusterId, HostId, NetworkClassId, PublicPoolId, TenantId, VpcId};
 use std::collections::{HashMap, HashSet};
 
 /// The VPC at one end of a peering.
@@ -26,6 +27,7 @@ pub(crate) struct References {
     pub clusters: HashMap<String, ClusterId>,
     pub hosts: HashMap<String, HostId>,
     pub pools: HashMap<String, PublicPoolId>,
+    pub classes: HashMap<String, NetworkClassId>,
     /// In the order of the file.
     pub ends: Vec<[End; 2]>,
     /// The VPCs that EIPs name, in the order of the file.
@@ -57,9 +59,10 @@ pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<Refere
     for eip in &cloud.eips {
         eip_vpcs.push(resolver.eip(eip).await?);
     }
-    let Resolver { tenants, clusters, hosts, pools, ends, .. } = resolver;
+    let Resolver { tenants, clusters, hosts, pools, classes, ends, .. } = resolver;
     let (tenants, clusters, hosts) = (tenants.outside, clusters.outside, hosts.outside);
-    Ok(References { tenants, clusters, hosts, pools: pools.outside, ends, eip_vpcs })
+    let (pools, classes) = (pools.outside, classes.outside);
+    Ok(References { tenants, clusters, hosts, pools, classes, ends, eip_vpcs })
 }
 
 /// Objects of one kind whose names are unique in the cloud.
@@ -102,6 +105,7 @@ struct Resolver<'a> {
     clusters: Kind<'a, Cluster>,
     hosts: Kind<'a, Host>,
     pools: Kind<'a, PublicPool>,
+    classes: Kind<'a, NetworkClass>,
     /// Positions of the file's VPCs by name.
     vpcs: HashMap<&'a str, Vec<usize>>,
     /// Positions of the file's peerings by name.
@@ -122,6 +126,7 @@ impl<'a> Resolver<'a> {
             clusters: Kind::new(client, cloud.clusters.iter().map(|spec| spec.name.as_str())),
             hosts: Kind::new(client, cloud.hosts.iter().map(|spec| spec.name.as_str())),
             pools: Kind::new(client, cloud.public_pools.iter().map(|spec| spec.name.as_str())),
+            classes: Kind::new(client, cloud.network_classes.iter().map(|spec| spec.name.as_str())),
             vpcs: positions(cloud.vpcs.iter().map(|spec| spec.name.as_str())),
             peerings: positions(cloud.peerings.iter().map(|spec| spec.name.as_str())),
             ends: Vec::new(),
@@ -130,7 +135,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Resolves references to tenants, clusters, hosts and pools.
+    /// Resolves references to tenants, clusters, hosts, pools and network classes.
     async fn top_level(&mut self) -> Result<()> {
         let cloud = self.cloud;
         for spec in &cloud.gateways {
@@ -150,6 +155,9 @@ impl<'a> Resolver<'a> {
             for instance in &spec.instances {
                 let object = || format!("instance `{}` in VPC `{}`", instance.name, spec.name);
                 self.hosts.resolve(&instance.host, "host", object).await?;
+                if let Some(class) = &instance.network_class {
+                    self.classes.resolve(class, "network_class", object).await?;
+                }
             }
         }
         for spec in &cloud.peerings {

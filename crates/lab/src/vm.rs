@@ -69,6 +69,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         address_pairs: None,
         spoofing_protection: None,
         qos: None,
+        network_class: None,
     });
     VpcSpec {
         name: vpc.name.clone(),

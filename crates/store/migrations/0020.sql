@@ -12,4 +12,4 @@ CREATE TABLE network_classes (
 
 -- The class of an instance; NULL: none.
 ALTER TABLE instances ADD COLUMN network_class INTEGER REFERENCES network_classes (id);
-CREATE INDEX instances_network_class ON instances (network_class, vpc, id) WHERE network_class IS NOT NULL;
+CREATE INDEX instances_network_class ON instances (network_class, vpc/*, id*/) WHERE network_class IS NOT NULL;

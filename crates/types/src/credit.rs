@@ -120,6 +120,16 @@ pub enum Dimension {
 }
 
 impl Dimension {
+    /// The name of the field.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mbps => "mbps",
+            Self::Kpps => "kpps",
+            Self::CpuPermille => "cpu_permille",
+        }
+    }
+
     /// The highest `max` that is possible.
     #[must_use]
     pub fn limit(self) -> u32 {
@@ -131,14 +141,9 @@ impl Dimension {
     }
 }
 
-/// The name of the field.
 impl fmt::Display for Dimension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Mbps => "mbps",
-            Self::Kpps => "kpps",
-            Self::CpuPermille => "cpu_permille",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -218,12 +223,25 @@ impl CreditPolicyError {
     /// The field of the policy that has the value, like `mbps.base`.
     #[must_use]
     pub fn field(&self) -> String {
+        let value = match self {
+            Self::Empty => return self.dimension().to_owned(),
+            Self::Max { .. } => "max",
+            Self::Base { .. } => "base",
+            Self::Clamp { .. } => "clamp",
+            Self::Credit { .. } => "credit",
+        };
+        format!("{}.{value}", self.dimension())
+    }
+
+    /// The name of the dimension, the first part of the field.
+    #[must_use]
+    pub fn dimension(&self) -> &'static str {
         match self {
-            Self::Empty => Dimension::Mbps.to_string(),
-            Self::Max { dimension, .. } => format!("{dimension}.max"),
-            Self::Base { dimension, .. } => format!("{dimension}.base"),
-            Self::Clamp { dimension, .. } => format!("{dimension}.clamp"),
-            Self::Credit { dimension, .. } => format!("{dimension}.credit"),
+            Self::Empty => Dimension::Mbps.name(),
+            Self::Max { dimension, .. }
+            | Self::Base { dimension, .. }
+            | Self::Clamp { dimension, .. }
+            | Self::Credit { dimension, .. } => dimension.name(),
         }
     }
 }

@@ -8,6 +8,7 @@ mod gateway_moves;
 mod internet;
 mod meters;
 mod moves;
+mod network_classes;
 mod operations;
 mod paths;
 mod security;
@@ -313,6 +314,7 @@ impl World {
                 gateway_moves::check_vteps(&self.store, *gateway, &follower.tables).await;
             }
             if let NodeId::Host(host) = node {
+                network_classes::check_credit(&self.store, *host, &follower.tables).await;
                 let expected = security::expected_policies(&self.store, *host).await;
                 assert_eq!(follower.tables.policies, expected, "{node:?} at {}", self.state.revision());
             }
@@ -569,6 +571,7 @@ fn deltas_and_snapshots_give_the_same_tables() {
     let totals = random_histories(Model::Zeta, (0..KINDS).collect());
     assert!(totals.public > 24 * 2 && totals.nat > 24, "{totals:?}");
     assert!(totals.nptv6 > 24 && totals.forwards > 24 && totals.meters > 24, "{totals:?}");
+    assert!(totals.credit > 24, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -593,6 +596,8 @@ struct Totals {
     forwards: usize,
     /// Meters that gateways had.
     meters: usize,
+    /// Ports with a credit policy that hosts had.
+    credit: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -605,6 +610,7 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
     TestRunner::new(config)
         .run(&operations, |operations| {
             let first = FIRST.into_iter().chain(internet::FIRST).chain(meters::FIRST);
+            let first = first.chain(network_classes::FIRST);
             let chosen =
                 operations.into_iter().map(|(what, x, y, z)| (choose(&kinds, what).unwrap(), x, y, z));
             totals.set(runtime.block_on(async {
@@ -624,6 +630,8 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                         let forwards = tables().flat_map(|tables| tables.nat.values());
                         sum.forwards += forwards.map(|nat| nat.forwards.len()).sum::<usize>();
                         sum.meters += tables().map(|tables| tables.meters.len()).sum::<usize>();
+                        let ports = tables().flat_map(|tables| tables.ports.values());
+                        sum.credit += ports.filter(|port| port.options.qos.credit.is_some()).count();
                     }
                 }
                 world.check().await;

@@ -23,8 +23,10 @@ pub(super) const NAT_GATEWAYS: u8 = 32;
 pub(super) const PORT_FORWARDS: u8 = 33;
 /// Operations on meters.
 pub(super) const METERS: u8 = 34;
+/// Operations on network classes.
+pub(super) const NETWORK_CLASSES: u8 = 35;
 /// Number of kinds of operations.
-pub(super) const KINDS: u8 = 35;
+pub(super) const KINDS: u8 = 36;
 
 /// Executes an operation. The store may refuse it.
 pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
@@ -37,6 +39,7 @@ pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
         20..=23 => security::execute(store, operation, &vpcs).await?,
         POOLS..=PORT_FORWARDS => internet::execute(store, operation, &vpcs, &clusters).await?,
         METERS => meters::execute(store, operation, &vpcs).await?,
+        NETWORK_CLASSES => network_classes::execute(store, operation).await?,
         24..=27 => addresses::execute(store, operation, &hosts).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();

@@ -96,7 +96,7 @@ pub struct QosArgs {
     /// DSCP that packets of the instance get, 0 to 63, or `keep`
     #[arg(long, value_name = "DSCP", value_parser = parse_dscp)]
     dscp: Option<Dscp>,
-    /// Limit of each direction in Mbit/s, 1 to 400000, or `unlimited`
+    /// Limit of each direction in Mbit/s, 1 to 400000, or `unlimited`; not with a network class
     #[arg(long, value_name = "MBPS", value_parser = parse_rate)]
     rate_mbps: Option<Rate>,
 }

@@ -5,6 +5,7 @@ mod addresses;
 mod internet;
 mod meters;
 mod nat_gateways;
+mod network_classes;
 mod placement;
 mod port_forwards;
 mod resource;
@@ -24,8 +25,8 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Eip, Gateway, Host, Instance, Meter, NatGateway, Peering, PendingRemoval, PortForward,
-    PublicPool, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, Cluster, Eip, Gateway, Host, Instance, Meter, NatGateway, NetworkClass, Peering, PendingRemoval,
+    PortForward, PublicPool, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -42,6 +43,9 @@ pub enum Noun {
     /// Instances: ports of VMs
     #[command(alias = "instance")]
     Instances(WithApi<Verb<Instance>>),
+    /// Network classes: what each instance that has one may use of its host's network
+    #[command(alias = "network-class")]
+    NetworkClasses(WithApi<Verb<NetworkClass>>),
     /// Compute hosts
     #[command(alias = "host")]
     Hosts(WithApi<Verb<Host>>),
@@ -104,6 +108,7 @@ impl Noun {
             Self::Vpcs(command) => command.run().await,
             Self::Subnets(command) => command.run().await,
             Self::Instances(command) => command.run().await,
+            Self::NetworkClasses(command) => command.run().await,
             Self::Hosts(command) => command.run().await,
             Self::Gateways(command) => command.run().await,
             Self::Clusters(command) => command.run().await,

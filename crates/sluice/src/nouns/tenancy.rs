@@ -2,6 +2,7 @@
 
 use super::addresses::{AddressPairs, Addresses, Protection, QosArgs};
 use super::meters::{meter_of, new_meter_of};
+use super::network_classes::new_class_of;
 use super::resource::{
     ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, NoPreview, Parent, Run,
     Target, VpcName, Wait, optional_id,
@@ -13,7 +14,8 @@ use crate::output;
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, Value, json};
 use sluice_client::{
-    Client, Cluster, HeldPair, Host, Instance, NewInstance, NewSubnet, NewTenant, NewVpc, Subnet, Tenant, Vpc,
+    Client, Cluster, HeldPair, Host, Instance, NetworkClass, NewInstance, NewSubnet, NewTenant, NewVpc,
+    Subnet, Tenant, Vpc,
 };
 use sluice_types::{Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, PortSettings, Qos, Vni};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -356,6 +358,9 @@ pub struct NewInstanceArgs {
     no_spoofing_protection: bool,
     #[command(flatten)]
     qos: QosArgs,
+    /// Network class of the instance: name or id [default: none]
+    #[arg(long, value_name = "CLASS", conflicts_with = "rate_mbps")]
+    network_class: Option<String>,
 }
 
 impl Create for NewInstanceArgs {
@@ -366,10 +371,12 @@ impl Create for NewInstanceArgs {
         let subnet = client.id_of::<Subnet>(&self.subnet, &[("vpc", &vpc.to_string())]).await?;
         let host = client.id_of::<Host>(&self.host, &[]).await?;
         let security_groups = self.groups.ids(client, vpc).await?;
+        let network_class = optional_id::<NetworkClass>(client, self.network_class.as_deref()).await?;
         let Self { name, mac, ipv4, ipv6, addresses, pairs, no_spoofing_protection, qos, .. } = self;
         let mut settings = PortSettings {
             spoofing_protection: no_spoofing_protection.then_some(false),
             qos: qos.after(Qos::default()),
+            network_class: network_class.map(Some),
             ..PortSettings::default()
         };
         addresses.set(&mut settings);
@@ -426,12 +433,15 @@ pub enum InstanceVerb {
         #[command(flatten)]
         wait: Wait,
     },
-    /// Change the DSCP or the rate limit of an instance
+    /// Change the DSCP, the rate limit or the network class of an instance
     SetQos {
         #[command(flatten)]
         target: Target<Instance>,
         #[command(flatten)]
         qos: QosArgs,
+        /// Network class of the instance: name or id; `none`: it has none
+        #[arg(long, value_name = "CLASS")]
+        network_class: Option<String>,
         #[command(flatten)]
         wait: Wait,
     },
@@ -485,11 +495,14 @@ impl Run for InstanceVerb {
                 let settings = PortSettings { spoofing_protection, ..PortSettings::default() };
                 set(api, client, (target, wait), &settings, "on or off").await
             }
-            Self::SetQos { target, qos, wait } => {
+            Self::SetQos { target, qos, network_class, wait } => {
                 let before = target.find(client).await?;
-                let settings = PortSettings { qos: qos.after(before.qos), ..PortSettings::default() };
+                let network_class = new_class_of(client, network_class.as_deref()).await?;
+                let settings =
+                    PortSettings { qos: qos.after(before.qos), network_class, ..PortSettings::default() };
                 if settings.is_empty() {
-                    return Err(Failure::Usage("give --dscp or --rate-mbps".to_owned()));
+                    let options = "--dscp, --rate-mbps or --network-class";
+                    return Err(Failure::Usage(format!("give {options}")));
                 }
                 // The part that is not given stays as it was read.
                 let expected = target.expected().or(Some(before.revision));

@@ -1,6 +1,7 @@
 //! The command line against a real controller and a simple agent: nouns, apply, output, exit codes.
 
 mod internet;
+mod network_classes;
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};

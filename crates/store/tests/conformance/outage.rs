@@ -37,6 +37,9 @@ pub fn cases() -> Vec<(&'static str, Case)> {
             "meters::older_peerings_have_no_meters",
             || Box::pin(crate::meters::older_peerings_have_no_meters()),
         ),
+        ("network_classes::older_instances_have_no_class", || {
+            Box::pin(crate::network_classes::older_instances_have_no_class())
+        }),
         ("subnets::older_subnets_keep_deriving_addresses", || {
             Box::pin(crate::subnets::older_subnets_keep_deriving_addresses())
         }),
