@@ -269,7 +269,8 @@ pub struct InstanceOptions {
     pub unprotected: bool,
     /// Without [`Qos::rate_mbps`] if there is a network class.
     pub qos: Qos,
-    pub network_class: Option<ClassOfInstance>,
+    /// Boxed, because most instances have none or share one.
+    pub network_class: Option<Box<ClassOfInstance>>,
 }
 
 /// An address that an instance may have in turn with others.

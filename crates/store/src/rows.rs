@@ -367,10 +367,10 @@ record!(NetworkClass, NetworkClassId, "network class", "network_classes", "id, n
 });
 
 /// The network class of an instance: its id is in this column, and its policy in the next one.
-fn network_class(row: &Row, column: usize) -> Result<Option<ClassOfInstance>> {
+fn network_class(row: &Row, column: usize) -> Result<Option<Box<ClassOfInstance>>> {
     let Some(id) = row.opt_int(column)? else { return Ok(None) };
     let policy = policy(row.text(column + 1)?)?;
-    Ok(Some(ClassOfInstance { id: NetworkClassId::new(id.unsigned_abs()), policy }))
+    Ok(Some(Box::new(ClassOfInstance { id: NetworkClassId::new(id.unsigned_abs()), policy })))
 }
 
 /// Decodes the column `network_classes.policy`.

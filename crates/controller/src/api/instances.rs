@@ -147,7 +147,7 @@ impl Resource for Instance {
             address_pairs: options.pairs.into_iter().map(pair).collect(),
             spoofing_protection: !options.unprotected,
             qos: options.qos,
-            network_class: options.network_class.map(|class| class.id),
+            network_class: options.network_class.as_ref().map(|class| class.id),
             revision,
             programmed,
         }

@@ -81,7 +81,7 @@ pub(super) fn port_options(instance: &Instance) -> PortOptions {
         qos: Qos {
             dscp: qos.dscp,
             rate_mbps: qos.rate_mbps.and_then(NonZeroU32::new),
-            credit: network_class.map(|class| class.policy),
+            credit: network_class.as_ref().map(|class| class.policy),
         },
     }
 }

@@ -68,7 +68,7 @@ impl Create for NewNetworkClassArgs {
 
 /// A new value of a limit; `None` removes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct NewLimit(Option<Allowance>);
+pub struct NewLimit(Option<Allowance>);
 
 fn parse_limit(text: &str) -> Result<NewLimit, String> {
     match text {

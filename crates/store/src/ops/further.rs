@@ -43,7 +43,7 @@ pub(super) fn with_settings(
     classes: &Classes,
 ) -> Result<InstanceOptions> {
     let options = replaced(now, settings, classes)?;
-    match (options.qos.rate_mbps, options.network_class) {
+    match (options.qos.rate_mbps, options.network_class.as_deref()) {
         (Some(rate), Some(ClassOfInstance { id, .. })) => {
             let text = format!(
                 "an instance has either a rate or a network class, not both: qos.rate_mbps is {rate}, and network_class \
@@ -133,7 +133,7 @@ pub(super) fn difference(
     classes: &Classes,
 ) -> Result<Difference> {
     let wanted = replaced(existing, settings, classes)?;
-    let class = |options: &InstanceOptions| options.network_class.map(|class| class.id);
+    let class = |options: &InstanceOptions| options.network_class.as_ref().map(|class| class.id);
     let pairs = |options: &InstanceOptions| list(&options.pairs.iter().map(pair_text).collect::<Vec<_>>());
     let text = |list: String| if list.is_empty() { "empty".to_owned() } else { list };
     Ok(Difference::default()
@@ -547,7 +547,7 @@ pub(super) async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
 /// Stores the options and the revision of an instance of which the table of further addresses has nothing.
 async fn store(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     let options = &instance.options;
-    let class = options.network_class.map(|class| class.id.get() as i64);
+    let class = options.network_class.as_ref().map(|class| class.id.get() as i64);
     let listed = InstanceOptions { network_class: None, ..options.clone() };
     let text = match listed == InstanceOptions::default() {
         true => None,

@@ -61,9 +61,9 @@ pub(super) async fn requested(q: &mut dyn Query, new: &[NewInstance]) -> Result<
 ///
 /// # Errors
 /// It is not one of them.
-pub(super) fn class_of(classes: &Classes, id: NetworkClassId) -> Result<ClassOfInstance> {
+pub(super) fn class_of(classes: &Classes, id: NetworkClassId) -> Result<Box<ClassOfInstance>> {
     match classes.get(&id) {
-        Some(class) => Ok(ClassOfInstance { id, policy: class.policy }),
+        Some(class) => Ok(Box::new(ClassOfInstance { id, policy: class.policy })),
         None => Err(StoreError::NotFound { kind: KIND, id: id.to_string() }),
     }
 }

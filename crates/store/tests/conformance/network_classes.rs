@@ -22,8 +22,8 @@ async fn class(s: &Store, name: &str) -> NetworkClass {
     new(s.create_network_class(new_class(name)).await)
 }
 
-fn of_instance(class: &NetworkClass) -> Option<ClassOfInstance> {
-    Some(ClassOfInstance { id: class.id, policy: class.policy })
+fn of_instance(class: &NetworkClass) -> Option<Box<ClassOfInstance>> {
+    Some(Box::new(ClassOfInstance { id: class.id, policy: class.policy }))
 }
 
 fn with(class: Option<NetworkClassId>) -> PortSettings {
