@@ -255,7 +255,8 @@ pub struct Instance {
 }
 
 /// What an instance has besides its addresses and security groups. The column `instances.options` has it as JSON, except
-/// the network class, which has a column of its own; the default is NULL. Fields that a stored row lacks have their default, because they may be newer than the row.
+/// the network class, which has a column of its own; the default is NULL. Fields that a stored row lacks have their
+/// default, because they may be newer than the row.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceOptions {

@@ -38,7 +38,7 @@ impl Allowance {
         u64::from(self.max.saturating_sub(self.base)) * CREDIT_SECONDS_MAX
     }
 
-    /// Checks the bounds. `dimension` and its `limit` are for errors and for `max`.
+    /// Checks the bounds in a dimension.
     fn check(&self, dimension: Dimension) -> Result<(), CreditPolicyError> {
         let Self { base, max, clamp, credit } = *self;
         let limit = dimension.limit();

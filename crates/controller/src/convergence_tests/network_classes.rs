@@ -95,8 +95,8 @@ async fn hosts_follow_the_classes_of_their_instances() {
     let compiled = world.state.clone().apply(rows[0].revision, &changes);
     let sent: BTreeMap<Target, usize> =
         compiled.updates.iter().map(|(target, update)| (*target, update.ports.len())).collect();
-    let expected = [hosts[0], hosts[1]].map(|host| (Target::Host(host), 2));
-    assert_eq!(sent, expected.into(), "two ports of each host with an agent, and nothing to gateways");
+    let expected = BTreeMap::from([hosts[0], hosts[1]].map(|host| (Target::Host(host), 2_usize)));
+    assert_eq!(sent, expected, "two ports of each host with an agent, and nothing to gateways");
     assert!(compiled.updates.values().all(|update| update.policies.is_empty()));
     world.follow().await;
     world.check().await;

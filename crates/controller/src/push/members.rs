@@ -2,9 +2,9 @@
 //!
 //! An object is programmed when every node that needs it has acknowledged its revision: the gateways of its
 //! VPC's cluster and, for an instance, its host if that runs an agent; for security groups and their rules, the hosts
-//! that have instances of the VPC; for network classes, the hosts that have instances with them. A node that is not connected still
-//! counts, with the last revision that it acknowledged, because its tables stay. A VPC on a cluster without
-//! gateways is not programmed, because no gateway forwards its packets.
+//! that have instances of the VPC; for network classes, the hosts that have instances with them. A node that is not
+//! connected still counts, with the last revision that it acknowledged, because its tables stay. A VPC on a cluster
+//! without gateways is not programmed, because no gateway forwards its packets.
 
 use super::hub::Hub;
 use crate::compile::{ChangedUses, MeterUses};

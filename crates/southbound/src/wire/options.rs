@@ -70,7 +70,7 @@ impl From<Allowance> for proto::Allowance {
 impl From<CreditPolicy> for proto::CreditPolicy {
     fn from(policy: CreditPolicy) -> Self {
         let CreditPolicy { mbps, kpps, cpu_permille } = policy;
-        let message = |allowance: Option<Allowance>| allowance.map(Into::into);
+        let message = |allowance: Option<Allowance>| allowance.map(proto::Allowance::from);
         Self { mbps: message(mbps), kpps: message(kpps), cpu_permille: message(cpu_permille) }
     }
 }
