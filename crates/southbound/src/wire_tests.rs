@@ -1,12 +1,13 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{
-    AddressPair, ELEPHANT_NEVER, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway, Path, PathKey,
-    Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule, Vtep, VtepRole,
+    AddressPair, ELEPHANT_NEVER, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway, Path,
+    PathKey, Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule, Vtep, VtepRole,
 };
 use sluice_types::{
     AddressFamily, ClusterId, Direction, ForwardProtocol, GatewayId, MeterLimit, MigrationKey, NatSeed,
-    PortForward, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId, SessionMode,
+    PortForward, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
+    SessionMode,
 };
 
 fn vni(number: u32) -> Vni {
@@ -497,7 +498,10 @@ fn migrations_of_ports_survive_the_wire_and_malformed_ones_are_refused() {
     assert_eq!(changed(|it| it.id = 0), Err(Malformed::Id(0, "migration")));
     assert!(matches!(changed(|it| it.key.truncate(31)), Err(Malformed::Migration(_, _))));
     assert!(matches!(changed(|it| it.outgoing_to = None), Err(Malformed::Migration(_, _))));
-    assert!(matches!(changed(|it| it.incoming_from = it.outgoing_to), Err(Malformed::Migration(_, _))));
+    assert!(matches!(
+        changed(|it| it.incoming_from = Some(IpAddr::from([192, 0, 2, 7]).into())),
+        Err(Malformed::Migration(_, _))
+    ));
     assert!(matches!(changed(|it| it.sessions = 9), Err(Malformed::Migration(_, _))));
 }
 
@@ -507,7 +511,8 @@ fn states_of_migrations_survive_the_wire() {
     use MigrationPhase::{Failed, Ready, Switched, Waiting};
     for phase in [Waiting, Ready, Switched, Failed] {
         let problem = if phase == Failed { "no room".to_owned() } else { String::new() };
-        let state = MigrationState { instance: InstanceId::new(4), migration: 9, phase, sessions: 70_000, problem };
+        let state =
+            MigrationState { instance: InstanceId::new(4), migration: 9, phase, sessions: 70_000, problem };
         assert_eq!(MigrationState::try_from(proto::MigrationState::from(state.clone())), Ok(state));
     }
     let long = proto::MigrationState {

@@ -14,6 +14,7 @@ mod check;
 mod codec;
 mod error;
 mod internet;
+mod migrations;
 mod model;
 mod ops;
 mod placement_plans;
@@ -31,6 +32,7 @@ mod write;
 pub use check::{MAX_DNS, MAX_VIPS, MTU};
 pub use error::{Conflict, StoreError};
 pub use internet::*;
+pub use migrations::*;
 pub use model::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;
@@ -39,7 +41,7 @@ pub use security::{
     NewSecurityGroup, NewSecurityRule, SecurityGroup, SecurityGroupUpdate, SecurityRule,
 };
 pub use sluice_types::{PortSettings, Qos, Remote, RuleMatch};
-pub use store::{SNAPSHOTS_MAX, Store};
+pub use store::{InstanceWithGroups, SNAPSHOTS_MAX, Store};
 pub use url::Options;
 
 use std::sync::Arc;

@@ -4,13 +4,14 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove, Host, Instance,
-    InstanceOptions, Meter, Move, NatGateway, Page, Peering, PortForward, PublicPool, Remote, Result, Route,
-    RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet, Tenant, Vpc,
+    InstanceOptions, Meter, Migration, Move, NatGateway, Page, Peering, PortForward, PublicPool, Remote,
+    Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule, StoreError, Subnet,
+    Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, NatGatewayId, PeeringId,
-    PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId,
-    SubnetId, TenantId, Vni, VpcId,
+    ClusterId, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, MigrationKey, NatGatewayId,
+    PeeringId, PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret, SecurityGroupId,
+    SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -141,7 +142,8 @@ record!(
     InstanceId,
     "instance",
     "instances",
-    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision",
+    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision, migration, migrating_to, migration_key, \
+     migration_sessions",
     row => Instance {
         id: InstanceId::new(row.number(0)?),
         name: row.text(1)?.to_owned(),
@@ -153,6 +155,7 @@ record!(
         ipv6: row.opt_blob(7)?.map(ipv6).transpose()?,
         identity: identity(row.int(8)?)?,
         options: row.opt_text(9)?.map_or_else(|| Ok(Default::default()), options)?,
+        migration: migration(row)?,
         revision: row.number(10)?,
     }
 );
@@ -357,6 +360,19 @@ pub(crate) fn identity(number: i64) -> Result<u16> {
 /// Decodes the column `instances.options`.
 fn options(text: &str) -> Result<InstanceOptions> {
     serde_json::from_str(text).map_err(|e| StoreError::Corrupt(format!("options of an instance: {e}")))
+}
+
+/// The migration of an instance.
+fn migration(row: &Row) -> Result<Option<Box<Migration>>> {
+    let Some(id) = row.opt_int(11)? else { return Ok(None) };
+    let key = <[u8; 32]>::try_from(row.blob(13)?);
+    let key = key.map_err(|_| StoreError::Corrupt("the key of a migration has not 32 bytes".into()))?;
+    Ok(Some(Box::new(Migration {
+        id: id.unsigned_abs(),
+        to: HostId::new(row.number(12)?),
+        key: MigrationKey::new(key),
+        sessions: row.parse(14)?,
+    })))
 }
 
 fn kbps(number: i64) -> Result<u32> {

@@ -521,6 +521,7 @@ mod tests {
             ipv6: None,
             identity: 1,
             options: Default::default(),
+            migration: None,
             revision: 11,
         };
         let is_programmed = |members: &Members| members.programmed(&hub, &[(Needs::HostsOf(vpc.id), 9)])[0];
@@ -545,6 +546,7 @@ mod tests {
             hosts: Vec::new(),
             instance: instance(2, 2),
             from: HostId::new(1),
+            ended: None,
         };
         members.apply(12, &[moved]);
         assert!(!is_programmed(&members), "one instance is left");
