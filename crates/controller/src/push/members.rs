@@ -66,7 +66,7 @@ pub struct Members {
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
-    /// Number of instances of each VPC on each host.
+    /// Number of instances of each VPC on each host. One that migrates is on both hosts.
     instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
     names: HashMap<NodeId, String>,
     /// Gateways that move between clusters.
@@ -123,17 +123,26 @@ impl Members {
     /// Adds the instances of a snapshot.
     pub fn add_instances(&mut self, instances: &[Instance]) {
         for instance in instances {
-            *self.instances.entry(instance.vpc).or_default().entry(instance.host).or_default() += 1;
+            self.add_instance(instance.vpc, instance.hosts());
         }
     }
 
-    fn remove_instance(&mut self, vpc: VpcId, host: HostId) {
+    /// An instance has a port on these hosts.
+    fn add_instance(&mut self, vpc: VpcId, on: impl IntoIterator<Item = HostId>) {
+        let hosts = self.instances.entry(vpc).or_default();
+        on.into_iter().for_each(|host| *hosts.entry(host).or_default() += 1);
+    }
+
+    /// It has none there any more.
+    fn remove_instance(&mut self, vpc: VpcId, from: impl IntoIterator<Item = HostId>) {
         let Some(hosts) = self.instances.get_mut(&vpc) else { return };
-        let left = hosts.get(&host).map_or(0, |count| count.saturating_sub(1));
-        if left > 0 {
-            hosts.insert(host, left);
-        } else {
-            hosts.remove(&host);
+        for host in from {
+            let left = hosts.get(&host).map_or(0, |count| count.saturating_sub(1));
+            if left > 0 {
+                hosts.insert(host, left);
+            } else {
+                hosts.remove(&host);
+            }
         }
     }
 
@@ -192,11 +201,16 @@ impl Members {
                 }
                 Change::InstancesCreated { instances, .. } => self.add_instances(instances),
                 Change::InstancesRemoved { instances, .. } => {
-                    instances.iter().for_each(|instance| self.remove_instance(instance.vpc, instance.host));
+                    instances.iter().for_each(|one| self.remove_instance(one.vpc, one.hosts()));
                 }
-                Change::InstanceMoved { instance, from, .. } => {
-                    self.remove_instance(instance.vpc, *from);
-                    self.add_instances(std::slice::from_ref(instance));
+                Change::InstanceMoved { instance, from, ended, .. } => {
+                    let target = ended.map(|ended| ended.to);
+                    self.remove_instance(instance.vpc, [*from].into_iter().chain(target));
+                    self.add_instance(instance.vpc, instance.hosts());
+                }
+                Change::InstanceMigrationChanged { instance, before, .. } => {
+                    self.remove_instance(instance.vpc, before.map(|before| before.to));
+                    self.add_instance(instance.vpc, instance.migration.as_ref().map(|it| it.to));
                 }
                 _ => {}
             }
