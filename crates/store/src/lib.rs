@@ -30,7 +30,7 @@ mod value;
 mod write;
 
 pub use check::{MAX_DNS, MAX_VIPS, MTU};
-pub use error::{Conflict, StoreError};
+pub use error::{Conflict, MigrationConflict, StoreError};
 pub use internet::*;
 pub use migrations::*;
 pub use model::*;

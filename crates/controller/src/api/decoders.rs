@@ -90,6 +90,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body instances::NewInstance;
     body instances::InstancePatch;
     list instances::InstanceFilter;
+    body migrations::NewMigration;
     list route_tables::RouteTableFilter;
     body routes::NewRoute;
     list routes::RouteFilter;

@@ -12,6 +12,7 @@ mod hosts;
 mod instances;
 mod meters;
 mod metrics;
+mod migrations;
 mod nat_gateways;
 mod nodes;
 mod openapi;
@@ -191,6 +192,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(vpcs::routes())
         .merge(subnets::routes())
         .merge(instances::routes())
+        .merge(migrations::routes())
         .merge(route_tables::routes())
         .merge(routes::routes())
         .merge(peerings::routes())

@@ -219,17 +219,13 @@ impl Intent {
         for change in changes {
             match change {
                 Change::InstancesCreated { vpc, hosts, instances, .. } => {
-                    for instance in instances {
-                        self.change_port(revision, vpc, instance, instance.host, true);
-                    }
+                    instances.iter().for_each(|one| self.change_ports(revision, vpc, None, Some(one)));
                     for cluster in vpc.clusters() {
                         self.add_all(cluster, revision, vpc, hosts, instances);
                     }
                 }
                 Change::InstancesRemoved { vpc, instances } => {
-                    for instance in instances {
-                        self.change_ports(revision, vpc, Some(instance), None);
-                    }
+                    instances.iter().for_each(|one| self.change_ports(revision, vpc, Some(one), None));
                     for cluster in vpc.clusters() {
                         self.remove_all(before, cluster, revision, vpc, instances);
                     }

@@ -22,7 +22,7 @@ use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args};
 use crate::write::Write;
 use crate::{
-    Change, Conflict, Created, Host, Instance, MAX_MIGRATIONS_OF_HOST, Migration, MigrationProgress,
+    Change, Created, Host, Instance, MAX_MIGRATIONS_OF_HOST, Migration, MigrationConflict, MigrationProgress,
     MigrationReport, NewEvent, Result, StoreError, Vpc,
 };
 use serde_json::json;
@@ -69,11 +69,11 @@ async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
 /// reach each other.
 async fn check_hosts(q: &mut dyn Query, vpc: &Vpc, source: &Host, target: &Host) -> Result<()> {
     if let Some(foreign) = [source, target].into_iter().find(|host| !host.agent) {
-        return Err(Conflict::HostWithoutVswitch { host: foreign.name.clone() }.into());
+        return Err(MigrationConflict::HostWithoutVswitch { host: foreign.name.clone() }.into());
     }
     if source.vtep.is_ipv4() != target.vtep.is_ipv4() {
         let (from, to) = (source.name.clone(), target.name.clone());
-        return Err(Conflict::MigrationAcrossFamilies { from, to }.into());
+        return Err(MigrationConflict::MigrationAcrossFamilies { from, to }.into());
     }
     for cluster in families::clusters(q, vpc).await? {
         families::check_host(&cluster, &vpc.name, target)?;
@@ -83,7 +83,7 @@ async fn check_hosts(q: &mut dyn Query, vpc: &Vpc, source: &Host, target: &Host)
         let row = q.row(&sql, args![host.id.get()]).await?;
         if row.map_or(Ok(0), |row| row.number(0))? >= MAX_MIGRATIONS_OF_HOST {
             let (host, max) = (host.name.clone(), MAX_MIGRATIONS_OF_HOST);
-            return Err(Conflict::TooManyMigrations { host, max }.into());
+            return Err(MigrationConflict::TooManyMigrations { host, max }.into());
         }
     }
     Ok(())
@@ -106,10 +106,10 @@ pub(crate) async fn start(
         }
         let to = get::<Host>(w.q(), migration.to).await?.name;
         let (instance, sessions) = (instance.name, migration.sessions);
-        return Err(Conflict::InstanceMigrates { instance, to, sessions }.into());
+        return Err(MigrationConflict::InstanceMigrates { instance, to, sessions }.into());
     }
     if instance.host == to {
-        return Err(Conflict::OnHostAlready { instance: instance.name, host: target.name }.into());
+        return Err(MigrationConflict::OnHostAlready { instance: instance.name, host: target.name }.into());
     }
     let source: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;

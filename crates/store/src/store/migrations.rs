@@ -14,8 +14,7 @@ impl Store {
     /// host's reports do the rest ([`Store::report_migration`]).
     ///
     /// # Errors
-    /// [`Conflict::OnHostAlready`], [`Conflict::InstanceMigrates`], [`Conflict::HostWithoutVswitch`],
-    /// [`Conflict::MigrationAcrossFamilies`], [`Conflict::TooManyMigrations`], [`Conflict::NoVipForHost`].
+    /// [`MigrationConflict`], and [`Conflict::NoVipForHost`].
     pub async fn start_migration(
         &self,
         id: InstanceId,
