@@ -11,6 +11,7 @@ mod ending;
 mod error;
 mod http;
 mod internet;
+mod migrations;
 mod model;
 mod new;
 mod placement;
@@ -35,6 +36,7 @@ pub use internet::{
     Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPortForward, NewPublicPool, PortForward,
     PublicPool,
 };
+pub use migrations::{InstanceMigration, Migration, MigrationEnd};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,
@@ -50,6 +52,7 @@ pub use placement::{
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
+pub use sluice_types::{MigrationStatus, SessionMode};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
 pub use wait::Deadline;

@@ -2,11 +2,11 @@
 
 use crate::references::{End, resolve};
 use crate::{
-    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, NatGateway, Peering, PlanSummary,
-    PortForward, Removal, Resource, Result, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant,
-    Vpc,
+    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, Migration, MigrationEnd,
+    NatGateway, Peering, PlanSummary, PortForward, Removal, Resource, Result, Route, RouteTable,
+    SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
-use sluice_types::VpcId;
+use sluice_types::{MigrationStatus, VpcId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -115,6 +115,49 @@ impl Client {
                 let (behind, failures) =
                     (self.nodes_behind(object.revision()).await, object.failures().to_vec());
                 return Err(Error::NotProgrammed { what, waited, behind, failures });
+            }
+        }
+    }
+
+    /// Waits until the instance of a migration, which belongs to this VPC, is on the target host, or until the migration fails
+    /// or was canceled. `changed` is called with each change of its phase.
+    ///
+    /// # Errors
+    /// [`Error::NotComplete`] at the deadline. Errors that are not transient end the wait at once.
+    pub async fn wait_migrated(
+        &self,
+        vpc: VpcId,
+        migration: &Migration,
+        deadline: impl Into<Deadline>,
+        mut changed: impl FnMut(&Migration),
+    ) -> Result<MigrationEnd> {
+        let deadline = deadline.into();
+        let mut backoff = Backoff::new(deadline);
+        let (id, mut phase) = (migration.instance, None);
+        loop {
+            match self.migration(vpc, id).await {
+                Ok(now) if now.id == migration.id => {
+                    if phase != Some(now.phase) {
+                        changed(&now);
+                        phase = Some(now.phase);
+                    }
+                    if now.phase == MigrationStatus::Failed {
+                        return Ok(MigrationEnd::Failed(now.problem));
+                    }
+                }
+                Err(error) if error.is_transient() => {}
+                Err(error) if !error.is_not_found() => return Err(error),
+                // It has no migration, or another one.
+                Ok(_) | Err(_) => {
+                    let instance = Box::new(self.get::<Instance>(id).await?);
+                    let is_there = instance.host == migration.host;
+                    let end = if is_there { MigrationEnd::Migrated } else { MigrationEnd::Canceled };
+                    return Ok(end(instance));
+                }
+            }
+            if !backoff.pause().await {
+                let what = format!("the host of instance {id}");
+                return Err(Error::NotComplete { what, waited: deadline.timeout });
             }
         }
     }

@@ -4,6 +4,7 @@
 mod addresses;
 mod internet;
 mod meters;
+mod migrations;
 mod nat_gateways;
 mod placement;
 mod port_forwards;
