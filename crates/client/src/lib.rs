@@ -36,7 +36,7 @@ pub use internet::{
     Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPortForward, NewPublicPool, PortForward,
     PublicPool,
 };
-pub use migrations::{InstanceMigration, Migration, MigrationEnd};
+pub use migrations::{InstanceMigration, Migration};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,
@@ -55,7 +55,7 @@ pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, Sec
 pub use sluice_types::{MigrationStatus, SessionMode};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
-pub use wait::Deadline;
+pub use wait::{Deadline, MigrationEnd};
 
 /// Result of every call.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,6 +1,5 @@
 //! Live migrations of instances, as the API shows them.
 
-use crate::Instance;
 use serde::{Deserialize, Serialize};
 use sluice_types::{HostId, InstanceId, MigrationStatus, SessionMode};
 
@@ -37,15 +36,4 @@ pub struct InstanceMigration {
     pub host: HostId,
     /// How far it is.
     pub phase: MigrationStatus,
-}
-
-/// How a wait for a migration ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum MigrationEnd {
-    /// The instance is on the target host.
-    Migrated(Box<Instance>),
-    /// The migration fails, for this reason. It has not ended: an operator cancels it, or removes the cause.
-    Failed(String),
-    /// It was canceled, or the instance was moved to another host.
-    Canceled(Box<Instance>),
 }

@@ -2,7 +2,7 @@
 
 use crate::references::{End, resolve};
 use crate::{
-    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, Migration, MigrationEnd,
+    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, Migration,
     NatGateway, Peering, PlanSummary, PortForward, Removal, Resource, Result, Route, RouteTable,
     SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
 };
@@ -36,6 +36,17 @@ impl From<Duration> for Deadline {
     fn from(timeout: Duration) -> Self {
         Self::after(timeout)
     }
+}
+
+/// How a wait for a migration ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MigrationEnd {
+    /// The instance is on the target host.
+    Migrated(Box<Instance>),
+    /// The migration fails, for this reason. It has not ended: an operator cancels it, or removes the cause.
+    Failed(String),
+    /// It was canceled, or the instance was moved to another host.
+    Canceled(Box<Instance>),
 }
 
 /// Pauses between polls, which grow from [`FIRST_PAUSE`] to [`LONGEST_PAUSE`], until a deadline.

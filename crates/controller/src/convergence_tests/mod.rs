@@ -7,6 +7,7 @@ mod digests;
 mod gateway_moves;
 mod internet;
 mod meters;
+mod migrations;
 mod moves;
 mod operations;
 mod paths;
