@@ -2,9 +2,9 @@
 
 use crate::references::{End, resolve};
 use crate::{
-    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, Migration,
-    NatGateway, Peering, PlanSummary, PortForward, Removal, Resource, Result, Route, RouteTable,
-    SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, Migration, NatGateway, Peering,
+    PlanSummary, PortForward, Removal, Resource, Result, Route, RouteTable, SecurityGroup, SecurityRule,
+    Subnet, Tenant, Vpc,
 };
 use sluice_types::{MigrationStatus, VpcId};
 use std::collections::BTreeSet;

@@ -4,7 +4,8 @@ use crate::Fixture;
 use crate::cloud::{ALL, Cloud, conflict, host, instance, last, new, snapshot_instances};
 use sluice_store::{
     Change, Conflict, Created, Host, Instance, InstancesOf, MAX_MIGRATIONS_OF_HOST, MigrationConflict,
-    MigrationOutcome, MigrationReport, MigrationStep, NewHost, NodeId, NodeState, Position, Store, StoreError,
+    MigrationOutcome, MigrationReport, MigrationStep, NewHost, NodeId, NodeState, Position, Store,
+    StoreError,
 };
 use sluice_types::{HostId, MigrationStatus, SessionMode};
 
@@ -53,7 +54,10 @@ pub async fn a_switch_is_committed_once(f: Fixture) {
     let again = s.start_migration(vm.id, target.id, SessionMode::Copy, None).await.unwrap();
     assert_eq!(again, Created::Existing(moving.clone()));
     let progress = s.migration(vm.id).await.unwrap();
-    assert_eq!((progress.status, progress.mode, progress.ready_ms), (MigrationStatus::Preparing, SessionMode::Copy, None));
+    assert_eq!(
+        (progress.status, progress.mode, progress.ready_ms),
+        (MigrationStatus::Preparing, SessionMode::Copy, None)
+    );
 
     let revision = s.revision().await.unwrap();
     let ready = report(&moving, READY);
@@ -96,7 +100,8 @@ pub async fn a_switch_is_committed_once(f: Fixture) {
     let events = s.events(Some(&vm.id.to_string()), None, 1).await.unwrap();
     let details = &events[0].details;
     assert_eq!((&details["from"], &details["sessions"]), (&c.host.id.to_string().into(), &12.into()));
-    let sum = details["preparation_ms"].as_u64().unwrap() + details["ready_until_switched_ms"].as_u64().unwrap();
+    let sum =
+        details["preparation_ms"].as_u64().unwrap() + details["ready_until_switched_ms"].as_u64().unwrap();
     assert_eq!(details["duration_ms"], sum);
     let none = s.migration(vm.id).await;
     assert!(matches!(none, Err(StoreError::NotFound { kind: "migration of instance", .. })));
@@ -122,7 +127,10 @@ pub async fn a_canceled_migration_is_refused(f: Fixture) {
     assert_eq!(last(s).await, [told]);
     assert!(matches!(s.cancel_migration(vm.id, None).await, Err(StoreError::NotFound { .. })));
 
-    assert_eq!(s.report_migration(target.id, &report(&moving, READY)).await.unwrap(), MigrationOutcome::Ignored);
+    assert_eq!(
+        s.report_migration(target.id, &report(&moving, READY)).await.unwrap(),
+        MigrationOutcome::Ignored
+    );
     let switched = report(&moving, MigrationStep::Switched);
     for (host, outcome) in [
         (c.host.id, MigrationOutcome::Ignored),
@@ -160,7 +168,10 @@ pub async fn failures_are_recorded_once(f: Fixture) {
         assert_eq!(s.report_migration(target.id, &failed).await.unwrap(), MigrationOutcome::Recorded);
     }
     let progress = s.migration(vm.id).await.unwrap();
-    assert_eq!((progress.status, progress.problem.as_str()), (MigrationStatus::Failed, "no room for its sessions"));
+    assert_eq!(
+        (progress.status, progress.problem.as_str()),
+        (MigrationStatus::Failed, "no room for its sessions")
+    );
     assert_eq!(kinds(s, &vm).await, ["instance_migration_started", "instance_migration_failed"]);
     // The cause was removed.
     s.report_migration(target.id, &report(&moving, READY)).await.unwrap();
