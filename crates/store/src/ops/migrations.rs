@@ -144,7 +144,7 @@ async fn push_change(
     before: Option<Migration>,
 ) -> Result<()> {
     let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
-    let (hosts, instance) = (hosts.to_vec(), instance.clone());
+    let (hosts, instance) = (Vec::from(hosts), instance.clone());
     w.push(&Change::InstanceMigrationChanged { vpc, subnets, hosts, instance, before })
 }
 
