@@ -16,7 +16,7 @@
 //! several times, late, and to several replicas: each names its migration, and only the target host of the migration that the
 //! instance has changes anything.
 
-use super::{events, families, instances, removals};
+use super::{events, families, instances, keys, removals};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args};
@@ -39,15 +39,6 @@ const MIGRATED: &str = "instance_migrated";
 /// Number of canceled migrations that are remembered, of all instances: of these, a target host that has switched all the
 /// same is noticed.
 const CANCELED_MAX: u64 = 1000;
-
-fn random_key() -> Result<MigrationKey> {
-    let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(|error| StoreError::Unavailable {
-        cause: format!("no randomness: {error}"),
-        source: None,
-    })?;
-    Ok(MigrationKey::new(bytes))
-}
 
 /// Stores the migration of an instance, or that it has none, and its revision.
 async fn save(q: &mut dyn Query, instance: &Instance) -> Result<()> {
@@ -114,7 +105,7 @@ pub(crate) async fn start(
     let source: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     check_hosts(w.q(), &vpc, &source, &target).await?;
-    let migration = Migration { id: w.revision, to, key: random_key()?, sessions };
+    let migration = Migration { id: w.revision, to, key: MigrationKey::new(keys::random_bytes()?), sessions };
     (instance.migration, instance.revision) = (Some(Box::new(migration)), w.revision);
     save(w.q(), &instance).await?;
     let sql = "INSERT INTO migrations (id, instance, vpc, source, target, status, sessions, problem, started_ms, ended, \
