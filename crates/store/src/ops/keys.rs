@@ -8,7 +8,7 @@ use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Cluster, ClusterKey, Conflict, KeyRotation, Result, StoreError};
 use serde_json::json;
-use sluice_types::{ClusterId, Secret};
+use sluice_types::ClusterId;
 
 /// Time between the starts of validity of two successive keys.
 pub(crate) const RENEW_MS: u64 = 24 * 3600 * 1000;
@@ -56,7 +56,7 @@ async fn add(w: &mut Write, cluster: ClusterId, not_before_ms: u64, not_after_ms
     let row = w.q().row("UPDATE meta SET next_key = next_key + 1 RETURNING next_key - 1", vec![]).await?;
     let id = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
     let sql = format!("INSERT INTO cluster_keys ({KEY_COLUMNS}) VALUES ($1, $2, $3, $4, $5)");
-    let secret = Secret::new(random_bytes()?).bytes().to_vec();
+    let secret = random_bytes()?.to_vec();
     w.q().run(&sql, args![id, cluster.get(), secret, not_before_ms, not_after_ms]).await.map(drop)
 }
 
