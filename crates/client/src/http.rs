@@ -1,13 +1,13 @@
 //! [`Client`]: the HTTP requests, one method for each call of the API.
 
 use crate::{
-    BulkCreated, Cluster, EnrollmentBundle, Error, Gateway, HappenedEvent, KeyRotation, NewInstance,
-    NewObject, NodeStatus, Problem, Removal, Resource, Result,
+    BulkCreated, Cluster, EnrollmentBundle, Error, Gateway, HappenedEvent, KeyRotation, Migration,
+    NewInstance, NewObject, NodeStatus, Problem, Removal, Resource, Result, SessionMode,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_types::{ClusterId, GatewayId, VpcId};
+use sluice_types::{ClusterId, GatewayId, HostId, InstanceId, VpcId};
 use std::time::Duration;
 
 /// Default base URL of the API.
@@ -280,6 +280,48 @@ impl Client {
         self.read(&action, response).await
     }
 
+    /// Starts the live migration of an instance to another host, or finds it in progress.
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Refused`] with status 409 if another migration of the instance is in progress.
+    pub async fn start_migration(
+        &self,
+        (vpc, instance): (VpcId, InstanceId),
+        host: HostId,
+        sessions: SessionMode,
+        expected: Option<u64>,
+    ) -> Result<Migration> {
+        let action = format!("migrate instance {instance}");
+        let body = serde_json::json!({"host": host, "sessions": sessions});
+        let request = self.http.post(self.at(&migration_path(vpc, instance), &[])).json(&body);
+        let response = self.send(&action, if_match(request, expected)).await?;
+        self.read(&action, response).await
+    }
+
+    /// How far the migration of an instance is.
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Refused`] with status 404 if it does not migrate.
+    pub async fn migration(&self, vpc: VpcId, instance: InstanceId) -> Result<Migration> {
+        let action = format!("show the migration of instance {instance}");
+        self.get_json(&action, self.at(&migration_path(vpc, instance), &[])).await
+    }
+
+    /// Cancels the migration of an instance.
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Refused`] with status 404 if it does not migrate.
+    pub async fn cancel_migration(
+        &self,
+        vpc: VpcId,
+        instance: InstanceId,
+        expected: Option<u64>,
+    ) -> Result<()> {
+        let action = format!("cancel the migration of instance {instance}");
+        let request = self.http.delete(self.at(&migration_path(vpc, instance), &[]));
+        self.send(&action, if_match(request, expected)).await.map(drop)
+    }
+
     /// Lists events, about one object or about all: the first that follow the event `after`, or the newest if
     /// `after` is `None`. `limit` is at most 1000.
     ///
@@ -344,6 +386,10 @@ fn without_secrets(url: &str) -> String {
 
 fn object_path<T: Resource>(id: T::Id) -> String {
     format!("/v1/{}/{id}", T::PATH)
+}
+
+fn migration_path(vpc: VpcId, instance: InstanceId) -> String {
+    format!("/v1/vpcs/{vpc}/instances/{instance}/migration")
 }
 
 fn if_match(request: RequestBuilder, expected: Option<u64>) -> RequestBuilder {

@@ -11,6 +11,7 @@ mod ending;
 mod error;
 mod http;
 mod internet;
+mod migrations;
 mod model;
 mod network_classes;
 mod new;
@@ -36,6 +37,7 @@ pub use internet::{
     Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPortForward, NewPublicPool, PortForward,
     PublicPool,
 };
+pub use migrations::{InstanceMigration, Migration};
 pub use model::{
     AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
     HeldPair, Host, Instance, KeyRotation, NodeStatus, NodeTable, Peering, PendingRemoval, Removal, Resource,
@@ -52,9 +54,10 @@ pub use placement::{
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
+pub use sluice_types::{MigrationStatus, SessionMode};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
-pub use wait::Deadline;
+pub use wait::{Deadline, MigrationEnd};
 
 /// Result of every call.
 pub type Result<T> = std::result::Result<T, Error>;

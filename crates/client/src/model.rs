@@ -1,6 +1,7 @@
 //! The objects of the API as they are sent in JSON. A field that the API may omit is an `Option`. Ids are
 //! typed, so that the id of a VPC cannot be used as that of a subnet.
 
+use crate::InstanceMigration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -333,6 +334,9 @@ pub struct Instance {
     /// Its network class.
     #[serde(default)]
     pub network_class: Option<NetworkClassId>,
+    /// Its live migration to another host, if it migrates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<InstanceMigration>,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.

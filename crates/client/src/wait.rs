@@ -2,11 +2,11 @@
 
 use crate::references::{End, resolve};
 use crate::{
-    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, NatGateway, Peering, PlanSummary,
-    PortForward, Removal, Resource, Result, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant,
-    Vpc,
+    Client, CloudFile, Cluster, Eip, Error, Gateway, Host, Instance, Meter, Migration, NatGateway, Peering,
+    PlanSummary, PortForward, Removal, Resource, Result, Route, RouteTable, SecurityGroup, SecurityRule,
+    Subnet, Tenant, Vpc,
 };
-use sluice_types::VpcId;
+use sluice_types::{MigrationStatus, VpcId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,17 @@ impl From<Duration> for Deadline {
     fn from(timeout: Duration) -> Self {
         Self::after(timeout)
     }
+}
+
+/// How a wait for a migration ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MigrationEnd {
+    /// The instance is on the target host.
+    Migrated(Box<Instance>),
+    /// The migration fails, for this reason. It has not ended: an operator cancels it, or removes the cause.
+    Failed(String),
+    /// It was canceled, or the instance was moved to another host.
+    Canceled(Box<Instance>),
 }
 
 /// Pauses between polls, which grow from [`FIRST_PAUSE`] to [`LONGEST_PAUSE`], until a deadline.
@@ -115,6 +126,49 @@ impl Client {
                 let (behind, failures) =
                     (self.nodes_behind(object.revision()).await, object.failures().to_vec());
                 return Err(Error::NotProgrammed { what, waited, behind, failures });
+            }
+        }
+    }
+
+    /// Waits until the instance of a migration, which belongs to this VPC, is on the target host, or until the migration fails
+    /// or was canceled. `changed` is called with each change of its phase.
+    ///
+    /// # Errors
+    /// [`Error::NotComplete`] at the deadline. Errors that are not transient end the wait at once.
+    pub async fn wait_migrated(
+        &self,
+        vpc: VpcId,
+        migration: &Migration,
+        deadline: impl Into<Deadline>,
+        mut changed: impl FnMut(&Migration),
+    ) -> Result<MigrationEnd> {
+        let deadline = deadline.into();
+        let mut backoff = Backoff::new(deadline);
+        let (id, mut phase) = (migration.instance, None);
+        loop {
+            match self.migration(vpc, id).await {
+                Ok(now) if now.id == migration.id => {
+                    if phase != Some(now.phase) {
+                        changed(&now);
+                        phase = Some(now.phase);
+                    }
+                    if now.phase == MigrationStatus::Failed {
+                        return Ok(MigrationEnd::Failed(now.problem));
+                    }
+                }
+                Err(error) if error.is_transient() => {}
+                Err(error) if !error.is_not_found() => return Err(error),
+                // It has no migration, or another one.
+                Ok(_) | Err(_) => {
+                    let instance = Box::new(self.get::<Instance>(id).await?);
+                    let is_there = instance.host == migration.host;
+                    let end = if is_there { MigrationEnd::Migrated } else { MigrationEnd::Canceled };
+                    return Ok(end(instance));
+                }
+            }
+            if !backoff.pause().await {
+                let what = format!("the host of instance {id}");
+                return Err(Error::NotComplete { what, waited: deadline.timeout });
             }
         }
     }

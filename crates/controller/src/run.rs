@@ -11,7 +11,7 @@ use crate::place::apply::apply_plans;
 use crate::place::scheduler::schedule;
 use crate::push::{
     NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, process_claims,
-    release_removals, release_writes, save_all, save_node_states,
+    process_migrations, release_removals, release_writes, save_all, save_node_states,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
@@ -299,6 +299,7 @@ impl Controller {
         background.spawn(save_node_states(push.clone()));
         background.spawn(release_removals(push.clone()));
         background.spawn(process_claims(push.clone()));
+        background.spawn(process_migrations(push.clone()));
         background.spawn(compact_outbox(push.clone()));
         background.spawn(renew_keys(db.clone()));
         background.spawn(own(ownership, place.clone(), gateways, boot));

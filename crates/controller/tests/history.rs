@@ -148,6 +148,7 @@ fn lost_instance(vni: Vni) -> (Port, Unconfirmed) {
         dns4: Vec::new(),
         identity: 0,
         options: sluice_southbound::PortOptions::default(),
+        migration: None,
     };
     let host = "192.0.2.21".parse().unwrap();
     (port, Unconfirmed::Endpoint(Endpoint { vni, ipv4: Some(ipv4), ipv6: None, mac, host }))

@@ -58,6 +58,12 @@ pub enum Failure {
     /// A placement plan was stopped during the wait. `note` is the reason, or empty.
     #[error("plan {plan} was stopped after {done} of {steps} steps{}{note}", if note.is_empty() { "" } else { ": " })]
     PlanStopped { plan: u64, done: u64, steps: u64, note: String },
+    /// A migration failed during the wait. It has not ended: it can be canceled.
+    #[error("the migration of instance `{name}` to host `{to}` fails: {problem}")]
+    MigrationFailed { name: String, to: String, problem: String },
+    /// A migration was canceled during the wait.
+    #[error("the migration of instance `{name}` to host `{to}` was canceled")]
+    MigrationCanceled { name: String, to: String },
     /// The arguments of a lab command or its topology file cannot be used.
     #[error(transparent)]
     LabUsage(Box<sluice_lab::Error>),
@@ -99,6 +105,7 @@ impl Failure {
             ) => 5,
             Self::PlanNotDone { .. } | Self::HostsUnanswered(_) => 5,
             Self::Api(_) | Self::AgentRefused { .. } | Self::Differing(_) | Self::PlanStopped { .. } => 1,
+            Self::MigrationFailed { .. } | Self::MigrationCanceled { .. } => 1,
             Self::Cloud { .. } | Self::Usage(_) | Self::LabUsage(_) | Self::System { .. } => 2,
             Self::Role { .. } => 6,
         }

@@ -4,12 +4,12 @@ use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
 use crate::proto::{
-    Ack, AddressClaims, EndingSessions, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate,
-    TableDigests, TableRepair,
+    Ack, AddressClaims, EndingSessions, EnrollRequest, Heartbeat, Hello, MigrationStates, NodeReport,
+    NodeUpdate, TableDigests, TableRepair,
 };
 use crate::{
     AddressClaim, EnrollmentBundle, Error, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES,
-    MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
+    MAX_MIGRATIONS, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, MigrationState, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};
@@ -109,6 +109,16 @@ impl ReportSender {
         claims.truncate(MAX_CLAIMS);
         let claims = claims.into_iter().map(Into::into).collect();
         self.send(Report::Claims(AddressClaims { claims })).await
+    }
+
+    /// Sends states of migrations; those beyond the limit of a report are left out.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn migrations(&self, mut states: Vec<MigrationState>) -> Result<(), Error> {
+        states.truncate(MAX_MIGRATIONS);
+        let states = states.into_iter().map(Into::into).collect();
+        self.send(Report::Migrations(MigrationStates { states })).await
     }
 
     /// Sends a heartbeat.

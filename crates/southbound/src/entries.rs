@@ -3,8 +3,8 @@
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
-    CreditPolicy, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, PortForward, ROUTER_MAC,
-    RuleMatch, SecurityGroupId, SecurityRuleId, Vni,
+    CreditPolicy, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, MigrationKey, PortForward, ROUTER_MAC,
+    RuleMatch, SecurityGroupId, SecurityRuleId, SessionMode, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -237,6 +237,64 @@ pub struct Port {
     pub identity: u16,
     /// What most ports do not have.
     pub options: PortOptions,
+    /// Set while the instance migrates to another host, on both hosts.
+    pub migration: Option<PortMigration>,
+}
+
+/// The migration of a port's instance to another host, as one of the two hosts gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortMigration {
+    /// Identifies the migration, never 0.
+    pub id: u64,
+    /// The key of what the two hosts send each other. Both have the same.
+    pub key: MigrationKey,
+    /// Whether the instance comes to this host or leaves it.
+    pub side: MigrationSide,
+    /// What happens to the sessions.
+    pub sessions: SessionMode,
+}
+
+/// A host's side of a migration, with the VTEP of the other host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MigrationSide {
+    /// The instance comes to this host. Its port is closed until the VM runs here, and is in no digest.
+    Incoming {
+        /// The VTEP of the source host.
+        from: IpAddr,
+    },
+    /// The instance leaves this host. Its port is in no digest.
+    Outgoing {
+        /// The VTEP of the target host.
+        to: IpAddr,
+    },
+}
+
+/// What a host reports of a migration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MigrationState {
+    /// The instance.
+    pub instance: InstanceId,
+    /// The id of the migration, never 0.
+    pub migration: u64,
+    /// How far it is on this host.
+    pub phase: MigrationPhase,
+    /// Number of sessions that the target host has.
+    pub sessions: u64,
+    /// Why it failed; otherwise empty.
+    pub problem: String,
+}
+
+/// How far a migration is on its target host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MigrationPhase {
+    /// The host has the port, and no interface of the VM yet.
+    Waiting,
+    /// An interface is attached, and the sessions are copied.
+    Ready,
+    /// The VM runs on the target host; the source host has closed its port and redirects packets.
+    Switched,
+    /// The host cannot take over the port.
+    Failed,
 }
 
 /// What a port may have besides its addresses.

@@ -37,14 +37,15 @@ pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOw
 pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
     AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Meter,
-    NatGateway, Path, PathKey, Policy, PolicyKey, Port, PortOptions, PublicPrefix, Qos, Route, RouteKey,
-    Scope, SecurityRule, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
+    MigrationPhase, MigrationSide, MigrationState, NatGateway, Path, PathKey, Policy, PolicyKey, Port,
+    PortMigration, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope, SecurityRule, Unconfirmed, Update,
+    Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use identity::{EnrollmentBundle, Identity};
 pub use missing::Missing;
 pub use node::{Node, NodeError};
-pub use sluice_types::NAT_ADDRESSES_MAX;
+pub use sluice_types::{MigrationKey, NAT_ADDRESSES_MAX, SessionMode};
 pub use transport::{server_builder, server_service};
 pub use wire::Malformed;
 
@@ -68,6 +69,8 @@ pub const MAX_FAILURES: usize = 64;
 pub const MAX_MISSING: usize = 1024;
 /// Most claims in one report.
 pub const MAX_CLAIMS: usize = 1024;
+/// Most migrations in one report.
+pub const MAX_MIGRATIONS: usize = 1024;
 /// Most unconfirmed entries in one report.
 pub const MAX_UNCONFIRMED: usize = 1024;
 /// The name of a table of nodes in metrics, in the API and in messages; `None` if this version does not know it.

@@ -91,12 +91,16 @@ pub enum Malformed {
     /// The port forwards of a NAT gateway contradict each other, or are out of range.
     #[error("the NAT gateway of VNI {0} is not possible: {1}")]
     PortForwards(Vni, String),
+    /// The key, the hosts or the mode of a migration are missing or out of range.
+    #[error("migration {0} has {1}")]
+    Migration(u64, &'static str),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
 }
 
 mod cluster;
+mod migrations;
 mod options;
 mod paths;
 mod policies;
@@ -412,6 +416,7 @@ impl From<Port> for proto::Port {
             pairs: port.options.pairs.into_iter().map(Into::into).collect(),
             unprotected: port.options.unprotected,
             qos: (port.options.qos != Qos::default()).then(|| port.options.qos.into()),
+            migration: port.migration.map(Into::into),
         }
     }
 }
@@ -450,6 +455,7 @@ impl TryFrom<proto::Port> for Port {
                 unprotected: port.unprotected,
                 qos: port.qos.map(TryInto::try_into).transpose()?.unwrap_or_default(),
             },
+            migration: port.migration.map(TryInto::try_into).transpose()?,
         })
     }
 }

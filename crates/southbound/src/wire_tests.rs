@@ -1,12 +1,13 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{
-    AddressPair, ELEPHANT_NEVER, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, PublicPrefix,
-    SecurityRule, Vtep, VtepRole,
+    AddressPair, ELEPHANT_NEVER, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway, Path,
+    PathKey, Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule, Vtep, VtepRole,
 };
 use sluice_types::{
     AddressFamily, Allowance, ClusterId, CreditPolicy, Direction, ForwardProtocol, GatewayId, MeterLimit,
-    NatSeed, PortForward, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId,
+    MigrationKey, NatSeed, PortForward, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId,
+    SecurityRuleId, SessionMode,
 };
 
 fn vni(number: u32) -> Vni {
@@ -326,6 +327,7 @@ fn full_update() -> Update {
             dns4: vec!["192.0.2.53".parse().unwrap()],
             identity: u16::MAX,
             options: options(),
+            migration: Some(migration()),
         }],
         keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
         cluster: Some(plan()),
@@ -494,6 +496,69 @@ fn plan_has_preferred_owners() {
     let plan = plan();
     assert_eq!(plan.preferred_owner("fd00::9".parse().unwrap()), Some(GatewayId::new(2)));
     assert_eq!(plan.preferred_owner("fd00::8".parse().unwrap()), None);
+}
+
+fn migration() -> PortMigration {
+    PortMigration {
+        id: 1 << 40,
+        key: MigrationKey::new([7; 32]),
+        side: MigrationSide::Outgoing { to: "fd00::7".parse().unwrap() },
+        sessions: SessionMode::Reset,
+    }
+}
+
+/// Catches a side or a mode that is read as another one, and a migration without a key that a host would use.
+#[test]
+fn migrations_of_ports_survive_the_wire_and_malformed_ones_are_refused() {
+    let from = "192.0.2.7".parse().unwrap();
+    for side in [migration().side, MigrationSide::Incoming { from }] {
+        for sessions in [SessionMode::Copy, SessionMode::Reset, SessionMode::None] {
+            let sent = PortMigration { side, sessions, ..migration() };
+            assert_eq!(PortMigration::try_from(proto::PortMigration::from(sent)), Ok(sent));
+        }
+    }
+    let changed = |change: fn(&mut proto::PortMigration)| {
+        let mut message = proto::PortMigration::from(migration());
+        change(&mut message);
+        PortMigration::try_from(message)
+    };
+    assert_eq!(changed(|it| it.id = 0), Err(Malformed::Id(0, "migration")));
+    assert!(matches!(changed(|it| it.key.truncate(31)), Err(Malformed::Migration(_, _))));
+    assert!(matches!(changed(|it| it.outgoing_to = None), Err(Malformed::Migration(_, _))));
+    assert!(matches!(
+        changed(|it| it.incoming_from = Some(IpAddr::from([192, 0, 2, 7]).into())),
+        Err(Malformed::Migration(_, _))
+    ));
+    assert!(matches!(changed(|it| it.sessions = 9), Err(Malformed::Migration(_, _))));
+}
+
+/// Catches a phase that is read as another one, and a text that is cut inside a character.
+#[test]
+fn states_of_migrations_survive_the_wire() {
+    use MigrationPhase::{Failed, Ready, Switched, Waiting};
+    for phase in [Waiting, Ready, Switched, Failed] {
+        let problem = if phase == Failed { "no room".to_owned() } else { String::new() };
+        let state =
+            MigrationState { instance: InstanceId::new(4), migration: 9, phase, sessions: 70_000, problem };
+        assert_eq!(MigrationState::try_from(proto::MigrationState::from(state.clone())), Ok(state));
+    }
+    let long = proto::MigrationState {
+        instance: 4,
+        migration: 9,
+        phase: proto::MigrationPhase::Failed.into(),
+        sessions: 0,
+        problem: "\nü".repeat(500),
+    };
+    let read = MigrationState::try_from(long.clone()).unwrap();
+    assert!(!read.problem.is_empty() && read.problem.chars().all(|letter| letter == 'ü'));
+    for bad in [
+        proto::MigrationState { phase: 0, ..long.clone() },
+        proto::MigrationState { migration: 0, ..long.clone() },
+        proto::MigrationState { instance: 0, ..long.clone() },
+        proto::MigrationState { sessions: u64::MAX, ..long },
+    ] {
+        assert!(MigrationState::try_from(bad).is_err());
+    }
 }
 
 /// Catches a kind of unconfirmed entry that is read as another one.

@@ -3,7 +3,7 @@
 //! The outbox can carry millions of instances, so they have a compact encoding: ids and addresses are numbers
 //! instead of the texts that they are elsewhere.
 
-use crate::{Change, Host, Instance, InstanceOptions, Result, StoreError, Subnet, Vpc};
+use crate::{Change, Host, Instance, InstanceOptions, Migration, Result, StoreError, Subnet, Vpc};
 use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, HostId, InstanceId, MacAddr, SubnetId, VpcId};
 use std::borrow::Cow;
@@ -14,8 +14,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 ///
 /// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. Version 4:
 /// EIPs without NPTv6. Version 5: peerings without meters. Version 6: NAT gateways without a prefix of NAT64.
-/// Version 7: without a mapping. Version 8: instances without a network class. The migrations to schema versions 9, 11, 14
-/// and 16 to 20 delete their rows.
+/// Version 7: without a mapping. Version 8: instances without a network class and migrations. The migrations to schema versions
+/// 9, 11, 14 and 16 to 21 delete their rows.
 const VERSION: u8 = 9;
 
 #[derive(Serialize, Deserialize)]
@@ -31,6 +31,7 @@ struct CompactInstance<'a> {
     identity: u16,
     /// Most instances have none.
     options: Option<Cow<'a, InstanceOptions>>,
+    migration: Option<Migration>,
     revision: u64,
 }
 
@@ -82,6 +83,7 @@ fn compact(instance: &Instance) -> CompactInstance<'_> {
         options: Some(&instance.options)
             .filter(|options| **options != InstanceOptions::default())
             .map(Cow::Borrowed),
+        migration: instance.migration.as_deref().copied(),
         revision: instance.revision,
     }
 }
@@ -98,6 +100,7 @@ fn expand(vpc: VpcId, compact: CompactInstance<'_>) -> Instance {
         ipv6: compact.ipv6.map(Ipv6Addr::from),
         identity: compact.identity,
         options: compact.options.map(Cow::into_owned).unwrap_or_default(),
+        migration: compact.migration.map(Box::new),
         revision: compact.revision,
     }
 }

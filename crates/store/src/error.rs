@@ -1,6 +1,6 @@
 //! Errors of the store.
 
-use sluice_types::ForwardProtocol;
+use sluice_types::{ForwardProtocol, SessionMode};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// Reason why a change contradicts the stored objects. The text names the objects that conflict.
@@ -97,6 +97,8 @@ pub enum Conflict {
          has only {family} in the underlay"
     )]
     NoVipForHost { cluster: String, family: &'static str, host: String, vtep: String, vpc: String },
+    #[error(transparent)]
+    Migration(#[from] MigrationConflict),
     #[error("cluster `{cluster}` has no gateway to forward for the VPC")]
     NoGateways { cluster: String },
     #[error("gateway `{gateway}` is the last of its cluster that neither drains nor leaves")]
@@ -167,6 +169,33 @@ pub enum Conflict {
     PlanNotApplying { plan: u64 },
     #[error("{message}")]
     Invalid { offender: String, message: String },
+}
+
+/// Reason why an instance cannot migrate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MigrationConflict {
+    #[error("instance `{instance}` is on host `{host}` already")]
+    OnHostAlready { instance: String, host: String },
+    #[error(
+        "instance `{instance}` is migrating to host `{to}` (sessions: {sessions}); wait until it has arrived, or cancel its \
+         migration"
+    )]
+    InstanceMigrates { instance: String, to: String, sessions: SessionMode },
+    #[error("host `{host}` runs no vSwitch, and only the vSwitches of both hosts can migrate an instance")]
+    HostWithoutVswitch { host: String },
+    #[error(
+        "hosts `{from}` and `{to}` cannot reach each other: the VTEP of one is an IPv4 address, and that of the other an \
+         IPv6 address"
+    )]
+    MigrationAcrossFamilies { from: String, to: String },
+    #[error("host `{host}` takes part in {max} migrations already in this direction, which is the limit")]
+    TooManyMigrations { host: String, max: u64 },
+}
+
+impl From<MigrationConflict> for StoreError {
+    fn from(conflict: MigrationConflict) -> Self {
+        Self::Conflict(conflict.into())
+    }
 }
 
 /// Error of a store call.

@@ -14,6 +14,7 @@ mod check;
 mod codec;
 mod error;
 mod internet;
+mod migrations;
 mod model;
 mod network_classes;
 mod ops;
@@ -30,8 +31,9 @@ mod value;
 mod write;
 
 pub use check::{MAX_DNS, MAX_VIPS, MTU};
-pub use error::{Conflict, StoreError};
+pub use error::{Conflict, MigrationConflict, StoreError};
 pub use internet::*;
+pub use migrations::*;
 pub use model::*;
 pub use network_classes::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
@@ -41,7 +43,7 @@ pub use security::{
     NewSecurityGroup, NewSecurityRule, SecurityGroup, SecurityGroupUpdate, SecurityRule,
 };
 pub use sluice_types::{PortSettings, Qos, Remote, RuleMatch};
-pub use store::{SNAPSHOTS_MAX, Store};
+pub use store::{InstanceWithGroups, SNAPSHOTS_MAX, Store};
 pub use url::Options;
 
 use std::sync::Arc;

@@ -9,8 +9,8 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, PeeringId,
-    Qos, RouteId, RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId,
+    MigrationKey, PeeringId, Qos, RouteId, RouteTableId, Secret, SessionMode, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -251,7 +251,21 @@ pub struct Instance {
     /// Identity of its set of security groups in the VPC ([`GroupSet`]). 0: none, the port is not filtered.
     pub identity: u16,
     pub options: InstanceOptions,
+    /// Set while it migrates to another host.
+    pub migration: Option<Box<Migration>>,
     pub revision: u64,
+}
+
+/// Live migration of an instance from its host to another one: what the two hosts need of it. How far it is, is in
+/// [`MigrationProgress`](crate::MigrationProgress).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migration {
+    /// Revision that started it.
+    pub id: u64,
+    pub to: HostId,
+    /// With it the two hosts authenticate what they send each other.
+    pub key: MigrationKey,
+    pub sessions: SessionMode,
 }
 
 /// What an instance has besides its addresses and security groups. The column `instances.options` has it as JSON, except
@@ -295,6 +309,11 @@ impl StoredPair {
 }
 
 impl Instance {
+    /// The hosts that have its port: the one that it is on and, while it migrates, the target.
+    pub fn hosts(&self) -> impl Iterator<Item = HostId> + use<> {
+        std::iter::once(self.host).chain(self.migration.as_ref().map(|migration| migration.to))
+    }
+
     /// The two addresses of the instance.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
@@ -530,13 +549,15 @@ pub enum Change {
         cluster: ClusterId,
         instances: Vec<Instance>,
     },
-    /// An instance runs on another host. `hosts` are the new host and the old one, in this order.
+    /// An instance runs on another host. `hosts` are the new host and the old one, in this order. `ended` is the migration that
+    /// the instance had, which may be to another host.
     InstanceMoved {
         vpc: Vpc,
         subnets: Vec<Subnet>,
         hosts: Vec<Host>,
         instance: Instance,
         from: HostId,
+        ended: Option<Migration>,
     },
     /// Revisions, ids and VNIs have jumped, because the database went back to an earlier state. Not sent to any
     /// node.
@@ -610,6 +631,15 @@ pub enum Change {
     CreditChanged {
         vpc: Vpc,
         instances: Vec<Instance>,
+    },
+    /// The migration of an instance has started, or was canceled. `before` is the migration that it had. `hosts` are its
+    /// source and its target, in this order.
+    InstanceMigrationChanged {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+        hosts: Vec<Host>,
+        instance: Instance,
+        before: Option<Migration>,
     },
 }
 

@@ -182,9 +182,10 @@ pub enum InstancesOf {
     Cluster(ClusterId),
     /// The instances of all VPCs on the clusters of a gateway.
     Gateway(GatewayId),
-    /// The instances on a host.
+    /// The instances on a host, then those that migrate to it.
     Host(HostId),
-    /// The instances of all VPCs that have an instance on a host, and of the VPCs peered with them.
+    /// The instances of all VPCs that have an instance on a host or one that migrates to it, and of the VPCs peered with
+    /// them.
     Around(HostId),
     /// All instances.
     All,

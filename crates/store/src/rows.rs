@@ -4,12 +4,12 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     ClassOfInstance, Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove,
-    Host, Instance, InstanceOptions, Meter, Move, NatGateway, NetworkClass, Page, Peering, PortForward,
+    Host, Instance, InstanceOptions, Meter, Migration, Move, NatGateway, NetworkClass, Page, Peering, PortForward,
     PublicPool, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule,
     StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, NatGatewayId,
+    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, MigrationKey, NatGatewayId,
     NetworkClassId, PeeringId, PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret,
     SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
 };
@@ -142,7 +142,8 @@ record!(
     InstanceId,
     "instance",
     "instances",
-    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision, network_class, \
+    "id, name, vpc, subnet, host, mac, ipv4, ipv6, identity, options, revision, migration, migrating_to, migration_key, \
+     migration_sessions, network_class, \
      (SELECT c.policy FROM network_classes c WHERE c.id = instances.network_class)",
     row => Instance {
         id: InstanceId::new(row.number(0)?),
@@ -155,9 +156,10 @@ record!(
         ipv6: row.opt_blob(7)?.map(ipv6).transpose()?,
         identity: identity(row.int(8)?)?,
         options: InstanceOptions {
-            network_class: network_class(row, 11)?,
+            network_class: network_class(row, 15)?,
             ..row.opt_text(9)?.map_or_else(|| Ok(Default::default()), options)?
         },
+        migration: migration(row)?,
         revision: row.number(10)?,
     }
 );
@@ -381,6 +383,19 @@ fn policy(text: &str) -> Result<CreditPolicy> {
 /// Decodes the column `instances.options`.
 fn options(text: &str) -> Result<InstanceOptions> {
     serde_json::from_str(text).map_err(|e| StoreError::Corrupt(format!("options of an instance: {e}")))
+}
+
+/// The migration of an instance.
+fn migration(row: &Row) -> Result<Option<Box<Migration>>> {
+    let Some(id) = row.opt_int(11)? else { return Ok(None) };
+    let key = <[u8; 32]>::try_from(row.blob(13)?);
+    let key = key.map_err(|_| StoreError::Corrupt("the key of a migration has not 32 bytes".into()))?;
+    Ok(Some(Box::new(Migration {
+        id: id.unsigned_abs(),
+        to: HostId::new(row.number(12)?),
+        key: MigrationKey::new(key),
+        sessions: row.parse(14)?,
+    })))
 }
 
 fn kbps(number: i64) -> Result<u32> {

@@ -409,6 +409,7 @@ mod tests {
             ipv6: None,
             identity: 0,
             options: crate::InstanceOptions::default(),
+            migration: None,
             revision: 1,
         }
     }

@@ -116,8 +116,11 @@ macro_rules! write_unversioned {
 
 mod addresses;
 mod internet;
+mod migrations;
 mod network_classes;
 mod security;
+
+pub use security::InstanceWithGroups;
 
 impl Store {
     pub(crate) fn new(backend: Box<dyn Backend>, id: DatabaseId, options: Options) -> Self {
@@ -449,9 +452,10 @@ impl Store {
         write!(self, w => vpc_moves::advance(w, id, switched))
     }
 
-    /// The hosts that have instances of a VPC, in order of id.
+    /// The hosts that have instances of a VPC or to which some migrate, in order of id.
     pub async fn vpc_hosts(&self, id: VpcId) -> Result<Vec<HostId>> {
-        let sql = "SELECT DISTINCT host FROM instances WHERE vpc = $1 ORDER BY host";
+        let sql = "SELECT host FROM instances WHERE vpc = $1 \
+                   UNION SELECT target FROM migrations WHERE vpc = $1 AND ended = 0 ORDER BY host";
         let rows = self.backend.rows(sql, crate::value::args![id.get()]).await?;
         rows.iter().map(|row| row.number(0).map(HostId::new)).collect()
     }
@@ -517,7 +521,7 @@ impl Store {
         write!(self, w => adopt::instance(w, &lost, self.max_identity))
     }
 
-    /// Records that an instance runs on another host.
+    /// Records that an instance runs on another host. Its migration ends, whatever its target.
     pub async fn move_instance(
         &self,
         id: InstanceId,
@@ -640,7 +644,7 @@ impl Store {
         result
     }
 
-    /// The instances of a host in order of id, and the position to which this applies, for a receiver that has the
+    /// The instances of a host in order of id, then those that migrate to it, and the position to which this applies, for a receiver that has the
     /// state of an earlier position.
     ///
     /// # Errors

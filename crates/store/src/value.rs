@@ -6,7 +6,7 @@
 use crate::StoreError;
 
 /// A value bound to a statement or read from a row.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Value {
     Int(Option<i64>),
     Text(Option<String>),
@@ -14,6 +14,20 @@ pub(crate) enum Value {
     Ints(Vec<i64>),
     Texts(Vec<String>),
     Blobs(Vec<Vec<u8>>),
+}
+
+/// Errors about a row show it. Bytes may be a secret, so only their number is shown.
+impl std::fmt::Debug for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Int(value) => write!(f, "Int({value:?})"),
+            Self::Text(value) => write!(f, "Text({value:?})"),
+            Self::Blob(value) => write!(f, "Blob({:?} bytes)", value.as_ref().map(Vec::len)),
+            Self::Ints(values) => write!(f, "Ints({values:?})"),
+            Self::Texts(values) => write!(f, "Texts({values:?})"),
+            Self::Blobs(values) => write!(f, "Blobs({})", values.len()),
+        }
+    }
 }
 
 macro_rules! from {

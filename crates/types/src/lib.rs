@@ -11,6 +11,7 @@ mod id;
 mod ipv6_mode;
 mod mac;
 mod meter;
+mod migration;
 mod nat;
 mod placement;
 mod port;
@@ -42,6 +43,7 @@ pub use meter::{
     METER_BURST_MIN, METER_KBPS_MAX, METER_KBPS_MIN, METER_REFILL_S_MAX, METER_WHOLE, MeterLimit,
     MeterLimitError, MeterRate,
 };
+pub use migration::{MigrationKey, MigrationStatus, SessionMode};
 pub use nat::{
     ForwardProtocol, NAT_ADDRESSES_MAX, NAT_BLOCKS_DEFAULT, NAT_BLOCKS_MAX, NAT_SESSIONS_DEFAULT,
     NAT_SESSIONS_MAX, NatFiltering, NatMapping, PORT_FORWARDS_MAX, PortForward, check_nat_addresses,

@@ -78,6 +78,7 @@ fn cloud() -> Update {
             dns4: Vec::new(),
             identity: 0,
             options: sluice_southbound::PortOptions::default(),
+            migration: None,
         }],
         ..Update::default()
     }

@@ -7,11 +7,14 @@ use bytes::Bytes;
 use prost::Message;
 use sluice_agent::rsp::{KeyKind, KeyStore};
 use sluice_agent::{Applier, Role, UpdateContext};
-use sluice_southbound::proto::{EnrollRequest, EnrollResponse, NodeReport, NodeUpdate, node_report};
+use sluice_southbound::proto::{
+    EnrollRequest, EnrollResponse, MigrationStates, NodeReport, NodeUpdate, node_report,
+};
 use sluice_southbound::{
-    AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, Node, Path, PathKey,
-    PlannedVip, Policy, PolicyKey, Port, PortOptions, PreferredOwner, Qos, Route, RouteKey, Scope,
-    SecurityRule, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
+    AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, MigrationKey,
+    MigrationPhase, MigrationSide, MigrationState, Node, Path, PathKey, PlannedVip, Policy, PolicyKey, Port,
+    PortMigration, PortOptions, PreferredOwner, Qos, Route, RouteKey, Scope, SecurityRule, SessionMode,
+    Update, Vip, Vrf, Vtep, VtepRole, decode_update,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{
@@ -202,6 +205,12 @@ fn full_update() -> Update {
             dns4: vec![v4],
             identity: 4,
             options: options(),
+            migration: Some(PortMigration {
+                id: 7,
+                key: MigrationKey::new([8; 32]),
+                side: MigrationSide::Incoming { from: v4.into() },
+                sessions: SessionMode::Copy,
+            }),
         }],
         keys: vec![ClusterKeys {
             cluster: 1,
@@ -253,7 +262,15 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let removed = removal(&full);
     let part = Update { revision: 0, ..full.clone() };
     let delta = Update { revision: 9, database_id: 9, routes: full.routes.clone(), ..Update::default() };
+    let state = MigrationState {
+        instance: InstanceId::new(3),
+        migration: 7,
+        phase: MigrationPhase::Failed,
+        sessions: 9,
+        problem: "no room".to_owned(),
+    };
     let reports = [
+        node_report::Report::Migrations(MigrationStates { states: vec![state.into()] }),
         node_report::Report::Hello(Default::default()),
         node_report::Report::Ack(Default::default()),
         node_report::Report::Heartbeat(Default::default()),

@@ -171,6 +171,7 @@ fn port(number: u64) -> Port {
         dns4: Vec::new(),
         identity: 0,
         options: sluice_southbound::PortOptions::default(),
+        migration: None,
     }
 }
 

@@ -4,7 +4,7 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
-    clusters, eips, events, gateways, hosts, instances, meters, nat_gateways, network_classes, peerings,
+    clusters, eips, events, gateways, hosts, instances, meters, migrations, nat_gateways, network_classes, peerings,
     placement, port_forwards, public_pools, removals,
 };
 use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
@@ -93,6 +93,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body network_classes::NewNetworkClass;
     body network_classes::NetworkClassPatch;
     list network_classes::NetworkClassFilter;
+    body migrations::NewMigration;
     list route_tables::RouteTableFilter;
     body routes::NewRoute;
     list routes::RouteFilter;

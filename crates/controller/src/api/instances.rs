@@ -1,6 +1,7 @@
 //! Instances: ports of VMs in a subnet on a host, created one by one or in bulk.
 
 use super::guard::Arrived;
+use super::migrations::MigrationSummary;
 use super::problem::Problem;
 use super::reply::{self, Programmed};
 use super::request::{
@@ -17,7 +18,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
-use sluice_store::{Created, Page, Store, StoreError, StoredPair};
+use sluice_store::{Created, InstanceWithGroups, Page, Store, StoreError, StoredPair};
 use sluice_types::{
     AddressPair, HostId, InstanceId, IpNet, MacAddr, NetworkClassId, PortSettings, Qos, SecurityGroupId,
     SubnetId, VpcId, given,
@@ -107,31 +108,45 @@ pub(super) struct Instance {
     /// Its network class, which limits it; null: none.
     #[schema(value_type = Option<String>, example = "class-1")]
     network_class: Option<NetworkClassId>,
+    /// Its live migration to another host; null if it does not migrate.
+    migration: Option<MigrationSummary>,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
 }
 
 impl Resource for Instance {
-    /// The instance, with its security groups.
-    type Stored = (sluice_store::Instance, Vec<SecurityGroupId>);
+    /// The instance, with its security groups, and how far its migration is.
+    type Stored = InstanceWithGroups;
     const PATH: &'static str = "/v1/instances";
     const TAG: &'static str = "instances";
     const NAME: &'static str = "instance";
-    fn needs((stored, _): &Self::Stored) -> Needs {
+    fn needs((stored, ..): &Self::Stored) -> Needs {
         Needs::Instance(stored.vpc, stored.host)
     }
-    fn entries((stored, _): &Self::Stored) -> Entries {
+    fn entries((stored, ..): &Self::Stored) -> Entries {
         let addresses = stored.all_addresses().chain(stored.held_pairs().map(|pair| pair.address)).collect();
         let (vpcs, identity) = (vec![stored.vpc], Some(stored.identity));
         let routes = stored.options.delegated.clone();
         Entries { vpcs, addresses, routes, identity, ..Entries::default() }
     }
-    fn new((stored, security_groups): Self::Stored, programmed: Programmed) -> Self {
+    fn new((stored, security_groups, phase): Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Instance {
-            id, name, vpc, subnet, host, mac, ipv4, ipv6, options, revision, ..
+            id,
+            name,
+            vpc,
+            subnet,
+            host,
+            mac,
+            ipv4,
+            ipv6,
+            options,
+            migration,
+            revision,
+            ..
         } = stored;
         let pair = |pair: StoredPair| HeldPair { address: pair.address, mac: pair.mac, held: pair.is_held() };
+        let migration = migration.zip(phase).map(|(it, phase)| MigrationSummary { host: it.to, phase });
         Self {
             id,
             name,
@@ -148,6 +163,7 @@ impl Resource for Instance {
             spoofing_protection: !options.unprotected,
             qos: options.qos,
             network_class: options.network_class.as_ref().map(|class| class.id),
+            migration,
             revision,
             programmed,
         }
@@ -160,7 +176,7 @@ impl Number for InstanceId {
     }
 }
 
-impl Stored for (sluice_store::Instance, Vec<SecurityGroupId>) {
+impl Stored for InstanceWithGroups {
     type Id = InstanceId;
     fn id(&self) -> InstanceId {
         self.0.id
@@ -173,7 +189,7 @@ impl Stored for (sluice_store::Instance, Vec<SecurityGroupId>) {
     }
 }
 
-impl StoredDelete for (sluice_store::Instance, Vec<SecurityGroupId>) {
+impl StoredDelete for InstanceWithGroups {
     async fn delete(store: &Store, id: InstanceId, expected: Option<u64>) -> Result<u64, StoreError> {
         store.delete_instance(id, expected).await
     }
@@ -405,7 +421,7 @@ async fn create_instances(
 #[serde(deny_unknown_fields)]
 pub(super) struct InstancePatch {
     /// The new host. Gateways get the change first, then the new host gets the port, and the old one removes
-    /// it.
+    /// it. A live migration ends.
     #[schema(value_type = Option<String>, example = "host-2")]
     host: Option<HostId>,
     /// All its security groups, at most 5. With an empty list, the port is not filtered.

@@ -62,6 +62,9 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
     let (waiting, limit) = api.push.claims.waiting();
     gauge(registry, "address_claims_waiting", "Claims of addresses that wait", waiting as u64);
     gauge(registry, "address_claims_waiting_limit", "Most of address_claims_waiting", limit as u64);
+    let (waiting, limit) = api.push.migrations.waiting();
+    gauge(registry, "migration_reports_waiting", "Reports of live migrations that wait", waiting as u64);
+    gauge(registry, "migration_reports_waiting_limit", "Most of migration_reports_waiting", limit as u64);
     let refused = Family::<Labels, Counter>::default();
     for (reason, count) in api.ownership.refused() {
         refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
@@ -80,7 +83,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 15] = [
+    let all: [(&str, &str, &AtomicU64); 18] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
@@ -95,6 +98,9 @@ fn streams(registry: &mut Registry, api: &Api) {
         ("address_claims", "Addresses of pairs that got another holder", &c.claims),
         ("address_claims_late", "Claims of addresses that their holder announced later", &c.claims_late),
         ("address_claims_refused", "Claims of addresses that were refused", &c.claims_refused),
+        ("migrations", "Instances that have migrated to another host", &c.migrations),
+        ("migrations_refused", "Hosts that switched to a canceled migration", &c.migrations_refused),
+        ("migration_reports_ignored", "Reports of migrations that were ignored", &c.migrations_ignored),
         ("ending_sessions_answers_ignored", "Answers about sessions that nothing awaits", &c.answers_ignored),
     ];
     for (name, help, value) in all {

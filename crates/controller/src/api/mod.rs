@@ -12,6 +12,7 @@ mod hosts;
 mod instances;
 mod meters;
 mod metrics;
+mod migrations;
 mod nat_gateways;
 mod network_classes;
 mod nodes;
@@ -193,6 +194,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(subnets::routes())
         .merge(instances::routes())
         .merge(network_classes::routes())
+        .merge(migrations::routes())
         .merge(route_tables::routes())
         .merge(routes::routes())
         .merge(peerings::routes())

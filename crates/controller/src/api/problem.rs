@@ -6,7 +6,7 @@ use crate::push::EnrollError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use sluice_store::{Conflict, StoreError};
+use sluice_store::{Conflict, MigrationConflict, StoreError};
 use utoipa::ToSchema;
 
 /// Longest text of a problem in bytes. Many texts contain a part of the request.
@@ -217,9 +217,9 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::PrefixOverlap { given, .. } => conflict_with("prefix-overlap", given),
         Conflict::OutsideSubnet { address, .. } => invalid("outside-subnet", address),
         Conflict::ReservedAddress { address, .. } => invalid("reserved-address", address),
-        Conflict::AddressTaken { address, .. } | Conflict::AddressIsPair { address, .. } => {
-            conflict_with("address-taken", address)
-        }
+        Conflict::AddressTaken { address, .. }
+        | Conflict::AddressIsPair { address, .. }
+        | Conflict::PublicAddressTaken { address, .. } => conflict_with("address-taken", address),
         Conflict::AddressDelegated { address, .. } => conflict_with("address-delegated", address),
         Conflict::PairDiffers { given, .. } => conflict_with("pair-differs", given),
         Conflict::PrefixTaken { prefix, .. } => conflict_with("prefix-taken", prefix),
@@ -253,6 +253,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::PeeringAcrossClusters { b, .. } => invalid("peering-across-clusters", b),
         Conflict::VpcMoves { vpc, .. } => conflict_with("vpc-moves", vpc),
         Conflict::NoVipForHost { host, .. } => conflict_with("no-vip-for-host", host),
+        Conflict::Migration(conflict) => of_migration(conflict),
         Conflict::NoGateways { cluster } => conflict_with("no-gateways", cluster),
         Conflict::LastGateway { gateway } => conflict_with("last-gateway", gateway),
         Conflict::KeyIsNew { cluster, .. } => conflict_with("key-is-new", cluster),
@@ -262,7 +263,6 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::OutsidePool { address, .. } => invalid("outside-pool", address),
         Conflict::ReservedInPool { address, .. } => invalid("reserved-address", address),
         Conflict::PoolFull { pool, .. } => conflict_with("pool-full", pool),
-        Conflict::PublicAddressTaken { address, .. } => conflict_with("address-taken", address),
         Conflict::InsideTaken { eip, .. } => conflict_with("has-eip", eip),
         Conflict::EipAcrossTenants { vpc, .. } => invalid("eip-across-tenants", vpc),
         Conflict::EipAcrossClusters { vpc, .. } => conflict_with("eip-across-clusters", vpc),
@@ -284,6 +284,18 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::PlanNotApplying { plan } => conflict_with("plan-not-applying", &plan.to_string()),
         Conflict::Invalid { offender, .. } => invalid("invalid", offender),
     }
+}
+
+/// Why an instance cannot migrate.
+fn of_migration(conflict: &MigrationConflict) -> Problem {
+    let (kind, offender) = match conflict {
+        MigrationConflict::OnHostAlready { host, .. } => ("on-host-already", host),
+        MigrationConflict::InstanceMigrates { instance, .. } => ("instance-migrates", instance),
+        MigrationConflict::HostWithoutVswitch { host } => ("host-without-vswitch", host),
+        MigrationConflict::MigrationAcrossFamilies { to, .. } => ("migration-across-families", to),
+        MigrationConflict::TooManyMigrations { host, .. } => ("too-many-migrations", host),
+    };
+    Problem::new(StatusCode::CONFLICT, kind, conflict.to_string()).offender(offender)
 }
 
 impl IntoResponse for Problem {

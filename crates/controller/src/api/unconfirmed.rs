@@ -362,6 +362,7 @@ mod tests {
             dns4: Vec::new(),
             identity: 0,
             options: sluice_southbound::PortOptions::default(),
+            migration: None,
         }
     }
 

@@ -2,9 +2,10 @@
 
 use super::{Compiled, Gate, NodeGroup, Target, group_id, meter_id};
 use sluice_southbound::{
-    AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, PortOptions, Qos, Route, RouteKey, Scope, Vrf,
+    AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, MigrationSide, Port, PortMigration, PortOptions,
+    Qos, Route, RouteKey, Scope, Vrf,
 };
-use sluice_store::{Host, Instance, InstanceChange, InstanceOptions, StoredPair, Subnet, Vpc};
+use sluice_store::{Host, Instance, InstanceChange, InstanceOptions, Migration, StoredPair, Subnet, Vpc};
 use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni, first_host};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -86,7 +87,7 @@ pub(super) fn port_options(instance: &Instance) -> PortOptions {
     }
 }
 
-pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
+fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
     let prefix4 = subnet.ipv4.as_ref();
     let prefix6 = subnet.ipv6.as_ref();
     let ipv4 = instance.ipv4.zip(prefix4).and_then(|(a, net)| Ipv4Net::new(a, net.prefix_len()).ok());
@@ -104,7 +105,30 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         dns4: subnet.dns.clone(),
         identity: instance.identity,
         options: port_options(instance),
+        migration: None,
     }
+}
+
+/// The port of an instance as one of its hosts gets it: with its migration, if it migrates. `None` if the other host is not
+/// known, which the store excludes: without it the port would be open on both hosts.
+pub(super) fn port_on(
+    host: HostId,
+    vpc: &Vpc,
+    subnet: &Subnet,
+    instance: &Instance,
+    hosts: &HashMap<HostId, Host>,
+) -> Option<Port> {
+    let port = port(vpc, subnet, instance);
+    let Some(Migration { id, to, key, sessions }) = instance.migration.as_deref().copied() else {
+        return Some(port);
+    };
+    let vtep = |host: HostId| hosts.get(&host).map(|host| host.vtep);
+    let side = if host == to {
+        MigrationSide::Incoming { from: vtep(instance.host)? }
+    } else {
+        MigrationSide::Outgoing { to: vtep(to)? }
+    };
+    Some(Port { migration: Some(PortMigration { id, key, side, sessions }), ..port })
 }
 
 /// Endpoint entries of instances, for gateways. `hosts` contains every host of these instances.
@@ -130,6 +154,7 @@ pub(super) fn create_instances(
     subnets: &[Subnet],
     hosts: &[Host],
     instances: &[Instance],
+    known: &HashMap<HostId, Host>,
     out: &mut Compiled,
 ) {
     out.created += instances.len();
@@ -141,21 +166,24 @@ pub(super) fn create_instances(
     if let Some(moving) = vpc.moving {
         out.of(Target::Cluster(moving.to)).endpoints.extend_from_slice(&all);
     }
-    let known = &mut out.of(Target::Cluster(vpc.cluster)).endpoints;
-    if known.is_empty() {
-        *known = all
+    let before = &mut out.of(Target::Cluster(vpc.cluster)).endpoints;
+    if before.is_empty() {
+        *before = all
     } else {
-        known.append(&mut all)
+        before.append(&mut all)
     }
     let agents: HashSet<_> = hosts.iter().filter(|host| host.agent).map(|host| host.id).collect();
-    add_ports(vpc, subnets, instances.iter().filter(|instance| agents.contains(&instance.host)), out);
+    let placed = instances.iter().filter(|instance| agents.contains(&instance.host));
+    add_ports(vpc, subnets, placed, known, out);
 }
 
-/// Adds ports to the updates of their hosts, and the VRF that the ports need.
+/// Adds ports to the updates of their hosts, and the VRF that the ports need. An instance that migrates has two hosts; `known` are
+/// all hosts.
 fn add_ports<'a>(
     vpc: &Vpc,
     subnets: impl IntoIterator<Item = &'a Subnet>,
     instances: impl IntoIterator<Item = &'a Instance>,
+    known: &HashMap<HostId, Host>,
     out: &mut Compiled,
 ) {
     let mut subnets: Vec<_> = subnets.into_iter().collect();
@@ -165,8 +193,9 @@ fn add_ports<'a>(
     let subnets: HashMap<_, _> = subnets.into_iter().map(|subnet| (subnet.id, subnet)).collect();
     let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
     for instance in instances {
-        if let Some(subnet) = subnets.get(&instance.subnet) {
-            ports.entry(instance.host).or_default().push(port(vpc, subnet, instance));
+        let Some(subnet) = subnets.get(&instance.subnet) else { continue };
+        for host in instance.hosts() {
+            ports.entry(host).or_default().extend(port_on(host, vpc, subnet, instance, known));
         }
     }
     for (host, mut ports) in ports {
@@ -189,6 +218,7 @@ pub(super) fn change_instances<'a>(
     subnets: impl IntoIterator<Item = &'a Subnet>,
     hosts: &[Host],
     changes: &'a [InstanceChange],
+    known: &HashMap<HostId, Host>,
     out: &mut Compiled,
 ) {
     let old: Vec<Instance> = changes.iter().map(InstanceChange::old).collect();
@@ -207,9 +237,9 @@ pub(super) fn change_instances<'a>(
     let agents: HashSet<_> = hosts.iter().filter(|host| host.agent).map(|host| host.id).collect();
     let on_agents =
         || changes.iter().map(|change| &change.after).filter(|after| agents.contains(&after.host));
-    add_ports(vpc, subnets, on_agents(), out);
+    add_ports(vpc, subnets, on_agents(), known, out);
     for instance in on_agents() {
-        count_removed(vpc, instance.identity, instance.host, out);
+        instance.hosts().for_each(|host| count_removed(vpc, instance.identity, host, out));
     }
     // The host of the one that loses an address would send its packets back to gateways that do not know the new holder.
     let [first, second] = changes else { return };
@@ -220,16 +250,34 @@ pub(super) fn change_instances<'a>(
 }
 
 /// Sends the port of an instance again, whose identity was `from`. The host runs an agent; `subnets` are all subnets of
-/// the VPC.
+/// the VPC, and `known` all hosts.
 pub(super) fn change_groups<'a>(
     vpc: &Vpc,
     subnets: impl IntoIterator<Item = &'a Subnet>,
     instance: &'a Instance,
     from: u16,
+    known: &HashMap<HostId, Host>,
     out: &mut Compiled,
 ) {
-    add_ports(vpc, subnets, [instance], out);
-    count_removed(vpc, from, instance.host, out);
+    add_ports(vpc, subnets, [instance], known, out);
+    instance.hosts().for_each(|host| count_removed(vpc, from, host, out));
+}
+
+/// Sends the port of an instance whose migration started or was canceled to its source host again, and to the target host or
+/// removes it there. Both run agents. `before` is the migration that it had.
+pub(super) fn change_migration(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    instance: &Instance,
+    before: Option<&Migration>,
+    known: &HashMap<HostId, Host>,
+    out: &mut Compiled,
+) {
+    add_ports(vpc, subnets, [instance], known, out);
+    count_removed(vpc, instance.identity, instance.host, out);
+    if let Some(before) = before {
+        remove_port(vpc, instance, before.to, out);
+    }
 }
 
 /// Sends the ports of instances again, whose network class has another policy. `subnets` are all subnets of the VPC.
@@ -237,13 +285,14 @@ pub(super) fn change_credit<'a>(
     vpc: &Vpc,
     subnets: impl IntoIterator<Item = &'a Subnet>,
     instances: &'a [Instance],
-    has_agent: impl Fn(&HostId) -> bool,
+    known: &HashMap<HostId, Host>,
     out: &mut Compiled,
 ) {
+    let has_agent = |host: &HostId| known.get(host).is_some_and(|host| host.agent);
     let on_agents = || instances.iter().filter(|instance| has_agent(&instance.host));
-    add_ports(vpc, subnets, on_agents(), out);
+    add_ports(vpc, subnets, on_agents(), known, out);
     for instance in on_agents() {
-        count_removed(vpc, instance.identity, instance.host, out);
+        instance.hosts().for_each(|host| count_removed(vpc, instance.identity, host, out));
     }
 }
 
@@ -269,18 +318,20 @@ pub(super) fn remove_instances(
         update.removed_routes.extend(routes(vpc, instances).iter().map(|route| route.key));
     }
     for instance in instances.iter().filter(|i| has_agent(&i.host)) {
-        remove_port(vpc, instance, instance.host, out);
+        instance.hosts().for_each(|host| remove_port(vpc, instance, host, out));
     }
 }
 
 /// Sends the new location to gateways first: they get the packets that still arrive at the old host, and
-/// would otherwise send them back to it. `from` is the old host, if it runs an agent.
+/// would otherwise send them back to it. `from` is the old host, if it runs an agent; `ended` is the migration that this
+/// ends, whose target has the port already.
 pub(super) fn move_instance(
     vpc: &Vpc,
     subnets: &[Subnet],
     hosts: &[Host],
     instance: &Instance,
-    from: Option<HostId>,
+    (from, ended): (Option<HostId>, Option<&Migration>),
+    known: &HashMap<HostId, Host>,
     out: &mut Compiled,
 ) {
     let one = std::slice::from_ref(instance);
@@ -292,7 +343,12 @@ pub(super) fn move_instance(
         }
     }
     if to.is_some() {
-        add_ports(vpc, subnets, one, out);
+        add_ports(vpc, subnets, one, known, out);
+    }
+    match ended.map(|ended| ended.to) {
+        Some(target) if target == instance.host => count_removed(vpc, instance.identity, target, out),
+        Some(target) => remove_port(vpc, instance, target, out),
+        None => {}
     }
     if let Some(from) = from {
         remove_port(vpc, instance, from, out);

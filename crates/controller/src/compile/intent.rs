@@ -114,7 +114,9 @@ impl Intent {
             let Some((vpc, host)) = state.vpcs.get(&instance.vpc).zip(state.hosts.get(&instance.host)) else {
                 continue;
             };
-            self.change_port(0, &vpc.vpc, instance, instance.host, true);
+            for host in instance.hosts() {
+                self.change_port(0, &vpc.vpc, instance, host, true);
+            }
             for cluster in vpc.vpc.clusters() {
                 self.change(cluster, 0, &vpc.vpc, (instance, host.vtep), true);
             }
@@ -142,18 +144,31 @@ impl Intent {
         }
     }
 
-    /// A host gets or loses a port.
+    /// A host gets or loses a port. While its instance migrates, no host has the port in its digests: the target host has it
+    /// closed, and the source host until the switch, whose time the controller does not know.
     fn change_port(&mut self, revision: u64, vpc: &Vpc, instance: &Instance, host: HostId, is_added: bool) {
         let ports = self.hosts.entry(host).or_default();
         ports.changed = revision;
-        for (_, hash) in bare_port(vpc, instance).entry_hashes() {
-            if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
+        if instance.migration.is_none() {
+            for (_, hash) in bare_port(vpc, instance).entry_hashes() {
+                if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
+            }
         }
         let key = (vpc.id, instance.identity);
         let count = ports.counts.entry(key).or_default();
         *count = if is_added { *count + 1 } else { count.saturating_sub(1) };
         if *count == 0 {
             ports.counts.remove(&key);
+        }
+    }
+
+    /// An instance had its ports as it was before, and has them as it is now; `None`: it does not exist.
+    fn change_ports(&mut self, revision: u64, vpc: &Vpc, old: Option<&Instance>, new: Option<&Instance>) {
+        for (instance, is_added) in [(old, false), (new, true)] {
+            for (instance, host) in instance.into_iter().flat_map(|it| it.hosts().map(move |host| (it, host)))
+            {
+                self.change_port(revision, vpc, instance, host, is_added);
+            }
         }
     }
 
@@ -204,17 +219,13 @@ impl Intent {
         for change in changes {
             match change {
                 Change::InstancesCreated { vpc, hosts, instances, .. } => {
-                    for instance in instances {
-                        self.change_port(revision, vpc, instance, instance.host, true);
-                    }
+                    instances.iter().for_each(|one| self.change_ports(revision, vpc, None, Some(one)));
                     for cluster in vpc.clusters() {
                         self.add_all(cluster, revision, vpc, hosts, instances);
                     }
                 }
                 Change::InstancesRemoved { vpc, instances } => {
-                    for instance in instances {
-                        self.change_port(revision, vpc, instance, instance.host, false);
-                    }
+                    instances.iter().for_each(|one| self.change_ports(revision, vpc, Some(one), None));
                     for cluster in vpc.clusters() {
                         self.remove_all(before, cluster, revision, vpc, instances);
                     }
@@ -225,10 +236,10 @@ impl Intent {
                 Change::EndpointsRemoved { vpc, cluster, instances } => {
                     self.remove_all(before, *cluster, revision, vpc, instances);
                 }
-                Change::InstanceMoved { vpc, hosts, instance, from, .. } => {
-                    let old = Instance { host: *from, ..instance.clone() };
-                    self.change_port(revision, vpc, instance, *from, false);
-                    self.change_port(revision, vpc, instance, instance.host, true);
+                Change::InstanceMoved { vpc, hosts, instance, from, ended, .. } => {
+                    let migration = ended.map(Box::new);
+                    let old = Instance { host: *from, migration, ..instance.clone() };
+                    self.change_ports(revision, vpc, Some(&old), Some(instance));
                     for cluster in vpc.clusters() {
                         self.remove_all(before, cluster, revision, vpc, std::slice::from_ref(&old));
                         self.add_all(cluster, revision, vpc, hosts, std::slice::from_ref(instance));
@@ -252,14 +263,16 @@ impl Intent {
                 }
                 Change::InstanceGroupsChanged { vpc, instance, from, .. } => {
                     let old = Instance { identity: *from, ..instance.clone() };
-                    self.change_port(revision, vpc, &old, instance.host, false);
-                    self.change_port(revision, vpc, instance, instance.host, true);
+                    self.change_ports(revision, vpc, Some(&old), Some(instance));
+                }
+                Change::InstanceMigrationChanged { vpc, instance, before, .. } => {
+                    let old = Instance { migration: before.map(Box::new), ..instance.clone() };
+                    self.change_ports(revision, vpc, Some(&old), Some(instance));
                 }
                 Change::InstancesChanged { vpc, hosts, changes } => {
                     for change in changes {
                         let (old, new) = (change.old(), &change.after);
-                        self.change_port(revision, vpc, &old, old.host, false);
-                        self.change_port(revision, vpc, new, new.host, true);
+                        self.change_ports(revision, vpc, Some(&old), Some(new));
                         for cluster in vpc.clusters() {
                             self.remove_all(before, cluster, revision, vpc, std::slice::from_ref(&old));
                             self.add_all(cluster, revision, vpc, hosts, std::slice::from_ref(new));
@@ -404,6 +417,7 @@ fn bare_port(vpc: &Vpc, instance: &Instance) -> Port {
         dns4: Vec::new(),
         identity: instance.identity,
         options: port_options(instance),
+        migration: None,
     }
 }
 

@@ -46,10 +46,12 @@ impl InstanceLocations {
             let known = self.delegated.entry(instance.vpc).or_default();
             known.extend(delegated(instance));
         }
-        *self.hosts.entry(instance.vpc).or_default().entry(instance.host).or_default() += 1;
+        for host in instance.hosts() {
+            *self.hosts.entry(instance.vpc).or_default().entry(host).or_default() += 1;
+        }
     }
 
-    fn remove(&mut self, instance: &Instance, host: HostId) {
+    fn remove(&mut self, instance: &Instance) {
         if let Some(known) = self.addresses.get_mut(&instance.vpc) {
             instance.all_addresses().for_each(|address| {
                 known.remove(&address);
@@ -60,12 +62,13 @@ impl InstanceLocations {
                 known.remove(prefix);
             });
         }
-        if let Some(hosts) = self.hosts.get_mut(&instance.vpc)
-            && let Some(count) = hosts.get_mut(&host)
-        {
-            *count -= 1;
-            if *count == 0 {
-                hosts.remove(&host);
+        let Some(hosts) = self.hosts.get_mut(&instance.vpc) else { return };
+        for host in instance.hosts() {
+            if let Some(count) = hosts.get_mut(&host) {
+                *count -= 1;
+                if *count == 0 {
+                    hosts.remove(&host);
+                }
             }
         }
     }
@@ -74,9 +77,11 @@ impl InstanceLocations {
     pub(super) fn apply(&mut self, change: &Change, moved: &mut LocationChanges) {
         let rerouted = &mut moved.rerouted;
         let mut record = |placed: &Self, instance: &Instance| {
-            let (vpc, host) = (instance.vpc, instance.host);
+            let vpc = instance.vpc;
             moved.addresses.entry(vpc).or_default().extend(instance.all_addresses());
-            moved.without.entry((vpc, host)).or_insert_with(|| !placed.has(vpc, host));
+            for host in instance.hosts() {
+                moved.without.entry((vpc, host)).or_insert_with(|| !placed.has(vpc, host));
+            }
         };
         match change {
             Change::InstancesCreated { instances, .. } => {
@@ -90,12 +95,17 @@ impl InstanceLocations {
                 for instance in instances {
                     record(self, instance);
                     rerouted.extend((!instance.options.delegated.is_empty()).then_some(instance.vpc));
-                    self.remove(instance, instance.host);
+                    self.remove(instance);
                 }
             }
-            Change::InstanceMoved { instance, from, .. } => {
+            Change::InstanceMoved { instance, from, ended, .. } => {
                 record(self, instance);
-                self.remove(instance, *from);
+                self.remove(&Instance { host: *from, migration: ended.map(Box::new), ..instance.clone() });
+                self.insert(instance);
+            }
+            Change::InstanceMigrationChanged { instance, before, .. } => {
+                record(self, instance);
+                self.remove(&Instance { migration: before.map(Box::new), ..instance.clone() });
                 self.insert(instance);
             }
             Change::InstancesChanged { changes, .. } => {
@@ -106,7 +116,7 @@ impl InstanceLocations {
                     if old.options.delegated != new.options.delegated {
                         rerouted.insert(new.vpc);
                     }
-                    self.remove(&old, old.host);
+                    self.remove(&old);
                     self.insert(new);
                 }
             }

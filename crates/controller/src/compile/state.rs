@@ -4,8 +4,8 @@ use super::clusters::{
     ClusterState, for_host, group_of, key, keys_of, no_keys, vip_plan, vips_of, vtep_of, vteps_of,
 };
 use super::entries::{
-    change_credit, change_groups, change_instances, create_instances, endpoint_keys, endpoints, endpoints_of,
-    move_instance, port, remove_instances, routes, routes_of, vrf,
+    change_credit, change_groups, change_instances, change_migration, create_instances, endpoint_keys, endpoints,
+    endpoints_of, move_instance, port_on, remove_instances, routes, routes_of, vrf,
 };
 use super::internet::PublicAddresses;
 use super::meters::{MeterChanges, Meters};
@@ -318,7 +318,7 @@ impl State {
                 self.touch_subnets(vpc.id, [subnet], touched);
             }
             Change::InstancesCreated { vpc, subnets, hosts, instances } => {
-                create_instances(vpc, subnets, hosts, instances, out);
+                create_instances(vpc, subnets, hosts, instances, &self.hosts, out);
             }
             Change::InstancesRemoved { vpc, instances } => {
                 let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
@@ -333,9 +333,12 @@ impl State {
             Change::EndpointsRemoved { vpc, cluster, instances } => {
                 out.of(Target::Cluster(*cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
             }
-            Change::InstanceMoved { vpc, subnets, hosts, instance, from } => {
-                let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
-                move_instance(vpc, subnets, hosts, instance, agents(from).then_some(*from), out);
+            Change::InstanceMoved { vpc, subnets, hosts, instance, from, ended } => {
+                let old = self.hosts.get(from).filter(|host| host.agent).map(|host| host.id);
+                move_instance(vpc, subnets, hosts, instance, (old, ended.as_ref()), &self.hosts, out);
+            }
+            Change::InstanceMigrationChanged { vpc, subnets, instance, before, .. } => {
+                change_migration(vpc, subnets, instance, before.as_ref(), &self.hosts, out);
             }
             Change::RouteUpserted { .. }
             | Change::RouteRemoved { .. }
@@ -369,14 +372,13 @@ impl State {
         let Some(subnets) = self.vpcs.get(&vpc.id).map(|state| state.subnets.values()) else { return };
         match change {
             Change::InstanceGroupsChanged { host, instance, from, .. } if host.agent => {
-                change_groups(vpc, subnets, instance, *from, out);
+                change_groups(vpc, subnets, instance, *from, &self.hosts, out);
             }
             Change::InstancesChanged { hosts, changes, .. } => {
-                change_instances(vpc, subnets, hosts, changes, out);
+                change_instances(vpc, subnets, hosts, changes, &self.hosts, out);
             }
             Change::CreditChanged { instances, .. } => {
-                let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
-                change_credit(vpc, subnets, instances, agents, out);
+                change_credit(vpc, subnets, instances, &self.hosts, out);
             }
             _ => {}
         }
@@ -525,8 +527,9 @@ impl State {
         Update { keys: clusters.iter().map(keys).collect(), ..Update::default() }
     }
 
-    /// Port entries of instances, and the VRFs and policies that the ports need.
-    pub fn ports(&self, instances: &[Instance]) -> Update {
+    /// Port entries of a host for its instances and for those that migrate to it, and the VRFs and policies that the ports
+    /// need.
+    pub fn ports(&self, host: HostId, instances: &[Instance]) -> Update {
         let mut update = Update::default();
         let (mut vpcs, mut policies) = (BTreeSet::new(), BTreeSet::new());
         for instance in instances {
@@ -536,7 +539,7 @@ impl State {
                 update.vrfs.push(vpc.vrf(true));
             }
             policies.insert((vpc.vpc.vni, instance.identity));
-            update.ports.push(port(&vpc.vpc, subnet, instance));
+            update.ports.extend(port_on(host, &vpc.vpc, subnet, instance, &self.hosts));
         }
         update.policies = self.policies(&policies);
         update

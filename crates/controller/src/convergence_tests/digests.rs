@@ -15,7 +15,8 @@ impl NodeTables {
         });
         let groups = self.groups.iter().filter(|(_, group)| !group.vips.is_empty());
         let groups = groups.map(|(id, group)| EntryHash::group(*id, &group.vips));
-        let ports = self.ports.values().flat_map(|port| port.entry_hashes().map(|(_, hash)| hash));
+        let open = self.ports.values().filter(|port| port.migration.is_none());
+        let ports = open.flat_map(|port| port.entry_hashes().map(|(_, hash)| hash));
         let vips = self.vips.values().map(|vip| EntryHash::vip(vip.address, vip.mac));
         let vrfs = self
             .vrfs

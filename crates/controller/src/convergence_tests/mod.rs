@@ -7,6 +7,7 @@ mod digests;
 mod gateway_moves;
 mod internet;
 mod meters;
+mod migrations;
 mod moves;
 mod network_classes;
 mod operations;
@@ -173,11 +174,11 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             let (mut state, mut instances) = read_snapshot(store, of, model).await;
             if all {
                 state.add_instances(&instances);
-                instances.retain(|instance| instance.host == id);
+                instances.retain(|instance| instance.hosts().any(|host| host == id));
             }
             let mut view = HostView::new(id, state.host_vtep(id).unwrap());
             tables.receive(&encode(state.host_base(id).unwrap()));
-            let ports = state.ports(&instances);
+            let ports = state.ports(id, &instances);
             view.add(&ports.ports);
             tables.receive(&encode(ports));
             view.set_vpc_clusters(&state.clusters_by_vni());

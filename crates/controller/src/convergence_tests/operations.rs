@@ -104,7 +104,7 @@ pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
     Some(())
 }
 
-/// Moves VPCs and gateways to other clusters and instances to other hosts, drains gateways and undrains them.
+/// Moves VPCs and gateways to other clusters and instances to other hosts, migrates instances, drains gateways and undrains them.
 async fn execute_move(
     store: &Store,
     operation: Operation,
@@ -122,6 +122,7 @@ async fn execute_move(
             let moving = choose(&moving, x)?;
             assert!(store.advance_move(moving.id, moving.switched).await.ok()?);
         }
+        18 if z % 2 == 1 => migrations::execute(store, (x, y, z / 2), hosts).await?,
         18 => {
             let instances = store.instances(None, None, None, ALL).await.unwrap();
             store.move_instance(choose(&instances, x)?.id, choose(hosts, y)?.id, None).await.ok()?;

@@ -340,6 +340,7 @@ fn hosts_with_very_many_policies_are_not_compared() {
         ipv6: None,
         identity,
         options: Default::default(),
+        migration: None,
         revision: 1,
     };
     for count in [1_000, 2_000] {

@@ -394,6 +394,7 @@ pub mod tests {
             ipv6: (id == 1).then_some(std::net::Ipv6Addr::LOCALHOST),
             identity: 0,
             options: Default::default(),
+            migration: None,
             revision: 1,
         };
         (1..=count).map(instance).collect()

@@ -68,7 +68,7 @@ pub struct Members {
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
-    /// Number of instances of each VPC on each host.
+    /// Number of instances of each VPC on each host. One that migrates is on both hosts.
     instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
     /// Number of instances with each network class on each host.
     classes: HashMap<NetworkClassId, BTreeMap<HostId, u64>>,
@@ -138,17 +138,26 @@ impl Members {
     /// Adds the instances of a snapshot.
     pub fn add_instances(&mut self, instances: &[Instance]) {
         for instance in instances {
-            *self.instances.entry(instance.vpc).or_default().entry(instance.host).or_default() += 1;
-            self.add_to_class(&instance.options, instance.host);
+            self.add_instance(instance, instance.hosts());
         }
     }
 
-    /// Removes an instance from a host.
-    fn remove_instance(&mut self, instance: &Instance, host: HostId) {
-        if let Some(hosts) = self.instances.get_mut(&instance.vpc) {
-            count_down(hosts, host);
+    /// An instance has a port on these hosts.
+    fn add_instance(&mut self, instance: &Instance, on: impl IntoIterator<Item = HostId>) {
+        for host in on {
+            *self.instances.entry(instance.vpc).or_default().entry(host).or_default() += 1;
+            self.add_to_class(&instance.options, host);
         }
-        self.remove_from_class(&instance.options, host);
+    }
+
+    /// It has none there any more.
+    fn remove_instance(&mut self, instance: &Instance, from: impl IntoIterator<Item = HostId>) {
+        for host in from {
+            if let Some(hosts) = self.instances.get_mut(&instance.vpc) {
+                count_down(hosts, host);
+            }
+            self.remove_from_class(&instance.options, host);
+        }
     }
 
     fn add_to_class(&mut self, options: &InstanceOptions, host: HostId) {
@@ -218,16 +227,23 @@ impl Members {
                 }
                 Change::InstancesCreated { instances, .. } => self.add_instances(instances),
                 Change::InstancesRemoved { instances, .. } => {
-                    instances.iter().for_each(|instance| self.remove_instance(instance, instance.host));
+                    instances.iter().for_each(|instance| self.remove_instance(instance, instance.hosts()));
                 }
-                Change::InstanceMoved { instance, from, .. } => {
-                    self.remove_instance(instance, *from);
-                    self.add_instances(std::slice::from_ref(instance));
+                Change::InstanceMoved { instance, from, ended, .. } => {
+                    let target = ended.as_ref().map(|ended| ended.to);
+                    self.remove_instance(instance, [*from].into_iter().chain(target));
+                    self.add_instance(instance, instance.hosts());
+                }
+                Change::InstanceMigrationChanged { instance, before, .. } => {
+                    self.remove_instance(instance, before.as_ref().map(|before| before.to));
+                    self.add_instance(instance, instance.migration.as_ref().map(|it| it.to));
                 }
                 Change::InstancesChanged { changes, .. } => {
                     for change in changes {
-                        self.remove_from_class(&change.before, change.after.host);
-                        self.add_to_class(&change.after.options, change.after.host);
+                        for host in change.after.hosts() {
+                            self.remove_from_class(&change.before, host);
+                            self.add_to_class(&change.after.options, host);
+                        }
                     }
                 }
                 Change::NetworkClassRemoved(class) => drop(self.classes.remove(&class.id)),
@@ -559,6 +575,7 @@ mod tests {
             ipv6: None,
             identity: 1,
             options: Default::default(),
+            migration: None,
             revision: 11,
         }
     }
@@ -594,6 +611,7 @@ mod tests {
             hosts,
             instance: of_class(2, 1),
             from: HostId::new(2),
+            ended: None,
         };
         members.apply(13, &[moved]);
         assert!(!is_programmed(&members) && needs(&members));
@@ -629,6 +647,7 @@ mod tests {
             hosts: Vec::new(),
             instance: instance(2, 2),
             from: HostId::new(1),
+            ended: None,
         };
         members.apply(12, &[moved]);
         assert!(!is_programmed(&members), "one instance is left");

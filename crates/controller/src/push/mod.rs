@@ -20,6 +20,7 @@ mod follow;
 mod history;
 mod hub;
 mod members;
+mod migrations;
 mod node;
 mod node_states;
 mod removals;
@@ -40,6 +41,7 @@ pub use follow::follow;
 pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
+pub use migrations::{MigrationReports, process_migrations};
 pub use node::southbound_id;
 pub use node_states::{compact_outbox, save_all, save_node_states};
 pub use removals::{PendingRemovals, release_removals};
@@ -117,6 +119,12 @@ pub struct Counters {
     pub claims_late: AtomicU64,
     /// Claims of addresses that were refused.
     pub claims_refused: AtomicU64,
+    /// Instances that have migrated.
+    pub migrations: AtomicU64,
+    /// Reports of target hosts that had switched although the migration was canceled.
+    pub migrations_refused: AtomicU64,
+    /// Reports of migrations that were ignored: not of the target host, of a migration that has ended, or malformed.
+    pub migrations_ignored: AtomicU64,
     /// Answers of hosts to questions about sessions that nothing awaits.
     pub answers_ignored: AtomicU64,
 }
@@ -143,6 +151,8 @@ pub struct Push {
     pub counters: Counters,
     /// Claims of addresses that instances have in turn.
     pub claims: Claims,
+    /// What hosts report of live migrations.
+    pub migrations: MigrationReports,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
     /// Deletions that nodes have not acknowledged, as of the last look.
@@ -167,6 +177,7 @@ impl Push {
             timeline: Timeline::default(),
             counters: Counters::default(),
             claims: Claims::default(),
+            migrations: MigrationReports::default(),
             unconfirmed: UnconfirmedLists::default(),
             removals: PendingRemovals::default(),
             ending: EndingQuestions::default(),

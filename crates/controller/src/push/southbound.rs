@@ -12,12 +12,12 @@ use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
 use sluice_southbound::proto::{
-    Ack, AddressClaims, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests,
-    TableRepair,
+    Ack, AddressClaims, EnrollRequest, EnrollResponse, Heartbeat, Hello, MigrationStates, NodeReport,
+    TableDigests, TableRepair,
 };
 use sluice_southbound::{
-    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_CLAIMS, MAX_FAILURES, Missing, Node,
-    server::Southbound,
+    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_CLAIMS, MAX_FAILURES, MAX_MIGRATIONS,
+    MigrationState, Missing, Node, server::Southbound,
 };
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
@@ -181,6 +181,7 @@ async fn serve(
         push.unconfirmed.forget(node);
         if let NodeId::Host(host) = node {
             push.claims.forget(host);
+            push.migrations.forget(host);
         }
     }
     if stalled {
@@ -296,6 +297,7 @@ impl Listener {
                     return (Some(Status::invalid_argument(text)), false);
                 }
                 Some(Report::Claims(claims)) => self.handle_claims(claims),
+                Some(Report::Migrations(states)) => self.handle_migrations(states),
                 Some(Report::EndingSessions(mut answer)) => {
                     answer.problem = shorten(answer.problem);
                     if let NodeId::Host(host) = self.node {
@@ -318,6 +320,19 @@ impl Listener {
         if refused > 0 {
             tracing::warn!(%host, refused, "claims of addresses refused: they are malformed, or too many wait");
             self.push.counters.claims_refused.fetch_add(refused as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The same for states of migrations.
+    fn handle_migrations(&self, report: MigrationStates) {
+        let NodeId::Host(host) = self.node else { return };
+        let count = report.states.len();
+        let states = report.states.into_iter().take(MAX_MIGRATIONS).filter_map(|state| state.try_into().ok());
+        let states: Vec<MigrationState> = states.collect();
+        let refused = count - states.len() + self.push.migrations.add(host, states);
+        if refused > 0 {
+            tracing::warn!(%host, refused, "states of migrations refused: they are malformed, or too many wait");
+            self.push.counters.migrations_ignored.fetch_add(refused as u64, Ordering::Relaxed);
         }
     }
 

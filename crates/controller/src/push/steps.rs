@@ -88,7 +88,8 @@ fn policy_entries(policy: &Policy) -> usize {
 
 /// The same for a port.
 fn port_entries(port: &Port) -> usize {
-    if port.options == PortOptions::default() { 1 } else { port.message_bytes() / ENTRY_BYTES + 1 }
+    let is_plain = port.options == PortOptions::default() && port.migration.is_none();
+    if is_plain { 1 } else { port.message_bytes() / ENTRY_BYTES + 1 }
 }
 
 /// The same for a NAT gateway.
@@ -473,6 +474,7 @@ mod tests {
             ipv6_dhcp: false,
             identity: identity as u16,
             options: sluice_southbound::PortOptions::default(),
+            migration: None,
         }
     }
 

@@ -39,6 +39,7 @@ fn is_of_instances(change: &Change) -> bool {
         Change::InstancesCreated { .. }
             | Change::InstancesRemoved { .. }
             | Change::InstanceMoved { .. }
+            | Change::InstanceMigrationChanged { .. }
             | Change::EndpointsAdded { .. }
             | Change::EndpointsRemoved { .. }
             | Change::InstanceGroupsChanged { .. }

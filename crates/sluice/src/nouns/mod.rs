@@ -4,6 +4,7 @@
 mod addresses;
 mod internet;
 mod meters;
+mod migrations;
 mod nat_gateways;
 mod network_classes;
 mod placement;

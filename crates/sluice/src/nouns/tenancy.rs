@@ -2,6 +2,7 @@
 
 use super::addresses::{AddressPairs, Addresses, Protection, QosArgs};
 use super::meters::{meter_of, new_meter_of};
+use super::migrations::{CancelMigration, Migrate};
 use super::network_classes::new_class_of;
 use super::resource::{
     ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, NoPreview, Parent, Run,
@@ -387,6 +388,12 @@ impl Create for NewInstanceArgs {
 
 #[derive(Subcommand)]
 pub enum InstanceVerb {
+    /// Migrate an instance to another host while it runs
+    ///
+    /// Both hosts prepare. When the VM runs on the other host, they switch by themselves, and the instance is recorded there.
+    Migrate(Migrate),
+    /// Cancel the migration of an instance, which stays on its host
+    CancelMigration(CancelMigration),
     /// Record that an instance now runs on another host
     Move {
         #[command(flatten)]
@@ -465,6 +472,8 @@ async fn set(
 impl Run for InstanceVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
+            Self::Migrate(migrate) => migrate.run(api, client).await,
+            Self::CancelMigration(cancel) => cancel.run(client).await,
             Self::Move { target, to, wait } => {
                 let to = client.id_of::<Host>(&to, &[]).await?;
                 let instance = target.update(client, &json!({"host": to})).await?;

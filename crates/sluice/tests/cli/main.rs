@@ -328,9 +328,31 @@ fn clusters_gateways_and_what_moves() {
     site.fails(2, &["vpcs", "update", "blue/web", "--offload-kbps", "0"]);
     site.fails(2, &["vpcs", "update", "blue/web"]);
 
+    migrates_and_cancels(&site);
     site.ok(&["hosts", "create", "other", "--vtep", "192.0.2.22", "--foreign"]);
     let moved = site.json(&["instances", "move", "web-1", "--to", "other"]);
     assert_eq!(moved["host"], site.json(&["hosts", "show", "other"])["id"]);
+}
+
+/// Migrations without agents: nothing reports that the VM runs on the other host.
+fn migrates_and_cancels(site: &Site) {
+    for (name, vtep) in [("north", "192.0.2.31"), ("south", "192.0.2.32")] {
+        site.ok(&["hosts", "create", name, "--vtep", vtep]);
+    }
+    let migrate = ["instances", "migrate", "red/web/web-2", "--to", "south"];
+    assert!(site.fails(1, &migrate).contains("no vSwitch"), "its host is foreign");
+    site.ok(&["instances", "move", "red/web/web-2", "--to", "north"]);
+    let started = site.json(&[&migrate[..], &["--sessions", "none"]].concat());
+    assert_eq!((&started["phase"], &started["sessions"]), (&"preparing".into(), &"none".into()));
+    site.fails(5, &[&migrate[..], &["--sessions", "none", "--wait", "0"]].concat());
+    assert!(site.fails(1, &migrate).contains("is migrating"), "with other sessions");
+    site.fails(2, &[&migrate[..], &["--sessions", "some"]].concat());
+    let shown = site.json(&["instances", "show", "red/web/web-2"]);
+    assert_eq!(shown["migration"]["phase"], "preparing");
+    site.ok(&["instances", "cancel-migration", "red/web/web-2"]);
+    site.fails(4, &["instances", "cancel-migration", "red/web/web-2"]);
+    assert!(site.json(&["instances", "show", "red/web/web-2"]).get("migration").is_none());
+    site.ok(&["instances", "move", "red/web/web-2", "--to", "metal"]);
 }
 
 #[test]

@@ -201,6 +201,7 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
             ipv6,
             identity: plan.groups.identity(one),
             options: further::with_settings(&InstanceOptions::default(), &one.settings, &plan.classes)?,
+            migration: None,
             revision: w.revision,
         });
     }

@@ -26,7 +26,8 @@ pub(crate) async fn claimant(
         let (address, instance) = (address.to_string(), instance.name.clone());
         StoreError::from(Conflict::ClaimRefused { address, instance, reason: reason.to_owned() })
     };
-    if instance.host != host {
+    // While it migrates, its VM may have announced the address on either host.
+    if instance.hosts().all(|of| of != host) {
         return Err(refused("is on another host"));
     }
     let pair = instance.options.pairs.iter().find(|pair| pair.address == address);

@@ -640,7 +640,7 @@ pub(crate) async fn update(
     let changes = vec![InstanceChange { before: before.options, after: after.clone() }];
     w.push(&Change::InstancesChanged { vpc, hosts: vec![host], changes })?;
     if !holds.is_empty() {
-        nodes.extend(removals::host(w.q(), after.host).await?);
+        nodes.extend(removals::hosts_of(w.q(), &after).await?);
         nodes.extend(removals::previous_hosts(w.q(), id).await?);
         removals::record(w, (ADDRESSES, id.get(), &after.name), nodes, &holds).await?;
     }

@@ -2,7 +2,7 @@
 
 use super::removals::{self, Hold};
 use super::underlay::{claim, release};
-use super::{check_unused, keys, southbound};
+use super::{check_unused, keys, migrations, southbound};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find_one, get};
 use crate::value::args;
@@ -40,6 +40,10 @@ pub(crate) async fn delete(w: &mut Write, id: HostId, expected: Option<u64>) -> 
     check_revision(id, &host, expected)?;
     let object = ("host", host.name.as_str(), id.get());
     check_unused(w.q(), object, "instance", "SELECT name FROM instances WHERE host = $1 LIMIT 1").await?;
+    let sql = "SELECT i.name FROM migrations m JOIN instances i ON i.id = m.instance \
+               WHERE m.target = $1 AND m.ended = 0 LIMIT 1";
+    check_unused(w.q(), object, "the migration of instance", sql).await?;
+    migrations::forget_host(w.q(), id).await?;
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM hosts WHERE id = $1", args![id.get()]).await?;
     // The database does not record which clusters' keys the host has: it may have had instances of any VPC.

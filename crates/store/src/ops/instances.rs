@@ -2,7 +2,7 @@
 
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
-use super::{alloc, bulk, eips, events, families, further, group_sets, port_forwards};
+use super::{alloc, bulk, eips, events, families, further, group_sets, migrations, port_forwards};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Value, args};
@@ -51,31 +51,48 @@ pub(crate) async fn relocate(
     host: HostId,
     expected: Option<u64>,
 ) -> Result<Instance> {
-    let mut instance: Instance = get(w.q(), id).await?;
+    let instance: Instance = get(w.q(), id).await?;
     check_revision(id, &instance, expected)?;
     let to: Host = get(w.q(), host).await?;
     if instance.host == host {
         return Ok(instance);
     }
-    let from: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     for cluster in families::clusters(w.q(), &vpc).await? {
         families::check_host(&cluster, &vpc.name, &to)?;
     }
+    place(w, instance, vpc, to, "instance_moved", json!({})).await
+}
+
+/// Records an instance on another host, which ends its migration. `kind` and `details` are those of the event.
+pub(super) async fn place(
+    w: &mut Write,
+    mut instance: Instance,
+    vpc: Vpc,
+    to: Host,
+    kind: &str,
+    mut details: serde_json::Value,
+) -> Result<Instance> {
+    let (id, from) = (instance.id, get::<Host>(w.q(), instance.host).await?);
     let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
-    (instance.host, instance.revision) = (host, w.revision);
+    (instance.host, instance.revision) = (to.id, w.revision);
     let sql = "UPDATE instances SET host = $2, revision = $3 WHERE id = $1";
-    w.q().run(sql, args![id.get(), host.get(), instance.revision]).await?;
+    w.q().run(sql, args![id.get(), to.id.get(), instance.revision]).await?;
+    let ended = migrations::end_by_move(w.q(), &mut instance, to.id).await?;
     let text = format!(
         "instance `{}` of VPC `{}` moved to host `{}` from `{}`",
         instance.name, vpc.name, to.name, from.name
     );
-    let details =
-        json!({"from": from.id.to_string(), "to": to.id.to_string(), "revision": instance.revision});
-    events::record(w, "instance_moved", &id, text, details).await?;
-    let (from, hosts) = (from.id, vec![to, from]);
-    w.push(&Change::InstanceMoved { vpc, subnets, hosts, instance: instance.clone(), from })?;
-    let nodes = removals::host(w.q(), from).await?;
+    details["from"] = json!(from.id.to_string());
+    details["to"] = json!(to.id.to_string());
+    details["revision"] = json!(instance.revision);
+    events::record(w, kind, &id, text, details).await?;
+    let (from, there, hosts) = (from.id, to.id, vec![to, from]);
+    w.push(&Change::InstanceMoved { vpc, subnets, hosts, instance: instance.clone(), from, ended })?;
+    let mut nodes = removals::host(w.q(), from).await?;
+    if let Some(target) = ended.map(|ended| ended.to).filter(|target| *target != there) {
+        nodes.extend(removals::host(w.q(), target).await?);
+    }
     removals::record(w, (removals::PORT, id.get(), &instance.name), nodes, &[]).await?;
     Ok(instance)
 }
@@ -124,12 +141,13 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     w.q().run("DELETE FROM instances WHERE id = $1", args![id.get()]).await?;
     further::forget(w.q(), id).await?;
+    migrations::forget(w.q(), id).await?;
     group_sets::count(w.q(), vpc.id, instance.identity, -1).await?;
     for address in instance.addresses() {
         alloc::free(w.q(), instance.subnet.get(), address).await?;
     }
     let mut nodes = removals::gateways_of(w.q(), &vpc).await?;
-    nodes.extend(removals::host(w.q(), instance.host).await?);
+    nodes.extend(removals::hosts_of(w.q(), &instance).await?);
     nodes.extend(removals::previous_hosts(w.q(), id).await?);
     let mut holds: Vec<_> = instance.addresses().map(|address| Hold::Address(vpc.id, address)).collect();
     let none = InstanceOptions::default();

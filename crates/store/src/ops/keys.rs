@@ -8,7 +8,7 @@ use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Cluster, ClusterKey, Conflict, KeyRotation, Result, StoreError};
 use serde_json::json;
-use sluice_types::{ClusterId, Secret};
+use sluice_types::ClusterId;
 
 /// Time between the starts of validity of two successive keys.
 pub(crate) const RENEW_MS: u64 = 24 * 3600 * 1000;
@@ -30,13 +30,14 @@ pub(crate) const URGENT_SPREAD_MS: u64 = 10 * 1000;
 /// because nodes can hold only a limited number of keys.
 pub(crate) const REVOCATION_MS: u64 = 5 * 60 * 1000;
 
-fn random_secret() -> Result<Secret> {
+/// 32 random bytes.
+pub(super) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| StoreError::Unavailable {
         cause: format!("no randomness: {error}"),
         source: None,
     })?;
-    Ok(Secret::new(bytes))
+    Ok(bytes)
 }
 
 /// The keys of one cluster, or of all clusters, in order of id.
@@ -55,7 +56,7 @@ async fn add(w: &mut Write, cluster: ClusterId, not_before_ms: u64, not_after_ms
     let row = w.q().row("UPDATE meta SET next_key = next_key + 1 RETURNING next_key - 1", vec![]).await?;
     let id = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
     let sql = format!("INSERT INTO cluster_keys ({KEY_COLUMNS}) VALUES ($1, $2, $3, $4, $5)");
-    let secret = random_secret()?.bytes().to_vec();
+    let secret = random_bytes()?.to_vec();
     w.q().run(&sql, args![id, cluster.get(), secret, not_before_ms, not_after_ms]).await.map(drop)
 }
 

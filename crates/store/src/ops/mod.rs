@@ -21,6 +21,7 @@ pub(crate) mod hosts;
 pub(crate) mod instances;
 pub(crate) mod keys;
 pub(crate) mod meters;
+pub(crate) mod migrations;
 pub(crate) mod nat_gateways;
 pub(crate) mod network_classes;
 pub(crate) mod outbox;

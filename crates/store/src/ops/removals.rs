@@ -10,7 +10,7 @@ use crate::check;
 use crate::rows::{find, ipv4, ipv6};
 use crate::value::{Row, Value, args, list};
 use crate::write::Write;
-use crate::{Conflict, NodeId, NodeSet, Page, ReleaseOf, Removal, Result, StoreError, Subnet, Vpc};
+use crate::{Conflict, Instance, NodeId, NodeSet, Page, ReleaseOf, Removal, Result, StoreError, Subnet, Vpc};
 use sluice_types::{ClusterId, GatewayId, HostId, InstanceId, IpNet, VpcId};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -150,10 +150,11 @@ pub(super) async fn clusters_and_hosts(
     Ok(nodes)
 }
 
-/// The gateways of a VPC, and the hosts that have instances of it.
+/// The gateways of a VPC, and the hosts that have instances of it or to which some migrate.
 pub(super) async fn gateways_and_hosts_of(q: &mut dyn Query, vpc: &Vpc) -> Result<Vec<NodeId>> {
     let mut nodes = gateways_of(q, vpc).await?;
-    let has_instance = "EXISTS (SELECT 1 FROM instances i WHERE i.host = h.id AND i.vpc = $1)";
+    let has_instance = "(EXISTS (SELECT 1 FROM instances i WHERE i.host = h.id AND i.vpc = $1) OR EXISTS \
+                        (SELECT 1 FROM migrations m WHERE m.target = h.id AND m.vpc = $1 AND m.ended = 0))";
     nodes.extend(hosts(q, has_instance, args![vpc.id.get()]).await?);
     Ok(nodes)
 }
@@ -163,7 +164,14 @@ pub(super) async fn host(q: &mut dyn Query, id: HostId) -> Result<Vec<NodeId>> {
     hosts(q, "h.id = $1", args![id.get()]).await
 }
 
-/// Kind of the removal of a moved instance's port from the host that it left.
+/// The hosts that have the port of an instance.
+pub(super) async fn hosts_of(q: &mut dyn Query, instance: &Instance) -> Result<Vec<NodeId>> {
+    let ids: Vec<i64> = instance.hosts().map(|host| host.get() as i64).collect();
+    hosts(q, "h.id = ANY($1)", args![ids]).await
+}
+
+/// Kind of the removal of a moved instance's port from the host that it left, or of that of a canceled migration from its
+/// target.
 pub(super) const PORT: &str = "port of instance";
 
 /// The hosts that a moved instance left and that may still have its port.

@@ -1,6 +1,6 @@
 //! Snapshots: the topology and instances as of one revision.
 
-use super::{group_sets, history, keys};
+use super::{group_sets, history, keys, migrations};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::schema;
@@ -41,16 +41,27 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     let mut after = 0;
     loop {
         let page = page(q, &filter, after).await?;
-        let Some(last) = page.last() else { return Ok(revision) };
+        let Some(last) = page.last() else { break };
         after = last.id.get();
         let full = page.len() == PAGE;
-        if sink.send(SnapshotPart::Instances(page)).await.is_err() || !full {
+        if sink.send(SnapshotPart::Instances(page)).await.is_err() {
             return Ok(revision);
         }
+        if !full {
+            break;
+        }
     }
+    if let Filter::Host(host) = filter {
+        let coming = migrations::coming_to(q, HostId::new(host)).await?;
+        if !coming.is_empty() {
+            // The snapshot ends here: it does not matter whether the receiver is closed.
+            let _ = sink.send(SnapshotPart::Instances(coming)).await;
+        }
+    }
+    Ok(revision)
 }
 
-/// The instances of a host, and the position that the transaction `q` sees.
+/// The instances of a host, then those that migrate to it, and the position that the transaction `q` sees.
 pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(Position, Vec<Instance>)> {
     let position = history::newest(q).await?;
     let filter = Filter::Host(host.get());
@@ -61,14 +72,16 @@ pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(Position
         let full = page.len() == PAGE;
         instances.append(&mut page);
         if !full {
+            instances.append(&mut migrations::coming_to(q, host).await?);
             return Ok((position, instances));
         }
     }
 }
 
-/// The VPCs that have an instance on a host, and those peered with them.
+/// The VPCs that have an instance on a host or one that migrates to it, and those peered with them.
 async fn vpcs_of_host(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<Vec<i64>> {
-    let sql = "SELECT DISTINCT vpc FROM instances WHERE host = $1";
+    let sql = "SELECT vpc FROM instances WHERE host = $1 \
+               UNION SELECT vpc FROM migrations WHERE target = $1 AND ended = 0";
     let rows = q.rows(sql, vec![host.get().into()]).await?;
     let here = rows.iter().map(|row| row.number(0).map(VpcId::new)).collect::<Result<BTreeSet<_>>>()?;
     let ends = topology.peerings.iter().flat_map(|peering| [(peering.a, peering.b), (peering.b, peering.a)]);

@@ -2,11 +2,11 @@
 
 use super::{RETRIES, Store};
 use crate::backend::{Query, is_retryable};
-use crate::ops::{group_sets, instances, security_groups, security_rules};
+use crate::ops::{group_sets, instances, migrations, security_groups, security_rules};
 use crate::rows::{get, page};
 use crate::write::Write;
 use crate::*;
-use sluice_types::{HostId, InstanceId, SecurityGroupId, SecurityRuleId, VpcId};
+use sluice_types::{HostId, InstanceId, MigrationStatus, SecurityGroupId, SecurityRuleId, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -80,8 +80,8 @@ impl Store {
         write!(self, w => instances::set_groups(w, id, groups, expected, self.max_identity))
     }
 
-    /// An instance and its security groups in ascending order.
-    pub async fn instance_with_groups(&self, id: InstanceId) -> Result<(Instance, Vec<SecurityGroupId>)> {
+    /// An instance, its security groups in ascending order, and how far its migration is.
+    pub async fn instance_with_groups(&self, id: InstanceId) -> Result<InstanceWithGroups> {
         let mut tx = self.backend.begin_read().await?;
         let result = async {
             let instance = get(tx.as_mut(), id).await?;
@@ -92,14 +92,14 @@ impl Store {
         result
     }
 
-    /// As [`Store::instances`], with the security groups of each instance in ascending order.
+    /// As [`Store::instances`], with the security groups of each instance in ascending order, and how far its migration is.
     pub async fn instances_with_groups(
         &self,
         vpc: Option<VpcId>,
         host: Option<HostId>,
         name: Option<&str>,
         at: Page,
-    ) -> Result<Vec<(Instance, Vec<SecurityGroupId>)>> {
+    ) -> Result<Vec<InstanceWithGroups>> {
         let mut tx = self.backend.begin_read().await?;
         let result = async {
             let instances = page(tx.as_mut(), instances::filters(vpc, host, name), at).await?;
@@ -111,11 +111,12 @@ impl Store {
     }
 }
 
-/// Adds the groups to instances that the same transaction read.
-async fn with_groups(
-    q: &mut dyn Query,
-    instances: Vec<Instance>,
-) -> Result<Vec<(Instance, Vec<SecurityGroupId>)>> {
+/// An instance, its security groups, and how far its migration is; `None` if it does not migrate.
+pub type InstanceWithGroups = (Instance, Vec<SecurityGroupId>, Option<MigrationStatus>);
+
+/// Adds groups and migrations to instances that the same transaction read.
+async fn with_groups(q: &mut dyn Query, instances: Vec<Instance>) -> Result<Vec<InstanceWithGroups>> {
+    let statuses = migrations::statuses(q, &instances).await?;
     let mut wanted: BTreeMap<VpcId, BTreeSet<u16>> = BTreeMap::new();
     for instance in instances.iter().filter(|instance| instance.identity != 0) {
         wanted.entry(instance.vpc).or_default().insert(instance.identity);
@@ -134,7 +135,8 @@ async fn with_groups(
                 StoreError::Corrupt(format!("{} has identity {identity}, which is no set", instance.id))
             })?,
         };
-        Ok((instance, groups))
+        let status = statuses.get(&instance.id).copied();
+        Ok((instance, groups, status))
     };
     instances.into_iter().map(with_groups).collect()
 }

@@ -238,6 +238,7 @@ impl Model {
             ipv6,
             identity: 1,
             options: Default::default(),
+            migration: None,
             revision: 0,
         };
         self.instances.insert(instance.id, instance);

@@ -287,6 +287,7 @@ pub async fn instances_change_hosts(f: Fixture) {
         hosts: vec![h2.clone(), c.host.clone()],
         instance: moved,
         from: c.host.id,
+        ended: None,
     };
     assert_eq!(last(s).await, [expected]);
     s.delete_host(c.host.id, None).await.unwrap();

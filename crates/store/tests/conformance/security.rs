@@ -57,9 +57,9 @@ impl Cloud {
 
     /// The groups of an instance as the store has them.
     async fn groups_of(&self, instance: &Instance) -> Vec<SecurityGroupId> {
-        let (found, groups) = self.store.instance_with_groups(instance.id).await.unwrap();
+        let (found, groups, _) = self.store.instance_with_groups(instance.id).await.unwrap();
         let listed = self.store.instances_with_groups(None, None, Some(&instance.name), ALL).await.unwrap();
-        assert_eq!(listed, [(found, groups.clone())]);
+        assert_eq!(listed, [(found, groups.clone(), None)]);
         groups
     }
 }
@@ -729,7 +729,7 @@ pub async fn older_database_gets_default_groups() {
         "ingress ipv6 any from sg-45",
     ];
     assert_eq!(texts, expected);
-    let (old, of_old) = s.instances_with_groups(None, None, None, ALL).await.unwrap().remove(0);
+    let (old, of_old, _) = s.instances_with_groups(None, None, None, ALL).await.unwrap().remove(0);
     assert_eq!((old.name.as_str(), old.identity, of_old), ("vm", 0, vec![]));
     // New objects continue after them.
     let tenant = s.tenants(None, ALL).await.unwrap().remove(0);

@@ -44,6 +44,7 @@ fn port(number: u64, name: &str, vni: u32) -> Port {
         dns4: vec!["192.0.2.53".parse().unwrap()],
         identity: 0,
         options: sluice_southbound::PortOptions::default(),
+        migration: None,
     }
 }
 

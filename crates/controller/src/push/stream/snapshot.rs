@@ -170,7 +170,7 @@ impl NodeStream {
                         if preprograms {
                             state.add_instances(&instances);
                         }
-                        own.extend(instances.into_iter().filter(|instance| instance.host == id));
+                        own.extend(instances.into_iter().filter(|one| one.hosts().any(|host| host == id)));
                     }
                 }
             }
@@ -207,7 +207,7 @@ impl NodeStream {
         }
         let ports = tokio::task::spawn_blocking({
             let state = state.clone();
-            move || state.ports(&instances)
+            move || state.ports(id, &instances)
         });
         let ports = ports.await?;
         let mut view = HostView::new(id, vtep);
