@@ -57,8 +57,10 @@ pub struct PathView {
     /// Whether packets take the path. If not, the tables refused it: the destination has a port on this host,
     /// or the tables are full.
     pub installed: bool,
-    /// Whether the path is set by the controller, not learned.
+    /// Whether the path is set by the controller, or by a migration, not learned.
     pub fixed: bool,
+    /// Whether the destination migrates: packets from the underlay take the path as well.
+    pub moved: bool,
 }
 
 /// Requests the list of paths from the client. Cheap to clone.
@@ -393,6 +395,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
             revision: path.revision,
             installed: installed.get(&destination) == Some(&path.host),
             fixed: false,
+            moved: false,
         };
         let mut paths: Vec<PathView> = self.learner.paths().map(view).collect();
         paths.extend(fixed.iter().map(fixed_view));
@@ -413,6 +416,7 @@ fn fixed_view(path: &DirectPath) -> PathView {
         revision: 0,
         installed: true,
         fixed: true,
+        moved: path.moved,
     }
 }
 
@@ -470,7 +474,7 @@ fn write_paths(tables: &mut NodeTables, changes: &[PathChange]) -> u64 {
             PathChange::Install(destination, path) => {
                 let Destination { vni, address } = destination;
                 let Path { mac, host, vni: path_vni, .. } = path;
-                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false };
+                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false, moved: false };
                 // If the new path cannot be written, the old one is removed too, because it is out of date.
                 let written = tables.upsert_direct_path(&path);
                 let result = written.or_else(|error| remove_learned(tables, vni, address).and(Err(error)));
@@ -528,7 +532,15 @@ mod tests {
         let mut tables = tables(vni, host);
         let destination = Destination { vni, address: "10.0.0.5".parse().unwrap() };
         let Destination { address, .. } = destination;
-        let fixed = DirectPath { vni, address, mac: MacAddr::local(6), host, path_vni: vni, fixed: true };
+        let fixed = DirectPath {
+            vni,
+            address,
+            mac: MacAddr::local(6),
+            host,
+            path_vni: vni,
+            fixed: true,
+            moved: false,
+        };
         tables.upsert_direct_path(&fixed).unwrap();
         assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, host))]), 1);
         assert_eq!(write_paths(&mut tables, &[PathChange::Remove(destination, RemovalReason::Idle)]), 0);
