@@ -11,6 +11,7 @@ mod guard_metrics;
 mod identity_client;
 mod ipsec;
 mod local_api;
+mod migration;
 mod path_learner;
 mod path_metrics;
 mod permitted_senders;
@@ -46,6 +47,7 @@ use sluice_tables::sessions::Timeouts;
 
 use crate::elephants::Elephants;
 use crate::identity_client::IdentityClient;
+use crate::migration::Migrator;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::rates::Rates;
@@ -70,7 +72,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     if common.flush {
         return flush_host(&args, &netlink).await;
     }
-    common.check_ports(&[])?;
+    common.check_ports(&[args.migration_port])?;
     let name = args.uplink.clone().ok_or_else(|| Error::Config("--uplink is required".to_owned()))?;
     let uplink = netlink.require_link(&name).await?;
     let vteps = host_vtep(&netlink, &uplink, args.vtep).await?;
@@ -96,7 +98,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let changes = registry.subscribe();
     let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
-    let claims = role.claims();
+    let (claims, reports) = (role.claims(), role.migrations());
     let (receivers, questions) = Receivers::of_map(opened.datapath.remote_identities()?);
     let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes, receivers)?;
     let started = opened.start(common, ROLE, role, complete).await?;
@@ -112,6 +114,13 @@ pub async fn run(args: Args) -> Result<(), Error> {
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
     node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
+    let (migrator, resumer) = Migrator::open(
+        node.clone(),
+        (own_address(vteps)?, args.migration_port),
+        (keeper.reader(), keeper.installer()),
+        reports,
+        changes.clone(),
+    )?;
     let transport = node.open_rsp(common, vteps)?;
     let strays = AsyncEventRing::new(node.datapath.strays()?)?;
     let detection = ElephantDetection {
@@ -127,6 +136,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
+        .merge(local_api::resume_routes(resumer))
         .merge(local_api::session_routes(listed))
         .merge(local_api::path_routes(paths));
     let work = async move {
@@ -134,6 +144,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = manager.run() => ended,
             ended = client.run() => ended,
             ended = claim_reader => ended,
+            ended = migrator.run() => ended,
         }
     };
     let ended = started.serve(common, routes, work).await;
