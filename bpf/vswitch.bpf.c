@@ -13,7 +13,7 @@
  *   underlay interface -> plain VXLAN, known sender, (VNI, destination) is a port: delivered
  *                      -> otherwise: to the host's stack, which passes VXLAN to the VXLAN device
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
- *                                -> (VNI, destination) migrates: to the host that has it (strays.h)
+ *                                -> (VNI, destination) migrates: to its host by redirect_stray (strays.h)
  *                                -> otherwise, from a host: to the gateway group (strays.h)
  *
  * A VM can set many fields of the skb. So the programs rely only on the packet's bytes, its length, its

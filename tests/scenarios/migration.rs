@@ -276,7 +276,7 @@ async fn controller_away(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<
     Ok(moved)
 }
 
-/// Forth again; the target's agent is killed while it waits for the guest.
+/// To the new host again; the target's agent is killed while it waits for the guest.
 async fn target_killed(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<VmState, Failure> {
     let conversations = Conversations::begin(lab, vm, neighbor).await?;
     let (migration, moved) = begin(lab, vm, NEW, SessionMode::Copy).await?;

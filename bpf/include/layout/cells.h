@@ -347,7 +347,7 @@ struct vrf {
 #define NEXT_HOP_FOREIGN 0x10
 /*
  * Direct path, also NEXT_HOP_FIXED: an instance that migrates is at this host now, or still. Packets from the underlay take the
- * path as well (strays.h).
+ * path as well, by redirect_stray (strays.h).
  */
 #define NEXT_HOP_MOVED 0x20
 

@@ -31,6 +31,7 @@ pub use guard::PortName;
 pub use port_manager::INSTANCE_WAIT;
 pub use sluice_agent::Error;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,9 +42,10 @@ use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
-use sluice_datapath::{Datapath, ObjectName};
+use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_tables::PortMeters;
 use sluice_tables::sessions::Timeouts;
+use tokio::sync::watch;
 
 use crate::elephants::Elephants;
 use crate::identity_client::IdentityClient;
@@ -123,12 +125,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     )?;
     let transport = node.open_rsp(common, vteps)?;
     let strays = AsyncEventRing::new(node.datapath.strays()?)?;
-    let detection = ElephantDetection {
-        events: AsyncEventRing::new(node.datapath.flow_events()?)?,
-        flows: node.datapath.flows()?,
-        groups: detection_groups,
-        reported: Elephants::default(),
-    };
+    let detection = detect_elephants(&node.datapath, detection_groups)?;
     let announced = AsyncEventRing::new(node.datapath.claims()?)?;
     let claim_reader = claim_reader::run(node.clone(), announced);
     let idle = Duration::from_secs(args.path_idle);
@@ -172,6 +169,19 @@ async fn attach_underlay(
              start the agent with --kernel-vxlan"
         );
     }
+}
+
+/// Opens the detection of elephant flows for the groups that have it.
+fn detect_elephants(
+    datapath: &Datapath,
+    groups: watch::Receiver<BTreeMap<u32, u32>>,
+) -> Result<ElephantDetection<AsyncEventRing<FlowEvent>>, Error> {
+    Ok(ElephantDetection {
+        events: AsyncEventRing::new(datapath.flow_events()?)?,
+        flows: datapath.flows()?,
+        groups,
+        reported: Elephants::default(),
+    })
 }
 
 /// Opens what packets write for ports: sessions and meters.
