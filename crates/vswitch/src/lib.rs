@@ -126,8 +126,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let transport = node.open_rsp(common, vteps)?;
     let strays = AsyncEventRing::new(node.datapath.strays()?)?;
     let detection = detect_elephants(&node.datapath, detection_groups)?;
-    let announced = AsyncEventRing::new(node.datapath.claims()?)?;
-    let claim_reader = claim_reader::run(node.clone(), announced);
+    let claim_reader = claim_reader::run(node.clone(), AsyncEventRing::new(node.datapath.claims()?)?);
     let idle = Duration::from_secs(args.path_idle);
     let sources = (strays, detection, IdentityClient::open(&node.datapath, questions)?);
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);

@@ -14,6 +14,7 @@ use sluice_agent::{Applier, Error, Node, error_chain};
 use sluice_datapath::{FlowEvent, Stray, UnknownReceiver};
 use sluice_rsp::cache::Config;
 use sluice_rsp::{Destination, Message, Path, PermitEntry};
+use sluice_southbound::{MigrationSide, Port, PortMigration};
 use sluice_tables::flows::{Flows, Policy};
 use sluice_tables::{DirectPath, NodeTables};
 use sluice_types::Vni;
@@ -36,6 +37,8 @@ const USE_INTERVAL_MAX: Duration = Duration::from_secs(5);
 const USE_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// Lifetime of a path that an earlier agent left in the tables.
 const ADOPTED_LIFETIME_MS: u32 = 60_000;
+/// Targets of migrations that gateways are told of.
+const TARGETS_MAX: usize = 256;
 /// Requests for the list of paths that may wait.
 const LIST_REQUESTS_MAX: usize = 8;
 
@@ -331,14 +334,29 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
             if let Err(error) = permitted_senders::remove_expired(&mut applier.tables) {
                 tracing::error!(error = error_chain(&error), "cannot remove senders; retrying later");
             }
-            (applier.tables.database_id(), networks(applier, own), applier.tables.senders())
+            let networks = networks(applier, own);
+            (applier.tables.database_id(), networks, targets(applier), applier.tables.senders())
         };
-        let (database, networks, senders) = self.node.writer.run(review).await?;
+        let (database, networks, targets, senders) = self.node.writer.run(review).await?;
+        self.name_targets(&networks, &targets);
         self.update_stats(senders);
         let now_ms = self.now_ms();
         let actions = self.learner.set_networks(now_ms, database, networks);
         self.identities.set_networks(database, self.learner.networks());
         self.perform(actions).await
+    }
+
+    /// Tells gateways to which hosts instances of this one migrate: packets of these hosts are to be accepted before the
+    /// controller has moved the instances.
+    fn name_targets(&mut self, networks: &[Network], targets: &[PermitEntry]) {
+        for entry in targets {
+            for network in networks.iter().filter(|network| network.vni == entry.vni) {
+                for gateway in &network.gateways {
+                    let message = Message::Permit { entries: vec![*entry] };
+                    self.transport.send(Some(network.cluster), *gateway, &message);
+                }
+            }
+        }
     }
 
     /// Stores for metrics what is read once per review.
@@ -464,6 +482,15 @@ fn networks(applier: &Applier<HostRole>, own: IpAddr) -> Vec<Network> {
         })
     };
     applier.tables.vrfs().filter_map(network).collect()
+}
+
+/// The hosts to which instances of this one migrate, in their networks.
+fn targets(applier: &Applier<HostRole>) -> Vec<PermitEntry> {
+    let target = |(port, migration): (&Port, &PortMigration)| match migration.side {
+        MigrationSide::Outgoing { to } => Some(PermitEntry { vni: port.vni, host: to }),
+        MigrationSide::Incoming { .. } => None,
+    };
+    applier.role.ports.migrating().filter_map(target).take(TARGETS_MAX).collect()
 }
 
 /// Writes changes to the tables. Returns how many of them the tables refused.
