@@ -216,7 +216,7 @@ async fn metric(lab: &Lab, node: &str, name: &str) -> Result<f64, Failure> {
 async fn under_load(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<VmState, Failure> {
     let conversations = Conversations::begin(lab, vm, neighbor).await?;
     let ways: Vec<(&str, &str, IpAddr)> =
-        PEERS.iter().flat_map(|name| vm.addresses().into_iter().map(|at| (*name, VM, at))).collect();
+        PEERS.iter().flat_map(|name| vm.addresses().into_iter().map(move |at| (*name, VM, at))).collect();
     let streams = Streams::to(lab, &ways, STREAMS, PPS).await?;
     let (migration, moved) = begin(lab, vm, NEW, SessionMode::Copy).await?;
     let copied = metric(lab, NEW, "sluice_migration_sessions_copied_total").await?;

@@ -11,7 +11,7 @@ use std::mem::offset_of;
 /// Attempts to claim a slot that packets claim at the same time.
 const CLAIM_ATTEMPTS: u32 = 4;
 /// Sessions with one key that began within this time of each other are the same one: 2 s.
-const SAME_TICKS: i32 = 16;
+const SAME_TICKS: u32 = 16;
 
 /// What became of a session that was to be installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Sessions {
         for (bucket, slot, word) in slots_of(&table, &key, &candidates) {
             let known = table.session(bucket, slot, word).filter(|_| !word.has_expired(now));
             let is_same = |known: &Session| {
-                known.created_at.wrapping_sub(session.created_at).cast_signed().abs() <= SAME_TICKS
+                known.created_at.wrapping_sub(session.created_at).cast_signed().unsigned_abs() <= SAME_TICKS
             };
             if known.as_ref().is_some_and(is_same) {
                 merge(&table, (bucket, slot, word), &session);
