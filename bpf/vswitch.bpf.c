@@ -13,6 +13,7 @@
  *   underlay interface -> plain VXLAN, known sender, (VNI, destination) is a port: delivered
  *                      -> otherwise: to the host's stack, which passes VXLAN to the VXLAN device
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
+ *                                -> (VNI, destination) migrates: to its host by redirect_stray (strays.h)
  *                                -> otherwise, from a host: to the gateway group (strays.h)
  *
  * A VM can set many fields of the skb. So the programs rely only on the packet's bytes, its length, its
@@ -400,6 +401,10 @@ int uplink_ingress(struct __sk_buff *skb)
 	if (reason)
 		return port_drop(vni, reason);
 	if (is_stray(found, &hit)) {
+		const struct next_hop *moved = moved_path(found, &hit);
+
+		if (moved)
+			return redirect_stray(skb, frame, &from, moved, &hit, vrf_cell, vni);
 		found = find_delegated(vrf_cell, vni, frame, &hit);
 		if (found == EXACT_MISS)
 			return forward_stray(skb, frame, &from, vrf_cell, vni);

@@ -40,6 +40,7 @@ mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
 mod meter_shares;
+mod migration;
 mod moved_instance;
 mod nat;
 mod nat64;
@@ -202,6 +203,7 @@ fn all() -> Vec<Scenario> {
         attack: OwnLab,
         guests: OwnLab,
         moved_instance: OwnLab,
+        migration: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,
         guarded_ports: OwnLab,

@@ -345,6 +345,11 @@ struct vrf {
  * sends are ignored.
  */
 #define NEXT_HOP_FOREIGN 0x10
+/*
+ * Direct path, also NEXT_HOP_FIXED: an instance that migrates is at this host now, or still. Packets from the underlay take the
+ * path as well, by redirect_stray (strays.h).
+ */
+#define NEXT_HOP_MOVED 0x20
 
 struct next_hop {
 	__u8 kind;

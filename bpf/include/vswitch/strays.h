@@ -9,6 +9,10 @@
  * not_local. A frame from a gateway never returns to a gateway: if their tables differed, it would
  * loop. Returns the verdict. Uses the maps `strays`, `stray_budget`, `events_lost`, `cells` and those of
  * count.h and event_share.h.
+ *
+ * While an instance migrates (Achelous section 6.2), the destination has a path with NEXT_HOP_MOVED to the host
+ * that has it. A unicast IP packet, also from a gateway, is sent there with the identity of its sender. It
+ * never returns to the node from which it came: two hosts that lead to each other do not make a loop.
  */
 #ifndef SLUICE_STRAYS_H
 #define SLUICE_STRAYS_H
@@ -69,10 +73,9 @@ __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_send
 }
 
 /* Whether the stray is one that a gateway would forward. */
-static __always_inline int is_stray_forwarded(const struct frame *frame, const struct tunnel_sender *from)
+static __always_inline int is_stray_unicast(const struct frame *frame)
 {
-	if (!from->is_host || frame->ethertype == ETH_P_ARP || frame_multicast(frame) ||
-	    is_control_icmp6(frame))
+	if (frame->ethertype == ETH_P_ARP || frame_multicast(frame) || is_control_icmp6(frame))
 		return 0;
 	return !(frame->flags & FRAME_IPV6) || !ipv6_link_local(frame->destination[0]);
 }
@@ -81,12 +84,48 @@ static __always_inline int is_stray_forwarded(const struct frame *frame, const s
 static __always_inline int forward_stray(struct __sk_buff *skb, struct frame *frame,
 					 struct tunnel_sender *from, __u32 vrf_cell, __u32 vni)
 {
-	if (!is_stray_forwarded(frame, from))
+	if (!from->is_host || !is_stray_unicast(frame))
 		return port_drop(vni, DROP_not_local);
 	if (!source_valid(frame))
 		return port_drop(vni, DROP_inner_source);
 	post_stray(frame, from, vni);
 	return tunnel_to_group(skb, vrf_cell, vni, frame);
+}
+
+/* The path of an instance that migrates, if that is what an exact match found. */
+static __always_inline const struct next_hop *moved_path(enum exact_answer found, const struct exact_hit *hit)
+{
+	const struct next_hop *hop = found == EXACT_HIT ? next_hop_at(hit->next, NEXT_HOP_DIRECT) : NULL;
+
+	return hop && READ_ONCE(hop->flags) & NEXT_HOP_MOVED ? hop : NULL;
+}
+
+/* Whether the path leads to the node that has sent the frame. */
+static __always_inline int leads_back(const struct next_hop *hop, const struct tunnel_sender *from)
+{
+	if (!(READ_ONCE(hop->flags) & NEXT_HOP_IPV6))
+		return !from->ipv6 && from->address[1] == bpf_ntohl(LOAD32(hop->address));
+	return from->ipv6 && from->address[0] == load_half(hop->address) &&
+	       from->address[1] == load_half(hop->address + 8);
+}
+
+/* Sends the stray to the host that has its instance, by the path that the exact match found, or drops it. */
+static __always_inline int redirect_stray(struct __sk_buff *skb, struct frame *frame,
+					  struct tunnel_sender *from, const struct next_hop *hop,
+					  struct exact_hit *hit, __u32 vrf_cell, __u32 vni)
+{
+	const struct node_config *node = node_at();
+
+	if (!node || !is_stray_unicast(frame) || leads_back(hop, from))
+		return port_drop(vni, DROP_not_local);
+	if (!source_valid(frame))
+		return port_drop(vni, DROP_inner_source);
+	/* A packet to an address that neighbors reach by the router's MAC address is routed again. */
+	if (frame->destination_mac == load_mac(node->router_mac) && frame->ttl <= 1)
+		return port_drop(vni, DROP_ttl_exceeded);
+	if (from->is_host)
+		post_stray(frame, from, vni);
+	return send_direct(skb, frame, hit, vrf_cell, vni);
 }
 
 #endif

@@ -67,8 +67,8 @@ impl CommonArgs {
         ports.sort_unstable();
         match ports.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(Error::Config(format!(
-                "UDP port {} is used twice: VXLAN uses {}, and --rsp-port, --cluster-port, --nat-sync-port and \
-                 --meter-port must differ from it and from each other",
+                "UDP port {} is used twice: VXLAN uses {}, and --rsp-port, --cluster-port, --nat-sync-port, \
+                 --meter-port and --migration-port must differ from it and from each other",
                 pair[0],
                 sluice_types::VXLAN_PORT
             ))),

@@ -17,6 +17,7 @@ use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::claims::Claims;
 use crate::failures::Failures;
+use crate::migrations::MigrationReports;
 use crate::rsp::KeyKind;
 use crate::{NatAddresses, NodeLoad, error_chain};
 
@@ -64,6 +65,11 @@ pub trait Role: Send + 'static {
     /// The claims that the stream sends. Roles without ports of VMs have none.
     fn claims(&self) -> Claims {
         Claims::default()
+    }
+
+    /// The states of migrations that the stream sends. Roles without ports of VMs have none.
+    fn migrations(&self) -> MigrationReports {
+        MigrationReports::default()
     }
 
     /// A new stream begins: forgets what an unfinished step of an earlier stream left behind.

@@ -159,11 +159,12 @@ impl<R: Role> StreamClient<R> {
 
     /// Opens a stream and follows it to its end. Notes in `connected` when it was open.
     async fn stream(&self, connected: &mut Option<Instant>) -> Result<(), Error> {
-        let (hello, claims) = self
+        let (hello, claims, migrations) = self
             .writer
             .run(|applier| {
                 applier.begin_stream();
-                (hello(&applier.tables, &applier.role), applier.role.claims())
+                let role = &applier.role;
+                (hello(&applier.tables, role), role.claims(), role.migrations())
             })
             .await?;
         let revision = hello.applied_revision;
@@ -193,6 +194,7 @@ impl<R: Role> StreamClient<R> {
             result = self.send_heartbeats(&reports) => result,
             result = self.send_digests(&reports) => result,
             result = claims.send(&reports) => result,
+            result = migrations.send(&reports) => result,
         }
     }
 

@@ -44,6 +44,7 @@ use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
 use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, monotonic_ns, open};
 use sluice_datapath::{Datapath, FlowEvent, METER_COUNTS_MAP, METERS_MAP, ObjectName};
+use sluice_rsp::PermitEntry;
 use sluice_southbound::Node;
 use sluice_tables::{AgentHeartbeat, Journal, MeterReader, NamedMeters};
 use sluice_types::GatewayId;
@@ -178,7 +179,14 @@ fn start_offload(
     let monitor = LoadMonitor::new(node.clone(), node.datapath.flows()?, load, stats.clone())?;
     let transport = node.open_rsp(common, vteps)?;
     let tables = (node.reader.clone(), journal);
-    let responder = RspResponder::new(transport, elephants, tables, node.keys.clone(), stats);
+    let writer = node.writer.clone();
+    let accept_targets = Box::new(move |from: IpAddr, entries: Vec<PermitEntry>| {
+        // If its queue is full, the host repeats it within a second.
+        let _ = writer.post(move |applier| {
+            permits::accept(&mut applier.tables, from, &entries);
+        });
+    });
+    let responder = RspResponder::new(transport, elephants, tables, node.keys.clone(), stats, accept_targets);
     Ok((responder, monitor))
 }
 

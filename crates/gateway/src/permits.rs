@@ -20,8 +20,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
+use sluice_agent::error_chain;
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_rsp::{Destination, Message, PermitEntry};
+use sluice_tables::NodeTables;
 use sluice_types::Vni;
 
 /// A confirmed permit is renewed when a path is wanted this time after it was sent.
@@ -43,6 +45,23 @@ const SHARE_MAX: usize = PERMITS_MAX / 32;
 const WAITING_MAX: usize = 16;
 /// Interval at which forgotten permits are removed.
 const SWEEP_US: u64 = 1_000_000;
+
+/// Accepts packets of the hosts to which instances of the host at `from` migrate, each in the network of its entry, as long as the
+/// tables keep idle senders. That host must be accepted in the network itself. Returns how many were accepted.
+pub fn accept(tables: &mut NodeTables, from: IpAddr, entries: &[PermitEntry]) -> usize {
+    let mut accepted = 0;
+    for entry in entries {
+        if !tables.is_sender(entry.vni.get(), from) {
+            continue;
+        }
+        let written = tables.permit_sender(entry.vni, entry.host);
+        if let Err(error) = &written {
+            tracing::debug!(%from, ?entry, error = error_chain(error), "target of a migration refused");
+        }
+        accepted += usize::from(written.is_ok());
+    }
+    accepted
+}
 
 /// A permit's receiver and sender, by their VTEPs, and its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,6 +1,7 @@
 //! The states of permits over time.
 
 use super::*;
+use sluice_tables::{Immediate, Memory, Role, Sizes};
 use sluice_types::Vni;
 
 const SECOND_US: u64 = 1_000_000;
@@ -104,4 +105,20 @@ fn permits_are_forgotten_and_bounded() {
     let later = SECOND_US + VALID_US;
     assert_eq!(permits.check(later, of(18, 0)), PermitState::Waiting);
     assert_eq!((permits.len(), permits.by_network.len()), (1, 1));
+}
+
+/// Catches a host that lets others send in a network that it has no part in.
+#[test]
+fn only_a_host_of_the_network_names_the_target_of_a_migration() {
+    let memory = Memory::anonymous(1 << 12).unwrap();
+    let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+    for host in [ip(1), ip(2)] {
+        tables.upsert_vtep(host, Role::Host).unwrap();
+    }
+    let entry = |vni, host| PermitEntry { vni: Vni::new(vni).unwrap(), host };
+    tables.permit_sender(Vni::new(7).unwrap(), ip(1)).unwrap();
+    let asked = [entry(7, ip(2)), entry(8, ip(2)), entry(7, ip(3))];
+    assert_eq!(accept(&mut tables, ip(2), &asked), 0);
+    assert_eq!(accept(&mut tables, ip(1), &asked), 1);
+    assert!(tables.is_sender(7, ip(2)) && !tables.is_sender(8, ip(2)) && !tables.is_sender(7, ip(3)));
 }

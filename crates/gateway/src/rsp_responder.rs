@@ -28,6 +28,9 @@ const LOOKUPS_MAX: usize = 256;
 /// Most permits in one read: for each, at most 16 paths wait, of which few have any.
 const CONFIRMED_MAX: usize = LOOKUPS_MAX / 16;
 
+/// Lets the table writer accept targets of migrations, which the host with this address has named.
+pub type AcceptTargets = Box<dyn Fn(IpAddr, Vec<PermitEntry>) + Send>;
+
 /// The gateway's end of RSP. A single task runs it.
 pub struct RspResponder<E> {
     transport: RspTransport,
@@ -38,6 +41,7 @@ pub struct RspResponder<E> {
     notifier: Notifier,
     identities: Identities,
     stats: Arc<OffloadStats>,
+    accept_targets: AcceptTargets,
     /// Origin of the clock of `notifier` and `identities`.
     started: Instant,
 }
@@ -50,6 +54,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         (reader, journal): (SharedReader, Journal),
         keys: watch::Receiver<Arc<Keys>>,
         stats: Arc<OffloadStats>,
+        accept_targets: AcceptTargets,
     ) -> Self {
         let started = Instant::now();
         Self {
@@ -61,6 +66,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             notifier: Notifier::new(),
             identities: Identities::new(),
             stats,
+            accept_targets,
             started,
         }
     }
@@ -134,10 +140,10 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             Message::Permitted { entries } => self.confirm(from.ip(), entries),
             Message::Identify { entries } => self.identify(from.ip(), entries),
             Message::Identity { entries } => self.note_identities(from.ip(), entries),
+            Message::Permit { entries } => (self.accept_targets)(from.ip(), entries.clone()),
             Message::Reply { .. }
             | Message::Notify { .. }
             | Message::Redirect { .. }
-            | Message::Permit { .. }
             | Message::Reconciled { .. } => self.stats.note_unexpected(),
         }
     }

@@ -185,7 +185,9 @@ fn elephants_are_notified_and_requests_answered() {
         let vteps = Vteps { v4: "192.0.2.2".parse().ok(), v6: "2001:db8::2".parse().ok() };
         let transport_2 = transport(vteps, &keys);
         let (sent, mut redirects) = (transport_2.stats(), 1);
-        let responder = RspResponder::new(transport_2, elephants, reader, keys.subscribe(), stats.clone());
+        let accept: AcceptTargets = Box::new(|_, _| {});
+        let responder =
+            RspResponder::new(transport_2, elephants, reader, keys.subscribe(), stats.clone(), accept);
         tokio::spawn(responder.run());
 
         for (source, destination, own, gateway, other) in [

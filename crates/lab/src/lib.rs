@@ -20,6 +20,7 @@ mod guest;
 pub mod internet;
 mod lab;
 mod metrics;
+mod migration;
 mod net;
 mod output;
 mod paths;

@@ -288,7 +288,7 @@ const MOVE_ADDRESSES_SCRIPT: &str = "\
     [ -z \"$router4\" ] || ip route replace default via $router4 dev eth1\n\
     ip -6 route replace default via fe80::1 dev eth1\n";
 
-async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
+pub(crate) async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     let port = &vm.port;
     // The port of a guest is a tap, which QEMU opens.
     let tap = format!("ip tuntap add dev {port} mode tap vnet_hdr\n");
@@ -305,7 +305,7 @@ async fn attach_and_wait(lab: &Lab, vm: &VmState) -> Result<()> {
 }
 
 /// Attaches a VM's port; repeated while the agent starts or does not know the instance yet.
-async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
+pub(crate) async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
     let agent = lab.process(&vm.host)?;
     let binary = lab.state.binary.display().to_string();
     let socket = lab.paths.socket(&vm.host);

@@ -182,7 +182,8 @@ pub enum Message {
         /// The destinations, and the senders.
         entries: Vec<StrayEntry>,
     },
-    /// Gateway to host: other hosts are about to send to the receiver by direct paths.
+    /// Gateway to host: other hosts are about to send to the receiver by direct paths. Host to gateway: instances of the
+    /// sender migrate to other hosts, which are about to send to the receiver.
     Permit {
         /// The hosts and the networks.
         entries: Vec<PermitEntry>,

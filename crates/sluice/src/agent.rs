@@ -83,6 +83,15 @@ pub enum PortCommand {
         #[command(flatten)]
         socket: Socket,
     },
+    /// Open the port of an instance that migrates to this host, because its guest runs here now; without this command, its
+    /// first frame does that
+    Resume {
+        /// Instance: NAME, VPC/NAME or id
+        #[arg(long)]
+        instance: String,
+        #[command(flatten)]
+        socket: Socket,
+    },
     /// List the ports of this host, and its instances whose port is not attached yet
     List(Socket),
     /// List the connections of this host's filtered ports
@@ -258,6 +267,11 @@ impl PortCommand {
             Self::Detach { ifname, socket } => {
                 let body = json!({"ifname": ifname});
                 socket.request(&format!("detach {ifname}"), "/ports/detach", Some(body)).await.map(drop)
+            }
+            Self::Resume { instance, socket } => {
+                let body = json!({"instance": instance});
+                let action = format!("resume the port of {instance}");
+                socket.request(&action, "/ports/resume", Some(body)).await.map(drop)
             }
             Self::List(socket) => {
                 let answer = socket.request("list ports", "/ports", None).await?;

@@ -1,8 +1,8 @@
-//! Packet sockets: they send whole Ethernet frames, and receive replies of address resolution.
+//! Packet sockets: they send whole Ethernet frames, and receive replies of address resolution, or what one sender sends.
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::Error;
 
@@ -19,6 +19,7 @@ pub enum LinkReply {
     NeighborAdvertisement,
 }
 
+const ETH_P_ALL: u16 = 0x0003;
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// Option of a packet socket (if_packet.h).
@@ -29,11 +30,14 @@ const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
+const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
 const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
 const JUMP_IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-/// Offsets in the frame: the operation of ARP, the next header of IPv6, the type of ICMPv6.
+/// Offsets in the frame: the source MAC, in two parts, the operation of ARP, the next header of IPv6, the type of ICMPv6.
+const SOURCE_MAC: u32 = 6;
+const SOURCE_MAC_END: u32 = 10;
 const ARP_OPERATION: u32 = 20;
 const NEXT_HEADER: u32 = 20;
 const ICMP_TYPE: u32 = 54;
@@ -98,12 +102,39 @@ impl PacketSocket {
         // The filter comes before the protocol, so that the kernel queues no other frame.
         let socket = Self::without_protocol()?;
         socket.attach(filter)?;
-        let mut address = link_address(0);
+        socket.bind(0, protocol)?;
+        Ok(socket)
+    }
+
+    /// Opens a socket that receives the frames with this source MAC on one interface, also those that a program drops behind
+    /// it: the programs of TC run later.
+    ///
+    /// # Errors
+    /// If the process lacks CAP_NET_RAW, or the interface was deleted.
+    pub fn watch(ifindex: u32, source: [u8; 6]) -> Result<Self, Error> {
+        let [a, b, c, d, e, f] = source;
+        let filter = [
+            op(LOAD_WORD, 0, 0, SOURCE_MAC),
+            op(JUMP_IF_EQUAL, 0, 3, u32::from_be_bytes([a, b, c, d])),
+            op(LOAD_HALF, 0, 0, SOURCE_MAC_END),
+            op(JUMP_IF_EQUAL, 0, 1, u32::from_be_bytes([0, 0, e, f])),
+            op(RETURN, 0, 0, 0xffff),
+            op(RETURN, 0, 0, 0),
+        ];
+        let socket = Self::without_protocol()?;
+        socket.attach(&filter)?;
+        socket.bind(ifindex, ETH_P_ALL)?;
+        Ok(socket)
+    }
+
+    /// Lets a socket receive frames of a protocol; 0: from all interfaces.
+    fn bind(&self, ifindex: u32, protocol: u16) -> Result<(), Error> {
+        let mut address = link_address(ifindex);
         address.sll_protocol = protocol.to_be();
         // SAFETY: `address` is readable for the length given, and outlives the call.
         let bound = unsafe {
             libc::bind(
-                socket.0.as_raw_fd(),
+                self.0.as_raw_fd(),
                 (&raw const address).cast(),
                 mem::size_of_val(&address) as libc::socklen_t,
             )
@@ -111,7 +142,7 @@ impl PacketSocket {
         if bound < 0 {
             return Err(Error::last("bind a packet socket"));
         }
-        Ok(socket)
+        Ok(())
     }
 
     /// Opens a socket of protocol 0, to which the kernel never queues a frame.
@@ -202,6 +233,12 @@ impl PacketSocket {
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+impl AsRawFd for PacketSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 }
 

@@ -151,6 +151,9 @@ pub struct DirectPath {
     pub path_vni: Vni,
     /// The controller programmed this path (`docs/decisions/models.md`): learned paths do not replace it.
     pub fixed: bool,
+    /// The instance migrates, and is at this host now, or still: packets from the underlay take the path as well. Such a path is
+    /// `fixed`, but it is the agent's own.
+    pub moved: bool,
 }
 
 /// What happens to packets that match a route.

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Outside of this crate's tests nothing happens between two accesses.
 #[cfg(not(test))]
@@ -159,6 +159,20 @@ impl Region {
     #[inline]
     pub(crate) fn compare_and_swap32(&self, byte: usize, expected: u32, new: u32) -> Result<(), u32> {
         self.word32(byte).compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+    }
+
+    /// Stores one byte of a word of which others are stored at the same time.
+    #[inline]
+    pub(crate) fn store8(&self, byte: usize, value: u8) {
+        // SAFETY: as in `word64`, for a byte.
+        let at: &AtomicU8 = unsafe { self.at(byte, 1).cast().as_ref() };
+        at.store(value, Ordering::Release);
+    }
+
+    /// Adds to a word to which others add at the same time. It wraps.
+    #[inline]
+    pub(crate) fn add32(&self, byte: usize, by: u32) {
+        self.word32(byte).fetch_add(by, Ordering::AcqRel);
     }
 
     /// Sets bytes to zero, word by word. Both numbers are multiples of 8.

@@ -24,6 +24,7 @@
 //!
 //! Times are in ticks of 1/8 s of `CLOCK_MONOTONIC` ([`ticks_now`]), as 32 bits that wrap after 17 years.
 
+mod install;
 mod key;
 mod phase;
 mod reader;
@@ -37,6 +38,7 @@ mod timeouts;
 mod tests;
 
 pub use crate::region::Region;
+pub use install::Installed;
 pub use key::{Family, Flow};
 pub use phase::Phase;
 pub use reader::{Iter, SessionReader};

@@ -14,6 +14,8 @@ use crate::credit::{Capacity, CreditKeeper, Overhead};
 use crate::guard::PortName;
 use crate::rates::Rates;
 
+/// UDP port by which hosts copy the sessions of instances that migrate (`api/migration.md`).
+const MIGRATION_PORT: u16 = 4801;
 /// Longest time for which a port adopts connections, in seconds.
 pub const ADOPT_SECONDS_MAX: u32 = 3600;
 /// Sessions of each address family: what half a hundred VMs of a busy host have.
@@ -47,6 +49,11 @@ pub struct Args {
     /// With --flush: open the interfaces of VMs as well. This host's own network stack receives their packets then
     #[arg(long, requires = "flush")]
     pub unguard: bool,
+
+    /// UDP port by which hosts copy the connections of instances that migrate between them; must be the same on all hosts
+    /// of a site
+    #[arg(long, value_name = "PORT", default_value_t = MIGRATION_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub migration_port: u16,
 
     /// Seconds after which an unused direct path is removed; uses are known to the second
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]

@@ -12,6 +12,7 @@ mod guard_metrics;
 mod identity_client;
 mod ipsec;
 mod local_api;
+mod migration;
 mod path_learner;
 mod path_metrics;
 mod permitted_senders;
@@ -31,6 +32,7 @@ pub use guard::PortName;
 pub use port_manager::INSTANCE_WAIT;
 pub use sluice_agent::Error;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,12 +43,14 @@ use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
 use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
-use sluice_datapath::{Datapath, ObjectName};
+use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_tables::sessions::Timeouts;
 use sluice_tables::{PortCredits, PortMeters};
+use tokio::sync::watch;
 
 use crate::elephants::Elephants;
 use crate::identity_client::IdentityClient;
+use crate::migration::Migrator;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
 use crate::role::HostRole;
@@ -70,7 +74,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     if common.flush {
         return flush_host(&args, &netlink).await;
     }
-    common.check_ports(&[])?;
+    common.check_ports(&[args.migration_port])?;
     let name = args.uplink.clone().ok_or_else(|| Error::Config("--uplink is required".to_owned()))?;
     let uplink = netlink.require_link(&name).await?;
     let vteps = host_vtep(&netlink, &uplink, args.vtep).await?;
@@ -97,7 +101,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let changes = registry.subscribe();
     let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
-    let claims = role.claims();
+    let (claims, reports) = (role.claims(), role.migrations());
     let (receivers, questions) = Receivers::of_map(opened.datapath.remote_identities()?);
     let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes, receivers)?;
     let started = opened.start(common, ROLE, role, complete).await?;
@@ -112,22 +116,24 @@ pub async fn run(args: Args) -> Result<(), Error> {
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
     node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
+    let (migrator, resumer) = Migrator::open(
+        node.clone(),
+        (own_address(vteps)?, args.migration_port),
+        (keeper.reader(), keeper.installer()),
+        reports,
+        changes.clone(),
+    )?;
     let transport = node.open_rsp(common, vteps)?;
     let strays = AsyncEventRing::new(node.datapath.strays()?)?;
-    let detection = ElephantDetection {
-        events: AsyncEventRing::new(node.datapath.flow_events()?)?,
-        flows: node.datapath.flows()?,
-        groups: detection_groups,
-        reported: Elephants::default(),
-    };
-    let announced = AsyncEventRing::new(node.datapath.claims()?)?;
-    let claim_reader = claim_reader::run(node.clone(), announced);
+    let detection = detect_elephants(&node.datapath, detection_groups)?;
+    let claim_reader = claim_reader::run(node.clone(), AsyncEventRing::new(node.datapath.claims()?)?);
     let idle = Duration::from_secs(args.path_idle);
     let sources = (strays, detection, IdentityClient::open(&node.datapath, questions)?);
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
     let (listed, datapath_of) =
         (SessionList::new(started.node.clone(), keeper.reader()), started.node.clone());
     let routes = local_api::port_routes(manager.clone())
+        .merge(local_api::resume_routes(resumer))
         .merge(local_api::session_routes(listed))
         .merge(local_api::path_routes(paths));
     let work = async move {
@@ -136,6 +142,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = client.run() => ended,
             ended = claim_reader => ended,
             () = rates.keep(&netlink, &datapath_of.datapath) => Ok(()),
+            ended = migrator.run() => ended,
         }
     };
     let ended = started.serve(common, routes, work).await;
@@ -163,6 +170,19 @@ async fn attach_underlay(
              start the agent with --kernel-vxlan"
         );
     }
+}
+
+/// Opens the detection of elephant flows for the groups that have it.
+fn detect_elephants(
+    datapath: &Datapath,
+    groups: watch::Receiver<BTreeMap<u32, u32>>,
+) -> Result<ElephantDetection<AsyncEventRing<FlowEvent>>, Error> {
+    Ok(ElephantDetection {
+        events: AsyncEventRing::new(datapath.flow_events()?)?,
+        flows: datapath.flows()?,
+        groups,
+        reported: Elephants::default(),
+    })
 }
 
 /// Opens what packets write for ports: sessions, meters and what credit is judged by.

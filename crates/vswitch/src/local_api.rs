@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use sluice_agent::local_api::ApiError;
 use sluice_types::Protocol;
 
+use crate::migration::Resumer;
 use crate::port_manager::{PortError, PortManager, PortView};
 use crate::port_registry::RegistryError;
 use crate::rsp_client::PathList;
@@ -22,6 +23,12 @@ use crate::sessions::list::{self, LISTED, LISTED_MAX, SessionList, SessionViews}
 #[derive(Deserialize)]
 struct AttachRequest {
     ifname: String,
+    /// Name, `VPC/NAME` or id of the instance.
+    instance: String,
+}
+
+#[derive(Deserialize)]
+struct ResumeRequest {
     /// Name, `VPC/NAME` or id of the instance.
     instance: String,
 }
@@ -39,7 +46,9 @@ impl From<PortError> for ApiError {
             PortError::Registry(
                 RegistryError::Ambiguous { .. }
                 | RegistryError::InstanceTaken { .. }
-                | RegistryError::InterfaceTaken { .. },
+                | RegistryError::InterfaceTaken { .. }
+                | RegistryError::NotMigrating { .. }
+                | RegistryError::NotIncoming(_),
             ) => StatusCode::CONFLICT,
             PortError::Interface(_) => StatusCode::BAD_REQUEST,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -56,6 +65,11 @@ pub fn port_routes(manager: Arc<PortManager>) -> Router {
         .route("/ports/attach", post(attach))
         .route("/ports/detach", post(detach))
         .with_state(manager)
+}
+
+/// Route `POST /ports/resume`.
+pub fn resume_routes(resumer: Resumer) -> Router {
+    Router::new().route("/ports/resume", post(resume)).with_state(resumer)
 }
 
 /// Route `GET /sessions`, with `port`, `instance`, `protocol`, `address` and `limit`.
@@ -120,6 +134,14 @@ async fn detach(
 ) -> Result<Json<Value>, ApiError> {
     let detach = async move { manager.detach(&request.ifname).await };
     finish(tokio::spawn(detach).await).map(|()| Json(json!({})))
+}
+
+async fn resume(
+    State(resumer): State<Resumer>,
+    Json(request): Json<ResumeRequest>,
+) -> Result<Json<Value>, ApiError> {
+    resumer.resume(request.instance).await?;
+    Ok(Json(json!({})))
 }
 
 fn finish<T>(joined: Result<Result<T, PortError>, tokio::task::JoinError>) -> Result<T, ApiError> {

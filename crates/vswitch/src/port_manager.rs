@@ -25,7 +25,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use crate::credit::CreditView;
 use crate::guard::{self, GuardedView, PortName, is_vm_interface};
 use crate::guard_metrics::GuardMetrics;
-use crate::port_registry::{Attachment, Filter, PortRegistry, RegistryError};
+use crate::port_registry::{Attachment, Filter, MovingPort, PortRegistry, RegistryError};
 use crate::rates::Rates;
 use crate::role::HostRole;
 use crate::vxlan_device;
@@ -71,7 +71,7 @@ pub struct PortView {
     pub instance: String,
     /// Id of the instance.
     pub id: String,
-    /// Whether packets can pass: the interface is attached and the instance is known.
+    /// Whether packets can pass: the interface is attached, the instance is known, and if it migrates, its guest runs here.
     pub active: bool,
     /// VNI of the VPC.
     pub vni: Option<u32>,
@@ -95,6 +95,8 @@ pub struct PortView {
     pub filter: Option<Filter>,
     /// Sessions of the port, with those that have ended and are not yet removed.
     pub sessions: Option<u32>,
+    /// State of the port of an instance that migrates.
+    pub migration: Option<MovingPort>,
 }
 
 impl PortView {
@@ -115,6 +117,7 @@ impl PortView {
             credit: None,
             filter: None,
             sessions: None,
+            migration: None,
         }
     }
 
@@ -136,6 +139,7 @@ impl PortView {
             credit: None,
             filter: None,
             sessions: None,
+            migration: None,
         }
     }
 }
@@ -150,7 +154,8 @@ fn port_views(registry: &PortRegistry) -> Vec<PortView> {
         let sessions = registry.scopes().is_given(attachment.scope).then_some(attachment.scope);
         views.push(PortView {
             ifname: Some(ifname.clone()),
-            active: port.is_some(),
+            active: port.is_some_and(|port| registry.is_open(port)),
+            migration: port.and_then(|port| registry.moving_port(port)),
             filter: port.map(|port| registry.filter_of(port)),
             sessions: sessions.map(|number| registry.scopes().sessions(number)),
             ..view
@@ -273,12 +278,21 @@ impl PortManager {
         self.netlink.set_up(&link).await?;
         let name = link.name.clone();
         let write = move |applier: &mut Applier<HostRole>| {
-            applier.role.ports.attach(&mut applier.tables, &name, attachment)
+            applier.role.ports.attach(&mut applier.tables, &name, attachment)?;
+            let ports = &applier.role.ports;
+            Ok::<_, RegistryError>(ports.instance(id).and_then(|port| ports.moving_port(port)))
         };
-        self.node.writer.run(write).await??;
+        let migration = self.node.writer.run(write).await??;
         self.review_rates().await?;
-        tracing::info!(ifname, instance = port.name, peer_redirect = link.peer_elsewhere, "port attached");
-        Ok(PortView { ifname: Some(link.name), active: true, ..PortView::of_instance(&port) })
+        tracing::info!(
+            ifname,
+            instance = port.name,
+            peer_redirect = link.peer_elsewhere,
+            ?migration,
+            "port attached"
+        );
+        let active = migration != Some(MovingPort::Waiting);
+        Ok(PortView { ifname: Some(link.name), active, migration, ..PortView::of_instance(&port) })
     }
 
     /// Attaches the program to an interface, unless it has one, and keeps the host's own IPv6 stack from using the

@@ -8,10 +8,15 @@
 //!     instance without port ----- attach ----> PORT <---- instance added ---- interface without instance
 //!                           <---- detach -----      ----- instance removed ->  (its packets are dropped)
 //! ```
+//!
+//! The port of an instance that migrates is closed at one of both hosts (`migration.rs`).
 
 mod entry;
 mod files;
 mod filtering;
+mod migration;
+#[cfg(test)]
+mod migration_tests;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +35,7 @@ use crate::policies::Policies;
 use crate::rates::{PortRate, RatedPort};
 use crate::scopes::{NoScope, Scopes};
 pub use filtering::Filter;
+pub use migration::{CopyTarget, MovingPort};
 
 /// An interface that is the port of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +85,17 @@ pub enum RegistryError {
         /// Its instance.
         instance: String,
     },
+    /// The instance does not migrate, by another migration, or in the other direction.
+    #[error("instance {instance} has no migration {migration} that this host may do this for")]
+    NotMigrating {
+        /// The instance.
+        instance: String,
+        /// Number of the migration.
+        migration: u64,
+    },
+    /// The instance does not migrate to this host.
+    #[error("instance {0} does not migrate to this host, so no port waits for its guest")]
+    NotIncoming(String),
     /// The port could not be written to the tables.
     #[error("{0}")]
     Tables(String),
@@ -100,6 +117,8 @@ pub struct PortRegistry {
     attachments: BTreeMap<String, Attachment>,
     policies: Policies,
     scopes: Scopes,
+    /// Instances that migrate.
+    moving: migration::Migrations,
     /// Seconds for which a port that becomes filtered adopts the connections that it has.
     adopt_s: u32,
     /// MTU of the tunnel: no port has a larger one, whatever the MTU of its VPC.
@@ -121,6 +140,7 @@ impl PortRegistry {
     pub fn load(state_dir: &Path, scopes: Scopes, adopt_s: u32) -> Result<(Self, bool), Error> {
         let saved = files::read_instances(state_dir);
         let attachments = files::read_attachments(state_dir)?;
+        let moving = migration::from_saved(files::read_migrations(state_dir)?);
         let is_complete = saved.is_some();
         let files::Saved { instances, policies, gateways } = saved.unwrap_or_default();
         let registry = Self {
@@ -130,6 +150,7 @@ impl PortRegistry {
             attachments,
             policies: Policies::received(policies),
             scopes,
+            moving,
             adopt_s,
             mtu_max: u16::MAX,
             is_reconciled: true,
@@ -155,7 +176,8 @@ impl PortRegistry {
     pub fn wrong_ports(&self, tables: &NodeTables) -> HashSet<EntryKey> {
         let writer = self.writer();
         let attached = self.attachments.values().filter_map(|attachment| {
-            let port = self.instances.get(&attachment.instance)?;
+            // What migrates is not compared.
+            let port = self.instances.get(&attachment.instance).filter(|port| port.migration.is_none())?;
             let known = tables.port(attachment.ifindex);
             Some((port, writer.entry(known.as_ref(), port, attachment)))
         });
@@ -289,6 +311,9 @@ impl PortRegistry {
             // The interface was removed and created again under its name: the old port still has the addresses.
             let recreated = old.as_ref().filter(|old| old.ifindex != attachment.ifindex);
             recreated.map_or(Ok(()), |old| self.writer().remove(tables, old))?;
+            if self.elsewhere(attachment.instance).is_some() {
+                return Ok(());
+            }
             let written = self.writer().write(tables, port, (ifname, &attachment));
             if written.is_err()
                 // If the disk is full by now, the next agent attaches the port. The caller can repeat the call.
@@ -300,6 +325,10 @@ impl PortRegistry {
         });
         if written.is_ok() {
             self.attachments = attachments;
+            if self.elsewhere(attachment.instance).is_some() {
+                // The migration goes on now.
+                self.changes.send_modify(|count| *count += 1);
+            }
         } else if known_scope.is_none() {
             self.scopes.retire(scope);
         }
@@ -354,7 +383,7 @@ impl PortRegistry {
                 all_written = false;
             }
         }
-        Ok(all_written)
+        Ok(self.write_redirects(tables)? && all_written)
     }
 
     /// Adds or changes an instance.
@@ -370,6 +399,7 @@ impl PortRegistry {
         if old.is_some_and(|old| entry::ends_sessions(&old, &port)) {
             self.retire_scope(instance);
         }
+        self.follow_migration(instance);
         self.write_port(tables, instance).map_err(|error| format!("port of {name}: {error}"))
     }
 
@@ -381,7 +411,7 @@ impl PortRegistry {
         if self.instances.remove(&instance).is_some() {
             self.note_change();
         }
-        let removed = self.remove_port(tables, instance);
+        let removed = self.remove_port(tables, instance).and_then(|()| self.end_migration(tables, instance));
         removed.map_err(|error| format!("removal of the port of {instance}: {error}"))
     }
 

@@ -35,7 +35,9 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{Claims, EndingSessionsJob, Role, UpdateContext, elephant_bytes, error_chain};
+use sluice_agent::{
+    Claims, EndingSessionsJob, MigrationReports, Role, UpdateContext, elephant_bytes, error_chain,
+};
 use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
@@ -61,6 +63,8 @@ pub struct HostRole {
     absent_policies: BTreeSet<PolicyKey>,
     /// Addresses that VMs have announced and do not hold.
     claims: Claims,
+    /// States of migrations for the controller.
+    migrations: MigrationReports,
     /// The groups for which this host detects elephant flows itself, and the time in milliseconds for which such flows must last.
     detection: watch::Sender<BTreeMap<u32, u32>>,
     /// The sessions of the ports.
@@ -77,6 +81,7 @@ impl HostRole {
             paths: PendingPaths::default(),
             absent_policies: BTreeSet::new(),
             claims: Claims::default(),
+            migrations: MigrationReports::default(),
             detection: watch::Sender::default(),
             sessions: None,
         }
@@ -131,6 +136,7 @@ impl HostRole {
     /// Removes networks and VTEPs whose delay is over, and groups that only such networks used. A network
     /// with an instance here stays.
     pub fn remove_expired(&mut self, tables: &mut NodeTables, now: Instant) {
+        self.ports.remove_expired_redirects(tables, now);
         for vni in self.delayed.take_expired_networks(now) {
             if self.ports.has_instance_in(vni) {
                 continue;
@@ -193,12 +199,14 @@ impl Role for HostRole {
 
     fn visit_entries(&self, tables: &NodeTables, call: &mut dyn FnMut(EntryKey, EntryHash)) {
         let wrong = self.ports.wrong_ports(tables);
+        // Their place is a matter between both hosts, so the controller leaves them out, too.
+        let migrating = self.ports.migrating_entries();
         tables.visit_entries(|key, hash| {
-            if !self.delayed.has(key) {
+            if !self.delayed.has(key) && !migrating.contains(&key) {
                 call(key, if wrong.contains(&key) { EntryHash::unreadable(key) } else { hash });
             }
         });
-        for port in self.ports.without_interface() {
+        for port in self.ports.without_interface().filter(|port| port.migration.is_none()) {
             port.entry_hashes().for_each(|(key, hash)| call(key, hash));
         }
         self.ports.visit_policies(tables, call);
@@ -206,6 +214,10 @@ impl Role for HostRole {
 
     fn claims(&self) -> Claims {
         self.claims.clone()
+    }
+
+    fn migrations(&self) -> MigrationReports {
+        self.migrations.clone()
     }
 
     fn begin_stream(&mut self) {

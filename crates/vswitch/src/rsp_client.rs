@@ -14,6 +14,7 @@ use sluice_agent::{Applier, Error, Node, error_chain};
 use sluice_datapath::{FlowEvent, Stray, UnknownReceiver};
 use sluice_rsp::cache::Config;
 use sluice_rsp::{Destination, Message, Path, PermitEntry};
+use sluice_southbound::{MigrationSide, Port, PortMigration};
 use sluice_tables::flows::{Flows, Policy};
 use sluice_tables::{DirectPath, NodeTables};
 use sluice_types::Vni;
@@ -36,6 +37,8 @@ const USE_INTERVAL_MAX: Duration = Duration::from_secs(5);
 const USE_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// Lifetime of a path that an earlier agent left in the tables.
 const ADOPTED_LIFETIME_MS: u32 = 60_000;
+/// Targets of migrations that gateways are told of.
+const TARGETS_MAX: usize = 256;
 /// Requests for the list of paths that may wait.
 const LIST_REQUESTS_MAX: usize = 8;
 
@@ -57,8 +60,10 @@ pub struct PathView {
     /// Whether packets take the path. If not, the tables refused it: the destination has a port on this host,
     /// or the tables are full.
     pub installed: bool,
-    /// Whether the path is set by the controller, not learned.
+    /// Whether the path is set by the controller, or by a migration, not learned.
     pub fixed: bool,
+    /// Whether the destination migrates: packets from the underlay take the path as well.
+    pub moved: bool,
 }
 
 /// Requests the list of paths from the client. Cheap to clone.
@@ -329,14 +334,29 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
             if let Err(error) = permitted_senders::remove_expired(&mut applier.tables) {
                 tracing::error!(error = error_chain(&error), "cannot remove senders; retrying later");
             }
-            (applier.tables.database_id(), networks(applier, own), applier.tables.senders())
+            let networks = networks(applier, own);
+            (applier.tables.database_id(), networks, targets(applier), applier.tables.senders())
         };
-        let (database, networks, senders) = self.node.writer.run(review).await?;
+        let (database, networks, targets, senders) = self.node.writer.run(review).await?;
+        self.name_targets(&networks, &targets);
         self.update_stats(senders);
         let now_ms = self.now_ms();
         let actions = self.learner.set_networks(now_ms, database, networks);
         self.identities.set_networks(database, self.learner.networks());
         self.perform(actions).await
+    }
+
+    /// Tells gateways to which hosts instances of this one migrate: packets of these hosts are to be accepted before the
+    /// controller has moved the instances.
+    fn name_targets(&mut self, networks: &[Network], targets: &[PermitEntry]) {
+        for entry in targets {
+            for network in networks.iter().filter(|network| network.vni == entry.vni) {
+                for gateway in &network.gateways {
+                    let message = Message::Permit { entries: vec![*entry] };
+                    self.transport.send(Some(network.cluster), *gateway, &message);
+                }
+            }
+        }
     }
 
     /// Stores for metrics what is read once per review.
@@ -393,6 +413,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
             revision: path.revision,
             installed: installed.get(&destination) == Some(&path.host),
             fixed: false,
+            moved: false,
         };
         let mut paths: Vec<PathView> = self.learner.paths().map(view).collect();
         paths.extend(fixed.iter().map(fixed_view));
@@ -413,6 +434,7 @@ fn fixed_view(path: &DirectPath) -> PathView {
         revision: 0,
         installed: true,
         fixed: true,
+        moved: path.moved,
     }
 }
 
@@ -462,6 +484,15 @@ fn networks(applier: &Applier<HostRole>, own: IpAddr) -> Vec<Network> {
     applier.tables.vrfs().filter_map(network).collect()
 }
 
+/// The hosts to which instances of this one migrate, in their networks.
+fn targets(applier: &Applier<HostRole>) -> Vec<PermitEntry> {
+    let target = |(port, migration): (&Port, &PortMigration)| match migration.side {
+        MigrationSide::Outgoing { to } => Some(PermitEntry { vni: port.vni, host: to }),
+        MigrationSide::Incoming { .. } => None,
+    };
+    applier.role.ports.migrating().filter_map(target).take(TARGETS_MAX).collect()
+}
+
 /// Writes changes to the tables. Returns how many of them the tables refused.
 fn write_paths(tables: &mut NodeTables, changes: &[PathChange]) -> u64 {
     let mut refused = 0;
@@ -470,7 +501,7 @@ fn write_paths(tables: &mut NodeTables, changes: &[PathChange]) -> u64 {
             PathChange::Install(destination, path) => {
                 let Destination { vni, address } = destination;
                 let Path { mac, host, vni: path_vni, .. } = path;
-                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false };
+                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false, moved: false };
                 // If the new path cannot be written, the old one is removed too, because it is out of date.
                 let written = tables.upsert_direct_path(&path);
                 let result = written.or_else(|error| remove_learned(tables, vni, address).and(Err(error)));
@@ -528,7 +559,15 @@ mod tests {
         let mut tables = tables(vni, host);
         let destination = Destination { vni, address: "10.0.0.5".parse().unwrap() };
         let Destination { address, .. } = destination;
-        let fixed = DirectPath { vni, address, mac: MacAddr::local(6), host, path_vni: vni, fixed: true };
+        let fixed = DirectPath {
+            vni,
+            address,
+            mac: MacAddr::local(6),
+            host,
+            path_vni: vni,
+            fixed: true,
+            moved: false,
+        };
         tables.upsert_direct_path(&fixed).unwrap();
         assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, host))]), 1);
         assert_eq!(write_paths(&mut tables, &[PathChange::Remove(destination, RemovalReason::Idle)]), 0);

@@ -13,6 +13,7 @@
 //! was killed in between does the same. A port of which the tables have lost the policy keeps its sessions until that is
 //! written again.
 
+mod installer;
 mod judge;
 pub mod list;
 mod metrics;
@@ -34,6 +35,7 @@ use sluice_tables::sessions::{
 use sluice_tables::{Membarrier, SharedReader};
 
 use crate::scopes::{Owner, Scopes};
+pub use installer::{InstallCounts, SessionInstaller};
 use judge::Judge;
 pub use receivers::Receivers;
 
@@ -125,6 +127,7 @@ pub struct SessionKeeper {
     scopes: Scopes,
     status: Arc<Mutex<Status>>,
     reader: SessionReader,
+    installer: SessionInstaller,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -141,8 +144,10 @@ impl SessionKeeper {
     ) -> Result<Self, Error> {
         let status = Arc::new(Mutex::new(Status::default()));
         let reader = open.sessions.reader().clone();
+        let sessions = Arc::new(Mutex::new(open.sessions));
+        let installer = SessionInstaller::new(sessions.clone(), tables.clone(), scopes.limit());
         let keeper = Keeper {
-            sessions: open.sessions,
+            sessions,
             tables,
             scopes: scopes.clone(),
             receivers,
@@ -153,12 +158,17 @@ impl SessionKeeper {
             .name("sessions".to_owned())
             .spawn(move || keeper.run())
             .map_err(Error::io("start the thread that looks after sessions"))?;
-        Ok(Self { scopes, status, reader, thread: Some(thread) })
+        Ok(Self { scopes, status, reader, installer, thread: Some(thread) })
     }
 
     /// Reads the sessions.
     pub fn reader(&self) -> SessionReader {
         self.reader.clone()
+    }
+
+    /// Installs sessions that another host had.
+    pub fn installer(&self) -> SessionInstaller {
+        self.installer.clone()
     }
 
     /// The metrics of sessions.
@@ -180,7 +190,8 @@ impl Drop for SessionKeeper {
 
 /// The work of the thread.
 struct Keeper {
-    sessions: Sessions,
+    /// Locked for each step: the installer may come in between.
+    sessions: Arc<Mutex<Sessions>>,
     tables: SharedReader,
     scopes: Scopes,
     receivers: Receivers,
@@ -188,8 +199,8 @@ struct Keeper {
     counted: Option<Instant>,
 }
 
-fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
-    status.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Keeper {
@@ -216,9 +227,13 @@ impl Keeper {
             let map = self.scopes.map();
             let is_filtered = |(number, owner): (&u16, &Owner)| owner.is_filtered.then_some(*number);
             let ports: Vec<u16> = map.given.iter().filter_map(is_filtered).collect();
-            self.sessions.share_out(&ports, &map.retired, self.scopes.limit());
-            let total: u32 = FAMILIES.iter().map(|family| self.sessions.buckets(*family)).sum();
-            match self.sessions.sweep(total.div_ceil(ROUND_STEPS), ticks_now()) {
+            let swept = {
+                let mut sessions = lock(&self.sessions);
+                sessions.share_out(&ports, &map.retired, self.scopes.limit());
+                let total: u32 = FAMILIES.iter().map(|family| sessions.buckets(*family)).sum();
+                sessions.sweep(total.div_ceil(ROUND_STEPS), ticks_now())
+            };
+            match swept {
                 Ok(swept) if swept.round_completed => self.end_round(reviewed),
                 Ok(_) => {}
                 Err(error) => {
@@ -232,14 +247,14 @@ impl Keeper {
     fn review(&mut self) -> Result<Option<u64>, sluice_tables::Error> {
         let begun = Instant::now();
         let map = self.scopes.map();
-        self.sessions.wait_for_packets()?;
+        lock(&self.sessions).wait_for_packets()?;
         let (mut total, mut is_complete) = (Reviewed::default(), true);
         let mut unknown = BTreeSet::new();
         for family in FAMILIES {
-            let buckets = self.sessions.buckets(family);
+            let buckets = lock(&self.sessions).buckets(family);
             for first in (0..buckets).step_by(CHUNK_BUCKETS as usize) {
                 let chunk = first..buckets.min(first.saturating_add(CHUNK_BUCKETS));
-                let sessions = &mut self.sessions;
+                let mut sessions = lock(&self.sessions);
                 let identity_of = |receiver| self.receivers.identity_of(receiver);
                 let may_wait = |receiver| self.receivers.may_wait(receiver);
                 let (reviewed, is_certain, of_chunk) = self.tables.read(|reader| {
@@ -254,7 +269,7 @@ impl Keeper {
                 is_complete &= is_certain && reviewed.refreshed == 0;
             }
         }
-        self.sessions.end_revoked(ticks_now())?;
+        lock(&self.sessions).end_revoked(ticks_now())?;
         is_complete &= unknown.is_empty();
         self.receivers.ask(&unknown);
         let time = begun.elapsed();
@@ -279,15 +294,19 @@ impl Keeper {
         let by_port = is_due.then(|| {
             self.counted = Some(Instant::now());
             let mut by_port: HashMap<u16, [u64; 3]> = HashMap::new();
-            for session in self.sessions.reader() {
+            let reader = lock(&self.sessions).reader().clone();
+            for session in &reader {
                 let Ok(number) = u16::try_from(session.flow.scope) else { continue };
                 by_port.entry(number).or_default()[session.phase() as usize] += 1;
             }
             by_port
         });
+        let (usage, counters) = {
+            let sessions = lock(&self.sessions);
+            (FAMILIES.map(|family| sessions.usage(family)), sessions.counters())
+        };
         let mut status = lock(&self.status);
-        status.usage = FAMILIES.map(|family| self.sessions.usage(family));
-        status.counters = self.sessions.counters();
+        (status.usage, status.counters) = (usage, counters);
         if let Some(by_port) = by_port {
             status.by_port = by_port;
         }

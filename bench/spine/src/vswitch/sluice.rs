@@ -174,6 +174,7 @@ fn fill(datapath: &Datapath, rules: Rules) -> Result<NodeTables, Failure> {
             host: place::host_of(index).into(),
             path_vni: vni,
             fixed: false,
+            moved: false,
         })?;
     }
     Ok(tables)

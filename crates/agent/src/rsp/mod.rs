@@ -10,6 +10,7 @@ mod transport;
 
 pub use batcher::{Admission, Batcher};
 pub use key_store::{KeyKind, KeyStore, Keys};
+pub use socket::{Datagram, Socket};
 pub use stats::{MessageKind, RspStats, Unsent};
 pub use transport::{Received, RspTransport, TransportConfig};
 

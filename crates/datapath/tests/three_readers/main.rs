@@ -142,7 +142,15 @@ impl Model {
             Op::Direct { number, mac, host: at, path_vni } => {
                 let (vni, address) = place(*number);
                 let (mac, host) = (MacAddr::local(*mac), host(*at));
-                let path = DirectPath { vni, address, mac, host, path_vni: vni_of(path_vni), fixed: false };
+                let path = DirectPath {
+                    vni,
+                    address,
+                    mac,
+                    host,
+                    path_vni: vni_of(path_vni),
+                    fixed: false,
+                    moved: false,
+                };
                 if !self.routes.contains_key(&vni) {
                     assert_eq!(tables.upsert_direct_path(&path), Err(Error::UnknownVni(vni)));
                 } else if self.endpoints.contains_key(&(vni, address)) {

@@ -69,6 +69,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
         &[
             "sluice-types",
             "sluice-tables",
+            "sluice-envelope",
             "sluice-rsp",
             "sluice-southbound",
             "sluice-datapath",

@@ -24,7 +24,8 @@ fn encode_direct_path(path: &DirectPath, used: u32, host: Option<Role>) -> next_
     let family = if ipv6 { layout::NEXT_HOP_IPV6 } else { 0 };
     let fixed = if path.fixed { layout::NEXT_HOP_FIXED } else { 0 };
     let foreign = if host == Some(Role::ForeignHost) { layout::NEXT_HOP_FOREIGN } else { 0 };
-    let flags = family | fixed | foreign;
+    let moved = if path.moved { layout::NEXT_HOP_MOVED } else { 0 };
+    let flags = family | fixed | foreign | moved;
     next_hop {
         kind: layout::NEXT_HOP_DIRECT as u8,
         flags: flags as u8,
@@ -41,13 +42,15 @@ pub(super) fn direct_path_at(memory: &Memory, key: Key, entry: Entry) -> Option<
     if vni == 0 || kind_of(memory, entry.next) != layout::NEXT_HOP_DIRECT {
         return None;
     }
+    let flags = u32::from(memory.read::<next_hop>(entry.next).flags);
     let path = DirectPath {
         vni: Vni::new(vni).ok()?,
         address,
         mac: MacAddr::from_u64(entry.mac),
         host: next_hop_address(memory, entry.next),
         path_vni: Vni::new(memory.load32(entry.next, offset_of!(next_hop, vni))).ok()?,
-        fixed: u32::from(memory.read::<next_hop>(entry.next).flags) & layout::NEXT_HOP_FIXED != 0,
+        fixed: flags & layout::NEXT_HOP_FIXED != 0,
+        moved: flags & layout::NEXT_HOP_MOVED != 0,
     };
     Some((path, memory.load32(entry.next, offset_of!(next_hop, used))))
 }
@@ -59,7 +62,8 @@ impl NodeTables {
     /// # Errors
     /// [`Error::AddressTaken`] if a port of this host or an endpoint has the address, or if the address has a
     /// fixed path and the new one is not fixed; [`Error::UnknownVni`]; [`Error::UnknownVtep`];
-    /// [`Error::Full`]; [`Error::Invalid`], also for a path to this host itself.
+    /// [`Error::Full`]; [`Error::Invalid`], also for a path to this host itself, and for one of an instance that migrates
+    /// and is not fixed.
     pub fn upsert_direct_path(&mut self, path: &DirectPath) -> Result<bool, Error> {
         let DirectPath { vni, address, mac, host, .. } = *path;
         self.check_direct_path(path)?;
@@ -77,9 +81,7 @@ impl NodeTables {
                 return Err(taken("a path that the controller programmed"));
             }
             // Only the MAC differs, which is not in the cell.
-            Some((old, _)) if (old.host, old.path_vni, old.fixed) == (host, path.path_vni, path.fixed) => {
-                known
-            }
+            Some((old, _)) if old == DirectPath { mac: old.mac, ..*path } => known,
             _ => None,
         };
         if let Some(known) = reuse {
@@ -118,6 +120,9 @@ impl NodeTables {
     fn check_direct_path(&self, path: &DirectPath) -> Result<(), Error> {
         let DirectPath { vni, address, mac, host, .. } = *path;
         check_instance(address, mac)?;
+        if path.moved && !path.fixed {
+            return Err(Error::Invalid(format!("the path of {address}, which migrates, is not fixed")));
+        }
         if !self.vrfs.contains_key(&vni.get()) {
             return Err(Error::UnknownVni(vni));
         }
@@ -155,12 +160,12 @@ impl NodeTables {
         direct_path_at(self.memory(), key, entry).map(|(path, _)| path)
     }
 
-    /// Removes the fixed paths for which `keep` returns false.
+    /// Removes the fixed paths for which `keep` returns false, but not those of instances that migrate.
     ///
     /// # Errors
     /// [`Error::Grace`]; some of these paths may remain then.
     pub fn retain_fixed(&mut self, keep: impl Fn(&DirectPath) -> bool) -> Result<(), Error> {
-        self.remove_direct_paths(|path| path.fixed && !keep(path))?;
+        self.remove_direct_paths(|path| path.fixed && !path.moved && !keep(path))?;
         Ok(())
     }
 

@@ -40,7 +40,15 @@ fn plain_vrf(number: u32) -> Vrf {
 
 fn direct(number: u32, address: &str, host: &str) -> DirectPath {
     let vni = vni(number);
-    DirectPath { vni, address: ip(address), mac: mac(7), host: ip(host), path_vni: vni, fixed: false }
+    DirectPath {
+        vni,
+        address: ip(address),
+        mac: mac(7),
+        host: ip(host),
+        path_vni: vni,
+        fixed: false,
+        moved: false,
+    }
 }
 
 fn endpoint(number: u32, address: &str, host: &str) -> Endpoint {

@@ -2,7 +2,7 @@
 
 use super::key::{Candidates, Family, Flow, Hashing, Key};
 use super::table::{SLOTS, Table};
-use super::{Direction, Session, SessionRegions, slot_number};
+use super::{Direction, Session, SessionRegions, Timeouts, slot_number};
 use crate::region::Region;
 use std::ops::Range;
 
@@ -71,6 +71,18 @@ impl SessionReader {
                 }
             }
         }
+    }
+
+    /// The timeouts that packets use.
+    #[must_use]
+    pub fn timeouts(&self) -> Timeouts {
+        Timeouts::load(&self.config)
+    }
+
+    /// Number of buckets of a family.
+    #[must_use]
+    pub fn buckets(&self, family: Family) -> u32 {
+        self.tables[family.index()].buckets
     }
 
     /// All live sessions, including those that have expired and are not yet swept. Sessions that begin or end

@@ -118,6 +118,11 @@ impl SessionShares {
         self.region.store32(Self::at(scope, offset_of!(session_share, assured)), assured);
     }
 
+    /// Counts a record that was published: 1 of those that the VM began, otherwise 0.
+    pub(super) fn add_begun(&self, scope: u16, index: usize) {
+        self.region.add32(Self::at(scope, offset_of!(session_share, begun) + index * 4), 1);
+    }
+
     /// Forgets all sessions and limits, with the tables in which the sessions were.
     pub(super) fn clear(&self) {
         self.region.zero(0, Self::BYTES);

@@ -24,6 +24,23 @@ impl TagWord {
         self.state() == layout::SESSION_LIVE
     }
 
+    pub(super) fn is_empty(self) -> bool {
+        self.state() == layout::SESSION_EMPTY
+    }
+
+    /// The tag word of an empty slot after it was claimed.
+    pub(super) fn claimed(self) -> Self {
+        Self(self.0 | u64::from(layout::SESSION_CLAIMED))
+    }
+
+    /// The tag word of a claimed slot after its session was published.
+    pub(super) fn published(self, tag: u16, expires_at: u32) -> Self {
+        let generation = u64::from(self.generation()) << layout::SESSION_GENERATION_SHIFT;
+        let tag = u64::from(tag) << layout::SESSION_TAG_SHIFT;
+        let expires_at = u64::from(expires_at) << layout::SESSION_EXPIRES_SHIFT;
+        Self(expires_at | tag | generation | u64::from(layout::SESSION_LIVE))
+    }
+
     pub(super) fn is_claimed(self) -> bool {
         self.state() == layout::SESSION_CLAIMED
     }
@@ -204,7 +221,7 @@ impl Table {
     }
 
     /// Changes bits of a session's state of which packets set others meanwhile.
-    fn change_state(&self, bucket: u32, slot: u32, change: impl Fn(u32) -> u32) {
+    pub(super) fn change_state(&self, bucket: u32, slot: u32, change: impl Fn(u32) -> u32) {
         const {
             let (created_at, state) =
                 (offset_of!(layout::session_data, created_at), offset_of!(layout::session_data, state));
@@ -218,6 +235,39 @@ impl Table {
         while let Err(other) = self.region.compare_and_swap64(at, seen, changed(seen)) {
             seen = other;
         }
+    }
+
+    /// Fills a claimed slot.
+    pub(super) fn fill(&self, (bucket, slot): (u32, u32), tag: u16, key: &Key, session: &Session) {
+        let at = self.record_at(bucket, slot);
+        let words = self.family.key_words();
+        let [hint, _] = tag.to_le_bytes();
+        self.region.store8(bucket as usize * self.family.bucket_bytes() + slot as usize, hint);
+        for (i, word) in key.words.iter().take(words).enumerate() {
+            self.region.store64(at + i * 8, *word);
+        }
+        let data = at + words * 8;
+        self.region.store32(data + offset_of!(layout::session_data, created_at), session.created_at);
+        self.region.store32(data + offset_of!(layout::session_data, state), session.state);
+        let (packets, bytes) =
+            (offset_of!(layout::session_data, packets), offset_of!(layout::session_data, bytes));
+        let action = offset_of!(layout::session_data, action);
+        for i in 0..2 {
+            self.region.store64(data + packets + i * 8, session.packets[i]);
+            self.region.store64(data + bytes + i * 8, session.bytes[i]);
+            self.region.store32(data + action + i * 4, session.action[i]);
+        }
+    }
+
+    /// The tag word of a slot, if it is live and has this key.
+    pub(super) fn live_word_of(&self, bucket: u32, slot: u32, key: &Key, tag: u16) -> Option<TagWord> {
+        let want = u64::from(tag) << layout::SESSION_TAG_SHIFT | u64::from(layout::SESSION_LIVE);
+        let word = self.word(bucket, slot);
+        let is_it = word.0 & TAG_AND_STATE == want
+            && self.key(bucket, slot) == key.words
+            // The key was not written by a later session in the slot.
+            && self.word(bucket, slot).incarnation() == word.incarnation();
+        is_it.then_some(word)
     }
 
     /// The session in a slot; `None` if the session has ended or the slot was reused since
@@ -248,16 +298,10 @@ impl Table {
 
     /// Finds the live session of a key as packets do. Returns its bucket, slot and tag word.
     pub(super) fn find(&self, key: &Key, candidates: &Candidates, now: u32) -> Option<(u32, u32, TagWord)> {
-        let want = u64::from(candidates.tag) << layout::SESSION_TAG_SHIFT | u64::from(layout::SESSION_LIVE);
         candidates.buckets.into_iter().flat_map(|bucket| (0..SLOTS).map(move |slot| (bucket, slot))).find_map(
             |(bucket, slot)| {
-                let word = self.word(bucket, slot);
-                let found = word.0 & TAG_AND_STATE == want
-                    && !word.has_expired(now)
-                    && self.key(bucket, slot) == key.words
-                    // The key was not written by a later session in the slot.
-                    && self.word(bucket, slot).incarnation() == word.incarnation();
-                found.then_some((bucket, slot, word))
+                let word = self.live_word_of(bucket, slot, key, candidates.tag)?;
+                (!word.has_expired(now)).then_some((bucket, slot, word))
             },
         )
     }

@@ -413,6 +413,7 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
                 host: host(at),
                 path_vni,
                 fixed: false,
+                moved: false,
             })
         }
         Op::RemoveDirect { number } => {

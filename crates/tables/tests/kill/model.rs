@@ -326,7 +326,15 @@ impl Model {
             let (mac, host, path_vni) = self.direct_paths[i as usize].at(number)?;
             let (vni, address) = history::address_of(ENDPOINTS + i);
             let path_vni = history::vni(path_vni);
-            Some(DirectPath { vni, address, mac, host: history::host(host), path_vni, fixed: false })
+            Some(DirectPath {
+                vni,
+                address,
+                mac,
+                host: history::host(host),
+                path_vni,
+                fixed: false,
+                moved: false,
+            })
         });
         content.direct_paths = direct_paths.collect();
         let policies = (0..POLICIES).filter_map(|i| {

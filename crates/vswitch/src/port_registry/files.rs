@@ -11,8 +11,11 @@ use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{Policy, Port, Update, Vtep, VtepRole};
 use sluice_types::InstanceId;
 
+use super::migration::Moving;
 use super::{Attachment, RegistryError};
 
+/// What was done for migrations of instances.
+pub(super) const MIGRATIONS_FILE: &str = "migrations.json";
 /// Instances, policies and gateways, as the controller sent them: a message of `api/southbound.proto`.
 pub(super) const INSTANCES_FILE: &str = "instances.bin";
 /// The attachments, as the operator made them.
@@ -89,6 +92,28 @@ pub(super) fn write_attachments(
     let bytes =
         serde_json::to_vec_pretty(attachments).map_err(|error| RegistryError::State(error.to_string()))?;
     replace_file(&path, &bytes)
+        .map_err(|error| RegistryError::State(format!("cannot write {}: {error}", path.display())))
+}
+
+/// Reads what was done for migrations. A damaged file is an error: an agent that does not know whether a guest runs here would
+/// close its port, or open that of one that runs elsewhere.
+pub(super) fn read_migrations(state_dir: &Path) -> Result<Vec<Moving>, Error> {
+    let path = state_dir.join(MIGRATIONS_FILE);
+    match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|error| Error::Config(format!("{} is damaged: {error}", path.display()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Error::io(format!("read {}", path.display()))(error)),
+    }
+}
+
+/// Writes what was done for migrations. Guests wait for it, so it does not wait for the disk.
+pub(super) fn write_migrations(state_dir: &Path, moving: &[&Moving]) -> Result<(), RegistryError> {
+    let path = state_dir.join(MIGRATIONS_FILE);
+    let bytes = serde_json::to_vec_pretty(moving).map_err(|error| RegistryError::State(error.to_string()))?;
+    let new = path.with_extension("new");
+    fs::write(&new, bytes)
+        .and_then(|()| fs::rename(&new, &path))
         .map_err(|error| RegistryError::State(format!("cannot write {}: {error}", path.display())))
 }
 

@@ -134,22 +134,45 @@ impl PortRegistry {
         self.attachments.iter_mut().find(|(_, attachment)| attachment.instance == instance)
     }
 
-    /// Writes the port of an instance, if that is attached.
+    /// Gives the port of an instance a number for its sessions, if it is attached and has none. Returns its interface.
+    pub(super) fn number_port(
+        &mut self,
+        instance: InstanceId,
+    ) -> Result<Option<(String, Attachment)>, RegistryError> {
+        let scopes = self.scopes.clone();
+        let Some((ifname, attachment)) = self.attachment_of(instance) else { return Ok(None) };
+        let is_numbered = scopes.is_given(attachment.scope);
+        if !is_numbered {
+            attachment.scope = scopes.take()?;
+        }
+        let numbered = (ifname.clone(), attachment.clone());
+        if !is_numbered {
+            self.save_scopes();
+        }
+        Ok(Some(numbered))
+    }
+
+    /// Writes the port of an instance, if that is attached; of one that migrates and runs at the other host, the paths there.
     pub(super) fn write_port(
         &mut self,
         tables: &mut NodeTables,
         instance: InstanceId,
     ) -> Result<(), RegistryError> {
+        if let Some(to) = self.elsewhere(instance) {
+            return self.close_port(tables, instance, to);
+        }
+        self.write_open_port(tables, instance)?;
+        // The port has replaced those of its addresses.
+        self.remove_redirect(tables, instance)
+    }
+
+    fn write_open_port(
+        &mut self,
+        tables: &mut NodeTables,
+        instance: InstanceId,
+    ) -> Result<(), RegistryError> {
         let scopes = self.scopes.clone();
-        let Some((ifname, attachment)) = self.attachment_of(instance) else { return Ok(()) };
-        let is_numbered = scopes.is_given(attachment.scope);
-        if !is_numbered {
-            attachment.scope = scopes.take()?;
-        }
-        let (ifname, attachment) = (ifname.clone(), attachment.clone());
-        if !is_numbered {
-            self.save_scopes();
-        }
+        let Some((ifname, attachment)) = self.number_port(instance)? else { return Ok(()) };
         let Some(port) = self.instances.get(&instance) else { return Ok(()) };
         let written = self.writer().write(tables, port, (&ifname, &attachment));
         if !scopes.is_given(attachment.scope) {

@@ -155,6 +155,7 @@ fn entries_of_the_host_itself_do_not_differ() {
         host: ip("192.0.2.1"),
         path_vni: vni(1),
         fixed: false,
+        moved: false,
     };
     host.applier.tables.upsert_direct_path(&path).unwrap();
     assert_eq!(host.digests(), compiled());

@@ -43,12 +43,16 @@ impl PendingPaths {
             let PathKey { vni, address } = *key;
             let result = match path.filter(is_usable) {
                 Some(Path { mac, host, path_vni, .. }) => {
-                    let path = DirectPath { vni, address, mac, host, path_vni, fixed: true };
+                    let path = DirectPath { vni, address, mac, host, path_vni, fixed: true, moved: false };
                     // If the new path cannot be written, the old one is removed, because it is out of date.
                     let written = context.tables.upsert_direct_path(&path);
                     written.or_else(|error| context.tables.remove_direct_path(vni, address).and(Err(error)))
                 }
-                None if context.tables.direct_path(vni, address).is_some_and(|path| path.fixed) => {
+                None if context
+                    .tables
+                    .direct_path(vni, address)
+                    .is_some_and(|path| path.fixed && !path.moved) =>
+                {
                     context.tables.remove_direct_path(vni, address)
                 }
                 None => continue,

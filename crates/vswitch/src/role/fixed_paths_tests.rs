@@ -96,6 +96,7 @@ fn snapshot_and_removed_network_remove_only_fixed_paths() {
         host: ip("192.0.2.1"),
         path_vni: vni(1),
         fixed: false,
+        moved: false,
     };
     host.applier.tables.upsert_direct_path(&learned).unwrap();
     let all = [path("10.0.0.1", "192.0.2.1"), path("10.0.0.2", "192.0.2.1")];

@@ -1,0 +1,457 @@
+//! The target's part of a migration: what it asks the source, and when it opens the port. Pure: replies, events and the time go
+//! in, requests and what is to be done come out. This file changes with the order of these.
+//!
+//! ```text
+//!              interface and policy            all sessions copied
+//!     WAITING ----------------------> COPYING ---------------------> READY --+ every second:
+//!                                        |                             |  ^  | sessions that were used since
+//!                                        | the guest runs here         |  +--+
+//!                                        v                             v
+//!                                     FREEZING: the source closes its port and redirects its packets
+//!                                        |
+//!                                        | it has; or does not answer for 180 ms
+//!                                        v
+//!                                     OPENED: the port is open; sessions that changed since the last copy follow
+//!                                        |
+//!                                        | all of them have come, or the source does not answer
+//!                                        v
+//!                                     SWITCHED
+//! ```
+//!
+//! If not all sessions were copied before the guest runs, the port is opened after they were. A request that is not answered is
+//! sent again, for as long as the controller has not ended the migration: a source that was away closes its port then.
+
+use sluice_southbound::{MigrationPhase, SessionMode};
+use sluice_types::InstanceId;
+
+use super::wire::{Answer, Head, Reply, Request, SessionCopy};
+
+/// Time until a request is sent again: before the switch, and while the guest waits for the answer.
+const RETRY_MS: u64 = 200;
+const FREEZE_RETRY_MS: u64 = 60;
+/// Requests of a freeze without an answer after which the port is opened.
+const FREEZE_TRIES: u32 = 3;
+/// Time until a freeze is sent again after that.
+const LATE_RETRY_MS: u64 = 250;
+/// Time between two copies of what has changed.
+const COPY_INTERVAL_MS: u64 = 1000;
+/// Ticks by which sessions may have been used later than their expiry says, and more.
+const MARGIN_TICKS: u64 = 16;
+const TICK_MS: u64 = 125;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send a request to the source.
+    Send(Request),
+    /// Install sessions.
+    Install(Vec<SessionCopy>),
+    /// Open the port.
+    Open,
+}
+
+/// A request without an answer.
+#[derive(Clone, Copy, Debug)]
+struct Pull {
+    number: u32,
+    cursor: u64,
+    idle_max: u32,
+    began_ms: u64,
+    sent_ms: u64,
+    tries: u32,
+}
+
+/// The target's part of one migration.
+#[derive(Debug)]
+pub struct Target {
+    instance: InstanceId,
+    migration: u64,
+    mode: SessionMode,
+    /// The port has an interface, and what judges its sessions; it has sessions at all.
+    is_prepared: bool,
+    has_sessions: bool,
+    has_resumed: bool,
+    /// The source has closed its port; all that changed has come; the source does not answer.
+    is_frozen: bool,
+    is_complete: bool,
+    has_given_up: bool,
+    /// Whether the port is to be opened, and is open.
+    is_opening: bool,
+    is_open: bool,
+    pull: Option<Pull>,
+    number: u32,
+    /// When the last copy of all sessions began.
+    copied_ms: Option<u64>,
+    next_ms: u64,
+    problem: String,
+}
+
+impl Target {
+    /// A migration with this way of copying sessions. `is_open`: an earlier agent has opened the port.
+    pub fn new(instance: InstanceId, migration: u64, mode: SessionMode, is_open: bool) -> Self {
+        let problem = match mode {
+            SessionMode::Reset => "this host cannot make peers connect again; choose copy or none".to_owned(),
+            SessionMode::Copy | SessionMode::None => String::new(),
+        };
+        Self {
+            instance,
+            migration,
+            mode,
+            is_prepared: false,
+            has_sessions: false,
+            has_resumed: is_open,
+            is_frozen: false,
+            is_complete: false,
+            has_given_up: false,
+            is_opening: is_open,
+            is_open,
+            pull: None,
+            number: 0,
+            copied_ms: None,
+            next_ms: 0,
+            problem,
+        }
+    }
+
+    /// Number of the migration.
+    pub fn migration(&self) -> u64 {
+        self.migration
+    }
+
+    /// The phase that the controller is told.
+    pub fn phase(&self) -> MigrationPhase {
+        if self.mode == SessionMode::Reset {
+            MigrationPhase::Failed
+        } else if self.is_open && (self.is_complete || self.has_given_up) {
+            MigrationPhase::Switched
+        } else if self.is_prepared && (self.copied_ms.is_some() || !self.copies()) {
+            MigrationPhase::Ready
+        } else {
+            MigrationPhase::Waiting
+        }
+    }
+
+    /// Why it does not go on; empty if it does.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    /// Whether the guest is known to run here.
+    pub fn has_resumed(&self) -> bool {
+        self.has_resumed
+    }
+
+    fn copies(&self) -> bool {
+        self.mode == SessionMode::Copy && self.has_sessions
+    }
+
+    /// Whether the port has an interface and the policy by which its sessions are judged, and whether it has sessions.
+    pub fn prepare(&mut self, is_prepared: bool, has_sessions: bool) {
+        self.is_prepared = is_prepared;
+        self.has_sessions = has_sessions;
+        if !is_prepared && !self.has_resumed {
+            self.copied_ms = None;
+            self.pull = None;
+        }
+    }
+
+    /// The guest runs here.
+    pub fn resume(&mut self, now_ms: u64) -> Vec<Output> {
+        if !std::mem::replace(&mut self.has_resumed, true) {
+            self.pull = None;
+        }
+        self.tick(now_ms)
+    }
+
+    /// The port was opened, or could not be.
+    pub fn opened(&mut self, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                self.is_open = true;
+                if !self.has_given_up {
+                    self.problem.clear();
+                }
+            }
+            Err(problem) => {
+                self.is_opening = false;
+                self.problem = problem;
+            }
+        }
+    }
+
+    /// Something is not as it should be, which does not end the migration.
+    pub fn note_problem(&mut self, problem: &str) {
+        problem.clone_into(&mut self.problem);
+    }
+
+    /// Sessions could not be judged: all are copied again.
+    pub fn copy_again(&mut self) {
+        self.copied_ms = None;
+        self.pull = None;
+    }
+
+    /// When [`Target::tick`] is due.
+    pub fn due_ms(&self) -> Option<u64> {
+        if self.mode == SessionMode::Reset || !self.is_prepared || (self.is_complete && self.is_open) {
+            return None;
+        }
+        Some(self.pull.map_or(self.next_ms, |pull| pull.sent_ms + self.retry_ms()))
+    }
+
+    fn retry_ms(&self) -> u64 {
+        match (self.has_resumed, self.has_given_up) {
+            (false, _) => RETRY_MS,
+            (true, false) => FREEZE_RETRY_MS,
+            (true, true) => LATE_RETRY_MS,
+        }
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now_ms: u64) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if self.due_ms().is_none() {
+            return outputs;
+        }
+        match self.pull {
+            Some(pull) if now_ms >= pull.sent_ms + self.retry_ms() => self.repeat(pull, now_ms, &mut outputs),
+            Some(_) => {}
+            None if self.has_resumed && !self.is_complete => self.begin(now_ms, &mut outputs),
+            None if !self.has_resumed && self.copies() && now_ms >= self.next_ms => {
+                self.begin(now_ms, &mut outputs);
+            }
+            None if now_ms >= self.next_ms => self.next_ms = now_ms + COPY_INTERVAL_MS,
+            None => {}
+        }
+        self.open(&mut outputs);
+        outputs
+    }
+
+    /// Sends a request again that was not answered.
+    fn repeat(&mut self, pull: Pull, now_ms: u64, outputs: &mut Vec<Output>) {
+        let tries = pull.tries + 1;
+        self.pull = Some(Pull { tries, sent_ms: now_ms, ..pull });
+        if self.has_resumed && tries >= FREEZE_TRIES && !self.has_given_up {
+            self.has_given_up = true;
+            "the source does not answer, so what changed there since the last copy is missing"
+                .clone_into(&mut self.problem);
+        }
+        self.send(outputs);
+    }
+
+    /// Begins a copy: of all sessions, or of those that were used since the last one began.
+    fn begin(&mut self, now_ms: u64, outputs: &mut Vec<Output>) {
+        let since = |began_ms: u64| now_ms.saturating_sub(began_ms) / TICK_MS + MARGIN_TICKS;
+        let idle_max = match self.copied_ms {
+            Some(began_ms) => u32::try_from(since(began_ms)).unwrap_or(u32::MAX),
+            None => u32::MAX,
+        };
+        self.pull =
+            Some(Pull { number: 0, cursor: 0, idle_max, began_ms: now_ms, sent_ms: now_ms, tries: 0 });
+        self.send(outputs);
+    }
+
+    fn send(&mut self, outputs: &mut Vec<Output>) {
+        self.number = self.number.wrapping_add(1);
+        let (instance, migration, number) = (self.instance, self.migration, self.number);
+        let (freeze, copies) = (self.has_resumed, self.copies());
+        let Some(pull) = &mut self.pull else { return };
+        pull.number = number;
+        outputs.push(Output::Send(Request {
+            head: Head { migration, instance, number },
+            freeze,
+            // Without a copy, one answer says that the port is closed.
+            cursor: if copies { pull.cursor } else { u64::MAX },
+            idle_max: pull.idle_max,
+        }));
+    }
+
+    /// The source has answered.
+    pub fn reply(&mut self, reply: Reply, now_ms: u64) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let Some(mut pull) = self.pull.filter(|pull| pull.number == reply.head.number) else {
+            return outputs;
+        };
+        let Answer::Sessions { frozen, next, copies } = reply.answer else {
+            "the source does not know the migration yet".clone_into(&mut self.problem);
+            return outputs;
+        };
+        self.problem.clear();
+        self.is_frozen |= frozen && self.has_resumed;
+        if !copies.is_empty() && self.copies() {
+            outputs.push(Output::Install(copies));
+        }
+        match next.filter(|next| *next > pull.cursor && self.copies()) {
+            Some(next) => {
+                (pull.cursor, pull.sent_ms, pull.tries) = (next, now_ms, 0);
+                self.pull = Some(pull);
+                self.send(&mut outputs);
+            }
+            None => {
+                self.pull = None;
+                self.copied_ms = Some(pull.began_ms);
+                self.next_ms = now_ms + COPY_INTERVAL_MS;
+                self.is_complete = self.has_resumed && self.is_frozen;
+            }
+        }
+        self.open(&mut outputs);
+        outputs
+    }
+
+    /// Opens the port if its time has come.
+    fn open(&mut self, outputs: &mut Vec<Output>) {
+        let has_copies = self.copied_ms.is_some() || !self.copies();
+        let may_open = (self.is_frozen && has_copies) || self.has_given_up;
+        if self.has_resumed && may_open && !std::mem::replace(&mut self.is_opening, true) {
+            outputs.push(Output::Open);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_tables::sessions::Flow;
+
+    const INSTANCE: u64 = 5;
+
+    fn target(mode: SessionMode, has_sessions: bool) -> Target {
+        let mut target = Target::new(InstanceId::new(INSTANCE), 9, mode, false);
+        target.prepare(true, has_sessions);
+        target
+    }
+
+    fn copy() -> SessionCopy {
+        let ends: [std::net::SocketAddr; 2] = ["10.0.0.1:1", "10.0.0.2:2"].map(|end| end.parse().unwrap());
+        let flow = Flow { scope: 0, protocol: 6, source: ends[0], destination: ends[1] };
+        SessionCopy { flow, is_egress: true, state: 6, age: 1, idle: 1, packets: [1; 2], bytes: [1; 2] }
+    }
+
+    fn request(outputs: &[Output]) -> Request {
+        let found = outputs.iter().find_map(|output| match output {
+            Output::Send(request) => Some(*request),
+            _ => None,
+        });
+        found.unwrap_or_else(|| panic!("no request in {outputs:?}"))
+    }
+
+    fn answer(request: Request, frozen: bool, next: Option<u64>) -> Reply {
+        Reply { head: request.head, answer: Answer::Sessions { frozen, next, copies: vec![copy()] } }
+    }
+
+    #[test]
+    fn sessions_are_copied_before_the_guest_runs_and_what_changed_after_it() {
+        let mut target = target(SessionMode::Copy, true);
+        assert_eq!(target.phase(), MigrationPhase::Waiting);
+        let first = request(&target.tick(0));
+        assert_eq!((first.freeze, first.cursor, first.idle_max), (false, 0, u32::MAX));
+        let outputs = target.reply(answer(first, false, Some(77)), 1);
+        assert_eq!(outputs[0], Output::Install(vec![copy()]));
+        let second = request(&outputs);
+        assert_eq!(second.cursor, 77);
+        assert_eq!(target.phase(), MigrationPhase::Waiting);
+        assert_eq!(target.reply(answer(second, false, None), 2), [Output::Install(vec![copy()])]);
+        assert_eq!(target.phase(), MigrationPhase::Ready);
+        assert_eq!(target.tick(500), []);
+        let again = request(&target.tick(1002));
+        assert_eq!((again.cursor, again.idle_max), (0, 8 + 16));
+
+        // The guest runs: the answer to the last request comes too late.
+        let freeze = request(&target.resume(1003));
+        assert!(freeze.freeze && freeze.cursor == 0);
+        assert_eq!(target.reply(answer(again, false, None), 1004), []);
+        let outputs = target.reply(answer(freeze, true, Some(5)), 1004);
+        assert!(outputs.contains(&Output::Open), "{outputs:?}");
+        target.opened(Ok(()));
+        assert_eq!(target.phase(), MigrationPhase::Ready, "changes are missing");
+        let last = request(&outputs);
+        assert!(last.freeze && last.cursor == 5);
+        assert_eq!(target.reply(answer(last, true, None), 1005), [Output::Install(vec![copy()])]);
+        assert_eq!((target.phase(), target.due_ms()), (MigrationPhase::Switched, None));
+        assert_eq!(target.resume(1006), []);
+    }
+
+    /// Catches a port that is opened before its sessions have come although the source is there.
+    #[test]
+    fn a_guest_that_runs_early_waits_for_its_sessions() {
+        let mut target = target(SessionMode::Copy, true);
+        let freeze = request(&target.resume(0));
+        assert_eq!(freeze.idle_max, u32::MAX);
+        let outputs = target.reply(answer(freeze, true, Some(5)), 1);
+        assert!(!outputs.contains(&Output::Open), "{outputs:?}");
+        let outputs = target.reply(answer(request(&outputs), true, None), 2);
+        assert!(outputs.contains(&Output::Open), "{outputs:?}");
+    }
+
+    #[test]
+    fn the_port_is_opened_without_a_source_and_the_source_is_closed_when_it_answers() {
+        let mut target = target(SessionMode::Copy, true);
+        target.resume(0);
+        let mut opened = None;
+        for now_ms in 1..1000 {
+            let outputs = target.tick(now_ms);
+            if outputs.contains(&Output::Open) {
+                assert_eq!(opened.replace(now_ms), None, "once");
+                target.opened(Ok(()));
+            }
+        }
+        assert_eq!((opened, target.phase()), (Some(180), MigrationPhase::Switched));
+        assert!(!target.problem().is_empty());
+        let late = request(&target.tick(2000));
+        assert!(late.freeze);
+        target.reply(answer(late, true, None), 2001);
+        assert_eq!((target.due_ms(), target.problem()), (None, ""));
+    }
+
+    #[test]
+    fn lost_requests_are_repeated_and_late_answers_ignored() {
+        let mut target = target(SessionMode::Copy, true);
+        let first = request(&target.tick(0));
+        assert_eq!(target.tick(199), []);
+        let second = request(&target.tick(200));
+        assert_eq!(Request { head: first.head, ..second }, first);
+        assert_eq!(target.reply(answer(first, false, None), 201), []);
+        // A source that says the same cursor again ends the copy, so that no loop is endless.
+        target.reply(answer(second, false, Some(0)), 202);
+        assert_eq!(target.phase(), MigrationPhase::Ready);
+    }
+
+    #[test]
+    fn ports_without_sessions_are_ready_at_once() {
+        for (mode, has_sessions) in [(SessionMode::None, true), (SessionMode::Copy, false)] {
+            let mut target = target(mode, has_sessions);
+            assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Ready, vec![]));
+            let freeze = request(&target.resume(1));
+            assert_eq!((freeze.freeze, freeze.cursor), (true, u64::MAX));
+            assert_eq!(target.reply(answer(freeze, true, None), 2), [Output::Open]);
+            target.opened(Ok(()));
+            assert_eq!(target.phase(), MigrationPhase::Switched);
+        }
+    }
+
+    #[test]
+    fn a_port_that_cannot_be_opened_is_tried_again() {
+        let mut target = target(SessionMode::None, true);
+        let freeze = request(&target.resume(0));
+        assert_eq!(target.reply(answer(freeze, true, None), 1), [Output::Open]);
+        target.opened(Err("full".to_owned()));
+        assert_eq!((target.phase(), target.problem()), (MigrationPhase::Ready, "full"));
+        assert_eq!(target.tick(2000), [Output::Open]);
+    }
+
+    #[test]
+    fn an_agent_that_was_killed_after_the_switch_repeats_the_freeze() {
+        let mut target = Target::new(InstanceId::new(INSTANCE), 9, SessionMode::Copy, true);
+        target.prepare(true, true);
+        let freeze = request(&target.tick(0));
+        assert!(freeze.freeze);
+        assert_eq!(target.reply(answer(freeze, true, None), 1), [Output::Install(vec![copy()])]);
+        assert_eq!(target.phase(), MigrationPhase::Switched);
+    }
+
+    #[test]
+    fn peers_cannot_be_made_to_connect_again() {
+        let mut target = target(SessionMode::Reset, true);
+        assert_eq!((target.phase(), target.resume(0)), (MigrationPhase::Failed, vec![]));
+        assert!(target.problem().contains("copy or none"));
+    }
+}
