@@ -8,7 +8,7 @@ use crate::proto::{
     TableDigests, TableRepair,
 };
 use crate::{
-    AddressClaim, EnrollmentBundle, Error, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES,
+    AddressClaim, EnrollmentBundle, Error, HealthReport, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES,
     MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
@@ -109,6 +109,14 @@ impl ReportSender {
         claims.truncate(MAX_CLAIMS);
         let claims = claims.into_iter().map(Into::into).collect();
         self.send(Report::Claims(AddressClaims { claims })).await
+    }
+
+    /// Reports what health checks have found.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn health(&self, health: HealthReport) -> Result<(), Error> {
+        self.send(Report::Health(health.into())).await
     }
 
     /// Sends a heartbeat.

@@ -6,6 +6,7 @@
 
 mod addr;
 mod digest;
+mod health;
 mod id;
 mod ipv6_mode;
 mod mac;
@@ -25,6 +26,7 @@ pub use addr::{
 pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
+pub use health::AnomalyClass;
 pub use id::{
     ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, PeeringId,
     PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId,
