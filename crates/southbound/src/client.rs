@@ -8,8 +8,8 @@ use crate::proto::{
     TableDigests, TableRepair,
 };
 use crate::{
-    AddressClaim, EnrollmentBundle, Error, HealthReport, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES,
-    MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
+    AddressClaim, EnrollmentBundle, Error, HealthReport, Identity, MAX_CLAIMS, MAX_ENDING_PORTS,
+    MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};

@@ -41,10 +41,11 @@ impl InterfaceCounters {
 /// A reading of all counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Time of all processors, in ticks: all of it, and what they were idle and in software interrupts.
+    /// Time of all processors, in ticks: all of it, and what they were idle.
     cpu_total: u64,
     cpu_idle: u64,
-    cpu_softirq: u64,
+    /// Time of each processor: all of it, and what it spent in software interrupts.
+    processors: Vec<(u64, u64)>,
     /// Memory in KiB.
     memory_total: u64,
     memory_available: u64,
@@ -71,14 +72,19 @@ impl Counters {
     }
 
     fn read_stat(&mut self, text: &str) -> Option<()> {
-        let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        let fields: Vec<u64> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
-        // user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
-        let used = fields.get(..8)?;
-        self.cpu_total = used.iter().sum();
-        self.cpu_idle = used[3] + used[4];
-        self.cpu_softirq = used[6];
-        Some(())
+        for line in text.lines().filter_map(|line| line.strip_prefix("cpu")) {
+            let (number, times) = line.split_once(' ')?;
+            let times: Vec<u64> = times.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
+            // user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
+            let times = times.get(..8)?;
+            let total = times.iter().sum();
+            if number.is_empty() {
+                (self.cpu_total, self.cpu_idle) = (total, times[3] + times[4]);
+            } else {
+                self.processors.push((total, times[6]));
+            }
+        }
+        (self.cpu_total > 0).then_some(())
     }
 
     fn read_memory(&mut self, text: &str) -> Option<()> {
@@ -128,7 +134,7 @@ fn read_interfaces(text: &str) -> BTreeMap<String, InterfaceCounters> {
 pub struct Usage {
     /// Part of the processors' time that was used, in thousandths.
     pub cpu_permille: u64,
-    /// Part of it that software interrupts used, in which packets are processed.
+    /// Part of its time that the busiest processor spent in software interrupts, in which packets are processed.
     pub softirq_permille: u64,
     /// Part of the memory that is available, in thousandths.
     pub memory_available_permille: u64,
@@ -145,9 +151,13 @@ impl Usage {
         let total = now.cpu_total.saturating_sub(before.cpu_total);
         let permille = |part: u64, of: u64| (part.min(of) * 1000).checked_div(of).unwrap_or(0);
         let idle = now.cpu_idle.saturating_sub(before.cpu_idle);
+        // A processor that goes offline or comes back shifts the others for one sample.
+        let softirq = before.processors.iter().zip(&now.processors).map(|(before, now)| {
+            permille(now.1.saturating_sub(before.1), now.0.saturating_sub(before.0))
+        });
         Self {
             cpu_permille: if total == 0 { 0 } else { 1000 - permille(idle, total) },
-            softirq_permille: permille(now.cpu_softirq.saturating_sub(before.cpu_softirq), total),
+            softirq_permille: softirq.max().unwrap_or(0),
             memory_available_permille: if now.memory_total == 0 {
                 1000
             } else {
@@ -171,7 +181,7 @@ mod tests {
 
     fn write(dir: &Path, stat: &str, available: u64, softnet: &str) {
         fs::create_dir_all(dir.join("net")).unwrap();
-        fs::write(dir.join("stat"), format!("{stat}\ncpu0 1 2 3\nintr 5\n")).unwrap();
+        fs::write(dir.join("stat"), format!("{stat}\nintr 5\n")).unwrap();
         let memory = format!("MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  {available} kB\n");
         fs::write(dir.join("meminfo"), memory).unwrap();
         fs::write(dir.join("net/softnet_stat"), softnet).unwrap();
@@ -182,7 +192,7 @@ mod tests {
     #[test]
     fn files_are_read_as_the_kernel_writes_them() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "cpu  100 0 100 700 100 0 0 0 0 0", 400, "000000ff 00000001 00000002 0\n");
+        write(dir.path(), "cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 50 0 0 0 0 0 50 0\ncpu1 9 0 0 0 0 0 9 0", 400, "000000ff 00000001 00000002 0\n");
         let before = Counters::read(dir.path()).unwrap();
         let eth0 = InterfaceCounters {
             rx_packets: 90,
@@ -195,7 +205,7 @@ mod tests {
         assert_eq!((before.interfaces.len(), before.interfaces["eth0"]), (2, eth0));
         write(
             dir.path(),
-            "cpu  150 0 100 720 100 0 30 0 9 9",
+            "cpu  150 0 100 720 100 0 30 0 9 9\ncpu0 120 0 0 0 0 0 80 0\ncpu1 99 0 0 0 0 0 19 0",
             40,
             "000001ff 0000000b 00000002 0\n00000001 00000001 0000000a 0\n",
         );

@@ -1,5 +1,6 @@
 //! A UDP socket on one address of this node: it receives only datagrams to that address, and sends with it as
-//! the source. This file changes when RSP needs another socket option.
+//! the source. This file changes when RSP, or the
+//! echo of health checks, needs another socket option.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -47,7 +48,7 @@ const SEND_BUFFER_BYTES: usize = 16 << 20;
 
 /// A received datagram.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Datagram {
+pub(crate) struct Datagram {
     /// Source address, which is not authenticated.
     pub from: SocketAddr,
     /// Its length in the buffer; the buffer's length if the datagram was longer.
@@ -58,7 +59,7 @@ pub(super) struct Datagram {
 
 /// A non-blocking UDP socket.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     udp: UdpSocket,
     /// The address that the socket is bound to.
     pub local: IpAddr,
@@ -66,7 +67,7 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Binds a socket. Must be called within a Tokio runtime.
-    pub(super) fn bind(local: IpAddr, port: u16) -> io::Result<Self> {
+    pub(crate) fn bind(local: IpAddr, port: u16) -> io::Result<Self> {
         let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd: OwnedFd = socket(family, SockType::Datagram, flags, None)?;
@@ -90,21 +91,21 @@ impl Socket {
         Ok(Self { udp: UdpSocket::from_std(fd.into())?, local })
     }
 
-    pub(super) async fn readable(&self) -> io::Result<()> {
+    pub(crate) async fn readable(&self) -> io::Result<()> {
         self.udp.readable().await
     }
 
-    pub(super) async fn writable(&self) -> io::Result<()> {
+    pub(crate) async fn writable(&self) -> io::Result<()> {
         self.udp.writable().await
     }
 
     /// Receives the next datagram; `WouldBlock` if no datagram is queued.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         self.try_twice(Interest::READABLE, || self.receive_now(buffer))
     }
 
     /// Sends a packet; `WouldBlock` if the socket is full.
-    pub(super) fn send(&self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
         self.try_twice(Interest::WRITABLE, || {
             sendto(self.udp.as_raw_fd(), packet, &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
             Ok(())
