@@ -253,8 +253,7 @@ impl<R: Role> HealthTask<R> {
     fn probe_links(&mut self) {
         let mtu = self.monitor.underlay_mtu().unwrap_or(MTU_MIN);
         let long = |headers: u32| mtu.saturating_sub(headers) as usize;
-        let probes =
-            self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), nonce);
+        let probes = self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), nonce);
         for probe in probes {
             let to = SocketAddr::new(probe.to, self.port);
             let socket = self.sockets.iter().find(|socket| socket.local.is_ipv4() == to.is_ipv4());
@@ -305,11 +304,7 @@ fn probe_vms(probes: &[VmProbe]) -> Result<BTreeSet<VmReply>, sluice_sys::Error>
 
 /// Sends probes, and adds the replies that an interface receives until all are there or [`VM_WAIT`] is over. Index 0: all
 /// interfaces.
-fn ask(
-    ifindex: u32,
-    probes: &[VmProbe],
-    replies: &mut BTreeSet<VmReply>,
-) -> Result<(), sluice_sys::Error> {
+fn ask(ifindex: u32, probes: &[VmProbe], replies: &mut BTreeSet<VmReply>) -> Result<(), sluice_sys::Error> {
     let socket = PacketSocket::tap(ifindex)?;
     let mut waiting: BTreeSet<(u32, IpAddr)> = BTreeSet::new();
     for probe in probes {
@@ -318,7 +313,11 @@ fn ask(
                 waiting.insert((probe.ifindex, probe.address));
             }
             Err(error) => {
-                tracing::debug!(ifindex = probe.ifindex, error = error_chain(&error), "cannot send a probe to a VM");
+                tracing::debug!(
+                    ifindex = probe.ifindex,
+                    error = error_chain(&error),
+                    "cannot send a probe to a VM"
+                );
             }
         }
     }
@@ -332,7 +331,8 @@ fn ask(
         }
         match socket.receive(&mut buffer) {
             Ok(Some((from, frame))) => {
-                if let Some(reply) = vms::reply(from, frame).filter(|it| asked.contains(&(from, it.address))) {
+                if let Some(reply) = vms::reply(from, frame).filter(|it| asked.contains(&(from, it.address)))
+                {
                     waiting.remove(&(from, reply.address));
                     replies.insert(reply);
                 }

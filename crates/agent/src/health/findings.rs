@@ -157,7 +157,8 @@ mod tests {
         let mut findings = Findings::default();
         for round in 0..10_000 {
             let holds = round % 3 == 0;
-            let symptoms = if holds { vec![symptom(Rule::VmSilent, HealthSubject::Node)] } else { Vec::new() };
+            let symptoms =
+                if holds { vec![symptom(Rule::VmSilent, HealthSubject::Node)] } else { Vec::new() };
             findings.round(round, &Rule::OF_VMS, symptoms);
             // Rounds of other rules say nothing about this one.
             findings.round(round, &Rule::OF_LINKS, Vec::new());

@@ -68,6 +68,10 @@ impl Peer {
                 self.long.pop_front();
             }
         } else {
+            // When short probes are lost, the length explains nothing.
+            if rtt_us.is_none() {
+                self.long.clear();
+            }
             self.short.push_back(rtt_us);
             if self.short.len() > KEPT {
                 self.short.pop_front();
@@ -223,7 +227,8 @@ impl Links {
     #[must_use]
     pub fn symptoms(&self, explained: bool) -> Vec<Symptom> {
         let mut found = Vec::new();
-        let judged = self.peers.values().filter(|peer| peer.has_answered && peer.short.len() >= BAD_MIN).count();
+        let judged =
+            self.peers.values().filter(|peer| peer.has_answered && peer.short.len() >= BAD_MIN).count();
         let bad: Vec<_> = self.peers.iter().filter(|(_, peer)| peer.is_bad()).collect();
         if !explained && bad.len() >= 2 && bad.len() >= judged - judged / 4 {
             let one = |(address, peer): &(&IpAddr, &Peer)| {

@@ -59,7 +59,7 @@ impl Host {
         let ports: Vec<_> = [5, 6].map(port).into();
         let attached = ports.iter().map(|port| port.instance).collect();
         NodeView {
-            peers: (11..16).map(|last| ([192, 0, 2, last].into(), last < 13)).collect(),
+            peers: (11..16_u8).map(|last| ([192, 0, 2, last].into(), last < 13)).collect(),
             ports,
             placement: Placement { attached, ..Placement::default() },
             tables_permille: 300,
@@ -88,9 +88,11 @@ impl Host {
     fn exchange(&mut self) {
         let now_us = self.now_ms * 1000;
         let mut numbers = self.random.clone();
-        let nonce = || Some([numbers.next().to_be_bytes(), numbers.next().to_be_bytes()].concat().try_into().unwrap());
+        let nonce = || {
+            Some([numbers.next().to_be_bytes(), numbers.next().to_be_bytes()].concat().try_into().unwrap())
+        };
         for probe in self.monitor.links.take_due(now_us, (1472, 1452), nonce) {
-            if self.links_answer && self.random.next() % 300 != 0 {
+            if self.links_answer && self.random.next() % 1000 != 0 {
                 let rtt_us = 300 + self.random.next() % 5000;
                 self.monitor.links.answer(now_us + rtt_us, probe.to, &probe.nonce);
             }
@@ -102,7 +104,7 @@ impl Host {
         let asked = probes.iter().map(|probe| (probe.ifindex, probe.address)).collect();
         let mut replies = BTreeSet::new();
         for VmProbe { ifindex, address, .. } in probes {
-            if self.vms_answer && self.random.next() % 300 != 0 {
+            if self.vms_answer && self.random.next() % 1000 != 0 {
                 replies.insert(VmReply { ifindex, address, mac: MAC });
             }
         }

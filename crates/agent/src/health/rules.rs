@@ -101,7 +101,9 @@ impl Rule {
         use AnomalyClass as C;
         let (class, (raise, window), clear, cause) = match self {
             Self::CpuBusy => (C::ServerResources, (10, 10), 10, "processes use all processors of the server"),
-            Self::MemoryLow => (C::ServerResources, (10, 10), 10, "processes or VMs use all memory of the server"),
+            Self::MemoryLow => {
+                (C::ServerResources, (10, 10), 10, "processes or VMs use all memory of the server")
+            }
             Self::TablesFull => {
                 (C::VswitchOverload, (10, 10), 10, "the node has too many entries for --table-memory-mib")
             }
@@ -111,12 +113,18 @@ impl Rule {
             Self::NicCarrier => {
                 (C::NicFault, (2, 2), 2, "the cable, or the interface at one of its ends, is down")
             }
-            Self::Softnet => {
-                (C::VswitchOverload, (3, 5), 10, "a burst of packets exceeds what the host's processors can take")
-            }
-            Self::PortCarrier => {
-                (C::HypervisorFault, (3, 3), 3, "the hypervisor or container runtime closed its end of the interface")
-            }
+            Self::Softnet => (
+                C::VswitchOverload,
+                (3, 5),
+                10,
+                "a burst of packets exceeds what the host's processors can take",
+            ),
+            Self::PortCarrier => (
+                C::HypervisorFault,
+                (3, 3),
+                3,
+                "the hypervisor or container runtime closed its end of the interface",
+            ),
             Self::PortDrops => (
                 C::MiddleboxOverload,
                 (5, 10),
@@ -124,22 +132,33 @@ impl Rule {
                 "few flows send more than the processors of the VM can take: it needs more of them, or more VMs",
             ),
             Self::VmSilent => (C::VmUnresponsive, (3, 3), 2, "the VM hangs, or its network stack does"),
-            Self::VmAddress => {
-                (C::VmMisconfiguration, (3, 4), 2, "the VM does not have its address, or does not answer for it")
+            Self::VmAddress => (
+                C::VmMisconfiguration,
+                (3, 4),
+                2,
+                "the VM does not have its address, or does not answer for it",
+            ),
+            Self::VmMac => {
+                (C::VmMisconfiguration, (2, 3), 2, "the VM was given another MAC address than its instance")
             }
-            Self::VmMac => (C::VmMisconfiguration, (2, 3), 2, "the VM was given another MAC address than its instance"),
-            Self::OrphanInterface => {
-                (C::StaleConfiguration, (1, 1), 1, "the interface was not detached when the instance was removed")
-            }
+            Self::OrphanInterface => (
+                C::StaleConfiguration,
+                (1, 1),
+                1,
+                "the interface was not detached when the instance was removed",
+            ),
             Self::MissingInterface => (
                 C::StaleConfiguration,
                 (1, 1),
                 1,
                 "the VM runs on another host or was removed, and its instance was not moved or deleted",
             ),
-            Self::PeersLost => {
-                (C::SwitchOverload, (3, 3), 5, "a physical switch on the way drops packets or queues them for long")
-            }
+            Self::PeersLost => (
+                C::SwitchOverload,
+                (3, 3),
+                5,
+                "a physical switch on the way drops packets or queues them for long",
+            ),
             Self::PathMtu => {
                 (C::NicFault, (2, 2), 2, "an interface on the way has a smaller MTU than this node's")
             }
@@ -235,11 +254,19 @@ impl DeviceSample {
         };
         let Usage { cpu_permille, softirq_permille, memory_available_permille, .. } = self.usage;
         let (dropped, squeezed) = (self.usage.softnet_dropped, self.usage.softnet_squeezed);
-        of_node(Rule::CpuBusy, cpu_permille >= CPU_MAX, format!("processors used to {} %", cpu_permille / 10));
+        of_node(
+            Rule::CpuBusy,
+            cpu_permille >= CPU_MAX,
+            format!("processors used to {} %", cpu_permille / 10),
+        );
         of_node(
             Rule::MemoryLow,
             memory_available_permille < MEMORY_MIN,
-            format!("{}.{} % of the memory available", memory_available_permille / 10, memory_available_permille % 10),
+            format!(
+                "{}.{} % of the memory available",
+                memory_available_permille / 10,
+                memory_available_permille % 10
+            ),
         );
         of_node(
             Rule::TablesFull,
@@ -274,7 +301,8 @@ impl DeviceSample {
             && is_lossy(counters.tx_dropped, counters.tx_packets, PORT_DROPS_MAX)
         {
             let InterfaceCounters { tx_dropped, tx_packets, .. } = counters;
-            let evidence = format!("interface {name} dropped {tx_dropped} and passed {tx_packets} packets in a second");
+            let evidence =
+                format!("interface {name} dropped {tx_dropped} and passed {tx_packets} packets in a second");
             (Rule::PortDrops, evidence)
         } else {
             return None;
@@ -285,7 +313,8 @@ impl DeviceSample {
 
 /// The rule that an underlay interface meets.
 fn fault_of(nic: &InterfaceSample) -> Option<(Rule, String)> {
-    let InterfaceCounters { rx_packets, rx_errors, rx_dropped, tx_packets, tx_errors, tx_dropped } = nic.counters;
+    let InterfaceCounters { rx_packets, rx_errors, rx_dropped, tx_packets, tx_errors, tx_dropped } =
+        nic.counters;
     if !nic.has_carrier {
         return Some((Rule::NicCarrier, "no carrier".to_owned()));
     }
@@ -332,7 +361,8 @@ impl Configuration {
         had.extend(missing.clone().map(|(id, _)| *id).filter(|id| self.attached.contains(id)));
         self.attached = had;
         let orphans = placement.orphans.iter().map(|(name, id)| {
-            let evidence = format!("interface {name} is attached for {id}, which is not on this host any more");
+            let evidence =
+                format!("interface {name} is attached for {id}, which is not on this host any more");
             (Rule::OrphanInterface, HealthSubject::Interface(name.clone()), STALE_PERIODS, evidence)
         });
         let missing = missing.map(|(id, name)| {

@@ -74,7 +74,8 @@ impl Counters {
     fn read_stat(&mut self, text: &str) -> Option<()> {
         for line in text.lines().filter_map(|line| line.strip_prefix("cpu")) {
             let (number, times) = line.split_once(' ')?;
-            let times: Vec<u64> = times.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
+            let times: Vec<u64> =
+                times.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
             // user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
             let times = times.get(..8)?;
             let total = times.iter().sum();
@@ -152,9 +153,10 @@ impl Usage {
         let permille = |part: u64, of: u64| (part.min(of) * 1000).checked_div(of).unwrap_or(0);
         let idle = now.cpu_idle.saturating_sub(before.cpu_idle);
         // A processor that goes offline or comes back shifts the others for one sample.
-        let softirq = before.processors.iter().zip(&now.processors).map(|(before, now)| {
-            permille(now.1.saturating_sub(before.1), now.0.saturating_sub(before.0))
-        });
+        let softirq =
+            before.processors.iter().zip(&now.processors).map(|(before, now)| {
+                permille(now.1.saturating_sub(before.1), now.0.saturating_sub(before.0))
+            });
         Self {
             cpu_permille: if total == 0 { 0 } else { 1000 - permille(idle, total) },
             softirq_permille: softirq.max().unwrap_or(0),
@@ -192,7 +194,12 @@ mod tests {
     #[test]
     fn files_are_read_as_the_kernel_writes_them() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 50 0 0 0 0 0 50 0\ncpu1 9 0 0 0 0 0 9 0", 400, "000000ff 00000001 00000002 0\n");
+        write(
+            dir.path(),
+            "cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 50 0 0 0 0 0 50 0\ncpu1 9 0 0 0 0 0 9 0",
+            400,
+            "000000ff 00000001 00000002 0\n",
+        );
         let before = Counters::read(dir.path()).unwrap();
         let eth0 = InterfaceCounters {
             rx_packets: 90,
@@ -236,7 +243,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "cpu  1 2 3", 1, "");
         assert!(Counters::read(dir.path()).is_err());
-        write(dir.path(), "cpu  1 2 3 4 5 6 7 8", 1, "zz 1 2\n");
+        write(dir.path(), "cpu  1 2 3 4 5 6 7 8", 1, "1 zz 2\n");
         assert!(Counters::read(dir.path()).is_err());
         assert!(Counters::read(&dir.path().join("absent")).is_err());
     }

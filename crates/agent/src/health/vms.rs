@@ -100,7 +100,11 @@ pub struct Vms(BTreeMap<(u32, InstanceId), Vm>);
 impl Vms {
     /// Takes a round of probes: the ports with the packets that each interface has received until now, `None` if its other
     /// side is gone, and the replies. Returns the rules that hold.
-    pub fn round(&mut self, ports: &[(WatchedPort, Option<u64>)], replies: &BTreeSet<VmReply>) -> Vec<Symptom> {
+    pub fn round(
+        &mut self,
+        ports: &[(WatchedPort, Option<u64>)],
+        replies: &BTreeSet<VmReply>,
+    ) -> Vec<Symptom> {
         let known: BTreeSet<_> = ports.iter().map(|(port, _)| (port.ifindex, port.instance)).collect();
         self.0.retain(|key, _| known.contains(key));
         ports.iter().filter_map(|(port, received)| self.judge(port, *received, replies)).collect()
@@ -141,7 +145,8 @@ impl Vms {
         }
         // Without its other side there is nobody to answer, which is another anomaly.
         received?;
-        let symptom = |rule, evidence| Some(Symptom::new(rule, HealthSubject::Instance(port.instance), evidence));
+        let symptom =
+            |rule, evidence| Some(Symptom::new(rule, HealthSubject::Instance(port.instance), evidence));
         let (ifname, expected) = (&port.ifname, port.mac);
         if let Some((address, mac)) = wrong {
             let evidence = format!("{ifname}: {mac} answers for {address}, which belongs to {expected}");
