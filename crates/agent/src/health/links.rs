@@ -99,9 +99,10 @@ impl Peer {
         self.has_answered && lost + slow >= BAD_MIN
     }
 
+    /// Whether the length decides which probes are lost. In a full queue, long ones are lost more often.
     fn loses_long_probes(&self) -> bool {
-        let answered = self.short.iter().rev().take(BAD_MIN).filter(|rtt| rtt.is_some()).count();
-        answered == BAD_MIN && self.long.len() == BAD_MIN && !self.long.contains(&true)
+        let is_clean = self.short.len() >= DECIDING && self.recent() == (0, 0);
+        is_clean && self.long.len() == BAD_MIN && !self.long.contains(&true)
     }
 }
 

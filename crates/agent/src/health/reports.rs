@@ -1,6 +1,9 @@
 //! The newest report of the node's health, shared between the monitor, the stream that sends it, and the metrics. This file
 //! changes when something else decides when a report is sent.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +13,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_southbound::{HealthReport, ReportSender};
 use sluice_types::AnomalyClass;
-use std::sync::atomic::AtomicU64;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
@@ -34,8 +36,13 @@ pub struct MonitorFigures {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<(HealthReport, MonitorFigures)>,
-    /// The findings have changed.
+    /// There is news.
     changed: Notify,
+}
+
+/// The nodes of which no probe was answered lately.
+fn unreachable(report: &HealthReport) -> BTreeSet<IpAddr> {
+    report.links.iter().filter(|link| link.loss_permille == 1000).map(|link| link.peer).collect()
 }
 
 /// The newest report of a node. Cheap to clone.
@@ -47,10 +54,12 @@ impl HealthReports {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the report. Returns whether the findings are others.
+    /// Replaces the report. Returns whether the findings, or the nodes that are not reached, are others.
     pub fn publish(&self, report: HealthReport, figures: MonitorFigures) -> bool {
         let mut state = self.state();
-        let is_news = state.0.findings != report.findings || state.0.others != report.others;
+        let is_news = state.0.findings != report.findings
+            || state.0.others != report.others
+            || unreachable(&state.0) != unreachable(&report);
         *state = (report, figures);
         drop(state);
         if is_news {
@@ -59,7 +68,7 @@ impl HealthReports {
         is_news
     }
 
-    /// Sends the report at once, when its findings change, and every [`REPEAT`], until the stream ends.
+    /// Sends the report at once, when there is news, and every [`REPEAT`], until the stream ends.
     pub(crate) async fn send(&self, reports: &ReportSender) -> Result<(), Error> {
         loop {
             let report = self.state().0.clone();

@@ -17,6 +17,7 @@ mod digests;
 mod ending;
 mod enrollment;
 mod follow;
+mod health;
 mod history;
 mod hub;
 mod members;
@@ -37,6 +38,7 @@ pub use connection::NodeConnection;
 pub use ending::{Ending, HostEnding};
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
+pub use health::HealthStates;
 pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
@@ -117,6 +119,8 @@ pub struct Counters {
     pub claims_late: AtomicU64,
     /// Claims of addresses that were refused.
     pub claims_refused: AtomicU64,
+    /// Events about the health of nodes.
+    pub health_events: AtomicU64,
     /// Answers of hosts to questions about sessions that nothing awaits.
     pub answers_ignored: AtomicU64,
 }
@@ -145,6 +149,8 @@ pub struct Push {
     pub claims: Claims,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
+    /// What health checks of nodes have found.
+    pub health: HealthStates,
     /// Deletions that nodes have not acknowledged, as of the last look.
     pub removals: PendingRemovals,
     ending: EndingQuestions,
@@ -168,6 +174,7 @@ impl Push {
             counters: Counters::default(),
             claims: Claims::default(),
             unconfirmed: UnconfirmedLists::default(),
+            health: HealthStates::default(),
             removals: PendingRemovals::default(),
             ending: EndingQuestions::default(),
             histories: Histories::default(),
