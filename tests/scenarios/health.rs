@@ -61,7 +61,7 @@ async fn probe_often(lab: &Lab) -> Outcome {
         ensure!(reporting == nodes, "{reporting} of {nodes} nodes report");
         for name in lab.state().nodes.keys() {
             let answered = lab.metrics(name).await?.sum("sluice_health_probe_rtt_seconds", &[]);
-            ensure!(answered > 0.0, "nobody answers the probes of {name}");
+            ensure!(answered > 0.0, "no node answers the probes of {name}");
         }
         Ok(())
     })
@@ -113,7 +113,7 @@ async fn shell(lab: &Lab, place: &str, script: &str) -> Outcome {
     execute(lab, place, &["sh", "-c", script]).await
 }
 
-/// The network stack of a VM answers nobody and sends nothing.
+/// The network stack of a VM answers nothing and sends nothing.
 async fn vm_hangs(lab: &Lab, binary: &Path) -> Outcome {
     let (vm, host, subject) = ("shop-1", "host-a", lab.vm("shop-1")?.id.to_string());
     let settings = |arp: u8, ipv6: u8| {
@@ -125,7 +125,7 @@ async fn vm_hangs(lab: &Lab, binary: &Path) -> Outcome {
     shell(lab, vm, &settings(8, 1)).await?;
     let health = found(lab, host, "vm_unresponsive", &subject).await?;
     let finding = &health.items[0];
-    ensure!(finding.evidence.contains("nobody answers for"), "no evidence: {}", finding.evidence);
+    ensure!(finding.evidence.contains("does not answer for"), "no evidence: {}", finding.evidence);
     ensure!(finding.cause.contains("hangs"), "no cause: {}", finding.cause);
     let api = format!("http://{}", lab.state().api);
     let listed =
@@ -198,7 +198,7 @@ async fn switch_is_overloaded(lab: &Lab) -> Outcome {
     cleared(lab).await
 }
 
-/// The VM's side of its interface takes only short packets, and somebody sends it long ones. A rate makes them pass the
+/// The VM's side of its interface takes only short packets, and another VM sends it long ones. A rate makes them pass the
 /// interface, in which they are dropped.
 async fn vm_does_not_take_packets(lab: &Lab) -> Outcome {
     let (vm, subject) = ("web-3", lab.vm("web-3")?.id);

@@ -1,5 +1,6 @@
 //! Health checks of a node (Achelous, section 6.1): what is measured, which anomalies follow from it, and what is reported.
-//! Everything here is pure, but for the files that [`sample`] reads; [`crate::health_task`] measures.
+//! Everything here is pure, but for the files that [`sample`] reads; `crates/agent/src/health_task.rs`
+//! measures.
 
 pub mod echo;
 pub mod findings;

@@ -135,7 +135,7 @@ async fn ended(round: &mut Option<JoinHandle<VmRound>>) -> Result<VmRound, JoinE
     }
 }
 
-/// 128 bits that nobody can foresee.
+/// 128 unpredictable bits.
 fn nonce() -> Option<Nonce> {
     let numbers = [BootId::random()?.number(), BootId::random()?.number()];
     let mut nonce = Nonce::default();

@@ -62,7 +62,7 @@ pub fn parse(datagram: &[u8]) -> Option<Echo> {
     }
 }
 
-/// Decides which requests are answered: those of known nodes, and not more than [`ANSWERS_PER_S`].
+/// Decides which requests are answered: those of known nodes, at most 1000 a second.
 #[derive(Debug, Default)]
 pub struct Responder {
     known: BTreeSet<IpAddr>,
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(parse(&[&good[..], &[0; ECHO_BYTES_MAX]].concat()), None);
     }
 
-    /// Catches answers to anybody, and answers without a limit.
+    /// Catches answers to unknown nodes, and answers without a limit.
     #[test]
     fn known_nodes_are_answered_at_a_limited_rate() {
         let (node, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 9]));

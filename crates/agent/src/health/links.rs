@@ -215,7 +215,7 @@ impl Links {
         probes
     }
 
-    /// Takes an answer. One that nobody waits for is ignored.
+    /// Takes an answer. One that is not awaited is ignored.
     pub fn answer(&mut self, now_us: u64, from: IpAddr, nonce: &Nonce) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let Some(sent) = peer.outstanding.filter(|it| it.nonce == *nonce) else { return };

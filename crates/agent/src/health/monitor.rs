@@ -159,7 +159,8 @@ impl Monitor {
     pub fn end_vms(&mut self, wall_ms: u64, asked: &BTreeSet<(u32, IpAddr)>, replies: &BTreeSet<VmReply>) {
         let Some(counters) = &self.counters else { return };
         let is_asked = |port: &&WatchedPort| {
-            let addresses = [port.ipv4.map(|(own, _)| own.into()), port.ipv6.map(Into::into)];
+            let addresses: [Option<IpAddr>; 2] =
+                [port.ipv4.map(|(own, _)| own.into()), port.ipv6.map(Into::into)];
             addresses.into_iter().flatten().all(|address| asked.contains(&(port.ifindex, address)))
         };
         let with_counters = |port: &WatchedPort| {

@@ -33,7 +33,7 @@ pub struct WatchedPort {
 impl WatchedPort {
     /// The addresses that are probed, with those that the probes come from: the router's, as the VM sees it.
     fn probed(&self) -> impl Iterator<Item = (IpAddr, IpAddr)> {
-        let v4 = self.ipv4.map(|(own, router)| (own.into(), router.into()));
+        let v4: Option<(IpAddr, IpAddr)> = self.ipv4.map(|(own, router)| (own.into(), router.into()));
         v4.into_iter().chain(self.ipv6.map(|own| (own.into(), ROUTER_LINK_LOCAL.into())))
     }
 }
@@ -143,7 +143,7 @@ impl Vms {
                 None => missing.push(address),
             }
         }
-        // Without its other side there is nobody to answer, which is another anomaly.
+        // Without its other side no VM can answer, which is another anomaly.
         received?;
         let symptom =
             |rule, evidence| Some(Symptom::new(rule, HealthSubject::Instance(port.instance), evidence));
@@ -159,14 +159,17 @@ impl Vms {
         let named: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let named = named.join(" and ");
         if !vm.answers && !sends {
-            let evidence = format!("{ifname}: nobody answers for {named}, and nothing is sent");
+            let evidence = format!("{ifname}: the VM does not answer for {named}, and sends nothing");
             return symptom(Rule::VmSilent, evidence);
         }
         // An address that was never there may be one that the VM does not use.
         let had_any = missing.iter().any(|address| vm.answered.contains(address));
         if had_any || vm.answered.is_empty() {
-            let other = if vm.answers { "another address is answered for" } else { "the VM sends packets" };
-            return symptom(Rule::VmAddress, format!("{ifname}: nobody answers for {named}, but {other}"));
+            let other = if vm.answers { "for another address" } else { "sends packets" };
+            return symptom(
+                Rule::VmAddress,
+                format!("{ifname}: the VM does not answer for {named}, but {other}"),
+            );
         }
         None
     }
