@@ -61,6 +61,31 @@ pub struct HealthConfig {
 /// The frames that were sent to VMs, by interface and address, and the replies.
 type VmRound = (BTreeSet<(u32, IpAddr)>, Result<BTreeSet<VmReply>, sluice_sys::Error>);
 
+/// What is measured each second. The tables are read less often.
+struct Measured {
+    /// What is to be watched, and the name, the MTU and the carrier of each interface.
+    view: Option<(NodeView, Vec<(String, u32, bool)>)>,
+    counters: Counters,
+}
+
+async fn measure<R: Role>(
+    node: Arc<Node<R>>,
+    netlink: Netlink,
+    view: Option<fn(&Applier<R>) -> NodeView>,
+) -> Result<Measured, Error> {
+    let view = match view {
+        Some(read) => {
+            let view = node.writer.run(move |applier| read(applier)).await?;
+            Some((view, netlink.link_states().await?))
+        }
+        None => None,
+    };
+    let failed = || Error::io("read the counters of this machine");
+    let read = spawn_blocking(|| Counters::read(Path::new("/proc"))).await;
+    let counters = read.map_err(|error| failed()(io::Error::other(error)))?.map_err(failed())?;
+    Ok(Measured { view, counters })
+}
+
 struct HealthTask<R: Role> {
     node: Arc<Node<R>>,
     view: fn(&Applier<R>) -> NodeView,
@@ -128,8 +153,9 @@ async fn readable(socket: Option<&Socket>) -> io::Result<()> {
     }
 }
 
-async fn ended(round: &mut Option<JoinHandle<VmRound>>) -> Result<VmRound, JoinError> {
-    match round {
+/// Waits until a task has ended; without one forever.
+async fn ended<T>(task: &mut Option<JoinHandle<T>>) -> Result<T, JoinError> {
+    match task {
         Some(handle) => handle.await,
         None => future::pending().await,
     }
@@ -157,13 +183,18 @@ impl<R: Role> HealthTask<R> {
     async fn run(mut self) -> Result<(), Error> {
         let mut ticks = interval(SAMPLE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut round: Option<JoinHandle<VmRound>> = None;
+        let mut measurement = None;
+        let mut round = None;
         loop {
             let links_due = self.monitor.links.due_us();
             let links_at = self.at_us(links_due.unwrap_or(0));
             let vms_at = self.at_us(self.monitor.next_vms_ms().saturating_mul(1000));
             tokio::select! {
-                _ = ticks.tick() => self.sample().await?,
+                _ = ticks.tick(), if measurement.is_none() => measurement = Some(self.begin_measurement()),
+                result = ended(&mut measurement) => {
+                    measurement = None;
+                    self.end_measurement(result)?;
+                }
                 // An error is seen again when the socket is used.
                 _ = readable(self.sockets.first()) => self.receive(),
                 _ = readable(self.sockets.get(1)) => self.receive(),
@@ -177,27 +208,29 @@ impl<R: Role> HealthTask<R> {
         }
     }
 
-    /// Measures what is measured each second, and publishes what is found.
-    async fn sample(&mut self) -> Result<(), Error> {
-        if self.viewed.is_none_or(|at| at.elapsed() >= VIEW_INTERVAL) {
+    /// Begins to measure, beside the probes: the table writer may be busy for long.
+    fn begin_measurement(&mut self) -> JoinHandle<Result<Measured, Error>> {
+        let is_due = self.viewed.is_none_or(|at| at.elapsed() >= VIEW_INTERVAL);
+        if is_due {
             self.viewed = Some(Instant::now());
-            let read = self.view;
-            let view = self.node.writer.run(move |applier| read(applier)).await?;
-            self.responder.set_known(view.peers.iter().map(|(address, _)| *address).collect());
-            match self.netlink.link_states().await {
-                Ok(states) => {
-                    let state = |(name, mtu, has_carrier)| (name, InterfaceState { mtu, has_carrier });
-                    let states = states.into_iter().map(state).collect();
-                    self.monitor.set_view(self.now_us() / 1000, view, states);
-                }
-                Err(error) => self.note_failure(&error),
-            }
         }
-        match spawn_blocking(|| Counters::read(Path::new("/proc"))).await {
-            Ok(Ok(counters)) => {
-                self.monitor.sample(self.now_us() / 1000, wall_clock_ms(), counters);
+        tokio::spawn(measure(self.node.clone(), self.netlink.clone(), is_due.then_some(self.view)))
+    }
+
+    /// Takes what was measured, and publishes what is found.
+    fn end_measurement(&mut self, result: Result<Result<Measured, Error>, JoinError>) -> Result<(), Error> {
+        match result {
+            Ok(Ok(Measured { view, counters })) => {
+                let now_ms = self.now_us() / 1000;
+                if let Some((view, states)) = view {
+                    self.responder.set_known(view.peers.iter().map(|(address, _)| *address).collect());
+                    let state = |(name, mtu, has_carrier)| (name, InterfaceState { mtu, has_carrier });
+                    self.monitor.set_view(now_ms, view, states.into_iter().map(state).collect());
+                }
+                self.monitor.sample(now_ms, wall_clock_ms(), counters);
                 self.is_failing = false;
             }
+            Ok(Err(Error::WriterGone)) => return Err(Error::WriterGone),
             Ok(Err(error)) => self.note_failure(&error),
             Err(error) => self.note_failure(&error),
         }

@@ -122,10 +122,12 @@ async fn list_health(
     let mut health = Health { items: Vec::new(), reporting: 0, others: false };
     let mut absent = Vec::new();
     for (node, name) in nodes {
-        let Some((_, report)) = reports.iter().find(|(reporter, _)| *reporter == node) else {
+        // The reports are in order of nodes.
+        let Ok(at) = reports.binary_search_by_key(&node, |(reporter, _)| *reporter) else {
             absent.push((node, name));
             continue;
         };
+        let report = &reports[at].1;
         health.reporting += 1;
         health.others |= report.others;
         health.items.extend(report.findings.iter().map(|finding| HealthFinding {

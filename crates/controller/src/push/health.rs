@@ -40,7 +40,7 @@ impl HealthStates {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest report of each node.
+    /// The newest report of each node, in order of nodes.
     pub fn all(&self) -> Vec<(NodeId, HealthReport)> {
         self.lock().iter().map(|(node, known)| (*node, known.report.clone())).collect()
     }
