@@ -26,6 +26,7 @@ mod gateway_moves;
 mod guarded_ports;
 mod guests;
 mod gwzone;
+mod health;
 mod history;
 mod history_failover;
 mod hostile_clients;
@@ -207,6 +208,7 @@ fn all() -> Vec<Scenario> {
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,
         guarded_ports: OwnLab,
+        health: OwnLab,
         database_killed: OwnLab,
         disk_full: OwnLab,
         history: OwnLab,

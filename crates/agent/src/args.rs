@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::Error;
+use crate::health::echo::HEALTH_PORT;
 
 /// Size of a cell in bytes, as a power of two.
 const CELL_SHIFT: u32 = 6;
@@ -43,6 +44,14 @@ pub struct CommonArgs {
     #[arg(long, value_name = "PORT", default_value_t = sluice_rsp::RSP_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub rsp_port: u16,
 
+    /// UDP port of the echo by which nodes check the way between them; must be the same on all nodes of a site
+    #[arg(long, value_name = "PORT", default_value_t = HEALTH_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub health_port: u16,
+
+    /// Seconds between two probes of another node, on average
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=30))]
+    pub health_link_s: u64,
+
     /// Remove the programs, tables and devices that an agent has left in place, restore the settings of
     /// interfaces that it has changed, then exit
     #[arg(long)]
@@ -57,17 +66,17 @@ impl CommonArgs {
         self.table_memory_mib << (20 - CELL_SHIFT)
     }
 
-    /// Checks that VXLAN, RSP and the `others` use different UDP ports.
+    /// Checks that VXLAN, RSP, the echo of health checks and the `others` use different UDP ports.
     ///
     /// # Errors
     /// If a port is used twice.
     pub fn check_ports(&self, others: &[u16]) -> Result<(), Error> {
-        let mut ports = vec![sluice_types::VXLAN_PORT, self.rsp_port];
+        let mut ports = vec![sluice_types::VXLAN_PORT, self.rsp_port, self.health_port];
         ports.extend(others);
         ports.sort_unstable();
         match ports.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(Error::Config(format!(
-                "UDP port {} is used twice: VXLAN uses {}, and --rsp-port, --cluster-port, --nat-sync-port, \
+                "UDP port {} is used twice: VXLAN uses {}, and --rsp-port, --health-port, --cluster-port, --nat-sync-port, \
                  --meter-port and --migration-port must differ from it and from each other",
                 pair[0],
                 sluice_types::VXLAN_PORT
@@ -123,6 +132,7 @@ mod tests {
         assert!(default.check_ports(&[]).is_ok());
         assert!(default.check_ports(&[sluice_rsp::RSP_PORT + 1]).is_ok());
         assert!(default.check_ports(&[sluice_rsp::RSP_PORT]).is_err());
+        assert!(default.check_ports(&[HEALTH_PORT]).is_err());
         assert!(default.check_ports(&[sluice_types::VXLAN_PORT]).is_err());
         let error = args(&["--rsp-port", "4789"]).check_ports(&[]).unwrap_err().to_string();
         assert!(error.contains("UDP port 4789 is used twice"), "{error}");

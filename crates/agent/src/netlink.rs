@@ -112,6 +112,20 @@ impl Netlink {
             .map_err(Error::netlink("list interfaces"))
     }
 
+    /// The MTU of each interface by name, and whether its other side is there.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub async fn link_states(&self) -> Result<Vec<(String, u32, bool)>, Error> {
+        let _listing = self.listing.lock().await;
+        let links = self.handle.link().get().execute();
+        let state = |message: LinkMessage| {
+            let link = parse_link(&message);
+            (link.name, link.mtu, message.header.flags.contains(LinkFlags::LowerUp))
+        };
+        links.map_ok(state).try_collect().await.map_err(Error::netlink("list interfaces"))
+    }
+
     /// Sets an interface up.
     ///
     /// # Errors

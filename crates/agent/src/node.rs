@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::changes::Changes;
 use crate::enrollment::{check_identity, load_or_enroll};
+use crate::health::HealthReports;
 use crate::lock::{lock_pins, lock_state};
 use crate::metric_source::MetricSource;
 use crate::netlink::Netlink;
@@ -43,6 +44,8 @@ pub struct Node<R> {
     pub complete_revision: watch::Receiver<u64>,
     /// Reads the tables concurrently with the writer.
     pub reader: SharedReader,
+    /// What health checks have found.
+    pub health: HealthReports,
     /// See [`Node::add_metrics`].
     metrics: Mutex<Vec<Arc<dyn MetricSource>>>,
 }
@@ -183,6 +186,7 @@ impl Opened {
             keys,
             complete_revision,
             reader: self.reader,
+            health: HealthReports::default(),
             metrics: Mutex::default(),
         });
         Ok(Started { node, identity, _locks: self._locks })

@@ -51,6 +51,7 @@ impl<R: Role> Started<R> {
             topology: node.topology.clone(),
             deleted: node.deleted.clone(),
             scans: Scans::default(),
+            health: node.health.clone(),
         };
         tasks.spawn(client.run());
         tasks.spawn(work);

@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::backoff::{Backoff, LONGEST_DELAY};
+use crate::health::HealthReports;
 use crate::heartbeat::{self, Counters, TableFigures};
 use crate::hello::hello;
 use crate::scans::Scans;
@@ -113,6 +114,8 @@ pub struct StreamClient<R> {
     pub deleted: watch::Sender<bool>,
     /// Answers to questions about sessions.
     pub scans: Scans,
+    /// What health checks have found.
+    pub health: HealthReports,
 }
 
 impl<R: Role> StreamClient<R> {
@@ -195,6 +198,7 @@ impl<R: Role> StreamClient<R> {
             result = self.send_digests(&reports) => result,
             result = claims.send(&reports) => result,
             result = migrations.send(&reports) => result,
+            result = self.health.send(&reports) => result,
         }
     }
 

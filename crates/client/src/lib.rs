@@ -9,6 +9,7 @@ mod apply;
 mod cloud;
 mod ending;
 mod error;
+mod health;
 mod http;
 mod internet;
 mod migrations;
@@ -32,6 +33,7 @@ pub use cloud::{
 };
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
+pub use health::{Health, HealthFinding};
 pub use http::{Client, Created, DEFAULT_API};
 pub use internet::{
     Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPortForward, NewPublicPool, PortForward,

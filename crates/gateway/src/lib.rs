@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod health;
 mod identities;
 mod load_monitor;
 mod mailbox;
@@ -42,7 +43,7 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, enable_route_lookup, links, vteps};
-use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, monotonic_ns, open};
+use sluice_agent::{CommonArgs, Opened, Started, adoption_error, flush, monotonic_ns, open, watch_health};
 use sluice_datapath::{Datapath, FlowEvent, METER_COUNTS_MAP, METERS_MAP, ObjectName};
 use sluice_rsp::PermitEntry;
 use sluice_southbound::Node;
@@ -85,7 +86,6 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let port = |side| move |link: Link| Port { link, side };
     let underlay = links.into_iter().map(port(Side::Underlay));
     let ports: Vec<Port> = underlay.chain(internet.into_iter().map(port(Side::Internet))).collect();
-
     let (mut opened, nat) = open_tables(&args)?;
     opened.tables.set_node(&gateway_config(&port_names(&ports), &ports, vteps))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
@@ -127,6 +127,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tables: node.complete_revision.clone(),
         deleted: node.deleted.subscribe(),
     };
+    let health = watch_health(node.clone(), health::config(&args, vteps), health::view);
     let writer = node.writer.clone();
     let vmacs = move |addresses: Vec<IpAddr>| {
         let writer = writer.clone();
@@ -135,6 +136,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
+            ended = health => ended,
             ended = public.run(ports, vmacs) => ended,
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,

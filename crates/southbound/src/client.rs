@@ -8,8 +8,8 @@ use crate::proto::{
     NodeUpdate, TableDigests, TableRepair,
 };
 use crate::{
-    AddressClaim, EnrollmentBundle, Error, Identity, MAX_CLAIMS, MAX_ENDING_PORTS, MAX_FAILURES,
-    MAX_MIGRATIONS, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, MigrationState, Missing, transport,
+    AddressClaim, EnrollmentBundle, Error, HealthReport, Identity, MAX_CLAIMS, MAX_ENDING_PORTS,
+    MAX_FAILURES, MAX_MIGRATIONS, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, MigrationState, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};
@@ -119,6 +119,14 @@ impl ReportSender {
         states.truncate(MAX_MIGRATIONS);
         let states = states.into_iter().map(Into::into).collect();
         self.send(Report::Migrations(MigrationStates { states })).await
+    }
+
+    /// Reports what health checks have found.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn health(&self, health: HealthReport) -> Result<(), Error> {
+        self.send(Report::Health(health.into())).await
     }
 
     /// Sends a heartbeat.

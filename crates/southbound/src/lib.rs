@@ -12,6 +12,7 @@ mod digest;
 mod encoded;
 mod entries;
 mod error;
+mod health;
 mod identity;
 mod missing;
 mod node;
@@ -42,6 +43,7 @@ pub use entries::{
     Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
+pub use health::{Finding, HealthReport, HealthSubject, LinkHealth};
 pub use identity::{EnrollmentBundle, Identity};
 pub use missing::Missing;
 pub use node::{Node, NodeError};
@@ -71,6 +73,10 @@ pub const MAX_MISSING: usize = 1024;
 pub const MAX_CLAIMS: usize = 1024;
 /// Most migrations in one report.
 pub const MAX_MIGRATIONS: usize = 1024;
+/// Most findings, and most links, in one report of health.
+pub const MAX_FINDINGS: usize = 256;
+/// See [`MAX_FINDINGS`].
+pub const MAX_HEALTH_LINKS: usize = 64;
 /// Most unconfirmed entries in one report.
 pub const MAX_UNCONFIRMED: usize = 1024;
 /// The name of a table of nodes in metrics, in the API and in messages; `None` if this version does not know it.

@@ -19,11 +19,13 @@ pub enum LinkReply {
     NeighborAdvertisement,
 }
 
-const ETH_P_ALL: u16 = 0x0003;
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
-/// Option of a packet socket (if_packet.h).
+/// All protocols (if_ether.h).
+const ETH_P_ALL: u16 = 3;
+/// Options of a packet socket (if_packet.h).
 const PACKET_VNET_HDR: libc::c_int = 15;
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
 /// An instruction of a socket filter (classic BPF).
 const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
@@ -35,9 +37,11 @@ const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
 const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
 const JUMP_IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-/// Offsets in the frame: the source MAC, in two parts, the operation of ARP, the next header of IPv6, the type of ICMPv6.
+/// Offsets in the frame: the source MAC, in two parts, the type of Ethernet, the operation of ARP, the next header of IPv6, the type
+/// of ICMPv6.
 const SOURCE_MAC: u32 = 6;
 const SOURCE_MAC_END: u32 = 10;
+const ETHERTYPE: u32 = 12;
 const ARP_OPERATION: u32 = 20;
 const NEXT_HEADER: u32 = 20;
 const ICMP_TYPE: u32 = 54;
@@ -49,6 +53,21 @@ const ARP_REPLIES: [libc::sock_filter; 4] = [
     op(RETURN, 0, 0, 0),
 ];
 const ADVERTISEMENTS: [libc::sock_filter; 6] = [
+    op(LOAD_BYTE, 0, 0, NEXT_HEADER),
+    op(JUMP_IF_EQUAL, 0, 3, 58),
+    op(LOAD_BYTE, 0, 0, ICMP_TYPE),
+    op(JUMP_IF_EQUAL, 0, 1, 136),
+    op(RETURN, 0, 0, 0xffff),
+    op(RETURN, 0, 0, 0),
+];
+
+/// Both kinds of replies, in frames of all protocols.
+const REPLIES: [libc::sock_filter; 11] = [
+    op(LOAD_HALF, 0, 0, ETHERTYPE),
+    op(JUMP_IF_EQUAL, 0, 2, ETH_P_ARP as u32),
+    op(LOAD_HALF, 0, 0, ARP_OPERATION),
+    op(JUMP_IF_EQUAL, 5, 6, 2),
+    op(JUMP_IF_EQUAL, 0, 5, ETH_P_IPV6 as u32),
     op(LOAD_BYTE, 0, 0, NEXT_HEADER),
     op(JUMP_IF_EQUAL, 0, 3, 58),
     op(LOAD_BYTE, 0, 0, ICMP_TYPE),
@@ -73,20 +92,22 @@ impl PacketSocket {
     /// If the process lacks CAP_NET_RAW.
     pub fn open_with_offload() -> Result<Self, Error> {
         let socket = Self::without_protocol()?;
-        let on: libc::c_int = 1;
-        // SAFETY: `on` is readable for the length given, and outlives the call.
-        let set = unsafe {
-            libc::setsockopt(
-                socket.0.as_raw_fd(),
-                libc::SOL_PACKET,
-                PACKET_VNET_HDR,
-                (&raw const on).cast(),
-                mem::size_of_val(&on) as libc::socklen_t,
-            )
-        };
-        if set < 0 {
-            return Err(Error::last("let a packet socket leave work to its interface"));
-        }
+        socket.turn_on(PACKET_VNET_HDR, "let a packet socket leave work to its interface")?;
+        Ok(socket)
+    }
+
+    /// Opens a socket that receives the replies of address resolution that an interface receives, before programs of
+    /// traffic control see and may drop them. Index 0: of all interfaces. While it is open, every received packet passes a
+    /// filter.
+    ///
+    /// # Errors
+    /// If the process lacks CAP_NET_RAW, or the interface was deleted.
+    pub fn tap(ifindex: u32) -> Result<Self, Error> {
+        let socket = Self::without_protocol()?;
+        socket.attach(&REPLIES)?;
+        // Otherwise every packet that is sent would be copied for the filter.
+        socket.turn_on(PACKET_IGNORE_OUTGOING, "let a packet socket ignore what is sent")?;
+        socket.bind(ETH_P_ALL, ifindex)?;
         Ok(socket)
     }
 
@@ -102,7 +123,7 @@ impl PacketSocket {
         // The filter comes before the protocol, so that the kernel queues no other frame.
         let socket = Self::without_protocol()?;
         socket.attach(filter)?;
-        socket.bind(0, protocol)?;
+        socket.bind(protocol, 0)?;
         Ok(socket)
     }
 
@@ -123,12 +144,12 @@ impl PacketSocket {
         ];
         let socket = Self::without_protocol()?;
         socket.attach(&filter)?;
-        socket.bind(ifindex, ETH_P_ALL)?;
+        socket.bind(ETH_P_ALL, ifindex)?;
         Ok(socket)
     }
 
-    /// Lets a socket receive frames of a protocol; 0: from all interfaces.
-    fn bind(&self, ifindex: u32, protocol: u16) -> Result<(), Error> {
+    /// Begins to receive frames of a protocol; index 0: of all interfaces.
+    fn bind(&self, protocol: u16, ifindex: u32) -> Result<(), Error> {
         let mut address = link_address(ifindex);
         address.sll_protocol = protocol.to_be();
         // SAFETY: `address` is readable for the length given, and outlives the call.
@@ -139,10 +160,23 @@ impl PacketSocket {
                 mem::size_of_val(&address) as libc::socklen_t,
             )
         };
-        if bound < 0 {
-            return Err(Error::last("bind a packet socket"));
-        }
-        Ok(())
+        if bound < 0 { Err(Error::last("bind a packet socket")) } else { Ok(()) }
+    }
+
+    /// Turns an option of packet sockets on. `operation` is for the error.
+    fn turn_on(&self, option: libc::c_int, operation: &'static str) -> Result<(), Error> {
+        let on: libc::c_int = 1;
+        // SAFETY: `on` is readable for the length given, and outlives the call.
+        let set = unsafe {
+            libc::setsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                option,
+                (&raw const on).cast(),
+                mem::size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        if set < 0 { Err(Error::last(operation)) } else { Ok(()) }
     }
 
     /// Opens a socket of protocol 0, to which the kernel never queues a frame.

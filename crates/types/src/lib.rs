@@ -7,6 +7,7 @@
 mod addr;
 mod credit;
 mod digest;
+mod health;
 mod id;
 mod ipv6_mode;
 mod mac;
@@ -31,6 +32,7 @@ pub use credit::{
 pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
+pub use health::AnomalyClass;
 pub use id::{
     ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, NetworkClassId,
     PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,

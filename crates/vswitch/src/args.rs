@@ -69,6 +69,10 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1 << 27))]
     pub sessions_per_port: Option<u32>,
 
+    /// Seconds between two probes of a VM by ARP and neighbor discovery, on average
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=30))]
+    pub health_vm_s: u64,
+
     /// Seconds for which a port that becomes filtered while its instance runs adopts the TCP connections that it has; 0: it
     /// interrupts them
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=i64::from(ADOPT_SECONDS_MAX)))]

@@ -9,6 +9,7 @@ mod elephants;
 mod ending_sessions;
 mod guard;
 mod guard_metrics;
+mod health;
 mod identity_client;
 mod ipsec;
 mod local_api;
@@ -42,7 +43,9 @@ use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, vteps};
-use sluice_agent::{Role, adoption_error, error_chain, flush, flush_closed, open};
+use sluice_agent::{
+    HealthConfig, Role, adoption_error, error_chain, flush, flush_closed, open, watch_health,
+};
 use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_tables::sessions::Timeouts;
 use sluice_tables::{PortCredits, PortMeters};
@@ -81,11 +84,11 @@ pub async fn run(args: Args) -> Result<(), Error> {
     // First of all: whatever fails later, no VM reaches the host's own stack.
     guard::check_names(&netlink, &args.port_names, Some(&uplink)).await?;
     guard::install(&args.port_names).await?;
-
     let mut opened = open(common, ROLE, ObjectName::Vswitch, &args.session_maps())?;
     renew_port_programs(&opened.datapath)?;
     let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
     let of_interfaces = Changes::new(&common.pin_dir(ROLE));
+    let health = health_config(&args, &name, vteps);
     let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
@@ -136,9 +139,11 @@ pub async fn run(args: Args) -> Result<(), Error> {
         .merge(local_api::resume_routes(resumer))
         .merge(local_api::session_routes(listed))
         .merge(local_api::path_routes(paths));
+    let health = watch_health(started.node.clone(), health, health::view);
     let work = async move {
         tokio::select! {
             ended = manager.run() => ended,
+            ended = health => ended,
             ended = client.run() => ended,
             ended = claim_reader => ended,
             () = rates.keep(&netlink, &datapath_of.datapath) => Ok(()),
@@ -169,6 +174,17 @@ async fn attach_underlay(
             "this host has IPsec policies, which packets between VMs and the underlay do not pass; if they must, \
              start the agent with --kernel-vxlan"
         );
+    }
+}
+
+/// The options of this host's health checks.
+fn health_config(args: &Args, uplink: &str, vteps: Vteps) -> HealthConfig {
+    HealthConfig {
+        vteps,
+        underlay: vec![uplink.to_owned()],
+        port: args.common.health_port,
+        link_period: Duration::from_secs(args.common.health_link_s),
+        vm_period: Duration::from_secs(args.health_vm_s),
     }
 }
 

@@ -4,7 +4,7 @@
 mod batcher;
 mod key_store;
 mod path_mtu;
-mod socket;
+pub(crate) mod socket;
 mod stats;
 mod transport;
 

@@ -1,5 +1,5 @@
 //! A UDP socket on one address of this node: it receives only datagrams to that address, and sends with it as
-//! the source. RSP and other protocols of agents use it. This file changes when they
+//! the source. RSP, migrations and the echo of health checks use it. This file changes when they
 //! need another socket option.
 
 use std::io::{self, IoSliceMut};

@@ -4,7 +4,7 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
-    clusters, eips, events, gateways, hosts, instances, meters, migrations, nat_gateways, network_classes, peerings,
+    clusters, eips, events, gateways, health, hosts, instances, meters, migrations, nat_gateways, network_classes, peerings,
     placement, port_forwards, public_pools, removals,
 };
 use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
@@ -120,6 +120,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body port_forwards::NewPortForward;
     list port_forwards::PortForwardFilter;
     query events::EventQuery;
+    query health::HealthQuery;
     query removals::RemovalWait;
     body sluice_types::PlacementSettingsPatch;
     body placement::NewPlan;

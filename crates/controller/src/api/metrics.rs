@@ -12,6 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_store::SNAPSHOTS_MAX;
+use sluice_types::AnomalyClass;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 type Labels = Vec<(String, String)>;
@@ -58,6 +59,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
     let unconfirmed = api.push.unconfirmed.all().iter().map(|(_, total, _)| total).sum();
     let help = "Entries that connected nodes have and the database lost";
     gauge(registry, "unconfirmed_entries", help, unconfirmed);
+    health(registry, api);
     removals(registry, api);
     let (waiting, limit) = api.push.claims.waiting();
     gauge(registry, "address_claims_waiting", "Claims of addresses that wait", waiting as u64);
@@ -107,6 +109,22 @@ fn streams(registry: &mut Registry, api: &Api) {
         counter(registry, name, help, value.load(Ordering::Relaxed));
     }
     counter(registry, "store_errors", "Failed store calls of background tasks", api.db.errors());
+}
+
+/// What the nodes that are connected to this replica have found, by class.
+fn health(registry: &mut Registry, api: &Api) {
+    let findings = Family::<Labels, Gauge>::default();
+    let reports = api.push.health.all();
+    for class in AnomalyClass::ALL {
+        let all = reports.iter().flat_map(|(_, report)| &report.findings);
+        let count = all.filter(|finding| finding.class == class).count();
+        let labels = vec![("class".to_owned(), class.to_string())];
+        findings.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+    let help = "Anomalies that connected nodes have found, by class";
+    registry.register("health_findings", help, findings);
+    let events = api.push.counters.health_events.load(Ordering::Relaxed);
+    counter(registry, "health_events", "Events about anomalies that were recorded", events);
 }
 
 fn removals(registry: &mut Registry, api: &Api) {

@@ -8,6 +8,7 @@ mod eips;
 mod events;
 mod gateways;
 mod guard;
+mod health;
 mod hosts;
 mod instances;
 mod meters;
@@ -206,6 +207,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(nat_gateways::routes())
         .merge(port_forwards::routes())
         .merge(nodes::routes())
+        .merge(health::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())
         .merge(events::routes())

@@ -17,6 +17,7 @@ mod digests;
 mod ending;
 mod enrollment;
 mod follow;
+mod health;
 mod history;
 mod hub;
 mod members;
@@ -38,6 +39,7 @@ pub use connection::NodeConnection;
 pub use ending::{Ending, HostEnding};
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
+pub use health::HealthStates;
 pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
@@ -125,6 +127,8 @@ pub struct Counters {
     pub migrations_refused: AtomicU64,
     /// Reports of migrations that were ignored: not of the target host, of a migration that has ended, or malformed.
     pub migrations_ignored: AtomicU64,
+    /// Events about the health of nodes.
+    pub health_events: AtomicU64,
     /// Answers of hosts to questions about sessions that nothing awaits.
     pub answers_ignored: AtomicU64,
 }
@@ -155,6 +159,8 @@ pub struct Push {
     pub migrations: MigrationReports,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
+    /// What health checks of nodes have found.
+    pub health: HealthStates,
     /// Deletions that nodes have not acknowledged, as of the last look.
     pub removals: PendingRemovals,
     ending: EndingQuestions,
@@ -179,6 +185,7 @@ impl Push {
             claims: Claims::default(),
             migrations: MigrationReports::default(),
             unconfirmed: UnconfirmedLists::default(),
+            health: HealthStates::default(),
             removals: PendingRemovals::default(),
             ending: EndingQuestions::default(),
             histories: Histories::default(),

@@ -4,6 +4,7 @@
 use super::connection::ConnectionHandle;
 use super::digests::{DigestReport, repair_event};
 use super::enrollment::digest;
+use super::health::note_health;
 use super::history::{is_newer_than_database, start};
 use super::hub::{Closing, Session};
 use super::node::{southbound_id, store_id};
@@ -16,8 +17,8 @@ use sluice_southbound::proto::{
     TableDigests, TableRepair,
 };
 use sluice_southbound::{
-    AddressClaim, CertificateAuthority, EncodedUpdate, MAX_CLAIMS, MAX_FAILURES, MAX_MIGRATIONS,
-    MigrationState, Missing, Node, server::Southbound,
+    AddressClaim, CertificateAuthority, EncodedUpdate, HealthReport, HealthSubject, MAX_CLAIMS, MAX_FAILURES,
+    MAX_MIGRATIONS, MigrationState, Missing, Node, server::Southbound,
 };
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
@@ -179,6 +180,7 @@ async fn serve(
     let Listener { push, loads, node, .. } = listener;
     if push.hub.close(node, id) {
         push.unconfirmed.forget(node);
+        push.health.forget(node);
         if let NodeId::Host(host) = node {
             push.claims.forget(host);
             push.migrations.forget(host);
@@ -298,6 +300,7 @@ impl Listener {
                 }
                 Some(Report::Claims(claims)) => self.handle_claims(claims),
                 Some(Report::Migrations(states)) => self.handle_migrations(states),
+                Some(Report::Health(report)) => self.handle_health(report.into()).await,
                 Some(Report::EndingSessions(mut answer)) => {
                     answer.problem = shorten(answer.problem);
                     if let NodeId::Host(host) = self.node {
@@ -333,6 +336,23 @@ impl Listener {
         if refused > 0 {
             tracing::warn!(%host, refused, "states of migrations refused: they are malformed, or too many wait");
             self.push.counters.migrations_ignored.fetch_add(refused as u64, Ordering::Relaxed);
+        }
+    }
+
+    async fn handle_health(&self, mut report: HealthReport) {
+        if !self.push.hub.is_current(self.node, self.session) {
+            return;
+        }
+        for finding in &mut report.findings {
+            finding.evidence = shorten(std::mem::take(&mut finding.evidence));
+            finding.cause = shorten(std::mem::take(&mut finding.cause));
+            if let HealthSubject::Interface(name) = &mut finding.subject {
+                *name = shorten(std::mem::take(name));
+            }
+        }
+        if let Err(error) = note_health(&self.push, self.node, report).await {
+            self.push.db.count_error();
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot record the health of a node");
         }
     }
 

@@ -2,6 +2,7 @@
 //! other modules describe the kinds and have the verbs of one noun alone.
 
 mod addresses;
+mod health;
 mod internet;
 mod meters;
 mod migrations;
@@ -92,6 +93,8 @@ pub enum Noun {
     /// Nodes (gateways and hosts) and the revisions that they have programmed
     #[command(alias = "node")]
     Nodes(WithApi<NodesVerb>),
+    /// Anomalies that the health checks of nodes have found, with evidence and likely cause
+    Health(health::Health),
     /// Entries that nodes have and the database lost, as after a restored backup
     Unconfirmed(WithApi<unconfirmed::Unconfirmed>),
     /// Deletions that nodes have not acknowledged; what the objects had is held until then
@@ -126,6 +129,7 @@ impl Noun {
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,
+            Self::Health(command) => command.run().await,
             Self::Unconfirmed(command) => command.run().await,
             Self::Removals(command) => command.run().await,
             Self::Events(command) => command.run().await,

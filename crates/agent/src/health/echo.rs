@@ -1,0 +1,143 @@
+//! Echo requests between nodes (`api/health.md`): their form, and which of them a node answers. Pure. This file changes
+//! with the form.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+/// UDP port of the echo, unless a site configures another one. The port is not registered.
+pub const HEALTH_PORT: u16 = 4802;
+/// Length of the shortest datagram.
+pub const ECHO_BYTES_MIN: usize = 24;
+/// Length of the longest datagram: that of a jumbo frame.
+pub const ECHO_BYTES_MAX: usize = 9188;
+/// Most answers in a second, and at once.
+const ANSWERS_PER_S: u64 = 1000;
+const MAGIC: [u8; 2] = *b"SH";
+const VERSION: u8 = 1;
+const REQUEST: u8 = 1;
+const ANSWER: u8 = 2;
+const NONCE_AT: usize = 8;
+
+/// A number that only the receiver of a request can know.
+pub type Nonce = [u8; 16];
+
+/// What a datagram is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Echo {
+    /// To be answered.
+    Request,
+    /// The answer to the request with this nonce.
+    Answer(Nonce),
+}
+
+/// A request of this length, which is limited to what a datagram may have.
+#[must_use]
+pub fn request(nonce: &Nonce, bytes: usize) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(bytes);
+    datagram.extend(MAGIC);
+    datagram.extend([VERSION, REQUEST, 0, 0, 0, 0]);
+    datagram.extend(nonce);
+    datagram.resize(bytes.clamp(ECHO_BYTES_MIN, ECHO_BYTES_MAX), 0);
+    datagram
+}
+
+/// Makes the answer of a request: the same datagram, of the same length.
+pub fn make_answer(request: &mut [u8]) {
+    if let Some(kind) = request.get_mut(3) {
+        *kind = ANSWER;
+    }
+}
+
+/// Reads a datagram; `None` if it is neither a request nor an answer.
+#[must_use]
+pub fn parse(datagram: &[u8]) -> Option<Echo> {
+    if datagram.len() > ECHO_BYTES_MAX || datagram.get(..3)? != [MAGIC[0], MAGIC[1], VERSION] {
+        return None;
+    }
+    let nonce: Nonce = datagram.get(NONCE_AT..ECHO_BYTES_MIN)?.try_into().ok()?;
+    match datagram[3] {
+        REQUEST => Some(Echo::Request),
+        ANSWER => Some(Echo::Answer(nonce)),
+        _ => None,
+    }
+}
+
+/// Decides which requests are answered: those of known nodes, at most 1000 a second.
+#[derive(Debug, Default)]
+pub struct Responder {
+    known: BTreeSet<IpAddr>,
+    tokens: u64,
+    filled_ms: u64,
+    refused: u64,
+}
+
+impl Responder {
+    /// Sets the VTEPs of all nodes.
+    pub fn set_known(&mut self, known: BTreeSet<IpAddr>) {
+        self.known = known;
+    }
+
+    /// Whether a request of a node is answered. What is refused is counted.
+    pub fn admits(&mut self, now_ms: u64, from: IpAddr) -> bool {
+        let passed_ms = now_ms.saturating_sub(self.filled_ms);
+        let gained = passed_ms.saturating_mul(ANSWERS_PER_S) / 1000;
+        if gained > 0 {
+            self.tokens = self.tokens.saturating_add(gained).min(ANSWERS_PER_S);
+            self.filled_ms = now_ms;
+        }
+        if self.tokens == 0 || !self.known.contains(&from) {
+            self.refused += 1;
+            return false;
+        }
+        self.tokens -= 1;
+        true
+    }
+
+    /// Requests that were not answered.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_the_nonce_and_the_length_of_its_request() {
+        let nonce: Nonce = std::array::from_fn(|at| at as u8);
+        for (wanted, bytes) in [(0, 24), (24, 24), (1472, 1472), (60_000, ECHO_BYTES_MAX)] {
+            let mut datagram = request(&nonce, wanted);
+            assert_eq!((datagram.len(), parse(&datagram)), (bytes, Some(Echo::Request)));
+            make_answer(&mut datagram);
+            assert_eq!((datagram.len(), parse(&datagram)), (bytes, Some(Echo::Answer(nonce))));
+        }
+    }
+
+    #[test]
+    fn other_datagrams_are_neither() {
+        let good = request(&[7; 16], 24);
+        for at in 0..4 {
+            let mut bad = good.clone();
+            bad[at] = 9;
+            assert_eq!(parse(&bad), None, "byte {at}");
+        }
+        assert!((0..24).all(|cut| parse(&good[..cut]).is_none()));
+        assert_eq!(parse(&[&good[..], &[0; ECHO_BYTES_MAX]].concat()), None);
+    }
+
+    /// Catches answers to unknown nodes, and answers without a limit.
+    #[test]
+    fn known_nodes_are_answered_at_a_limited_rate() {
+        let (node, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 9]));
+        let mut responder = Responder::default();
+        responder.set_known(BTreeSet::from([node]));
+        assert!(!responder.admits(10_000, other));
+        let mut answered = |now_ms| (0..5000).filter(|_| responder.admits(now_ms, node)).count() as u64;
+        assert_eq!(answered(10_000), ANSWERS_PER_S);
+        assert_eq!(answered(10_000), 0);
+        assert_eq!(answered(10_100), ANSWERS_PER_S / 10);
+        assert_eq!(responder.refused(), 1 + 15_000 - ANSWERS_PER_S - ANSWERS_PER_S / 10);
+    }
+}

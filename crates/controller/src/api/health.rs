@@ -1,0 +1,171 @@
+//! Health: the anomalies that nodes have found, and nodes that are not reached any more. This file changes when the list
+//! gets another filter.
+
+use super::problem::Problem;
+use super::request::Query;
+use super::{Api, App};
+use crate::push::southbound_id;
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use sluice_southbound::HealthReport;
+use sluice_store::{NodeId, StoreError};
+use sluice_types::AnomalyClass;
+use std::net::IpAddr;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Nodes without a stream whose watchers are looked at.
+const ABSENT_MAX: usize = 256;
+
+/// An anomaly that lasts.
+#[derive(Serialize, ToSchema)]
+struct HealthFinding {
+    /// Id of the gateway or host that it was found on.
+    #[schema(example = "host-1")]
+    node: String,
+    name: String,
+    /// `server_resources`, `stale_configuration`, `vm_misconfiguration`, `vm_unresponsive`, `nic_fault`,
+    /// `hypervisor_fault`, `middlebox_overload`, `vswitch_overload` or `switch_overload`.
+    #[schema(example = "nic_fault")]
+    class: String,
+    /// What it is about: `node`, `interface NAME`, the id of an instance, or `peer VTEP`.
+    #[schema(example = "interface eth0")]
+    subject: String,
+    /// What was measured.
+    evidence: String,
+    /// What is likely.
+    cause: String,
+    /// When it was found, in milliseconds of the UNIX epoch by the clock of the node; 0 if that is not known.
+    since_ms: u64,
+}
+
+/// Anomalies of the nodes that are connected to this controller.
+#[derive(Serialize, ToSchema)]
+struct Health {
+    /// By node, class and subject.
+    items: Vec<HealthFinding>,
+    /// Nodes that have reported.
+    reporting: usize,
+    /// Some node has more anomalies than it reports.
+    others: bool,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct HealthQuery {
+    /// Only the node with this id or name.
+    node: Option<String>,
+}
+
+/// Of the links to a node: those whose last probes were all lost, and all.
+fn watchers(reports: &[(NodeId, HealthReport)], vteps: &[IpAddr]) -> (usize, usize) {
+    let links = reports.iter().flat_map(|(_, report)| &report.links);
+    let to_node = links.filter(|link| vteps.contains(&link.peer));
+    to_node.fold((0, 0), |(lost, all), link| (lost + usize::from(link.loss_permille == 1000), all + 1))
+}
+
+impl Api {
+    async fn vteps(&self, node: NodeId) -> Result<Vec<IpAddr>, StoreError> {
+        Ok(match node {
+            NodeId::Host(id) => vec![self.db.store.host(id).await?.vtep],
+            NodeId::Gateway(id) => {
+                let gateway = self.db.store.gateway(id).await?;
+                gateway.vtep4.map(IpAddr::V4).into_iter().chain(gateway.vtep6.map(IpAddr::V6)).collect()
+            }
+        })
+    }
+
+    /// The finding about a node that has no stream and that none of its watchers reaches; `None` if one does.
+    async fn unreachable(
+        &self,
+        (node, name): &(NodeId, String),
+        reports: &[(NodeId, HealthReport)],
+    ) -> Result<Option<HealthFinding>, Problem> {
+        let vteps = match self.vteps(*node).await {
+            Ok(vteps) => vteps,
+            // It was deleted a moment ago.
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let (lost, all) = watchers(reports, &vteps);
+        Ok((all > 0 && lost == all).then(|| HealthFinding {
+            node: southbound_id(*node).id(),
+            name: name.clone(),
+            class: AnomalyClass::ServerResources.to_string(),
+            subject: "node".to_owned(),
+            evidence: format!(
+                "it has no stream to this controller, and none of its {all} watchers gets an answer"
+            ),
+            cause: "the server is down, or has no network, or its agent ended".to_owned(),
+            since_ms: 0,
+        }))
+    }
+}
+
+/// Lists the anomalies that health checks have found.
+#[utoipa::path(get, path = "/v1/health", tag = "nodes", params(HealthQuery),
+    responses((status = 200, body = Health)))]
+async fn list_health(
+    State(api): State<App>,
+    Query(query): Query<HealthQuery>,
+) -> Result<Json<Health>, Problem> {
+    let reports = api.push.health.all();
+    let mut nodes = api.push.members(|members| members.nodes());
+    if let Some(wanted) = &query.node {
+        nodes.retain(|(node, name)| name == wanted || node.to_string() == *wanted);
+        if nodes.is_empty() {
+            return Err(Problem::bad_request("node", format!("no node has the id or name `{wanted}`")));
+        }
+    }
+    let mut health = Health { items: Vec::new(), reporting: 0, others: false };
+    let mut absent = Vec::new();
+    for (node, name) in nodes {
+        // The reports are in order of nodes.
+        let Ok(at) = reports.binary_search_by_key(&node, |(reporter, _)| *reporter) else {
+            absent.push((node, name));
+            continue;
+        };
+        let report = &reports[at].1;
+        health.reporting += 1;
+        health.others |= report.others;
+        health.items.extend(report.findings.iter().map(|finding| HealthFinding {
+            node: southbound_id(node).id(),
+            name: name.clone(),
+            class: finding.class.to_string(),
+            subject: finding.subject.to_string(),
+            evidence: finding.evidence.clone(),
+            cause: finding.cause.clone(),
+            since_ms: finding.since_ms,
+        }));
+    }
+    for node in absent.iter().filter(|(node, _)| !api.push.hub.view(*node).connected).take(ABSENT_MAX) {
+        health.items.extend(api.unreachable(node, &reports).await?);
+    }
+    Ok(Json(health))
+}
+
+pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+    OpenApiRouter::new().routes(routes!(list_health))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_southbound::LinkHealth;
+    use sluice_types::HostId;
+
+    #[test]
+    fn a_node_is_unreachable_if_no_watcher_gets_an_answer() {
+        let (vtep, other): (IpAddr, IpAddr) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let report = |peer, loss_permille| {
+            let link = LinkHealth { peer, gateway: false, loss_permille, rtt_us: 5 };
+            (NodeId::Host(HostId::new(9)), HealthReport { links: vec![link], ..HealthReport::default() })
+        };
+        assert_eq!(watchers(&[], &[vtep]), (0, 0));
+        let reports = [report(vtep, 1000), report(vtep, 875), report(other, 1000)];
+        assert_eq!(watchers(&reports, &[vtep]), (1, 2));
+        assert_eq!(watchers(&reports, &[vtep, other]), (2, 3));
+    }
+}
