@@ -3,8 +3,8 @@
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
-    CreditPolicy, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, MigrationKey, PortForward, ROUTER_MAC,
-    RuleMatch, SecurityGroupId, SecurityRuleId, SessionMode, Vni,
+    CreditPolicy, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, MigrationKey, PortForward,
+    ROUTER_MAC, RuleMatch, SecurityGroupId, SecurityRuleId, SessionMode, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

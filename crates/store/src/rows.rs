@@ -4,14 +4,14 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     ClassOfInstance, Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove,
-    Host, Instance, InstanceOptions, Meter, Migration, Move, NatGateway, NetworkClass, Page, Peering, PortForward,
-    PublicPool, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup, SecurityRule,
-    StoreError, Subnet, Tenant, Vpc,
+    Host, Instance, InstanceOptions, Meter, Migration, Move, NatGateway, NetworkClass, Page, Peering,
+    PortForward, PublicPool, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup,
+    SecurityRule, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, MigrationKey, NatGatewayId,
-    NetworkClassId, PeeringId, PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId, Secret,
-    SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, MigrationKey,
+    NatGatewayId, NetworkClassId, PeeringId, PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId,
+    Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -4,8 +4,8 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
-    clusters, eips, events, gateways, health, hosts, instances, meters, migrations, nat_gateways, network_classes, peerings,
-    placement, port_forwards, public_pools, removals,
+    clusters, eips, events, gateways, health, hosts, instances, meters, migrations, nat_gateways,
+    network_classes, peerings, placement, port_forwards, public_pools, removals,
 };
 use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;

@@ -4,8 +4,8 @@ use super::clusters::{
     ClusterState, for_host, group_of, key, keys_of, no_keys, vip_plan, vips_of, vtep_of, vteps_of,
 };
 use super::entries::{
-    change_credit, change_groups, change_instances, change_migration, create_instances, endpoint_keys, endpoints,
-    endpoints_of, move_instance, port_on, remove_instances, routes, routes_of, vrf,
+    change_credit, change_groups, change_instances, change_migration, create_instances, endpoint_keys,
+    endpoints, endpoints_of, move_instance, port_on, remove_instances, routes, routes_of, vrf,
 };
 use super::internet::PublicAddresses;
 use super::meters::{MeterChanges, Meters};

@@ -167,7 +167,8 @@ impl Members {
     }
 
     fn remove_from_class(&mut self, options: &InstanceOptions, host: HostId) {
-        if let Some(hosts) = options.network_class.as_ref().and_then(|class| self.classes.get_mut(&class.id)) {
+        if let Some(hosts) = options.network_class.as_ref().and_then(|class| self.classes.get_mut(&class.id))
+        {
             count_down(hosts, host);
         }
     }
@@ -587,7 +588,8 @@ mod tests {
         let (vpc, class) = (members_vpc(), NetworkClassId::new(7));
         let of_class = |id, host| {
             let mut instance = members_instance(id, host);
-            instance.options.network_class = Some(Box::new(ClassOfInstance { id: class, policy: Default::default() }));
+            instance.options.network_class =
+                Some(Box::new(ClassOfInstance { id: class, policy: Default::default() }));
             instance
         };
         let is_programmed =

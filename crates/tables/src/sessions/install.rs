@@ -104,7 +104,7 @@ fn merge(table: &Table, (bucket, slot, mut word): (u32, u32, TagWord), session: 
 
 /// Claims a slot of the emptier bucket, the next empty one from that which the tag prefers. Returns its tag word.
 fn claim(table: &Table, candidates: &Candidates) -> Option<(u32, u32, TagWord)> {
-    let preferred = u32::from(candidates.tag >> 8) * SLOTS >> 8;
+    let preferred = (u32::from(candidates.tag >> 8) * SLOTS) >> 8;
     for _ in 0..CLAIM_ATTEMPTS {
         let empty = candidates.buckets.map(|bucket| {
             let slots = (0..SLOTS).map(|slot| (preferred + slot) % SLOTS);
