@@ -479,7 +479,7 @@ impl<R: Role> Applier<R> {
         for port in update.ports.drain(..) {
             let copy = port.clone();
             if self.fails(false, |role, context| role.upsert_port(context, copy)) {
-                self.try_again(Entry::Port(port));
+                self.try_again(Entry::Port(Box::new(port)));
             }
         }
         let (role, mut context) = self.split(false);

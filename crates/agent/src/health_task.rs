@@ -61,10 +61,13 @@ pub struct HealthConfig {
 /// The frames that were sent to VMs, by interface and address, and the replies.
 type VmRound = (BTreeSet<(u32, IpAddr)>, Result<BTreeSet<VmReply>, sluice_sys::Error>);
 
+/// Name, MTU and carrier of an interface.
+type LinkState = (String, u32, bool);
+
 /// What is measured each second. The tables are read less often.
 struct Measured {
-    /// What is to be watched, and the name, the MTU and the carrier of each interface.
-    view: Option<(NodeView, Vec<(String, u32, bool)>)>,
+    /// What is to be watched, and the interfaces.
+    view: Option<(NodeView, Vec<LinkState>)>,
     counters: Counters,
 }
 

@@ -177,7 +177,7 @@ async fn confirmed_entries_are_removed_from_their_nodes() {
     let vni = vni(&cloud, &basics).await;
     let (port, endpoint) = lost_instance(vni);
     report(&gateway, vec![endpoint, Unconfirmed::Vtep("192.0.2.77".parse().unwrap())]).await;
-    report(&host, vec![Unconfirmed::Port(port)]).await;
+    report(&host, vec![Unconfirmed::Port(Box::new(port))]).await;
     let list = listed(&cloud, 2).await;
     assert_eq!(list["items"][0]["nodes"], json!(["h", "g"]), "{list}");
     assert_eq!(list["totals"], json!({"g": 2, "h": 1}));
@@ -210,7 +210,7 @@ async fn adopted_instance_is_sent_to_the_nodes_that_have_it() {
     // The gateway does not know the instance: its host must be connected.
     let body = json!({"instance": "inst-700"});
     assert_eq!(cloud.post("/v1/unconfirmed/adopt", body.clone()).await.problem().0, 404);
-    report(&host, vec![Unconfirmed::Port(port.clone())]).await;
+    report(&host, vec![Unconfirmed::Port(Box::new(port.clone()))]).await;
     cloud.wait_until("reported", "/v1/unconfirmed", |body| body["totals"]["h"] == 1).await;
     let adopted = cloud.post("/v1/unconfirmed/adopt", body).await;
     assert_eq!(adopted.status, StatusCode::CREATED, "{}", adopted.body);

@@ -118,11 +118,20 @@ pub(crate) fn events(map: &MapHandle) -> Result<u64, Error> {
     Ok(sum(&read_per_cpu(map, &0_u32.to_ne_bytes())?, 0))
 }
 
-/// Reads the packets that the programs of a vSwitch have timed: by class, their number and their time in ns.
-pub(crate) fn packet_times(map: &MapHandle) -> Result<[(u64, u64); COST_CLASSES], Error> {
-    let values = read_per_cpu(map, &0_u32.to_ne_bytes())?;
-    let (packets, ns) = (offset_of!(layout::packet_times, packets), offset_of!(layout::packet_times, ns));
-    Ok(std::array::from_fn(|class| (sum(&values, packets + class * 8), sum(&values, ns + class * 8))))
+/// What packets have cost in the programs of a vSwitch (`bpf/include/vswitch/credit.h`).
+#[derive(Debug)]
+pub struct PacketTimes(pub(crate) MapHandle);
+
+impl PacketTimes {
+    /// The packets that were timed since the programs were loaded for the first time: by class, their number and their time in ns.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn read(&self) -> Result<[(u64, u64); COST_CLASSES], Error> {
+        let values = read_per_cpu(&self.0, &0_u32.to_ne_bytes())?;
+        let (packets, ns) = (offset_of!(layout::packet_times, packets), offset_of!(layout::packet_times, ns));
+        Ok(std::array::from_fn(|class| (sum(&values, packets + class * 8), sum(&values, ns + class * 8))))
+    }
 }
 
 /// Reads what happened to packets of the ring of gateways.

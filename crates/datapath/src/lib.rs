@@ -31,11 +31,11 @@ use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMu
 use sluice_tables::flows::Flows;
 use sluice_tables::nat::NatRegions;
 use sluice_tables::sessions::{Region, SessionRegions};
-use sluice_tables::{COST_CLASSES, Memory, NamedMeters, PortCredits};
+use sluice_tables::{Memory, NamedMeters, PortCredits};
 
 use attach::Links;
 pub use attach::{Attachment, Interface};
-pub use counters::{DropCount, MeterBytes, MeterCounters, NatRingCounts, Traffic, VniCounters};
+pub use counters::{DropCount, MeterBytes, MeterCounters, NatRingCounts, PacketTimes, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{
     Claim, Claims, Event, EventRing, FlowEvent, FlowEvents, Stray, Strays, UnknownReceiver, UnknownReceivers,
@@ -219,12 +219,12 @@ impl Datapath {
             .map_err(Error::tables("open the credits of ports"))
     }
 
-    /// Reads what packets have cost in a vSwitch's programs, of those that were timed: by class, their number and their time in ns.
+    /// Opens what the programs of a vSwitch measure of the packets that they time.
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub fn packet_times(&self) -> Result<[(u64, u64); COST_CLASSES], Error> {
-        counters::packet_times(&self.map("packet_times")?)
+    /// If the programs time no packets.
+    pub fn packet_times(&self) -> Result<PacketTimes, Error> {
+        self.map("packet_times").map(PacketTimes)
     }
 
     /// Opens the meters of a gateway. Those of an earlier agent are kept, with what packets have taken; new memory is laid out.

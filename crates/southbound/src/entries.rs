@@ -413,7 +413,7 @@ pub enum Unconfirmed {
     /// A route. On gateways only.
     Route(RouteKey),
     /// An instance of the host that reports it.
-    Port(Port),
+    Port(Box<Port>),
     /// The VTEP of a host.
     Vtep(IpAddr),
     /// Public addresses of a VPC. On gateways only.

@@ -474,7 +474,7 @@ impl From<Unconfirmed> for proto::UnconfirmedEntry {
             Unconfirmed::Network(vni) => Entry::Vni(vni.get()),
             Unconfirmed::Endpoint(endpoint) => Entry::Endpoint(endpoint.into()),
             Unconfirmed::Route(route) => Entry::Route(route.into()),
-            Unconfirmed::Port(port) => Entry::Port(port.into()),
+            Unconfirmed::Port(port) => Entry::Port((*port).into()),
             Unconfirmed::Vtep(address) => Entry::Vtep(address.into()),
             Unconfirmed::PublicPrefix(public) => Entry::PublicPrefix(public.into()),
         };
@@ -490,7 +490,7 @@ impl TryFrom<proto::UnconfirmedEntry> for Unconfirmed {
             Entry::Vni(vni) => Self::Network(Vni::new(vni)?),
             Entry::Endpoint(endpoint) => Self::Endpoint(endpoint.try_into()?),
             Entry::Route(route) => Self::Route(route.try_into()?),
-            Entry::Port(port) => Self::Port(port.try_into()?),
+            Entry::Port(port) => Self::Port(Box::new(port.try_into()?)),
             Entry::Vtep(address) => Self::Vtep(address.read("VTEP")?),
             Entry::PublicPrefix(public) => Self::PublicPrefix(public.try_into()?),
         })

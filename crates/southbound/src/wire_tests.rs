@@ -569,7 +569,7 @@ fn unconfirmed_entries_survive_the_wire() {
         Unconfirmed::Network(vni(5)),
         Unconfirmed::Endpoint(endpoints[1]),
         Unconfirmed::Route(routes[0].key),
-        Unconfirmed::Port(ports[0].clone()),
+        Unconfirmed::Port(Box::new(ports[0].clone())),
         Unconfirmed::Vtep(vteps[1].address),
         Unconfirmed::PublicPrefix(public_prefixes()[1]),
     ];

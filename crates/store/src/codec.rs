@@ -37,7 +37,7 @@ struct CompactInstance<'a> {
 
 #[derive(Serialize, Deserialize)]
 enum Payload<'a> {
-    Plain(Cow<'a, Change>),
+    Plain(Box<Cow<'a, Change>>),
     Created {
         vpc: Cow<'a, Vpc>,
         subnets: Cow<'a, [Subnet]>,
@@ -144,7 +144,7 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
             vpc: Cow::Borrowed(vpc),
             instances: instances.iter().map(compact).collect(),
         }),
-        other => to_bytes(&Payload::Plain(Cow::Borrowed(other))),
+        other => to_bytes(&Payload::Plain(Box::new(Cow::Borrowed(other)))),
     }
 }
 

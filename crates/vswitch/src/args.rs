@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use clap::Args as ClapArgs;
 use sluice_agent::netlink::Link;
-use sluice_agent::{CommonArgs, Error};
+use sluice_agent::{CommonArgs, Error, error_chain};
 use sluice_datapath::{Datapath, SESSION_MAPS};
 use sluice_tables::layout::SESSION_SLOTS;
 use sluice_tables::sessions::Timeouts;
@@ -132,7 +132,15 @@ impl Args {
         let overhead = Overhead { packet_ns: self.packet_cost_ns, kib_ns: self.kib_cost_ns };
         let capacity = self.capacity(uplink);
         tracing::info!(?capacity, "what instances with network classes share");
-        Ok(Rates::new(meters, CreditKeeper::new(credits, capacity, overhead, datapath.packet_times()?)))
+        let times = datapath.packet_times()?;
+        let keeper = CreditKeeper::new(credits, capacity, overhead, times.read()?);
+        let timed = move || {
+            let failed = |error: &sluice_datapath::Error| {
+                tracing::warn!(error = error_chain(error), "cannot read what packets cost")
+            };
+            times.read().inspect_err(failed).ok()
+        };
+        Ok(Rates::new(meters, keeper, timed))
     }
 
     fn capacity(&self, uplink: &Link) -> Capacity {

@@ -22,7 +22,7 @@ use serde::Serialize;
 use sluice_tables::{CREDIT_DIMENSIONS, CreditDimension, PortUse};
 use sluice_types::{Allowance, CreditPolicy};
 
-pub use costs::Overhead;
+pub use costs::{Overhead, Times};
 pub use keeper::{CreditKeeper, CreditPort, CreditView, STEP};
 
 /// A clamp lasts for this time after the host was contended for the last time: what is clamped uses less, so the host would

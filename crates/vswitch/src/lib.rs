@@ -111,21 +111,15 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let node = started.node.clone();
     node.add_metrics(Arc::new(claims));
     node.add_metrics(Arc::new(keeper.metrics()));
-    let names = args.port_names.clone();
     node.add_metrics(rates.clone());
-    let registered = (changes.clone(), rates.clone());
-    let manager = PortManager::new(netlink.clone(), node.clone(), underlay, names, registered, of_interfaces);
-    let manager = Arc::new(manager);
+    let registered = (changes.clone(), rates.clone(), args.port_names.clone());
+    let manager =
+        Arc::new(PortManager::new(netlink.clone(), node.clone(), underlay, registered, of_interfaces));
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
     node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
-    let (migrator, resumer) = Migrator::open(
-        node.clone(),
-        (own_address(vteps)?, args.migration_port),
-        (keeper.reader(), keeper.installer()),
-        reports,
-        changes.clone(),
-    )?;
+    let (at, copies) = ((own_address(vteps)?, args.migration_port), (keeper.reader(), keeper.installer()));
+    let (migrator, resumer) = Migrator::open(node.clone(), at, copies, reports, changes.clone())?;
     let transport = node.open_rsp(common, vteps)?;
     let strays = AsyncEventRing::new(node.datapath.strays()?)?;
     let detection = detect_elephants(&node.datapath, detection_groups)?;
@@ -133,8 +127,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let idle = Duration::from_secs(args.path_idle);
     let sources = (strays, detection, IdentityClient::open(&node.datapath, questions)?);
     let (client, paths) = RspClient::new(node, transport, sources, own_address(vteps)?, idle, changes);
-    let (listed, datapath_of) =
-        (SessionList::new(started.node.clone(), keeper.reader()), started.node.clone());
+    let listed = SessionList::new(started.node.clone(), keeper.reader());
     let routes = local_api::port_routes(manager.clone())
         .merge(local_api::resume_routes(resumer))
         .merge(local_api::session_routes(listed))
@@ -146,7 +139,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = health => ended,
             ended = client.run() => ended,
             ended = claim_reader => ended,
-            () = rates.keep(&netlink, &datapath_of.datapath) => Ok(()),
+            () = rates.keep(&netlink) => Ok(()),
             ended = migrator.run() => ended,
         }
     };

@@ -221,8 +221,7 @@ impl PortManager {
         netlink: Netlink,
         node: Arc<Node<HostRole>>,
         underlay: Underlay,
-        names: Vec<PortName>,
-        (instances, rates): (watch::Receiver<u64>, Arc<Rates>),
+        (instances, rates, names): (watch::Receiver<u64>, Arc<Rates>, Vec<PortName>),
         changes: Changes,
     ) -> Self {
         let metrics = Arc::default();

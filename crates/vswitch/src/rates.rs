@@ -12,11 +12,10 @@ use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::MetricSource;
 use sluice_agent::netlink::{Link, Netlink, Shaper};
 use sluice_agent::{Error, error_chain};
-use sluice_datapath::Datapath;
 use sluice_tables::PortMeters;
 use sluice_types::CreditPolicy;
 
-use crate::credit::{CreditKeeper, CreditPort, STEP};
+use crate::credit::{CreditKeeper, CreditPort, STEP, Times};
 
 /// What limits a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +59,8 @@ struct DropLabel {
 pub struct Rates {
     meters: PortMeters,
     credit: CreditKeeper,
+    /// Reads what packets cost in the programs.
+    timed: Box<dyn Fn() -> Option<Times> + Send + Sync>,
     ports: Mutex<Vec<Reviewed>>,
     /// Held while interfaces are shaped.
     shaping: tokio::sync::Mutex<()>,
@@ -67,8 +68,18 @@ pub struct Rates {
 
 impl Rates {
     /// Of no port yet.
-    pub fn new(meters: PortMeters, credit: CreditKeeper) -> Self {
-        Self { meters, credit, ports: Mutex::default(), shaping: tokio::sync::Mutex::default() }
+    pub fn new(
+        meters: PortMeters,
+        credit: CreditKeeper,
+        timed: impl Fn() -> Option<Times> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            meters,
+            credit,
+            timed: Box::new(timed),
+            ports: Mutex::default(),
+            shaping: tokio::sync::Mutex::default(),
+        }
     }
 
     /// The credit of ports whose instances have a network class.
@@ -89,20 +100,12 @@ impl Rates {
     }
 
     /// Changes the limits of network classes with what their instances use, until it is dropped.
-    pub async fn keep(&self, netlink: &Netlink, datapath: &Datapath) {
+    pub async fn keep(&self, netlink: &Netlink) {
         let mut steps = tokio::time::interval(STEP);
         steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             steps.tick().await;
-            let timed = || {
-                let times = datapath.packet_times();
-                times
-                    .inspect_err(|error| {
-                        tracing::warn!(error = error_chain(error), "cannot read what packets cost")
-                    })
-                    .ok()
-            };
-            for scope in self.credit.step(timed) {
+            for scope in self.credit.step(&self.timed) {
                 self.reshape(netlink, scope).await;
             }
         }
@@ -235,7 +238,7 @@ mod tests {
     fn drops_are_shown_by_direction_and_priority() {
         let meters = PortMeters::anonymous().unwrap();
         meters.set_dropped(7, [3, 1]);
-        let rates = Rates::new(meters.clone(), keeper(PortCredits::anonymous().unwrap()));
+        let rates = Rates::new(meters.clone(), keeper(PortCredits::anonymous().unwrap()), || None);
         let rate = PortRate::Fixed(NonZeroU32::new(5).unwrap());
         let port = RatedPort { ifname: "sl-1".to_owned(), ifindex: 9, scope: 7, rate };
         *rates.lock() = vec![Reviewed { port, link: link(), received_drops: [20, 10] }];

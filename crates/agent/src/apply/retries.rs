@@ -57,7 +57,7 @@ pub(super) enum Entry {
     PublicPrefix(PublicPrefix),
     NatGateway(NatGateway),
     Policy(Policy),
-    Port(Port),
+    Port(Box<Port>),
 }
 
 impl Entry {
@@ -314,7 +314,7 @@ fn push(update: &mut Update, entry: Entry) {
         Entry::PublicPrefix(public) => update.public_prefixes.push(public),
         Entry::NatGateway(nat) => update.nat_gateways.push(nat),
         Entry::Policy(policy) => update.policies.push(policy),
-        Entry::Port(port) => update.ports.push(port),
+        Entry::Port(port) => update.ports.push(*port),
     }
 }
 

@@ -199,7 +199,8 @@ impl UnconfirmedEntries {
 
     /// The list for the controller: at most [`MAX_UNCONFIRMED`] entries, ports first, because they say most.
     pub fn report(&self, tables: &NodeTables, role: &impl Role) -> Report {
-        let ports = self.ports.iter().filter_map(|id| role.port(*id)).map(Unconfirmed::Port);
+        let ports =
+            self.ports.iter().filter_map(|id| role.port(*id)).map(|port| Unconfirmed::Port(Box::new(port)));
         let networks = self.networks.iter().copied().map(Unconfirmed::Network);
         let vteps = self.vteps.iter().copied().map(Unconfirmed::Vtep);
         let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));

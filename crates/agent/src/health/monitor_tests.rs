@@ -92,7 +92,7 @@ impl Host {
             Some([numbers.next().to_be_bytes(), numbers.next().to_be_bytes()].concat().try_into().unwrap())
         };
         for probe in self.monitor.links.take_due(now_us, (1472, 1452), nonce) {
-            if self.links_answer && self.random.next() % 1000 != 0 {
+            if self.links_answer && !self.random.next().is_multiple_of(1000) {
                 let rtt_us = 300 + self.random.next() % 5000;
                 self.monitor.links.answer(now_us + rtt_us, probe.to, &probe.nonce);
             }
@@ -104,7 +104,7 @@ impl Host {
         let asked = probes.iter().map(|probe| (probe.ifindex, probe.address)).collect();
         let mut replies = BTreeSet::new();
         for VmProbe { ifindex, address, .. } in probes {
-            if self.vms_answer && self.random.next() % 1000 != 0 {
+            if self.vms_answer && !self.random.next().is_multiple_of(1000) {
                 replies.insert(VmReply { ifindex, address, mac: MAC });
             }
         }

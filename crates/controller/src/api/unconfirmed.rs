@@ -87,7 +87,7 @@ fn ports(lists: &Lists) -> Vec<(HostId, &Port)> {
     let entries = lists.iter().flat_map(|(node, _, entries)| entries.iter().map(move |entry| (node, entry)));
     entries
         .filter_map(|(node, entry)| match (node, entry) {
-            (NodeId::Host(host), Unconfirmed::Port(port)) => Some((*host, port)),
+            (NodeId::Host(host), Unconfirmed::Port(port)) => Some((*host, &**port)),
             _ => None,
         })
         .collect()
@@ -110,7 +110,7 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
         Unconfirmed::Network(vni) => (Key::Network(*vni), UnconfirmedEntry { vni: Some(*vni), ..bare }),
         Unconfirmed::Route(key) => {
             if let Some((_, port)) = ports.iter().find(|(_, port)| is_route_to(key, port)) {
-                return entry_of(&Unconfirmed::Port((*port).clone()), &[]);
+                return entry_of(&Unconfirmed::Port(Box::new((*port).clone())), &[]);
             }
             let (vni, prefix) = (Some(key.vni), Some(key.prefix));
             (Key::Route(key.vni, key.prefix), UnconfirmedEntry { kind: "route", vni, prefix, ..bare })
@@ -134,7 +134,7 @@ fn entry_of(entry: &Unconfirmed, ports: &[(HostId, &Port)]) -> (Key, Unconfirmed
         }
         Unconfirmed::Endpoint(endpoint) => {
             if let Some((_, port)) = ports.iter().find(|(_, port)| is_of(&endpoint.key(), port)) {
-                return entry_of(&Unconfirmed::Port((*port).clone()), &[]);
+                return entry_of(&Unconfirmed::Port(Box::new((*port).clone())), &[]);
             }
             let v4 = endpoint.ipv4.map(IpAddr::V4);
             let addresses: Vec<_> = v4.into_iter().chain(endpoint.ipv6.map(IpAddr::V6)).collect();
@@ -402,7 +402,7 @@ mod tests {
             public("198.51.100.7/32", "10.0.0.7/32"),
             nptv6,
         ];
-        let host = vec![Unconfirmed::Port(port(7, "10.0.0.7")), Unconfirmed::Network(vni)];
+        let host = vec![Unconfirmed::Port(Box::new(port(7, "10.0.0.7"))), Unconfirmed::Network(vni)];
         vec![(NodeId::Gateway(GatewayId::new(1)), 7, gateway), (NodeId::Host(HostId::new(2)), 2, host)]
     }
 

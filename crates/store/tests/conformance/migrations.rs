@@ -266,9 +266,12 @@ pub async fn snapshots_of_both_hosts_have_the_instance(f: Fixture) {
     let s = c.store.as_ref();
     let moving = migrate(s, &vm, &target).await;
     for host in [c.host.id, target.id] {
-        assert_eq!(s.host_instances(Position::default(), host).await.unwrap().1, [moving.clone()]);
+        assert_eq!(
+            s.host_instances(Position::default(), host).await.unwrap().1,
+            std::slice::from_ref(&moving)
+        );
         for of in [InstancesOf::Host(host), InstancesOf::Around(host)] {
-            assert_eq!(snapshot_instances(s, of).await, [moving.clone()], "{of:?}");
+            assert_eq!(snapshot_instances(s, of).await, std::slice::from_ref(&moving), "{of:?}");
         }
     }
     assert_eq!(s.instances(None, Some(target.id), None, ALL).await.unwrap(), [], "it is on the other one");

@@ -13,8 +13,6 @@ pub fn keeper(memory: PortCredits) -> CreditKeeper {
     CreditKeeper::new(memory, FREE, Overhead { packet_ns: 600, kib_ns: 60 }, Times::default())
 }
 
-use super::costs::Times;
-
 fn mbps(allowance: Allowance) -> CreditPolicy {
     CreditPolicy { mbps: Some(allowance), ..CreditPolicy::default() }
 }
@@ -122,7 +120,7 @@ fn debt_is_bounded() {
     assert_eq!(host.standing(1, RECEIVED).credit, 5000);
 }
 
-/// On a contended host, those that use most above their base are clamped, and nobody else.
+/// On a contended host, those that use most above their base are clamped, and no others.
 #[test]
 fn the_largest_are_clamped_while_the_host_is_contended() {
     let capacity = Capacity { total: [None, Some(4000), None, None, None], clamped: 2, ..FREE };

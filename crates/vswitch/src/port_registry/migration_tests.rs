@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::{MigrationKey, MigrationSide, PortMigration, SessionMode};
 use sluice_tables::sessions::SessionShares;
-use sluice_tables::{Immediate, Memory, PortMeters, Role, Sizes, Vrf};
+use sluice_tables::{Immediate, Memory, Role, Sizes, Vrf};
 use sluice_types::MacAddr;
 
 use super::*;
@@ -56,7 +56,7 @@ const INCOMING: MigrationSide = MigrationSide::Incoming { from: OTHER };
 const OUTGOING: MigrationSide = MigrationSide::Outgoing { to: OTHER };
 
 fn load(dir: &Path) -> PortRegistry {
-    let scopes = Scopes::new(SessionShares::anonymous().unwrap(), PortMeters::anonymous().unwrap(), 100);
+    let scopes = Scopes::new(SessionShares::anonymous().unwrap(), port_maps(), 100);
     PortRegistry::load(dir, scopes, 60).unwrap().0
 }
 
