@@ -160,7 +160,7 @@ struct Flood {
 /// Floods from one VM, while its neighbor on the same host sends little to the same VM and loses nothing.
 async fn flood(lab: &Lab, ipv6: bool) -> Result<Flood, Failure> {
     let target = address(lab.vm(VM)?, ipv6)?;
-    let options = |rate| ["-u", "-l", FLOOD_BYTES, "-b", rate, "-t", FLOOD_SECONDS, "-O", "1"];
+    let options = |rate: &'static str| ["-u", "-l", FLOOD_BYTES, "-b", rate, "-t", FLOOD_SECONDS, "-O", "1"];
     let (much, little) = (options(FLOOD), options(NEIGHBOR));
     let flood = iperf(lab, ("web-1", VM), target, FLOOD_PORT, &much);
     let neighbor = iperf(lab, ("web-2", VM), target, NEIGHBOR_PORT, &little);

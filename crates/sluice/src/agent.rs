@@ -386,7 +386,8 @@ fn named_port<'a>(ports: &'a [Value], name: &str) -> Result<&'a Value, Failure> 
             action: "show the port".to_owned(),
             status: 404,
             detail: format!(
-                "{name:?} is no port of this host and no instance that is placed on it; `sluice port list` lists both"
+                "{name:?} is no port of this host and no instance that is placed on it; `sluice port list` lists \
+                 both"
             ),
         }),
         several => {
