@@ -386,8 +386,7 @@ fn named_port<'a>(ports: &'a [Value], name: &str) -> Result<&'a Value, Failure> 
             action: "show the port".to_owned(),
             status: 404,
             detail: format!(
-                "{name:?} is no port of this host and no instance that is placed on it; `sluice port list` lists \
-                 both"
+                "no port of this host, and no instance placed on it, is {name:?}; `sluice port list` lists both"
             ),
         }),
         several => {
@@ -597,7 +596,7 @@ mod tests {
         let error = found("web").unwrap_err();
         assert!(error.code() == 2 && error.to_string().contains("red/web, blue/web"), "{error}");
         let error = found("tap9").unwrap_err();
-        assert!(error.code() == 4 && error.to_string().contains("\"tap9\" is no port"), "{error}");
+        assert!(error.code() == 4 && error.to_string().contains("is \"tap9\";"), "{error}");
     }
 
     #[test]
