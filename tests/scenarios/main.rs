@@ -12,6 +12,7 @@ mod addresses;
 mod attack;
 mod connections;
 mod crash;
+mod credit;
 mod database_killed;
 mod deletion;
 mod demonstration;
@@ -185,6 +186,7 @@ fn all() -> Vec<Scenario> {
         tcp: OwnLab,
         security_groups: OwnLab,
         qos: OwnLab,
+        credit: OwnLab,
         addresses: OwnLab,
         internet: OwnLab,
         public_prefixes: OwnLab,

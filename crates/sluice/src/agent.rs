@@ -94,6 +94,13 @@ pub enum PortCommand {
     },
     /// List the ports of this host, and its instances whose port is not attached yet
     List(Socket),
+    /// Show a port of this host, and what the network class of its instance grants now
+    Show {
+        /// Interface, or instance: NAME, VPC/NAME or id
+        name: String,
+        #[command(flatten)]
+        socket: Socket,
+    },
     /// List the connections of this host's filtered ports
     Sessions {
         /// Only those of this interface
@@ -167,6 +174,8 @@ const PATH_COLUMNS: [&str; 8] =
 
 const PORT_COLUMNS: [&str; 11] =
     ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter", "dscp", "rate_mbps"];
+
+const CREDIT_COLUMNS: [&str; 5] = ["dimension", "used", "limit", "credit", "limited"];
 
 const SESSION_COLUMNS: [&str; 13] = [
     "ifname",
@@ -277,6 +286,10 @@ impl PortCommand {
                 let answer = socket.request("list ports", "/ports", None).await?;
                 output::list(socket.output, &PORT_COLUMNS, list_field(&answer, "ports"))
             }
+            Self::Show { name, socket } => {
+                let answer = socket.request("list ports", "/ports", None).await?;
+                show_port(socket.output, named_port(list_field(&answer, "ports"), &name)?)
+            }
             Self::Sessions { port, instance, protocol, address, limit, socket } => {
                 let fields = [
                     ("port", port),
@@ -353,6 +366,52 @@ impl PathCommand {
         let answer = socket.request("list direct paths", "/paths", None).await?;
         output::list(socket.output, &PATH_COLUMNS, list_field(&answer, "paths"))
     }
+}
+
+/// The port with this interface, or of this instance.
+fn named_port<'a>(ports: &'a [Value], name: &str) -> Result<&'a Value, Failure> {
+    let with = |field: &str| ports.iter().find(|port| port[field] == name);
+    if let Some(port) = with("ifname").or_else(|| with("id")) {
+        return Ok(port);
+    }
+    let full_name = |port: &'a Value| port["instance"].as_str().unwrap_or_default();
+    let has_name = |port: &&'a Value| {
+        let full = full_name(port);
+        full == name || full.rsplit_once('/').is_some_and(|(_, short)| short == name)
+    };
+    let found: Vec<&Value> = ports.iter().filter(has_name).collect();
+    match found.as_slice() {
+        [port] => Ok(port),
+        [] => Err(Failure::AgentRefused {
+            action: "show the port".to_owned(),
+            status: 404,
+            detail: format!(
+                "no port of this host, and no instance placed on it, is {name:?}; `sluice port list` lists both"
+            ),
+        }),
+        several => {
+            let candidates: Vec<&str> = several.iter().map(|port| full_name(port)).collect();
+            Err(Failure::Usage(format!(
+                "{name:?} names several instances of this host: {}; give VPC/NAME, the id or the interface",
+                candidates.join(", ")
+            )))
+        }
+    }
+}
+
+/// Prints a port. What its network class grants is a table of its own: its entries would not fit into one line.
+fn show_port(output: Format, port: &Value) -> Result<(), Failure> {
+    let credit = list_field(port, "credit");
+    if output != Format::Table || credit.is_empty() {
+        return output::one(output, port);
+    }
+    let mut others = port.clone();
+    if let Some(fields) = others.as_object_mut() {
+        fields.remove("credit");
+    }
+    output::one(output, &others)?;
+    output::print("\n")?;
+    output::list(output, &CREDIT_COLUMNS, credit)
 }
 
 /// Checks the name of an interface by the rules of the kernel.
@@ -509,6 +568,35 @@ mod tests {
         for name in ["", "1234567890123456", "a/b", "a b", "a\n", "eth0:1", ".."] {
             assert!(interface_name(name).is_err(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn ports_are_found_by_interface_id_and_name() {
+        let port = |ifname: Option<&str>, instance: &str, id: &str| json!({"ifname": ifname, "instance": instance, "id": id});
+        let ports = [
+            port(Some("tap1"), "red/web", "inst-1"),
+            port(None, "blue/web", "inst-2"),
+            port(Some("tap3"), "blue/db", "inst-3"),
+            port(Some("db"), "blue/cache", "inst-4"),
+            // The controller has removed this instance.
+            port(Some("tap5"), "inst-5", "inst-5"),
+        ];
+        let found = |name: &str| named_port(&ports, name).map(|port| port["id"].clone());
+        for (name, id) in [
+            ("tap1", "inst-1"),
+            ("red/web", "inst-1"),
+            ("inst-2", "inst-2"),
+            ("cache", "inst-4"),
+            ("db", "inst-4"),
+            ("blue/db", "inst-3"),
+            ("inst-5", "inst-5"),
+        ] {
+            assert_eq!(found(name).unwrap(), id, "{name}");
+        }
+        let error = found("web").unwrap_err();
+        assert!(error.code() == 2 && error.to_string().contains("red/web, blue/web"), "{error}");
+        let error = found("tap9").unwrap_err();
+        assert!(error.code() == 4 && error.to_string().contains("is \"tap9\";"), "{error}");
     }
 
     #[test]

@@ -467,6 +467,37 @@ fn nodes_show_their_agents_answers() {
 }
 
 #[test]
+fn a_port_is_shown_with_what_its_class_grants() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("agent.sock");
+    serve_agent(
+        &socket,
+        r#"{"ports": [{"ifname": "tap0", "instance": "red/web", "id": "inst-1", "credit": [
+            {"dimension": "sent_mbps", "used": 38, "limit": 40, "credit": 12, "limited": null},
+            {"dimension": "cpu_permille", "used": 9, "limit": 10, "credit": -3, "limited": "no_credit"}]},
+            {"ifname": "tap1", "instance": "red/db", "id": "inst-2", "credit": null}]}"#,
+    );
+    let show = |name: &str, options: &[&str]| {
+        output(sluice().args(["port", "show", name, "--socket"]).arg(&socket).args(options))
+    };
+    let text = |shown: std::process::Output| String::from_utf8(shown.stdout).expect("text");
+    let shown = text(show("web", &[]));
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines.iter().filter(|line| line.first() == Some(&"CREDIT")).count(), 0, "{shown}");
+    let table = &lines[lines.len() - 3..];
+    assert_eq!(table[0], ["DIMENSION", "USED", "LIMIT", "CREDIT", "LIMITED"], "{shown}");
+    assert_eq!(table[1], ["sent_mbps", "38", "40", "12", "-"], "{shown}");
+    assert_eq!(table[2], ["cpu_permille", "9", "10", "-3", "no_credit"], "{shown}");
+    assert!(!text(show("tap1", &[])).contains("DIMENSION"));
+    let json: Value = serde_json::from_str(&text(show("inst-1", &["-o", "json"]))).expect("JSON");
+    assert_eq!(json["ifname"], "tap0");
+    assert_eq!(json["credit"][1]["credit"], -3);
+    let unknown = show("tap9", &[]);
+    let error = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(unknown.status.code() == Some(4) && error.contains("is \"tap9\";"), "{error}");
+}
+
+#[test]
 fn attachment_that_takes_long_says_what_it_waits_for() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("agent.sock");
