@@ -10,6 +10,7 @@ use sluice_tables::{Immediate, Memory, Role, Sizes, Vrf};
 use sluice_types::MacAddr;
 
 use super::*;
+use crate::scopes::port_maps;
 
 const IFINDEX: u32 = 50;
 const INSTANCE: InstanceId = InstanceId::new(2);
