@@ -44,8 +44,8 @@ const FLOOD: &str = "5120000";
 const NEIGHBOR: &str = "102400";
 /// The flood is faster than this.
 const FLOOD_MIN_PPS: f64 = 9000.0;
-/// After a second in which a bucket that was full empties.
-const FLOOD_SECONDS: &str = "2";
+/// A bucket that was full at the beginning adds 0.4 s of the limit to what passes, a tenth.
+const FLOOD_SECONDS: &str = "4";
 const FLOOD_PORT: u16 = 5222;
 const NEIGHBOR_PORT: u16 = 5223;
 /// 1000 packets a second, and thousandths of a processor.
@@ -160,7 +160,7 @@ struct Flood {
 /// Floods from one VM, while its neighbor on the same host sends little to the same VM and loses nothing.
 async fn flood(lab: &Lab, ipv6: bool) -> Result<Flood, Failure> {
     let target = address(lab.vm(VM)?, ipv6)?;
-    let options = |rate: &'static str| ["-u", "-l", FLOOD_BYTES, "-b", rate, "-t", FLOOD_SECONDS, "-O", "1"];
+    let options = |rate: &'static str| ["-u", "-l", FLOOD_BYTES, "-b", rate, "-t", FLOOD_SECONDS];
     let (much, little) = (options(FLOOD), options(NEIGHBOR));
     let flood = iperf(lab, ("web-1", VM), target, FLOOD_PORT, &much);
     let neighbor = iperf(lab, ("web-2", VM), target, NEIGHBOR_PORT, &little);
@@ -198,7 +198,8 @@ async fn packet_rate_limits_a_flood(lab: &Lab) -> Outcome {
     for ipv6 in [false, true] {
         let Flood { sent, received } = flood(lab, ipv6).await?;
         println!("    {KPPS} kpps, IPv6 {ipv6}: {received:.0} of {sent:.0} packets/s passed");
-        ensure!(received < 1.1 * limit, "{received:.0} packets/s passed, {limit:.0} may");
+        // The bucket was full at the beginning, and has 0.4 s of the limit.
+        ensure!(received < 1.2 * limit, "{received:.0} packets/s passed, {limit:.0} may");
         ensure_timely!(received > 0.9 * limit, "only {received:.0} packets/s passed, {limit:.0} may");
     }
     drops_are_counted(lab, "packet_rate", "packet_rate").await

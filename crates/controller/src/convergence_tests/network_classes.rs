@@ -93,11 +93,12 @@ async fn hosts_follow_the_classes_of_their_instances() {
     let rows = store.outbox(world.state.revision(), 10).await.unwrap();
     let changes: Vec<Change> = rows.iter().map(|row| row.change.clone()).collect();
     let compiled = world.state.clone().apply(rows[0].revision, &changes);
+    // The policies of the ports' identities are there for hosts that do not have them yet.
+    let updates = compiled.updates.iter().filter(|(target, _)| !matches!(target, Target::Policy(..)));
     let sent: BTreeMap<Target, usize> =
-        compiled.updates.iter().map(|(target, update)| (*target, update.ports.len())).collect();
+        updates.map(|(target, update)| (*target, update.ports.len())).collect();
     let expected = BTreeMap::from([hosts[0], hosts[1]].map(|host| (Target::Host(host), 2_usize)));
     assert_eq!(sent, expected, "two ports of each host with an agent, and nothing to gateways");
-    assert!(compiled.updates.values().all(|update| update.policies.is_empty()));
     world.follow().await;
     world.check().await;
     world.check_digests().await;
