@@ -3,7 +3,7 @@
 //!
 //! | rule | holds when | why this threshold |
 //! | --- | --- | --- |
-//! | [`Rule::CpuBusy`] | processors are used to 95 % for 10 s | an upgrade or a compiler uses all of them for shorter |
+//! | [`Rule::CpuBusy`] | processors are used to 95 % for 10 s, not counting processes with a nice value | an upgrade or a compiler uses all of them for shorter, and nice processes give way |
 //! | [`Rule::MemoryLow`] | less than 5 % of the memory is available for 10 s | the kernel begins to reclaim at 1 to 3 % |
 //! | [`Rule::TablesFull`] | 95 % of the cells are in use for 10 s | tables double, so that 90 % are usual before they grow |
 //! | [`Rule::NicErrors`] | in 3 of 10 s, 10 errors, or 100 drops that are 1 % of the packets | frames of unknown protocols count as drops: some each second are usual |

@@ -41,7 +41,7 @@ impl InterfaceCounters {
 /// A reading of all counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Time of all processors, in ticks: all of it, and what they were idle.
+    /// Time of all processors, in ticks: all of it, and what is left for processes that need it.
     cpu_total: u64,
     cpu_idle: u64,
     /// Time of each processor: all of it, and what it spent in software interrupts.
@@ -80,7 +80,8 @@ impl Counters {
             let times = times.get(..8)?;
             let total = times.iter().sum();
             if number.is_empty() {
-                (self.cpu_total, self.cpu_idle) = (total, times[3] + times[4]);
+                // A process with a positive nice value gives way to the others, so its time is left for them.
+                (self.cpu_total, self.cpu_idle) = (total, times[1] + times[3] + times[4]);
             } else {
                 self.processors.push((total, times[6]));
             }
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!((before.interfaces.len(), before.interfaces["eth0"]), (2, eth0));
         write(
             dir.path(),
-            "cpu  150 0 100 720 100 0 30 0 9 9\ncpu0 120 0 0 0 0 0 80 0\ncpu1 99 0 0 0 0 0 19 0",
+            "cpu  150 70 100 730 100 0 50 0 9 9\ncpu0 120 0 0 0 0 0 80 0\ncpu1 99 0 0 0 0 0 19 0",
             40,
             "000001ff 0000000b 00000002 0\n00000001 00000001 0000000a 0\n",
         );
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(
             usage,
             Usage {
-                cpu_permille: 800,
+                cpu_permille: 500,
                 softirq_permille: 300,
                 memory_available_permille: 40,
                 softnet_dropped: 11,
