@@ -64,8 +64,6 @@ pub struct Monitor {
     view: NodeView,
     interfaces: BTreeMap<String, InterfaceState>,
     counters: Option<Counters>,
-    /// Whether this node itself lost or delayed packets in the last second.
-    explains_losses: bool,
     configuration: Configuration,
     findings: Findings,
     /// Probes of other nodes.
@@ -87,7 +85,6 @@ impl Monitor {
             view: NodeView::default(),
             interfaces: BTreeMap::new(),
             counters: None,
-            explains_losses: true,
             configuration: Configuration::default(),
             findings: Findings::default(),
             links,
@@ -113,13 +110,15 @@ impl Monitor {
     pub fn sample(&mut self, now_ms: u64, wall_ms: u64, counters: Counters) {
         if let Some(before) = self.counters.replace(counters) {
             let sample = self.device_sample(&before);
-            self.explains_losses = sample.explains_losses();
+            if sample.explains_losses() {
+                self.links.discard();
+            }
             self.findings.round(wall_ms, &Rule::OF_DEVICE, sample.symptoms());
         }
         let placement = &self.view.placement;
         let found = self.configuration.symptoms(now_ms, self.config.vm_period_ms, placement);
         self.findings.round(wall_ms, &Rule::OF_CONFIGURATION, found);
-        self.findings.round(wall_ms, &Rule::OF_LINKS, self.links.symptoms(self.explains_losses));
+        self.findings.round(wall_ms, &Rule::OF_LINKS, self.links.symptoms());
     }
 
     fn device_sample(&self, before: &Counters) -> DeviceSample {
