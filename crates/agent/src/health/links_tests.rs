@@ -135,7 +135,7 @@ fn what_was_measured_while_this_node_was_at_fault_is_never_judged() {
         run(&mut links, second * 1_000_000, 1, |_| Some(500));
         assert_eq!(links.symptoms(), [], "second {second}");
     }
-    // It is no amnesty: what is lost afterwards is judged again.
+    // What is lost afterwards is judged.
     run(&mut links, 180_000_000, 60, |_| None);
     assert_eq!(links.symptoms().len(), 1);
 }

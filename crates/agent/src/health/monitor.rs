@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use sluice_southbound::{HealthReport, MAX_HEALTH_LINKS};
+use sluice_southbound::{HealthReport, HealthSubject, MAX_HEALTH_LINKS};
 
 use super::findings::Findings;
 use super::links::Links;
@@ -154,7 +154,8 @@ impl Monitor {
         probes(&self.view.ports)
     }
 
-    /// Ends a round. The ports that came since its begin were not asked.
+    /// Ends a round, which decides about the ports of which all addresses are among `asked`: others came since its begin,
+    /// or could not be asked.
     pub fn end_vms(&mut self, wall_ms: u64, asked: &BTreeSet<(u32, IpAddr)>, replies: &BTreeSet<VmReply>) {
         let Some(counters) = &self.counters else { return };
         let is_asked = |port: &&WatchedPort| {
@@ -167,9 +168,12 @@ impl Monitor {
             let received = counters.interfaces.get(&port.ifname).map(|it| it.rx_packets);
             (port.clone(), received.filter(|_| has_carrier))
         };
-        let ports: Vec<_> = self.view.ports.iter().filter(is_asked).map(with_counters).collect();
+        let (asked, others): (Vec<&WatchedPort>, Vec<_>) = self.view.ports.iter().partition(is_asked);
+        let ports: Vec<_> = asked.into_iter().map(with_counters).collect();
+        self.vms.retain(&self.view.ports);
         let found = self.vms.round(&ports, replies);
-        self.findings.round(wall_ms, &Rule::OF_VMS, found);
+        let undecided = others.into_iter().map(|port| HealthSubject::Instance(port.instance)).collect();
+        self.findings.round_without(wall_ms, &Rule::OF_VMS, &undecided, found);
     }
 
     /// What has been found.

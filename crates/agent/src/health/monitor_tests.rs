@@ -175,6 +175,24 @@ fn faults_are_found_and_cleared() {
     }
 }
 
+/// Catches findings of VMs that have left the host, and a round that judges VMs which it could not ask.
+#[test]
+fn findings_of_vms_stay_while_these_are_not_asked_and_end_with_their_ports() {
+    let mut host = Host::new(5);
+    host.run(120);
+    host.vms_answer = false;
+    assert_eq!(host.run(60).len(), 2);
+    let rounds_without_probes = |host: &mut Host| {
+        for _ in 0..5 {
+            host.monitor.end_vms(host.now_ms, &BTreeSet::new(), &BTreeSet::new());
+        }
+        host.monitor.report().findings.len()
+    };
+    assert_eq!(rounds_without_probes(&mut host), 2);
+    host.monitor.set_view(host.now_ms, NodeView::default(), BTreeMap::new());
+    assert_eq!(rounds_without_probes(&mut host), 0);
+}
+
 #[test]
 fn an_interface_without_its_other_side_is_found() {
     let mut host = Host::new(1);
