@@ -52,6 +52,8 @@ pub struct HealthConfig {
     pub vteps: Vteps,
     /// Interfaces to the underlay, and of a gateway to the Internet.
     pub underlay: Vec<String>,
+    /// Whether this node is a gateway.
+    pub is_gateway: bool,
     /// UDP port of the echo.
     pub port: u16,
     /// Average interval of the probes of another node.
@@ -118,7 +120,7 @@ pub async fn watch_health<R: Role>(
     config: HealthConfig,
     view: fn(&Applier<R>) -> NodeView,
 ) -> Result<(), Error> {
-    let HealthConfig { vteps, underlay, port, link_period, vm_period } = config;
+    let HealthConfig { vteps, underlay, is_gateway, port, link_period, vm_period } = config;
     let open = |local: IpAddr| {
         let what = format!("open UDP port {port} of {local} for health checks");
         Socket::bind(local, port).map_err(Error::io(what))
@@ -129,6 +131,7 @@ pub async fn watch_health<R: Role>(
     let monitor = MonitorConfig {
         own,
         underlay,
+        is_gateway,
         link_period_ms: milliseconds(link_period),
         vm_period_ms: milliseconds(vm_period),
         // Nodes that start in the same millisecond draw different numbers.

@@ -17,6 +17,7 @@ pub fn config(args: &Args, vteps: Vteps) -> HealthConfig {
     HealthConfig {
         vteps,
         underlay: [&args.interfaces[..], &args.internet].concat(),
+        is_gateway: true,
         port: args.common.health_port,
         link_period,
         // A gateway has no VMs.

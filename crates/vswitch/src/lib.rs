@@ -175,6 +175,7 @@ fn health_config(args: &Args, uplink: &str, vteps: Vteps) -> HealthConfig {
     HealthConfig {
         vteps,
         underlay: vec![uplink.to_owned()],
+        is_gateway: false,
         port: args.common.health_port,
         link_period: Duration::from_secs(args.common.health_link_s),
         vm_period: Duration::from_secs(args.health_vm_s),
