@@ -143,7 +143,7 @@ pub async fn watch_health<R: Role>(
         view,
         netlink: Netlink::open()?,
         monitor: Monitor::new(monitor, 0),
-        responder: Responder::default(),
+        responder: Responder::new(port),
         sockets,
         port,
         vm_rounds: 0,
@@ -234,7 +234,8 @@ impl<R: Role> HealthTask<R> {
             Ok(Ok(Measured { view, counters })) => {
                 let now_ms = self.now_us() / 1000;
                 if let Some((view, states)) = view {
-                    self.responder.set_known(view.peers.iter().map(|(address, _)| *address).collect());
+                    let known: BTreeSet<IpAddr> = view.peers.iter().map(|(address, _)| *address).collect();
+                    self.responder.set_known(&known);
                     let state = |(name, mtu, has_carrier)| (name, InterfaceState { mtu, has_carrier });
                     self.monitor.set_view(now_ms, view, states.into_iter().map(state).collect());
                 }
@@ -284,7 +285,7 @@ impl<R: Role> HealthTask<R> {
         let datagram = &mut self.buffer[..length];
         match echo::parse(datagram) {
             Some(Echo::Answer(nonce)) => self.monitor.links.answer(now_us, from.ip(), &nonce),
-            Some(Echo::Request) if self.responder.admits(now_us / 1000, from.ip()) => {
+            Some(Echo::Request) if self.responder.admits(now_us / 1000, from) => {
                 echo::make_answer(datagram);
                 if let Err(error) = self.sockets[index].send(from, datagram) {
                     tracing::debug!(%from, %error, "cannot answer a probe");

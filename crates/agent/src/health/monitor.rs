@@ -182,7 +182,8 @@ impl Monitor {
         let ports: Vec<_> = asked.into_iter().map(with_counters).collect();
         self.vms.retain(&self.view.ports);
         let found = self.vms.round(&ports, replies);
-        let undecided = others.into_iter().map(|port| HealthSubject::Instance(port.instance)).collect();
+        let undecided: BTreeSet<_> =
+            others.into_iter().map(|port| HealthSubject::Instance(port.instance)).collect();
         self.findings.round_without(wall_ms, &Rule::OF_VMS, &undecided, found);
     }
 
