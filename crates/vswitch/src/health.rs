@@ -34,7 +34,7 @@ fn peers(tables: &NodeTables) -> impl Iterator<Item = (IpAddr, bool)> {
 }
 
 /// The ports whose VMs run here: while an instance migrates, two hosts have its port, and one of them is open.
-fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = WatchedPort> {
+pub(crate) fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = WatchedPort> {
     registry.attachments().iter().filter_map(|(ifname, attachment)| {
         let port = registry.instance(attachment.instance).filter(|port| registry.is_open(port))?;
         Some(watched_port(ifname, attachment, port))
@@ -54,7 +54,8 @@ fn watched_port(ifname: &str, attachment: &Attachment, port: &Port) -> WatchedPo
     }
 }
 
-fn placement(registry: &PortRegistry) -> Placement {
+/// What does not belong together on this host.
+pub(crate) fn placement(registry: &PortRegistry) -> Placement {
     let (attached, orphans): (Vec<_>, Vec<_>) = registry
         .attachments()
         .iter()
