@@ -80,10 +80,11 @@ tests_with() {
 }
 
 # SCHED_IDLE: whatever the tests run takes the processor from it at once, so it does not delay what they measure. It is
-# a process group of its own, which `clean_up` can end. It does not hold the lock of the cache (.ci/run).
+# a process group of its own, which `clean_up` can end. It does not hold the lock of the cache (.ci/run). The nice value
+# tells the health checks of the agents under test that its processor time is left for others.
 begin_beside() {
 	if [ -z "${BESIDE_TESTS:-}" ]; then return; fi
-	setsid chrt --idle 0 sh -c "$BESIDE_TESTS" >"$work/beside" 2>&1 9>&- &
+	setsid nice -n 19 chrt --idle 0 sh -c "$BESIDE_TESTS" >"$work/beside" 2>&1 9>&- &
 	beside=$!
 }
 

@@ -23,6 +23,8 @@ const QUIET: Duration = Duration::from_secs(60);
 const SETTLED: Duration = Duration::from_secs(60);
 /// Within this time a fault is found and named, and its end as well.
 const FOUND: Duration = Duration::from_secs(40);
+/// The interface of a VM that reboots is without carrier for shorter than 30 s, after which that is a fault.
+const CLOSED: Duration = Duration::from_secs(70);
 const SWITCH: &str = "tor-1";
 /// The switch's ports to host-a and host-b, which follow those to the gateways.
 const TO_HOST_A: &str = "p2";
@@ -80,8 +82,18 @@ async fn quiet(lab: &Lab) -> Outcome {
 
 /// Waits until this anomaly of a node is found, and no other one is.
 async fn found(lab: &Lab, node: &str, class: &str, subject: &str) -> Result<Health, Failure> {
+    found_within(FOUND, lab, node, class, subject).await
+}
+
+async fn found_within(
+    limit: Duration,
+    lab: &Lab,
+    node: &str,
+    class: &str,
+    subject: &str,
+) -> Result<Health, Failure> {
     let begin = Instant::now();
-    eventually(FOUND, async || {
+    eventually(limit, async || {
         let health = lab.api().health(None).await?;
         let is_it = |item: &&sluice_client::HealthFinding| {
             item.name == node && item.class == class && item.subject == subject
@@ -128,8 +140,11 @@ async fn vm_hangs(lab: &Lab, binary: &Path) -> Outcome {
     ensure!(finding.evidence.contains("does not answer for"), "no evidence: {}", finding.evidence);
     ensure!(finding.cause.contains("hangs"), "no cause: {}", finding.cause);
     let api = format!("http://{}", lab.state().api);
-    let listed =
-        tokio::process::Command::new(binary).args(["health", "--api", &api, "--node", host]).output().await?;
+    let listed = tokio::process::Command::new(binary)
+        .args(["health", "--api", &api, "--node", host])
+        .env("SLUICE_TOKEN_FILE", lab.paths().token())
+        .output()
+        .await?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     ensure!(listed.contains("vm_unresponsive") && listed.contains("1 anomalies"), "listed: {listed}");
     shell(lab, vm, &settings(0, 0)).await?;
@@ -160,7 +175,8 @@ async fn hypervisor_is_gone(lab: &Lab) -> Outcome {
     let subject = lab.vm("db-1")?.id.to_string();
     let set = async |state: &str| execute(lab, "db-1", &["ip", "link", "set", "eth0", state]).await;
     set("down").await?;
-    found(lab, "host-b", "hypervisor_fault", &subject).await?;
+    let health = found_within(CLOSED, lab, "host-b", "hypervisor_fault", &subject).await?;
+    ensure!(health.items[0].cause.contains("shut down"), "cause: {}", health.items[0].cause);
     set("up").await?;
     cleared(lab).await
 }

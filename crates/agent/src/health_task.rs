@@ -32,10 +32,12 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 const VIEW_INTERVAL: Duration = Duration::from_secs(2);
 /// Datagrams that are received from a socket before other inputs get their turn.
 const RECEIVE_BUDGET: usize = 64;
+/// A delay of this task from which on its measurements say nothing about the way to other nodes.
+const LATE_US: u64 = 50_000;
 /// How long VMs may take to answer, all together, and each that did not answer again.
 const VM_WAIT: Duration = Duration::from_millis(200);
-/// Ports whose VMs are asked alone, after they did not answer: a VM that sends many replies may have displaced theirs.
-const VM_RETRIES_MAX: usize = 16;
+/// Probes that are sent to VMs before their replies are received.
+const VM_BATCH: usize = 16;
 /// Length of the replies that are read: an advertisement has 86 bytes.
 const REPLY_BYTES: usize = 128;
 /// The MTU that is assumed of a node without an interface to the underlay.
@@ -50,6 +52,8 @@ pub struct HealthConfig {
     pub vteps: Vteps,
     /// Interfaces to the underlay, and of a gateway to the Internet.
     pub underlay: Vec<String>,
+    /// Whether this node is a gateway.
+    pub is_gateway: bool,
     /// UDP port of the echo.
     pub port: u16,
     /// Average interval of the probes of another node.
@@ -58,8 +62,8 @@ pub struct HealthConfig {
     pub vm_period: Duration,
 }
 
-/// The frames that were sent to VMs, by interface and address, and the replies.
-type VmRound = (BTreeSet<(u32, IpAddr)>, Result<BTreeSet<VmReply>, sluice_sys::Error>);
+/// The frames to VMs that this round decides about, by interface and address, and the replies.
+type VmRound = (BTreeSet<(u32, IpAddr)>, BTreeSet<VmReply>);
 
 /// Name, MTU and carrier of an interface.
 type LinkState = (String, u32, bool);
@@ -97,6 +101,8 @@ struct HealthTask<R: Role> {
     responder: Responder,
     sockets: Vec<Socket>,
     port: u16,
+    /// Rounds of probes of VMs so far.
+    vm_rounds: usize,
     buffer: Vec<u8>,
     /// Origin of the monitor's clock.
     started: Instant,
@@ -114,7 +120,7 @@ pub async fn watch_health<R: Role>(
     config: HealthConfig,
     view: fn(&Applier<R>) -> NodeView,
 ) -> Result<(), Error> {
-    let HealthConfig { vteps, underlay, port, link_period, vm_period } = config;
+    let HealthConfig { vteps, underlay, is_gateway, port, link_period, vm_period } = config;
     let open = |local: IpAddr| {
         let what = format!("open UDP port {port} of {local} for health checks");
         Socket::bind(local, port).map_err(Error::io(what))
@@ -125,6 +131,7 @@ pub async fn watch_health<R: Role>(
     let monitor = MonitorConfig {
         own,
         underlay,
+        is_gateway,
         link_period_ms: milliseconds(link_period),
         vm_period_ms: milliseconds(vm_period),
         // Nodes that start in the same millisecond draw different numbers.
@@ -136,9 +143,10 @@ pub async fn watch_health<R: Role>(
         view,
         netlink: Netlink::open()?,
         monitor: Monitor::new(monitor, 0),
-        responder: Responder::default(),
+        responder: Responder::new(port),
         sockets,
         port,
+        vm_rounds: 0,
         // One byte more than the longest datagram, so that longer ones are recognized.
         buffer: vec![0; ECHO_BYTES_MAX + 1],
         started: Instant::now(),
@@ -226,7 +234,8 @@ impl<R: Role> HealthTask<R> {
             Ok(Ok(Measured { view, counters })) => {
                 let now_ms = self.now_us() / 1000;
                 if let Some((view, states)) = view {
-                    self.responder.set_known(view.peers.iter().map(|(address, _)| *address).collect());
+                    let known: BTreeSet<IpAddr> = view.peers.iter().map(|(address, _)| *address).collect();
+                    self.responder.set_known(&known);
                     let state = |(name, mtu, has_carrier)| (name, InterfaceState { mtu, has_carrier });
                     self.monitor.set_view(now_ms, view, states.into_iter().map(state).collect());
                 }
@@ -276,7 +285,7 @@ impl<R: Role> HealthTask<R> {
         let datagram = &mut self.buffer[..length];
         match echo::parse(datagram) {
             Some(Echo::Answer(nonce)) => self.monitor.links.answer(now_us, from.ip(), &nonce),
-            Some(Echo::Request) if self.responder.admits(now_us / 1000, from.ip()) => {
+            Some(Echo::Request) if self.responder.admits(now_us / 1000, from) => {
                 echo::make_answer(datagram);
                 if let Err(error) = self.sockets[index].send(from, datagram) {
                     tracing::debug!(%from, %error, "cannot answer a probe");
@@ -286,10 +295,18 @@ impl<R: Role> HealthTask<R> {
         }
     }
 
+    /// Sends the probes that are due, and takes those as lost that were not answered in time. What waits in the sockets
+    /// is received first: a delay of this task is no delay of the answers.
     fn probe_links(&mut self) {
+        let now_us = self.now_us();
+        let late_us = self.monitor.links.due_us().map_or(0, |due_us| now_us.saturating_sub(due_us));
+        self.receive();
         let mtu = self.monitor.underlay_mtu().unwrap_or(MTU_MIN);
         let long = |headers: u32| mtu.saturating_sub(headers) as usize;
         let probes = self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), nonce);
+        if late_us >= LATE_US {
+            self.monitor.links.discard();
+        }
         for probe in probes {
             let to = SocketAddr::new(probe.to, self.port);
             let socket = self.sockets.iter().find(|socket| socket.local.is_ipv4() == to.is_ipv4());
@@ -301,86 +318,108 @@ impl<R: Role> HealthTask<R> {
         }
     }
 
-    fn begin_vms(&mut self) -> Option<JoinHandle<VmRound>> {
+    fn begin_vms(&mut self) -> Option<JoinHandle<Result<VmRound, sluice_sys::Error>>> {
         let probes = self.monitor.begin_vms(self.now_us() / 1000);
         if probes.is_empty() {
+            // What was found of VMs that are not here any more ends.
+            self.monitor.end_vms(wall_clock_ms(), &BTreeSet::new(), &BTreeSet::new());
             return None;
         }
-        Some(spawn_blocking(move || {
-            let asked = probes.iter().map(|probe| (probe.ifindex, probe.address)).collect();
-            (asked, probe_vms(&probes))
-        }))
+        let number = self.vm_rounds;
+        self.vm_rounds = number.wrapping_add(1);
+        Some(spawn_blocking(move || probe_vms(&probes, number)))
     }
 
-    fn end_vms(&mut self, result: Result<VmRound, JoinError>) {
+    fn end_vms(&mut self, result: Result<Result<VmRound, sluice_sys::Error>, JoinError>) {
         match result {
-            Ok((asked, Ok(replies))) => self.monitor.end_vms(wall_clock_ms(), &asked, &replies),
-            Ok((_, Err(error))) => self.note_failure(&error),
+            Ok(Ok((asked, replies))) => self.monitor.end_vms(wall_clock_ms(), &asked, &replies),
+            Ok(Err(error)) => self.note_failure(&error),
             Err(error) => self.note_failure(&error),
         }
     }
 }
 
-/// Sends probes to VMs and collects their replies. It blocks: closing a socket waits until no processor uses it.
-fn probe_vms(probes: &[VmProbe]) -> Result<BTreeSet<VmReply>, sluice_sys::Error> {
+/// Sends probes to VMs and collects their replies. It blocks: closing a socket waits until no processor uses it. `number`
+/// counts the rounds.
+fn probe_vms(probes: &[VmProbe], number: usize) -> Result<VmRound, sluice_sys::Error> {
     let mut replies = BTreeSet::new();
     ask(0, probes, &mut replies)?;
     let answered: BTreeSet<_> = replies.iter().map(|reply| (reply.ifindex, reply.address)).collect();
     let silent = probes.iter().filter(|probe| !answered.contains(&(probe.ifindex, probe.address)));
-    let silent: BTreeSet<u32> = silent.map(|probe| probe.ifindex).collect();
-    for ifindex in silent.into_iter().take(VM_RETRIES_MAX) {
-        let again: Vec<_> = probes.iter().filter(|probe| probe.ifindex == ifindex).cloned().collect();
+    let (again, mut undecided) = vms::retries(silent.map(|probe| probe.ifindex).collect(), number);
+    for ifindex in again {
+        let of_port: Vec<_> = probes.iter().filter(|probe| probe.ifindex == ifindex).cloned().collect();
         // The interface may have been removed meanwhile.
-        if let Err(error) = ask(ifindex, &again, &mut replies) {
+        if let Err(error) = ask(ifindex, &of_port, &mut replies) {
             tracing::debug!(ifindex, error = error_chain(&error), "cannot probe a VM again");
+            undecided.insert(ifindex);
         }
     }
-    Ok(replies)
+    let decided = probes.iter().filter(|probe| !undecided.contains(&probe.ifindex));
+    Ok((decided.map(|probe| (probe.ifindex, probe.address)).collect(), replies))
 }
 
 /// Sends probes, and adds the replies that an interface receives until all are there or [`VM_WAIT`] is over. Index 0: all
 /// interfaces.
 fn ask(ifindex: u32, probes: &[VmProbe], replies: &mut BTreeSet<VmReply>) -> Result<(), sluice_sys::Error> {
     let socket = PacketSocket::tap(ifindex)?;
+    let asked: BTreeSet<(u32, IpAddr)> = probes.iter().map(|probe| (probe.ifindex, probe.address)).collect();
     let mut waiting: BTreeSet<(u32, IpAddr)> = BTreeSet::new();
-    for probe in probes {
-        match socket.send(probe.ifindex, &probe.frame) {
-            Ok(()) => {
-                waiting.insert((probe.ifindex, probe.address));
+    for batch in probes.chunks(VM_BATCH) {
+        for probe in batch {
+            match socket.send(probe.ifindex, &probe.frame) {
+                Ok(()) => {
+                    waiting.insert((probe.ifindex, probe.address));
+                }
+                Err(error) => {
+                    tracing::debug!(
+                        ifindex = probe.ifindex,
+                        error = error_chain(&error),
+                        "cannot send a probe to a VM"
+                    );
+                }
             }
-            Err(error) => {
-                tracing::debug!(
-                    ifindex = probe.ifindex,
-                    error = error_chain(&error),
-                    "cannot send a probe to a VM"
-                );
+        }
+        // The replies of many VMs would not fit in the socket.
+        for _ in 0..RECEIVE_BUDGET {
+            if !receive_reply(&socket, &asked, &mut waiting, replies) {
+                break;
             }
         }
     }
-    let asked: BTreeSet<(u32, IpAddr)> = probes.iter().map(|probe| (probe.ifindex, probe.address)).collect();
     let deadline = Instant::now() + VM_WAIT;
-    let mut buffer = [0; REPLY_BYTES];
     while !waiting.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             break;
         }
-        match socket.receive(&mut buffer) {
-            Ok(Some((from, frame))) => {
-                if let Some(reply) = vms::reply(from, frame).filter(|it| asked.contains(&(from, it.address)))
-                {
-                    waiting.remove(&(from, reply.address));
-                    replies.insert(reply);
-                }
-            }
-            Ok(None) => {
-                let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-                // If it fails, the next turn finds out whether there is a frame.
-                let _ = poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], timeout);
-            }
-            // An interface went down; the socket stays usable.
-            Err(error) => tracing::debug!(error = error_chain(&error), "cannot receive a reply of a VM"),
+        if !receive_reply(&socket, &asked, &mut waiting, replies) {
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+            // If it fails, the next turn finds out whether there is a frame.
+            let _ = poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], timeout);
         }
     }
     Ok(())
+}
+
+/// Receives a frame, and adds it to the replies if it answers what was asked. Returns whether the socket may have more.
+fn receive_reply(
+    socket: &PacketSocket,
+    asked: &BTreeSet<(u32, IpAddr)>,
+    waiting: &mut BTreeSet<(u32, IpAddr)>,
+    replies: &mut BTreeSet<VmReply>,
+) -> bool {
+    let mut buffer = [0; REPLY_BYTES];
+    match socket.receive(&mut buffer) {
+        Ok(Some((from, frame))) => {
+            if let Some(reply) = vms::reply(from, frame).filter(|it| asked.contains(&(from, it.address))) {
+                waiting.remove(&(from, reply.address));
+                replies.insert(reply);
+            }
+        }
+        Ok(None) => return false,
+        // An interface went down; the socket stays usable.
+        Err(error) => tracing::debug!(error = error_chain(&error), "cannot receive a reply of a VM"),
+    }
+    true
 }

@@ -9,14 +9,17 @@ use sluice_agent::{Applier, HealthConfig};
 use sluice_tables::Role;
 
 use crate::Args;
+use crate::ports::SharedPorts;
 use crate::role::GatewayRole;
 
-/// The options of this gateway's health checks.
-pub fn config(args: &Args, vteps: Vteps) -> HealthConfig {
+/// The options of this gateway's health checks. The names of its interfaces are those that the kernel lists: options may
+/// have alternative names.
+pub fn config(args: &Args, ports: &SharedPorts, vteps: Vteps) -> HealthConfig {
     let link_period = Duration::from_secs(args.common.health_link_s);
     HealthConfig {
         vteps,
-        underlay: [&args.interfaces[..], &args.internet].concat(),
+        underlay: ports.get().into_iter().map(|port| port.link.name).collect(),
+        is_gateway: true,
         port: args.common.health_port,
         link_period,
         // A gateway has no VMs.

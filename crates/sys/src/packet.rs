@@ -26,6 +26,8 @@ const ETH_P_ALL: u16 = 3;
 /// Options of a packet socket (if_packet.h).
 const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+/// Size of the receive buffer of a tap: the replies of some thousand VMs.
+const TAP_BUFFER_BYTES: libc::c_int = 4 << 20;
 
 /// An instruction of a socket filter (classic BPF).
 const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
@@ -107,6 +109,8 @@ impl PacketSocket {
         socket.attach(&REPLIES)?;
         // Otherwise every packet that is sent would be copied for the filter.
         socket.turn_on(PACKET_IGNORE_OUTGOING, "let a packet socket ignore what is sent")?;
+        // Without the privilege the system's limit applies.
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, TAP_BUFFER_BYTES, "size a packet socket");
         socket.bind(ETH_P_ALL, ifindex)?;
         Ok(socket)
     }
@@ -165,15 +169,25 @@ impl PacketSocket {
 
     /// Turns an option of packet sockets on. `operation` is for the error.
     fn turn_on(&self, option: libc::c_int, operation: &'static str) -> Result<(), Error> {
-        let on: libc::c_int = 1;
-        // SAFETY: `on` is readable for the length given, and outlives the call.
+        self.set(libc::SOL_PACKET, option, 1, operation)
+    }
+
+    /// Sets an option that is a number. `operation` is for the error.
+    fn set(
+        &self,
+        level: libc::c_int,
+        option: libc::c_int,
+        value: libc::c_int,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        // SAFETY: `value` is readable for the length given, and outlives the call.
         let set = unsafe {
             libc::setsockopt(
                 self.0.as_raw_fd(),
-                libc::SOL_PACKET,
+                level,
                 option,
-                (&raw const on).cast(),
-                mem::size_of_val(&on) as libc::socklen_t,
+                (&raw const value).cast(),
+                mem::size_of_val(&value) as libc::socklen_t,
             )
         };
         if set < 0 { Err(Error::last(operation)) } else { Ok(()) }

@@ -33,9 +33,10 @@ fn peers(tables: &NodeTables) -> impl Iterator<Item = (IpAddr, bool)> {
     })
 }
 
-fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = WatchedPort> {
+/// The ports whose VMs run here: while an instance migrates, two hosts have its port, and one of them is open.
+pub(crate) fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = WatchedPort> {
     registry.attachments().iter().filter_map(|(ifname, attachment)| {
-        let port = registry.instance(attachment.instance)?;
+        let port = registry.instance(attachment.instance).filter(|port| registry.is_open(port))?;
         Some(watched_port(ifname, attachment, port))
     })
 }
@@ -53,13 +54,15 @@ fn watched_port(ifname: &str, attachment: &Attachment, port: &Port) -> WatchedPo
     }
 }
 
-fn placement(registry: &PortRegistry) -> Placement {
+/// What does not belong together on this host.
+pub(crate) fn placement(registry: &PortRegistry) -> Placement {
     let (attached, orphans): (Vec<_>, Vec<_>) = registry
         .attachments()
         .iter()
         .map(|(ifname, attachment)| (ifname, attachment.instance))
         .partition(|(_, instance)| registry.instance(*instance).is_some());
-    let missing = registry.without_interface();
+    // The VM of a port that is not open runs on the other host of its migration.
+    let missing = registry.without_interface().filter(|port| registry.is_open(port));
     Placement {
         attached: attached.into_iter().map(|(_, instance)| instance).collect(),
         orphans: orphans.into_iter().map(|(ifname, instance)| (ifname.clone(), instance)).collect(),

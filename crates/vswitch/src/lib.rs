@@ -88,7 +88,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     renew_port_programs(&opened.datapath)?;
     let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
     let of_interfaces = Changes::new(&common.pin_dir(ROLE));
-    let health = health_config(&args, &name, vteps);
+    let health = health_config(&args, &uplink.name, vteps);
     let underlay = Underlay { uplink: name, vteps, by_device: args.kernel_vxlan };
     opened.tables.set_node(&underlay.node_config(&uplink, &vxlan))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
@@ -170,11 +170,13 @@ async fn attach_underlay(
     }
 }
 
-/// The options of this host's health checks.
+/// The options of this host's health checks. The name of the uplink is the one that the kernel lists: `--uplink` may be
+/// an alternative name.
 fn health_config(args: &Args, uplink: &str, vteps: Vteps) -> HealthConfig {
     HealthConfig {
         vteps,
         underlay: vec![uplink.to_owned()],
+        is_gateway: false,
         port: args.common.health_port,
         link_period: Duration::from_secs(args.common.health_link_s),
         vm_period: Duration::from_secs(args.health_vm_s),

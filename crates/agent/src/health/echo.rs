@@ -1,8 +1,8 @@
 //! Echo requests between nodes (`api/health.md`): their form, and which of them a node answers. Pure. This file changes
 //! with the form.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 /// UDP port of the echo, unless a site configures another one. The port is not registered.
 pub const HEALTH_PORT: u16 = 4802;
@@ -12,6 +12,8 @@ pub const ECHO_BYTES_MIN: usize = 24;
 pub const ECHO_BYTES_MAX: usize = 9188;
 /// Most answers in a second, and at once.
 const ANSWERS_PER_S: u64 = 1000;
+/// The same for one node.
+const ANSWERS_PER_S_OF_NODE: u64 = 20;
 const MAGIC: [u8; 2] = *b"SH";
 const VERSION: u8 = 1;
 const REQUEST: u8 = 1;
@@ -62,34 +64,65 @@ pub fn parse(datagram: &[u8]) -> Option<Echo> {
     }
 }
 
-/// Decides which requests are answered: those of known nodes, at most 1000 a second.
-#[derive(Debug, Default)]
-pub struct Responder {
-    known: BTreeSet<IpAddr>,
+/// Answers that may be sent now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
     tokens: u64,
     filled_ms: u64,
+}
+
+impl Bucket {
+    /// Adds what was gained until now at this rate, which is also the most at once.
+    fn fill(&mut self, now_ms: u64, per_s: u64) {
+        let passed_ms = now_ms.saturating_sub(self.filled_ms);
+        let gained = passed_ms.saturating_mul(per_s) / 1000;
+        if gained > 0 {
+            self.tokens = self.tokens.saturating_add(gained).min(per_s);
+            self.filled_ms = now_ms;
+        }
+    }
+}
+
+/// Decides which requests are answered: those of known nodes from the port of the echo, at most 20 a second of each and 1000
+/// of all.
+#[derive(Debug)]
+pub struct Responder {
+    port: u16,
+    known: BTreeMap<IpAddr, Bucket>,
+    all: Bucket,
     refused: u64,
 }
 
 impl Responder {
+    /// For the echo on this port, which is the same on all nodes.
+    #[must_use]
+    pub fn new(port: u16) -> Self {
+        Self { port, known: BTreeMap::new(), all: Bucket::default(), refused: 0 }
+    }
+
     /// Sets the VTEPs of all nodes.
-    pub fn set_known(&mut self, known: BTreeSet<IpAddr>) {
-        self.known = known;
+    pub fn set_known(&mut self, known: &BTreeSet<IpAddr>) {
+        self.known.retain(|address, _| known.contains(address));
+        for address in known {
+            self.known.entry(*address).or_default();
+        }
     }
 
     /// Whether a request of a node is answered. What is refused is counted.
-    pub fn admits(&mut self, now_ms: u64, from: IpAddr) -> bool {
-        let passed_ms = now_ms.saturating_sub(self.filled_ms);
-        let gained = passed_ms.saturating_mul(ANSWERS_PER_S) / 1000;
-        if gained > 0 {
-            self.tokens = self.tokens.saturating_add(gained).min(ANSWERS_PER_S);
-            self.filled_ms = now_ms;
-        }
-        if self.tokens == 0 || !self.known.contains(&from) {
+    pub fn admits(&mut self, now_ms: u64, from: SocketAddr) -> bool {
+        self.all.fill(now_ms, ANSWERS_PER_S);
+        let own = self.known.get_mut(&from.ip()).filter(|_| from.port() == self.port);
+        let Some(own) = own.filter(|_| self.all.tokens > 0) else {
+            self.refused += 1;
+            return false;
+        };
+        own.fill(now_ms, ANSWERS_PER_S_OF_NODE);
+        if own.tokens == 0 {
             self.refused += 1;
             return false;
         }
-        self.tokens -= 1;
+        own.tokens -= 1;
+        self.all.tokens -= 1;
         true
     }
 
@@ -127,17 +160,27 @@ mod tests {
         assert_eq!(parse(&[&good[..], &[0; ECHO_BYTES_MAX]].concat()), None);
     }
 
-    /// Catches answers to unknown nodes, and answers without a limit.
+    /// Catches answers to unknown nodes and to other programs, answers without a limit, and a node whose requests are not
+    /// answered because another one sends many.
     #[test]
     fn known_nodes_are_answered_at_a_limited_rate() {
-        let (node, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 9]));
-        let mut responder = Responder::default();
-        responder.set_known(BTreeSet::from([node]));
-        assert!(!responder.admits(10_000, other));
-        let mut answered = |now_ms| (0..5000).filter(|_| responder.admits(now_ms, node)).count() as u64;
-        assert_eq!(answered(10_000), ANSWERS_PER_S);
-        assert_eq!(answered(10_000), 0);
-        assert_eq!(answered(10_100), ANSWERS_PER_S / 10);
-        assert_eq!(responder.refused(), 1 + 15_000 - ANSWERS_PER_S - ANSWERS_PER_S / 10);
+        let node = |last: u8| IpAddr::from([192, 0, 2, last]);
+        let from = |last: u8| SocketAddr::new(node(last), HEALTH_PORT);
+        let mut responder = Responder::new(HEALTH_PORT);
+        let known: BTreeSet<IpAddr> = (1..=100).map(node).collect();
+        responder.set_known(&known);
+        assert!(!responder.admits(10_000, from(200)));
+        assert!(!responder.admits(10_000, SocketAddr::new(node(1), 5000)));
+        let mut answered =
+            |now_ms, last| (0..50).filter(|_| responder.admits(now_ms, from(last))).count() as u64;
+        assert_eq!(answered(10_000, 1), ANSWERS_PER_S_OF_NODE);
+        assert_eq!([answered(10_000, 1), answered(10_000, 2), answered(10_100, 1)], [0, 20, 2]);
+        // Those of all nodes at once.
+        assert_eq!((1..=100).map(|last| answered(20_000, last)).sum::<u64>(), ANSWERS_PER_S);
+        assert_eq!(responder.refused(), 2 + 50 * 104 - 20 - 20 - 2 - ANSWERS_PER_S);
+        // The view of the nodes is renewed often, which fills no bucket.
+        assert!(responder.admits(20_500, from(1)));
+        responder.set_known(&known);
+        assert_eq!((0..50).filter(|_| responder.admits(20_500, from(1))).count(), 9);
     }
 }

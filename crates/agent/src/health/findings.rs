@@ -8,7 +8,7 @@
 //!               does not hold in `clear` rounds in a row
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_southbound::{Finding, HealthSubject, MAX_FINDINGS};
 use sluice_types::AnomalyClass;
@@ -38,8 +38,19 @@ pub struct Findings {
 impl Findings {
     /// Takes a round of measurement that has decided about `rules`: they hold as `symptoms` say, and for no other subject.
     pub fn round(&mut self, wall_ms: u64, rules: &[Rule], symptoms: Vec<Symptom>) {
-        for ((rule, _), condition) in &mut self.conditions {
-            if rules.contains(rule) {
+        self.round_without(wall_ms, rules, &BTreeSet::new(), symptoms);
+    }
+
+    /// As [`Findings::round`], but the round has not decided about some subjects, which stay as they are.
+    pub fn round_without(
+        &mut self,
+        wall_ms: u64,
+        rules: &[Rule],
+        undecided: &BTreeSet<HealthSubject>,
+        symptoms: Vec<Symptom>,
+    ) {
+        for ((rule, subject), condition) in &mut self.conditions {
+            if rules.contains(rule) && !undecided.contains(subject) {
                 let mask = u32::MAX >> (32 - rule.policy().window.clamp(1, 32));
                 condition.recent = condition.recent << 1 & mask;
                 condition.good += 1;
@@ -164,6 +175,20 @@ mod tests {
             findings.round(round, &Rule::OF_LINKS, Vec::new());
             assert!(findings.list().0.is_empty());
         }
+    }
+
+    #[test]
+    fn a_round_that_does_not_decide_about_a_subject_changes_nothing_of_it() {
+        let mut findings = Findings::default();
+        let undecided = BTreeSet::from([HealthSubject::Node]);
+        for round in 0..3 {
+            assert!(findings.list().0.is_empty());
+            findings.round(round, &Rule::OF_VMS, vec![symptom(Rule::VmSilent, HealthSubject::Node)]);
+            for _ in 0..10 {
+                findings.round_without(round, &Rule::OF_VMS, &undecided, Vec::new());
+            }
+        }
+        assert_eq!(findings.list().0.len(), 1);
     }
 
     #[test]

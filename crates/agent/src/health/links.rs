@@ -53,6 +53,8 @@ struct Peer {
     outstanding: Option<Outstanding>,
     /// Round-trip times of short probes, `None` for those that were lost; the newest is the last.
     short: VecDeque<Option<u32>>,
+    /// Of these, the newest that were measured while this node was in order: the others say nothing about the way.
+    judged: usize,
     /// Whether long probes were answered.
     long: VecDeque<bool>,
     /// A node that never answered is of an earlier version, or not there yet.
@@ -76,6 +78,7 @@ impl Peer {
             if self.short.len() > KEPT {
                 self.short.pop_front();
             }
+            self.judged = (self.judged + 1).min(KEPT);
         }
     }
 
@@ -87,9 +90,14 @@ impl Peer {
         self.short.iter().rev().find_map(|rtt| *rtt).unwrap_or(0)
     }
 
+    /// The number of results that decide.
+    fn deciding(&self) -> usize {
+        self.judged.min(DECIDING)
+    }
+
     /// Lost and slow probes among those that decide.
     fn recent(&self) -> (usize, usize) {
-        let deciding = || self.short.iter().rev().take(DECIDING);
+        let deciding = || self.short.iter().rev().take(self.deciding());
         let lost = deciding().filter(|rtt| rtt.is_none()).count();
         (lost, deciding().filter(|rtt| rtt.is_some_and(|rtt| rtt >= SLOW_US)).count())
     }
@@ -101,7 +109,7 @@ impl Peer {
 
     /// Whether the length decides which probes are lost. In a full queue, long ones are lost more often.
     fn loses_long_probes(&self) -> bool {
-        let is_clean = self.short.len() >= DECIDING && self.recent() == (0, 0);
+        let is_clean = self.judged >= DECIDING && self.recent() == (0, 0);
         is_clean && self.long.len() == BAD_MIN && !self.long.contains(&true)
     }
 }
@@ -150,6 +158,7 @@ impl Links {
                 sent: 0,
                 outstanding: None,
                 short: VecDeque::new(),
+                judged: 0,
                 long: VecDeque::new(),
                 has_answered: false,
             });
@@ -215,26 +224,36 @@ impl Links {
         probes
     }
 
-    /// Takes an answer. One that is not awaited is ignored.
+    /// Takes an answer. One that is not awaited is ignored, and one that is too late counts as lost.
     pub fn answer(&mut self, now_us: u64, from: IpAddr, nonce: &Nonce) {
+        let timeout_us = self.timeout_us();
         let Some(peer) = self.peers.get_mut(&from) else { return };
-        let Some(sent) = peer.outstanding.filter(|it| it.nonce == *nonce) else { return };
+        let is_awaited = |it: &Outstanding| it.nonce == *nonce && now_us < it.sent_us + timeout_us;
+        let Some(sent) = peer.outstanding.filter(is_awaited) else { return };
         peer.outstanding = None;
         let rtt_us = u32::try_from(now_us.saturating_sub(sent.sent_us)).unwrap_or(u32::MAX).max(1);
         peer.note(sent.is_long, Some(rtt_us));
     }
 
-    /// The rules that hold. `explained`: this node itself loses or delays packets.
+    /// This node itself lost or delayed packets: what was measured until now is not judged, now and later.
+    pub fn discard(&mut self) {
+        for peer in self.peers.values_mut() {
+            peer.judged = 0;
+            peer.long.clear();
+        }
+    }
+
+    /// The rules that hold.
     #[must_use]
-    pub fn symptoms(&self, explained: bool) -> Vec<Symptom> {
+    pub fn symptoms(&self) -> Vec<Symptom> {
         let mut found = Vec::new();
-        let judged =
-            self.peers.values().filter(|peer| peer.has_answered && peer.short.len() >= BAD_MIN).count();
+        let judged = self.peers.values().filter(|peer| peer.has_answered && peer.judged >= BAD_MIN).count();
         let bad: Vec<_> = self.peers.iter().filter(|(_, peer)| peer.is_bad()).collect();
-        if !explained && bad.len() >= 2 && bad.len() >= judged - judged / 4 {
+        if bad.len() >= 2 && bad.len() >= judged - judged / 4 {
             let one = |(address, peer): &(&IpAddr, &Peer)| {
                 let (lost, slow) = peer.recent();
-                format!("{address} {lost} lost and {slow} slow of {DECIDING}, {} ms", peer.rtt_us() / 1000)
+                let (of, ms) = (peer.deciding(), peer.rtt_us() / 1000);
+                format!("{address} {lost} lost and {slow} slow of {of}, {ms} ms")
             };
             let named: Vec<_> = bad.iter().take(4).map(one).collect();
             let evidence =
@@ -248,15 +267,15 @@ impl Links {
         found
     }
 
-    /// The links as the controller gets them.
+    /// The links as the controller gets them: those to nodes that have answered. Few results are no loss of all.
     #[must_use]
     pub fn list(&self) -> Vec<LinkHealth> {
         let link = |(peer, it): (&IpAddr, &Peer)| {
-            let loss = (it.lost() * 1000).checked_div(it.short.len()).unwrap_or(0);
+            let loss = it.lost() * 1000 / it.short.len().max(DECIDING);
             let loss_permille = u32::try_from(loss).unwrap_or(1000);
             LinkHealth { peer: *peer, gateway: it.is_gateway, loss_permille, rtt_us: it.rtt_us() }
         };
-        self.peers.iter().map(link).collect()
+        self.peers.iter().filter(|(_, it)| it.has_answered).map(link).collect()
     }
 
     /// Probes that were not answered in time.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use sluice_southbound::{HealthReport, MAX_HEALTH_LINKS};
+use sluice_southbound::{HealthReport, HealthSubject, MAX_HEALTH_LINKS};
 
 use super::findings::Findings;
 use super::links::Links;
@@ -49,6 +49,8 @@ pub struct MonitorConfig {
     pub own: Vec<IpAddr>,
     /// Interfaces to the underlay, and to the Internet.
     pub underlay: Vec<String>,
+    /// Whether this node is a gateway.
+    pub is_gateway: bool,
     /// Average interval of probes of another node.
     pub link_period_ms: u64,
     /// Average interval of probes of VMs.
@@ -63,9 +65,8 @@ pub struct Monitor {
     config: MonitorConfig,
     view: NodeView,
     interfaces: BTreeMap<String, InterfaceState>,
-    counters: Option<Counters>,
-    /// Whether this node itself lost or delayed packets in the last second.
-    explains_losses: bool,
+    /// When the counters were read, and these.
+    counters: Option<(u64, Counters)>,
     configuration: Configuration,
     findings: Findings,
     /// Probes of other nodes.
@@ -87,7 +88,6 @@ impl Monitor {
             view: NodeView::default(),
             interfaces: BTreeMap::new(),
             counters: None,
-            explains_losses: true,
             configuration: Configuration::default(),
             findings: Findings::default(),
             links,
@@ -109,36 +109,45 @@ impl Monitor {
         self.config.underlay.iter().filter_map(|name| Some(self.interfaces.get(name)?.mtu)).min()
     }
 
-    /// Takes the counters of this second.
+    /// Takes the counters, about once in a second.
     pub fn sample(&mut self, now_ms: u64, wall_ms: u64, counters: Counters) {
-        if let Some(before) = self.counters.replace(counters) {
-            let sample = self.device_sample(&before);
-            self.explains_losses = sample.explains_losses();
+        if let Some((before_ms, before)) = self.counters.replace((now_ms, counters)) {
+            let sample = self.device_sample(&before, now_ms.saturating_sub(before_ms) / 1000);
+            if sample.explains_losses() {
+                self.links.discard();
+            }
             self.findings.round(wall_ms, &Rule::OF_DEVICE, sample.symptoms());
         }
         let placement = &self.view.placement;
         let found = self.configuration.symptoms(now_ms, self.config.vm_period_ms, placement);
         self.findings.round(wall_ms, &Rule::OF_CONFIGURATION, found);
-        self.findings.round(wall_ms, &Rule::OF_LINKS, self.links.symptoms(self.explains_losses));
+        self.findings.round(wall_ms, &Rule::OF_LINKS, self.links.symptoms());
     }
 
-    fn device_sample(&self, before: &Counters) -> DeviceSample {
-        let Some(now) = &self.counters else { return DeviceSample::default() };
-        let interface = |name: &String| {
+    /// The present counters, compared with those of some seconds ago.
+    fn device_sample(&self, before: &Counters, seconds: u64) -> DeviceSample {
+        let Some((_, now)) = &self.counters else { return DeviceSample::default() };
+        let interface = |name: &String, has_carrier: bool| {
             let counters = now.interfaces.get(name).copied().unwrap_or_default();
             let before = before.interfaces.get(name).copied().unwrap_or(counters);
-            let has_carrier = self.interfaces.get(name).is_none_or(|state| state.has_carrier);
-            InterfaceSample { name: name.clone(), counters: counters.since(&before), has_carrier }
+            let counters = counters.since(&before).per_second(seconds);
+            InterfaceSample { name: name.clone(), counters, has_carrier }
         };
+        let has_carrier = |name: &String| self.interfaces.get(name).map(|state| state.has_carrier);
+        // Without any interface, these have not been listed yet.
+        let absent_has_carrier = self.interfaces.is_empty();
+        let nic = |name: &String| interface(name, has_carrier(name).unwrap_or(absent_has_carrier));
+        // The interface of a VM that was removed meanwhile is a matter of the configuration.
         let port = |port: &WatchedPort| PortSample {
-            interface: interface(&port.ifname),
+            interface: interface(&port.ifname, has_carrier(&port.ifname).unwrap_or(true)),
             instance: port.instance,
             answers: self.vms.answers(port.ifindex, port.instance),
         };
         DeviceSample {
-            usage: Usage::between(before, now),
+            is_gateway: self.config.is_gateway,
+            usage: Usage::between(before, now, seconds),
             tables_permille: self.view.tables_permille,
-            underlay: self.config.underlay.iter().map(interface).collect(),
+            underlay: self.config.underlay.iter().map(nic).collect(),
             ports: self.view.ports.iter().map(port).collect(),
         }
     }
@@ -155,9 +164,10 @@ impl Monitor {
         probes(&self.view.ports)
     }
 
-    /// Ends a round. The ports that came since its begin were not asked.
+    /// Ends a round, which decides about the ports of which all addresses are among `asked`: others came since its begin,
+    /// or could not be asked.
     pub fn end_vms(&mut self, wall_ms: u64, asked: &BTreeSet<(u32, IpAddr)>, replies: &BTreeSet<VmReply>) {
-        let Some(counters) = &self.counters else { return };
+        let Some((_, counters)) = &self.counters else { return };
         let is_asked = |port: &&WatchedPort| {
             let addresses: [Option<IpAddr>; 2] =
                 [port.ipv4.map(|(own, _)| own.into()), port.ipv6.map(Into::into)];
@@ -168,9 +178,13 @@ impl Monitor {
             let received = counters.interfaces.get(&port.ifname).map(|it| it.rx_packets);
             (port.clone(), received.filter(|_| has_carrier))
         };
-        let ports: Vec<_> = self.view.ports.iter().filter(is_asked).map(with_counters).collect();
+        let (asked, others): (Vec<&WatchedPort>, Vec<_>) = self.view.ports.iter().partition(is_asked);
+        let ports: Vec<_> = asked.into_iter().map(with_counters).collect();
+        self.vms.retain(&self.view.ports);
         let found = self.vms.round(&ports, replies);
-        self.findings.round(wall_ms, &Rule::OF_VMS, found);
+        let undecided: BTreeSet<_> =
+            others.into_iter().map(|port| HealthSubject::Instance(port.instance)).collect();
+        self.findings.round_without(wall_ms, &Rule::OF_VMS, &undecided, found);
     }
 
     /// What has been found.

@@ -30,7 +30,14 @@ impl Host {
     fn new(seed: u64) -> Self {
         let own = vec![[192, 0, 2, 1].into()];
         let underlay = vec!["eth0".to_owned()];
-        let config = MonitorConfig { own, underlay, link_period_ms: 5000, vm_period_ms: 10_000, seed };
+        let config = MonitorConfig {
+            own,
+            underlay,
+            is_gateway: false,
+            link_period_ms: 5000,
+            vm_period_ms: 10_000,
+            seed,
+        };
         let proc = tempfile::tempdir().unwrap();
         fs::create_dir(proc.path().join("net")).unwrap();
         Self {
@@ -175,16 +182,62 @@ fn faults_are_found_and_cleared() {
     }
 }
 
+/// Catches findings of VMs that have left the host, and a round that judges VMs which it could not ask.
+#[test]
+fn findings_of_vms_stay_while_these_are_not_asked_and_end_with_their_ports() {
+    let mut host = Host::new(5);
+    host.run(120);
+    host.vms_answer = false;
+    assert_eq!(host.run(60).len(), 2);
+    let rounds_without_probes = |host: &mut Host| {
+        for _ in 0..5 {
+            host.monitor.end_vms(host.now_ms, &BTreeSet::new(), &BTreeSet::new());
+        }
+        host.monitor.report().findings.len()
+    };
+    assert_eq!(rounds_without_probes(&mut host), 2);
+    host.monitor.set_view(host.now_ms, NodeView::default(), BTreeMap::new());
+    assert_eq!(rounds_without_probes(&mut host), 0);
+}
+
 #[test]
 fn an_interface_without_its_other_side_is_found() {
     let mut host = Host::new(1);
-    host.run(30);
+    host.run(1);
     let state = |has_carrier| InterfaceState { mtu: 1500, has_carrier };
     let states = [("eth0", false), ("sl-5", false), ("sl-6", true)];
     let states = states.map(|(name, has_carrier)| (name.to_owned(), state(has_carrier)));
     host.monitor.set_view(host.now_ms, Host::view(), states.into());
-    let found = host.run(20);
+    // A VM that reboots is no closed interface yet.
     let eth0 = HealthSubject::Interface("eth0".to_owned());
+    assert_eq!(host.run(20), [(AnomalyClass::NicFault, eth0.clone())].into());
+    let found = host.run(20);
     let vm = HealthSubject::Instance(InstanceId::new(5));
     assert_eq!(found, [(AnomalyClass::NicFault, eth0), (AnomalyClass::HypervisorFault, vm)].into());
+}
+
+#[test]
+fn an_underlay_interface_that_does_not_exist_has_no_carrier() {
+    let mut host = Host::new(2);
+    host.run(30);
+    let state = InterfaceState { mtu: 1500, has_carrier: true };
+    let states = ["sl-5", "sl-6"].map(|name| (name.to_owned(), state));
+    host.monitor.set_view(host.now_ms, Host::view(), states.into());
+    let eth0 = HealthSubject::Interface("eth0".to_owned());
+    assert_eq!(host.run(20), [(AnomalyClass::NicFault, eth0)].into());
+}
+
+/// Catches counts of a pause that are taken for those of a second.
+#[test]
+fn counts_of_a_pause_are_divided_by_its_seconds() {
+    let mut host = Host::new(3);
+    host.run(30);
+    for _ in 0..10 {
+        // The drops of five seconds.
+        host.passed.1 += 400;
+        host.passed.0 += 20_000;
+        host.now_ms += 4000;
+        let found = host.run(1);
+        assert_eq!(found, BTreeSet::new());
+    }
 }

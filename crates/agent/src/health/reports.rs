@@ -118,7 +118,7 @@ impl MetricSource for HealthReports {
         registry.register("health_probe_loss_ratio", help, losses);
         let help = "Probes of other nodes that were not answered in time";
         registry.register("health_probes_lost", help, counter(figures.lost));
-        let help = "Echo requests that this node did not answer: of unknown nodes, or too many";
+        let help = "Echo requests that this node did not answer: not of a known node's echo, or too many";
         registry.register("health_echoes_refused", help, counter(figures.echoes_refused));
         let help = "Symptoms that were ignored because too many are followed";
         registry.register("health_symptoms_refused", help, counter(figures.symptoms_refused));

@@ -3,13 +3,13 @@
 //!
 //! | rule | holds when | why this threshold |
 //! | --- | --- | --- |
-//! | [`Rule::CpuBusy`] | processors are used to 95 % for 10 s | an upgrade or a compiler uses all of them for shorter |
+//! | [`Rule::CpuBusy`] | processors are used to 95 % for 10 s, not counting processes with a nice value | an upgrade or a compiler uses all of them for shorter, and nice processes give way |
 //! | [`Rule::MemoryLow`] | less than 5 % of the memory is available for 10 s | the kernel begins to reclaim at 1 to 3 % |
 //! | [`Rule::TablesFull`] | 95 % of the cells are in use for 10 s | tables double, so that 90 % are usual before they grow |
-//! | [`Rule::NicErrors`] | in 3 of 10 s, 10 errors, or 100 drops that are 1 % of the packets | frames of unknown protocols count as drops: some each second are usual |
-//! | [`Rule::NicCarrier`] | the underlay interface has no carrier for 2 s | a renegotiation of the link takes up to 2 s |
+//! | [`Rule::NicErrors`] | in 3 of 10 s, 10 errors, or 100 drops that are 1 % of the packets | frames of unknown protocols count as drops: some each second are usual; those of full queues of processors, and on gateways those of XDP, are not the interface's |
+//! | [`Rule::NicCarrier`] | the underlay interface has no carrier, or does not exist, for 5 s | a renegotiation of the link takes up to 2 s, and interfaces are read every 2 s |
 //! | [`Rule::Softnet`] | in 3 of 5 s, a processor is in software interrupts to 90 %, and drops a packet or is squeezed 10 times | a burst squeezes a processor that is idle otherwise |
-//! | [`Rule::PortCarrier`] | the interface of a VM has no carrier for 3 s | a reset of virtio-net takes below 1 s |
+//! | [`Rule::PortCarrier`] | the interface of a VM has no carrier for 30 s | a reset of virtio-net takes below 1 s, and a reboot of a VM some seconds |
 //! | [`Rule::PortDrops`] | in 5 of 10 s, the interface drops 10 packets that are 1 % of those to the VM, which answers, while processors are used below 90 % | TCP fills a queue now and then |
 //! | [`Rule::VmSilent`] | the VM answers no probe of any address 3 times, and sends nothing | one answer may be lost |
 //! | [`Rule::VmAddress`] | the VM lives, and does not answer for an address 3 of 4 times | as above |
@@ -111,7 +111,7 @@ impl Rule {
                 (C::NicFault, (3, 10), 10, "the network interface, its driver or its cable is faulty")
             }
             Self::NicCarrier => {
-                (C::NicFault, (2, 2), 2, "the cable, or the interface at one of its ends, is down")
+                (C::NicFault, (5, 5), 2, "the cable, or the interface at one of its ends, is down")
             }
             Self::Softnet => (
                 C::VswitchOverload,
@@ -121,9 +121,9 @@ impl Rule {
             ),
             Self::PortCarrier => (
                 C::HypervisorFault,
-                (3, 3),
+                (30, 30),
                 3,
-                "the hypervisor or container runtime closed its end of the interface",
+                "the VM is shut down, or the hypervisor or container runtime closed its end of the interface",
             ),
             Self::PortDrops => (
                 C::MiddleboxOverload,
@@ -210,6 +210,8 @@ pub struct PortSample {
 /// This machine in one second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSample {
+    /// Whether it is a gateway, on which programs of XDP drop packets.
+    pub is_gateway: bool,
     /// Processors and memory.
     pub usage: Usage,
     /// Part of the cells of the tables in use, in thousandths.
@@ -240,7 +242,7 @@ impl DeviceSample {
     /// Whether this node itself explains probes that are lost or late.
     #[must_use]
     pub fn explains_losses(&self) -> bool {
-        self.usage.cpu_permille >= BUSY || self.underlay.iter().any(|nic| fault_of(nic).is_some())
+        self.usage.cpu_permille >= BUSY || self.underlay.iter().any(|nic| self.fault_of(nic).is_some())
     }
 
     /// The rules of the device that hold.
@@ -283,7 +285,7 @@ impl DeviceSample {
             ),
         );
         for nic in &self.underlay {
-            if let Some((rule, evidence)) = fault_of(nic) {
+            if let Some((rule, evidence)) = self.fault_of(nic) {
                 found.push(Symptom::new(rule, HealthSubject::Interface(nic.name.clone()), evidence));
             }
         }
@@ -293,14 +295,16 @@ impl DeviceSample {
 
     fn port_symptom(&self, port: &PortSample) -> Option<Symptom> {
         let PortSample { interface, instance, answers } = port;
-        let (name, counters) = (&interface.name, &interface.counters);
+        let InterfaceSample { name, counters, .. } = interface;
+        // A veth pair also counts what the queue of a processor had no room for.
+        let tx_dropped = counters.tx_dropped.saturating_sub(self.usage.softnet_dropped);
         let (rule, evidence) = if !interface.has_carrier {
             (Rule::PortCarrier, format!("interface {name} has no carrier"))
         } else if *answers
             && self.usage.cpu_permille < BUSY
-            && is_lossy(counters.tx_dropped, counters.tx_packets, PORT_DROPS_MAX)
+            && is_lossy(tx_dropped, counters.tx_packets, PORT_DROPS_MAX)
         {
-            let InterfaceCounters { tx_dropped, tx_packets, .. } = counters;
+            let tx_packets = counters.tx_packets;
             let evidence =
                 format!("interface {name} dropped {tx_dropped} and passed {tx_packets} packets in a second");
             (Rule::PortDrops, evidence)
@@ -309,24 +313,28 @@ impl DeviceSample {
         };
         Some(Symptom::new(rule, HealthSubject::Instance(*instance), evidence))
     }
-}
 
-/// The rule that an underlay interface meets.
-fn fault_of(nic: &InterfaceSample) -> Option<(Rule, String)> {
-    let InterfaceCounters { rx_packets, rx_errors, rx_dropped, tx_packets, tx_errors, tx_dropped } =
-        nic.counters;
-    if !nic.has_carrier {
-        return Some((Rule::NicCarrier, "no carrier".to_owned()));
+    /// The rule that an underlay interface meets.
+    fn fault_of(&self, nic: &InterfaceSample) -> Option<(Rule, String)> {
+        if !nic.has_carrier {
+            return Some((Rule::NicCarrier, "no carrier, or no such interface".to_owned()));
+        }
+        let InterfaceCounters { rx_packets, rx_errors, tx_packets, tx_errors, .. } = nic.counters;
+        // What the queue of a processor had no room for counts as dropped by the interface, too.
+        let of_nic = |dropped: u64| dropped.saturating_sub(self.usage.softnet_dropped);
+        // What a program of XDP drops, such as packets to no VM, may count as dropped by the interface.
+        let rx_dropped = if self.is_gateway { nic.counters.rx_fifo } else { of_nic(nic.counters.rx_dropped) };
+        let tx_dropped = of_nic(nic.counters.tx_dropped);
+        let is_lossy = is_lossy(rx_dropped, rx_packets, NIC_DROPS_MAX)
+            || is_lossy(tx_dropped, tx_packets, NIC_DROPS_MAX);
+        (rx_errors + tx_errors >= NIC_ERRORS_MAX || is_lossy).then(|| {
+            let evidence = format!(
+                "received {rx_packets} packets with {rx_errors} errors and {rx_dropped} drops, sent {tx_packets} with \
+                 {tx_errors} errors and {tx_dropped} drops in a second"
+            );
+            (Rule::NicErrors, evidence)
+        })
     }
-    let is_lossy =
-        is_lossy(rx_dropped, rx_packets, NIC_DROPS_MAX) || is_lossy(tx_dropped, tx_packets, NIC_DROPS_MAX);
-    (rx_errors + tx_errors >= NIC_ERRORS_MAX || is_lossy).then(|| {
-        let evidence = format!(
-            "received {rx_packets} packets with {rx_errors} errors and {rx_dropped} drops, sent {tx_packets} with \
-             {tx_errors} errors and {tx_dropped} drops in a second"
-        );
-        (Rule::NicErrors, evidence)
-    })
 }
 
 /// Instances and interfaces that do not belong together, and since when.

@@ -19,6 +19,7 @@ fn busy() -> DeviceSample {
         answers: true,
     };
     DeviceSample {
+        is_gateway: false,
         usage: Usage {
             cpu_permille: 850,
             softirq_permille: 850,
@@ -94,6 +95,26 @@ fn interfaces_of_the_underlay_are_judged() {
     let dropped = InterfaceCounters { tx_dropped: 100, tx_packets: 9900, ..none };
     assert_eq!(with(dropped, true), [Rule::NicErrors]);
     assert_eq!(with(InterfaceCounters { tx_packets: 9901, ..dropped }, true), []);
+}
+
+/// Catches an interface that is accused of drops of a full processor, or of the programs of a gateway.
+#[test]
+fn drops_of_others_are_no_fault_of_the_interface() {
+    let with = |is_gateway, softnet_dropped, counters: InterfaceCounters| {
+        let mut sample = DeviceSample { is_gateway, underlay: vec![nic(counters)], ..busy() };
+        sample.usage.softnet_dropped = softnet_dropped;
+        sample.ports[0].interface.counters = InterfaceCounters { tx_dropped: 500, ..counters };
+        held(&sample).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
+    };
+    let dropped = InterfaceCounters { rx_dropped: 500, tx_dropped: 500, ..InterfaceCounters::default() };
+    assert_eq!(with(false, 0, dropped), [Rule::NicErrors, Rule::PortDrops]);
+    assert_eq!(with(false, 500, dropped), []);
+    let of_xdp = InterfaceCounters { tx_dropped: 0, ..dropped };
+    assert_eq!(with(true, 0, of_xdp), [Rule::PortDrops]);
+    assert_eq!(
+        with(true, 0, InterfaceCounters { rx_fifo: 500, ..of_xdp }),
+        [Rule::NicErrors, Rule::PortDrops]
+    );
 }
 
 #[test]

@@ -13,8 +13,10 @@ pub struct InterfaceCounters {
     pub rx_packets: u64,
     /// Received packets with errors.
     pub rx_errors: u64,
-    /// Received packets that were dropped.
+    /// Received packets that were dropped: by the interface or the kernel, and with some drivers by programs of XDP.
     pub rx_dropped: u64,
+    /// Received packets that the interface had no room for; not all drivers count them.
+    pub rx_fifo: u64,
     /// Sent packets.
     pub tx_packets: u64,
     /// Packets that could not be sent.
@@ -31,9 +33,25 @@ impl InterfaceCounters {
             rx_packets: self.rx_packets.saturating_sub(before.rx_packets),
             rx_errors: self.rx_errors.saturating_sub(before.rx_errors),
             rx_dropped: self.rx_dropped.saturating_sub(before.rx_dropped),
+            rx_fifo: self.rx_fifo.saturating_sub(before.rx_fifo),
             tx_packets: self.tx_packets.saturating_sub(before.tx_packets),
             tx_errors: self.tx_errors.saturating_sub(before.tx_errors),
             tx_dropped: self.tx_dropped.saturating_sub(before.tx_dropped),
+        }
+    }
+
+    /// What was counted in a second, if this was counted in some.
+    #[must_use]
+    pub fn per_second(&self, seconds: u64) -> Self {
+        let seconds = seconds.max(1);
+        Self {
+            rx_packets: self.rx_packets / seconds,
+            rx_errors: self.rx_errors / seconds,
+            rx_dropped: self.rx_dropped / seconds,
+            rx_fifo: self.rx_fifo / seconds,
+            tx_packets: self.tx_packets / seconds,
+            tx_errors: self.tx_errors / seconds,
+            tx_dropped: self.tx_dropped / seconds,
         }
     }
 }
@@ -41,12 +59,12 @@ impl InterfaceCounters {
 /// A reading of all counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Time of all processors, in ticks: all of it, and what they were idle.
+    /// Time of all processors, in ticks: all of it, and what is left for processes that need it.
     cpu_total: u64,
     cpu_idle: u64,
     /// Time of each processor: all of it, and what it spent in software interrupts.
     processors: Vec<(u64, u64)>,
-    /// Memory in KiB.
+    /// Memory in KiB, without that which is set aside as huge pages: VMs have these, and they are never available.
     memory_total: u64,
     memory_available: u64,
     /// Packets that found the queue of their processor full, and times that a processor had to leave packets for later.
@@ -80,7 +98,8 @@ impl Counters {
             let times = times.get(..8)?;
             let total = times.iter().sum();
             if number.is_empty() {
-                (self.cpu_total, self.cpu_idle) = (total, times[3] + times[4]);
+                // A process with a positive nice value gives way to the others, so its time is left for them.
+                (self.cpu_total, self.cpu_idle) = (total, times[1] + times[3] + times[4]);
             } else {
                 self.processors.push((total, times[6]));
             }
@@ -89,11 +108,11 @@ impl Counters {
     }
 
     fn read_memory(&mut self, text: &str) -> Option<()> {
-        let value = |name: &str| {
+        let value = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             line.split_ascii_whitespace().next()?.parse().ok()
         };
-        self.memory_total = value("MemTotal:")?;
+        self.memory_total = value("MemTotal:")?.saturating_sub(value("Hugetlb:").unwrap_or(0));
         self.memory_available = value("MemAvailable:")?;
         Some(())
     }
@@ -118,19 +137,39 @@ fn read_interfaces(text: &str) -> BTreeMap<String, InterfaceCounters> {
     let interface = |line: &str| {
         let (name, counts) = line.split_once(':')?;
         let counts: Vec<u64> = counts.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
-        let &[_, rx_packets, rx_errors, rx_dropped, _, _, _, _, _, tx_packets, tx_errors, tx_dropped, ..] =
-            counts.as_slice()
+        let &[
+            _,
+            rx_packets,
+            rx_errors,
+            rx_dropped,
+            rx_fifo,
+            _,
+            _,
+            _,
+            _,
+            tx_packets,
+            tx_errors,
+            tx_dropped,
+            ..,
+        ] = counts.as_slice()
         else {
             return None;
         };
-        let counters =
-            InterfaceCounters { rx_packets, rx_errors, rx_dropped, tx_packets, tx_errors, tx_dropped };
+        let counters = InterfaceCounters {
+            rx_packets,
+            rx_errors,
+            rx_dropped,
+            rx_fifo,
+            tx_packets,
+            tx_errors,
+            tx_dropped,
+        };
         Some((name.trim().to_owned(), counters))
     };
     text.lines().filter_map(interface).collect()
 }
 
-/// What has happened on this machine between two readings.
+/// What has happened on this machine between two readings, packets and squeezes for a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Part of the processors' time that was used, in thousandths.
@@ -146,9 +185,10 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What has happened between `before` and `now`.
+    /// What has happened between `before` and `now`, which are some seconds apart.
     #[must_use]
-    pub fn between(before: &Counters, now: &Counters) -> Self {
+    pub fn between(before: &Counters, now: &Counters, seconds: u64) -> Self {
+        let seconds = seconds.max(1);
         let total = now.cpu_total.saturating_sub(before.cpu_total);
         let permille = |part: u64, of: u64| (part.min(of) * 1000).checked_div(of).unwrap_or(0);
         let idle = now.cpu_idle.saturating_sub(before.cpu_idle);
@@ -165,8 +205,8 @@ impl Usage {
             } else {
                 permille(now.memory_available, now.memory_total)
             },
-            softnet_dropped: now.softnet_dropped.saturating_sub(before.softnet_dropped),
-            softnet_squeezed: now.softnet_squeezed.saturating_sub(before.softnet_squeezed),
+            softnet_dropped: now.softnet_dropped.saturating_sub(before.softnet_dropped) / seconds,
+            softnet_squeezed: now.softnet_squeezed.saturating_sub(before.softnet_squeezed) / seconds,
         }
     }
 }
@@ -178,7 +218,7 @@ mod tests {
     const DEV: &str = "Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
-  eth0: 9000 90 2 3 0 0 0 4 8000 80 5 6 0 0 0 0
+  eth0: 9000 90 2 3 7 0 0 4 8000 80 5 6 0 0 0 0
 ";
 
     fn write(dir: &Path, stat: &str, available: u64, softnet: &str) {
@@ -205,6 +245,7 @@ mod tests {
             rx_packets: 90,
             rx_errors: 2,
             rx_dropped: 3,
+            rx_fifo: 7,
             tx_packets: 80,
             tx_errors: 5,
             tx_dropped: 6,
@@ -212,21 +253,43 @@ mod tests {
         assert_eq!((before.interfaces.len(), before.interfaces["eth0"]), (2, eth0));
         write(
             dir.path(),
-            "cpu  150 0 100 720 100 0 30 0 9 9\ncpu0 120 0 0 0 0 0 80 0\ncpu1 99 0 0 0 0 0 19 0",
+            "cpu  150 70 100 730 100 0 50 0 9 9\ncpu0 120 0 0 0 0 0 80 0\ncpu1 99 0 0 0 0 0 19 0",
             40,
             "000001ff 0000000b 00000002 0\n00000001 00000001 0000000a 0\n",
         );
-        let usage = Usage::between(&before, &Counters::read(dir.path()).unwrap());
+        let now = Counters::read(dir.path()).unwrap();
+        let usage = Usage::between(&before, &now, 1);
         assert_eq!(
             usage,
             Usage {
-                cpu_permille: 800,
+                cpu_permille: 500,
                 softirq_permille: 300,
                 memory_available_permille: 40,
                 softnet_dropped: 11,
                 softnet_squeezed: 10,
             }
         );
+        // After a pause, counts are those of a second.
+        let usage = Usage::between(&before, &now, 5);
+        assert_eq!((usage.cpu_permille, usage.softnet_dropped, usage.softnet_squeezed), (500, 2, 2));
+        let counters = InterfaceCounters {
+            rx_packets: 18,
+            rx_fifo: 1,
+            tx_packets: 16,
+            tx_errors: 1,
+            tx_dropped: 1,
+            ..InterfaceCounters::default()
+        };
+        assert_eq!(eth0.per_second(5), counters);
+    }
+
+    /// Memory that is set aside for VMs is none that processes could use.
+    #[test]
+    fn huge_pages_are_no_used_memory() {
+        let mut counters = Counters::default();
+        let text = "MemTotal: 1000 kB\nMemAvailable: 20 kB\nHugetlb: 900 kB\n";
+        counters.read_memory(text).unwrap();
+        assert_eq!(Usage::between(&counters, &counters, 1).memory_available_permille, 200);
     }
 
     #[test]
@@ -234,7 +297,7 @@ mod tests {
         let counters = Counters::read(Path::new("/proc")).unwrap();
         assert!(counters.cpu_total > 0 && counters.memory_total > counters.memory_available);
         assert!(counters.interfaces.contains_key("lo"));
-        let usage = Usage::between(&counters, &counters);
+        let usage = Usage::between(&counters, &counters, 1);
         assert_eq!((usage.cpu_permille, usage.softnet_dropped), (0, 0));
     }
 

@@ -12,6 +12,9 @@ use crate::frames::{neighbor_probe, parse_probe_reply};
 
 /// Rounds after which a VM is judged that has never answered: it may still start.
 const START_ROUNDS: u32 = 12;
+/// Ports whose VMs are asked alone in a round, after they did not answer: a VM that sends many replies may have displaced
+/// theirs.
+const RETRIES_MAX: usize = 16;
 
 /// The port of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +76,19 @@ pub fn probes(ports: &[WatchedPort]) -> Vec<VmProbe> {
     ports.iter().flat_map(of_port).collect()
 }
 
+/// Of the interfaces whose VMs did not answer: those that are asked alone in the round of this number, and the others,
+/// which that round does not decide about. Each is asked alone after some rounds.
+#[must_use]
+pub fn retries(silent: BTreeSet<u32>, number: usize) -> (Vec<u32>, BTreeSet<u32>) {
+    let mut again: Vec<u32> = silent.into_iter().collect();
+    if again.len() > RETRIES_MAX {
+        let begin = number.wrapping_mul(RETRIES_MAX) % again.len();
+        again.rotate_left(begin);
+    }
+    let others = again.split_off(again.len().min(RETRIES_MAX));
+    (again, others.into_iter().collect())
+}
+
 /// Reads a frame that an interface received; `None` if it is no reply to a probe.
 #[must_use]
 pub fn reply(ifindex: u32, frame: &[u8]) -> Option<VmReply> {
@@ -98,15 +114,19 @@ struct Vm {
 pub struct Vms(BTreeMap<(u32, InstanceId), Vm>);
 
 impl Vms {
-    /// Takes a round of probes: the ports with the packets that each interface has received until now, `None` if its other
-    /// side is gone, and the replies. Returns the rules that hold.
+    /// Forgets the VMs that have none of these ports.
+    pub fn retain(&mut self, ports: &[WatchedPort]) {
+        let known: BTreeSet<_> = ports.iter().map(|port| (port.ifindex, port.instance)).collect();
+        self.0.retain(|key, _| known.contains(key));
+    }
+
+    /// Takes a round of probes: the ports that it decides about with the packets that each interface has received until
+    /// now, `None` if its other side is gone, and the replies. Returns the rules that hold.
     pub fn round(
         &mut self,
         ports: &[(WatchedPort, Option<u64>)],
         replies: &BTreeSet<VmReply>,
     ) -> Vec<Symptom> {
-        let known: BTreeSet<_> = ports.iter().map(|(port, _)| (port.ifindex, port.instance)).collect();
-        self.0.retain(|key, _| known.contains(key));
         ports.iter().filter_map(|(port, received)| self.judge(port, *received, replies)).collect()
     }
 
@@ -283,7 +303,23 @@ mod tests {
         assert_eq!(rule(&mut vms, Some(2), &[(v4(), MAC)]), None);
         // Another instance at the interface is another VM.
         let other = WatchedPort { instance: InstanceId::new(4), ..port() };
+        vms.retain(std::slice::from_ref(&other));
         assert_eq!(vms.round(&[(other, Some(2))], &BTreeSet::new()), []);
         assert_eq!(vms.0.len(), 1);
+    }
+
+    /// Catches VMs that are never asked alone because others are silent as well.
+    #[test]
+    fn silent_vms_are_asked_alone_in_turn() {
+        let silent: BTreeSet<u32> = (1..=40).collect();
+        assert_eq!(retries(BTreeSet::from([3, 9]), 7), (vec![3, 9], BTreeSet::new()));
+        let mut asked = BTreeSet::new();
+        for number in 0..3 {
+            let (again, others) = retries(silent.clone(), number);
+            assert_eq!((again.len(), others.len()), (RETRIES_MAX, 40 - RETRIES_MAX));
+            assert!(again.iter().all(|ifindex| !others.contains(ifindex)));
+            asked.extend(again);
+        }
+        assert_eq!(asked, silent);
     }
 }

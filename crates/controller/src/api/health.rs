@@ -59,11 +59,19 @@ pub(super) struct HealthQuery {
     node: Option<String>,
 }
 
-/// Of the links to a node: those whose last probes were all lost, and all.
+/// Of the nodes that watch a node with these VTEPs: those that reach none of them, and all.
 fn watchers(reports: &[(NodeId, HealthReport)], vteps: &[IpAddr]) -> (usize, usize) {
-    let links = reports.iter().flat_map(|(_, report)| &report.links);
-    let to_node = links.filter(|link| vteps.contains(&link.peer));
-    to_node.fold((0, 0), |(lost, all), link| (lost + usize::from(link.loss_permille == 1000), all + 1))
+    let votes = reports.iter().filter_map(|(_, report)| {
+        let mut links = report.links.iter().filter(|link| vteps.contains(&link.peer)).peekable();
+        links.peek()?;
+        Some(links.all(|link| link.loss_permille == 1000))
+    });
+    votes.fold((0, 0), |(lost, all), is_lost| (lost + usize::from(is_lost), all + 1))
+}
+
+/// Whether three quarters of the watchers do not reach a node: one of them may have another fault itself.
+fn is_down((lost, all): (usize, usize)) -> bool {
+    lost > 0 && lost * 4 >= all * 3
 }
 
 impl Api {
@@ -77,7 +85,7 @@ impl Api {
         })
     }
 
-    /// The finding about a node that has no stream and that none of its watchers reaches; `None` if one does.
+    /// The finding about a node that has no stream and that most of its watchers do not reach; `None` if they do.
     async fn unreachable(
         &self,
         (node, name): &(NodeId, String),
@@ -90,13 +98,13 @@ impl Api {
             Err(error) => return Err(error.into()),
         };
         let (lost, all) = watchers(reports, &vteps);
-        Ok((all > 0 && lost == all).then(|| HealthFinding {
+        Ok(is_down((lost, all)).then(|| HealthFinding {
             node: southbound_id(*node).id(),
             name: name.clone(),
             class: AnomalyClass::ServerResources.to_string(),
             subject: "node".to_owned(),
             evidence: format!(
-                "it has no stream to this controller, and none of its {all} watchers gets an answer"
+                "it has no stream to this controller, and {lost} of its {all} watchers get no answer"
             ),
             cause: "the server is down, or has no network, or its agent ended".to_owned(),
             since_ms: 0,
@@ -157,15 +165,23 @@ mod tests {
     use sluice_types::HostId;
 
     #[test]
-    fn a_node_is_unreachable_if_no_watcher_gets_an_answer() {
+    fn a_node_is_down_if_most_watchers_reach_none_of_its_addresses() {
         let (vtep, other): (IpAddr, IpAddr) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
-        let report = |peer, loss_permille| {
-            let link = LinkHealth { peer, gateway: false, loss_permille, rtt_us: 5 };
-            (NodeId::Host(HostId::new(9)), HealthReport { links: vec![link], ..HealthReport::default() })
+        let report = |links: &[(IpAddr, u32)]| {
+            let link = |(peer, loss_permille): &(IpAddr, u32)| LinkHealth {
+                peer: *peer,
+                gateway: false,
+                loss_permille: *loss_permille,
+                rtt_us: 5,
+            };
+            let links = links.iter().map(link).collect();
+            (NodeId::Host(HostId::new(9)), HealthReport { links, ..HealthReport::default() })
         };
         assert_eq!(watchers(&[], &[vtep]), (0, 0));
-        let reports = [report(vtep, 1000), report(vtep, 875), report(other, 1000)];
-        assert_eq!(watchers(&reports, &[vtep]), (1, 2));
-        assert_eq!(watchers(&reports, &[vtep, other]), (2, 3));
+        let reports = [report(&[(vtep, 1000), (other, 875)]), report(&[(vtep, 1000), (other, 1000)])];
+        assert_eq!(watchers(&reports, &[vtep]), (2, 2));
+        assert_eq!(watchers(&reports, &[vtep, other]), (1, 2), "a watcher has one vote");
+        let down = [(0, 0), (0, 3), (1, 1), (2, 3), (3, 4), (8, 10)].map(is_down);
+        assert_eq!(down, [false, false, true, false, true, true]);
     }
 }

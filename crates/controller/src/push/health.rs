@@ -18,6 +18,10 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const EVENTS_MAX: usize = 64;
 /// Newest events of a node in which its raised findings are looked for.
 const LOOKED_AT: u32 = 1000;
+/// Events of a node at once, and the time after which it may have one more: findings that come and go do not displace
+/// the events of others from the log.
+const BURST: u64 = 256;
+const REGAIN: Duration = Duration::from_secs(10);
 
 /// Class and subject of a finding.
 type Key = (String, String);
@@ -31,29 +35,78 @@ struct Known {
     at: Option<Instant>,
 }
 
+/// The events that a node may have now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bucket {
+    events: u64,
+    /// Since when the next event is regained.
+    since: Instant,
+}
+
+impl Bucket {
+    fn full(now: Instant) -> Self {
+        Self { events: BURST, since: now }
+    }
+
+    /// The bucket at a later time.
+    fn at(self, now: Instant) -> Self {
+        let passed = now.saturating_duration_since(self.since);
+        let gained = passed.as_secs() / REGAIN.as_secs();
+        if self.events.saturating_add(gained) >= BURST {
+            return Self::full(now);
+        }
+        // What has passed of the next one is kept.
+        let rest = passed.saturating_sub(Duration::from_secs(gained * REGAIN.as_secs()));
+        Self { events: self.events + gained, since: now.checked_sub(rest).unwrap_or(now) }
+    }
+
+    /// Takes an event, if there is one.
+    fn take(&mut self, now: Instant) -> bool {
+        *self = self.at(now);
+        let has_one = self.events > 0;
+        self.events -= u64::from(has_one);
+        has_one
+    }
+}
+
+#[derive(Debug, Default)]
+struct States {
+    known: BTreeMap<NodeId, Known>,
+    /// Also of nodes whose stream has ended: another stream brings no events.
+    buckets: BTreeMap<NodeId, Bucket>,
+}
+
 /// The newest reports of all nodes that are connected to this replica.
 #[derive(Debug, Default)]
-pub struct HealthStates(Mutex<BTreeMap<NodeId, Known>>);
+pub struct HealthStates(Mutex<States>);
 
 impl HealthStates {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Known>> {
+    fn lock(&self) -> MutexGuard<'_, States> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The newest report of each node, in order of nodes.
     pub fn all(&self) -> Vec<(NodeId, HealthReport)> {
-        self.lock().iter().map(|(node, known)| (*node, known.report.clone())).collect()
+        self.lock().known.iter().map(|(node, known)| (*node, known.report.clone())).collect()
     }
 
     /// A node's stream has ended. It may continue with another replica.
     pub fn forget(&self, node: NodeId) {
-        self.lock().remove(&node);
+        let now = Instant::now();
+        let mut states = self.lock();
+        states.known.remove(&node);
+        states.buckets.retain(|_, bucket| bucket.at(now).events < BURST);
+    }
+
+    /// Whether a node may have an event now, which it then has had.
+    fn takes_event(&self, node: NodeId, now: Instant) -> bool {
+        self.lock().buckets.entry(node).or_insert_with(|| Bucket::full(now)).take(now)
     }
 
     /// Replaces the report of a node. Returns what is announced, unless no event is due; the inner `None`: not known.
     fn put(&self, node: NodeId, report: HealthReport, now: Instant) -> Option<Option<BTreeSet<Key>>> {
         let mut states = self.lock();
-        let known = states.entry(node).or_default();
+        let known = states.known.entry(node).or_default();
         known.report = report;
         let is_due = known.at.is_none_or(|at| now.saturating_duration_since(at) >= INTERVAL);
         is_due.then(|| {
@@ -62,10 +115,10 @@ impl HealthStates {
         })
     }
 
-    /// Notes what is announced, unless the stream has ended.
-    fn set_announced(&self, node: NodeId, announced: BTreeSet<Key>) {
-        if let Some(known) = self.lock().get_mut(&node) {
-            known.announced = Some(announced);
+    /// Notes what is announced, `None` if the events must be read again, unless the stream has ended.
+    fn set_announced(&self, node: NodeId, announced: Option<BTreeSet<Key>>) {
+        if let Some(known) = self.lock().known.get_mut(&node) {
+            known.announced = announced;
         }
     }
 }
@@ -93,7 +146,8 @@ fn raised(events: &[Event]) -> BTreeSet<Key> {
     open
 }
 
-/// The events that lead from what is announced to a report, with the finding that each begins or ends.
+/// The events that lead from what is announced to a report, with the finding that each begins or ends. Of findings with
+/// the same class and subject, the first one counts.
 fn changes(
     node: NodeId,
     name: &str,
@@ -106,8 +160,11 @@ fn changes(
         text,
         details,
     };
-    let present: BTreeSet<Key> = report.findings.iter().map(key).collect();
-    let begun = report.findings.iter().filter(|finding| !announced.contains(&key(finding))).map(|finding| {
+    let mut present = BTreeMap::new();
+    for finding in &report.findings {
+        present.entry(key(finding)).or_insert(finding);
+    }
+    let begun = present.iter().filter(|(key, _)| !announced.contains(*key)).map(|(key, finding)| {
         let Finding { class, subject, since_ms, evidence, cause } = finding;
         let text = format!("{name}: {class} of {subject}: {evidence}. Likely cause: {cause}.");
         let details = serde_json::json!({
@@ -117,10 +174,10 @@ fn changes(
             "evidence": evidence,
             "cause": cause,
         });
-        (key(finding), event(RAISED, text, details))
+        (key.clone(), event(RAISED, text, details))
     });
     // A finding that a long report does not have may last.
-    let gone = announced.iter().filter(|key| !report.others && !present.contains(*key));
+    let gone = announced.iter().filter(|key| !report.others && !present.contains_key(*key));
     let ended = gone.map(|(class, subject)| {
         let text = format!("{name}: {class} of {subject} has ended.");
         let details = serde_json::json!({ "class": class, "subject": subject });
@@ -129,12 +186,14 @@ fn changes(
     begun.chain(ended).take(EVENTS_MAX).collect()
 }
 
-/// Takes the report of a node, and records what has changed as events.
+/// Takes the report of a node, and records what has changed as events. Those that are too many now follow with a later
+/// report.
 ///
 /// # Errors
 /// Errors of the store; the next report is compared again.
 pub(super) async fn note_health(push: &Push, node: NodeId, report: HealthReport) -> Result<(), StoreError> {
-    let Some(announced) = push.health.put(node, report.clone(), Instant::now()) else { return Ok(()) };
+    let now = Instant::now();
+    let Some(announced) = push.health.put(node, report.clone(), now) else { return Ok(()) };
     let mut announced = match announced {
         Some(announced) => announced,
         None => {
@@ -144,14 +203,21 @@ pub(super) async fn note_health(push: &Push, node: NodeId, report: HealthReport)
     };
     let name = push.members(|members| members.name(node));
     for (key, event) in changes(node, &name, &announced, &report) {
+        if !push.health.takes_event(node, now) {
+            break;
+        }
         tracing::info!(kind = event.kind, text = event.text, "health");
-        push.db.store.add_event(event).await?;
+        if let Err(error) = push.db.store.add_event(event).await {
+            // Whether it was recorded is not known: the events say so.
+            push.health.set_announced(node, None);
+            return Err(error);
+        }
         count(&push.counters.health_events);
         if !announced.remove(&key) {
             announced.insert(key);
         }
     }
-    push.health.set_announced(node, announced);
+    push.health.set_announced(node, Some(announced));
     Ok(())
 }
 
@@ -223,6 +289,28 @@ mod tests {
             note_health(&push, NODE, report(&[])).await.unwrap();
         }
         assert!(kinds(&push).await.len() < 20, "{:?}", kinds(&push).await);
+    }
+
+    #[test]
+    fn a_node_has_a_limited_number_of_events() {
+        let begin = Instant::now();
+        let after = |seconds: u64| begin + Duration::from_secs(seconds);
+        let mut bucket = Bucket::full(begin);
+        let mut taken = |seconds: u64| (0..1000).filter(|_| bucket.take(after(seconds))).count();
+        assert_eq!([taken(0), taken(9), taken(10), taken(19), taken(25), taken(30)], [256, 0, 1, 0, 1, 1]);
+        assert_eq!(taken(1_000_000), 256);
+        // Another stream brings none.
+        let states = HealthStates::default();
+        assert_eq!((0..1000).filter(|_| states.takes_event(NODE, begin)).count(), 256);
+        states.forget(NODE);
+        assert!(!states.takes_event(NODE, begin));
+    }
+
+    /// Catches a finding that begins twice in a report, and then counts as ended.
+    #[test]
+    fn findings_of_the_same_class_and_subject_are_one() {
+        let double = report(&[AnomalyClass::NicFault, AnomalyClass::NicFault]);
+        assert_eq!(changes(NODE, "host-a", &BTreeSet::new(), &double).len(), 1);
     }
 
     #[test]

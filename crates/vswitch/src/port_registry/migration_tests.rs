@@ -10,6 +10,7 @@ use sluice_tables::{Immediate, Memory, Role, Sizes, Vrf};
 use sluice_types::MacAddr;
 
 use super::*;
+use crate::health;
 use crate::scopes::port_maps;
 
 const IFINDEX: u32 = 50;
@@ -73,6 +74,11 @@ fn state(tables: &NodeTables) -> (bool, usize) {
     (tables.port(IFINDEX).is_some(), moved.len())
 }
 
+/// The ports that health checks watch, and the instances that they miss the interface of.
+fn watched(registry: &PortRegistry) -> (usize, usize) {
+    (health::watched_ports(registry).count(), health::placement(registry).missing.len())
+}
+
 #[test]
 fn a_port_that_comes_waits_for_its_guest() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,8 +86,9 @@ fn a_port_that_comes_waits_for_its_guest() {
     registry.upsert_instance(&mut tables, port(Some((7, INCOMING)))).unwrap();
     assert_eq!(state(&tables), (false, 3), "its packets go to the source");
     assert!(registry.copy_target(INSTANCE).is_none());
+    assert_eq!(watched(&registry), (0, 0), "its guest runs at the source");
     attach(&mut registry, &mut tables);
-    assert_eq!(state(&tables), (false, 3));
+    assert_eq!((state(&tables), watched(&registry)), ((false, 3), (0, 0)));
     let target = registry.copy_target(INSTANCE).unwrap();
     assert_eq!((target.ifindex, target.policy, target.is_closed), (IFINDEX, None, false));
     assert_eq!(registry.moving_port(&port(Some((7, INCOMING)))), Some(MovingPort::Waiting));
@@ -92,7 +99,7 @@ fn a_port_that_comes_waits_for_its_guest() {
     assert!(registry.freeze(&mut tables, INSTANCE, 7).is_err(), "it comes");
     registry.open_moved(&mut tables, INSTANCE, 7).unwrap();
     registry.open_moved(&mut tables, INSTANCE, 7).unwrap();
-    assert_eq!(state(&tables), (true, 0));
+    assert_eq!((state(&tables), watched(&registry)), ((true, 0), (1, 0)));
     assert_eq!(tables.port(IFINDEX).unwrap().scope, target.scope, "its sessions were copied before");
     registry.upsert_instance(&mut tables, port(Some((7, INCOMING)))).unwrap();
     assert_eq!(state(&tables), (true, 0), "the controller does not know it yet");
@@ -107,11 +114,11 @@ fn a_port_that_leaves_is_closed_once_and_its_packets_follow() {
     let (mut registry, mut tables) = (load(dir.path()), tables());
     registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
     attach(&mut registry, &mut tables);
-    assert_eq!(state(&tables), (true, 0), "the guest runs here");
+    assert_eq!((state(&tables), watched(&registry)), ((true, 0), (1, 0)), "the guest runs here");
     let scope = registry.scope_of(INSTANCE);
     for _ in 0..2 {
         registry.freeze(&mut tables, INSTANCE, 7).unwrap();
-        assert_eq!(state(&tables), (false, 3));
+        assert_eq!((state(&tables), watched(&registry)), ((false, 3), (0, 0)));
         assert_eq!(registry.scope_of(INSTANCE), scope, "the target may ask for its sessions again");
     }
     registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
