@@ -120,10 +120,10 @@ impl Target {
 
     /// The phase that the controller is told.
     pub fn phase(&self) -> MigrationPhase {
-        if self.mode == SessionMode::Reset {
-            MigrationPhase::Failed
-        } else if self.is_open && (self.is_complete || self.has_given_up) {
+        if self.is_open && (self.is_complete || self.has_given_up) {
             MigrationPhase::Switched
+        } else if self.mode == SessionMode::Reset {
+            MigrationPhase::Failed
         } else if self.is_prepared && (self.copied_ms.is_some() || !self.copies()) {
             MigrationPhase::Ready
         } else {
@@ -192,7 +192,7 @@ impl Target {
 
     /// When [`Target::tick`] is due.
     pub fn due_ms(&self) -> Option<u64> {
-        if self.mode == SessionMode::Reset || !self.is_prepared || (self.is_complete && self.is_open) {
+        if !self.is_prepared || (self.is_complete && self.is_open) {
             return None;
         }
         Some(self.pull.map_or(self.next_ms, |pull| pull.sent_ms + self.retry_ms()))
@@ -451,7 +451,12 @@ mod tests {
     #[test]
     fn peers_cannot_be_made_to_connect_again() {
         let mut target = target(SessionMode::Reset, true);
-        assert_eq!((target.phase(), target.resume(0)), (MigrationPhase::Failed, vec![]));
+        assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Failed, vec![]));
         assert!(target.problem().contains("copy or none"));
+        // The guest has no port without it.
+        let freeze = request(&target.resume(1));
+        assert_eq!(target.reply(answer(freeze, true, None), 2), [Output::Open]);
+        target.opened(Ok(()));
+        assert_eq!(target.phase(), MigrationPhase::Switched);
     }
 }
