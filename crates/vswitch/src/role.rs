@@ -348,6 +348,9 @@ impl Role for HostRole {
 
     fn end_step(&mut self, context: &mut UpdateContext<'_>) {
         self.paths.write(context);
+        if context.is_snapshot {
+            self.ports.end_unknown_migrations();
+        }
     }
 
     fn remove_unused(&mut self, context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {
