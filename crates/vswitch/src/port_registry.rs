@@ -313,6 +313,7 @@ impl PortRegistry {
             let recreated = old.as_ref().filter(|old| old.ifindex != attachment.ifindex);
             recreated.map_or(Ok(()), |old| self.writer().remove(tables, old))?;
             if self.elsewhere_with(&attachments, attachment.instance).is_some() {
+                self.scopes.reserve(attachment.scope);
                 return Ok(());
             }
             let written = self.writer().write(tables, port, (ifname, &attachment));

@@ -273,7 +273,9 @@ impl PortRegistry {
         instance: InstanceId,
         to: IpAddr,
     ) -> Result<(), RegistryError> {
-        self.number_port(instance)?;
+        if let Some((_, attachment)) = self.number_port(instance)? {
+            self.scopes.reserve(attachment.scope);
+        }
         let failed = |error: sluice_tables::Error| RegistryError::Tables(error_chain(&error));
         let attachment = self.attachments.values().find(|attachment| attachment.instance == instance);
         if let Some(ifindex) = attachment.map(|attachment| attachment.ifindex) {
