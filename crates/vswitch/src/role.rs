@@ -137,6 +137,7 @@ impl HostRole {
     /// with an instance here stays.
     pub fn remove_expired(&mut self, tables: &mut NodeTables, now: Instant) {
         self.ports.remove_expired_redirects(tables, now);
+        self.ports.permit_targets(tables);
         self.paths.write_held(tables);
         for vni in self.delayed.take_expired_networks(now) {
             if self.ports.has_instance_in(vni) {

@@ -118,6 +118,17 @@ impl PortRegistry {
         self.instances.values().filter_map(|port| Some((port, port.migration.as_ref()?)))
     }
 
+    /// Accepts packets of the hosts to which instances migrate: their VMs reach such an instance by its path to this host until it
+    /// runs there. To be repeated, as the tables forget idle senders.
+    pub fn permit_targets(&self, tables: &mut NodeTables) {
+        for (port, migration) in self.migrating() {
+            let MigrationSide::Outgoing { to } = migration.side else { continue };
+            if let Err(error) = tables.permit_sender(port.vni, to) {
+                tracing::debug!(instance = %port.instance, %to, error = error_chain(&error), "target not accepted yet");
+            }
+        }
+    }
+
     /// Entries of instances that migrate, which are not compared with what the controller compiled.
     pub fn migrating_entries(&self) -> HashSet<EntryKey> {
         self.migrating().flat_map(|(port, _)| port.entry_hashes().map(|(key, _)| key)).collect()

@@ -107,6 +107,7 @@ fn a_port_that_leaves_is_closed_once_and_its_packets_follow() {
     registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
     attach(&mut registry, &mut tables);
     assert_eq!(state(&tables), (true, 0), "the guest runs here");
+    assert!(tables.is_sender(1, OTHER), "VMs of the target send to it directly");
     let scope = registry.scope_of(INSTANCE);
     for _ in 0..2 {
         registry.freeze(&mut tables, INSTANCE, 7).unwrap();
