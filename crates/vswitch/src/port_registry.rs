@@ -415,7 +415,9 @@ impl PortRegistry {
             self.retire_scope(instance);
         }
         self.follow_migration(instance);
-        self.permit_targets(tables);
+        if port.migration.is_some() {
+            self.permit_targets(tables);
+        }
         self.write_port(tables, instance).map_err(|error| format!("port of {name}: {error}"))
     }
 
