@@ -20,6 +20,8 @@
 #define FRAME_LATER 0x04    /* a fragment that is not the first: it has no transport header */
 #define FRAME_DF 0x08	    /* must not be fragmented; always set in IPv6 */
 #define FRAME_OPTIONS 0x10  /* IPv4 options or IPv6 extension headers */
+/* It follows an instance that migrates (strays.h). Not of the tenant's bytes: parse_frame() clears it. */
+#define FRAME_REDIRECTED 0x20
 
 #define ECN_MASK 0x3 /* of the traffic class */
 #define ECN_ECT0 0x2

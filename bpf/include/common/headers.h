@@ -127,9 +127,11 @@ struct vxlan_header {
 #define VXLAN_FLAGS 0x08000000u /* the VNI is valid */
 /*
  * VXLAN Group Policy (draft-smith-vxlan-group-policy): the low 16 bits are a group policy id. Between them are the
- * bits D and A, which nodes neither send nor accept.
+ * bits D and A. D, "don't learn": a host has redirected the packet, so that its sender is elsewhere (strays.h); gateways
+ * neither send nor accept it. Nodes neither send nor accept A.
  */
 #define VXLAN_GROUP 0x80000000u
+#define VXLAN_REDIRECTED 0x400000u
 #define VXLAN_GROUP_ID 0xffffu
 
 /* ICMP (RFC 792) and ICMPv6 (RFC 4443). */

@@ -12,7 +12,9 @@
  *
  * While an instance migrates (Achelous section 6.2), the destination has a path with NEXT_HOP_MOVED to the host
  * that has it. A unicast IP packet, also from a gateway, is sent there with the identity of its sender. It
- * never returns to the node from which it came: two hosts that lead to each other do not make a loop.
+ * never returns to the node from which it came: two hosts that lead to each other do not make a loop. It has a mark
+ * in its VXLAN header (VXLAN_REDIRECTED), with which the other host does not send it to a gateway, if the instance is not
+ * there either: the gateway could send it to this host again.
  */
 #ifndef SLUICE_STRAYS_H
 #define SLUICE_STRAYS_H
@@ -84,7 +86,7 @@ static __always_inline int is_stray_unicast(const struct frame *frame)
 static __always_inline int forward_stray(struct __sk_buff *skb, struct frame *frame,
 					 struct tunnel_sender *from, __u32 vrf_cell, __u32 vni)
 {
-	if (!from->is_host || !is_stray_unicast(frame))
+	if (!from->is_host || from->is_redirected || !is_stray_unicast(frame))
 		return port_drop(vni, DROP_not_local);
 	if (!source_valid(frame))
 		return port_drop(vni, DROP_inner_source);
@@ -125,6 +127,7 @@ static __always_inline int redirect_stray(struct __sk_buff *skb, struct frame *f
 		return port_drop(vni, DROP_ttl_exceeded);
 	if (from->is_host)
 		post_stray(frame, from, vni);
+	frame->flags |= FRAME_REDIRECTED;
 	return send_direct(skb, frame, hit, vrf_cell, vni);
 }
 

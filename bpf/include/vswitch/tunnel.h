@@ -13,11 +13,12 @@
 
 /* The kernel's type of the tunnel option of VXLAN, which is not part of its API's headers. */
 struct vxlan_metadata {
-	__u32 gbp; /* VXLAN_GROUP_ID, and further flags above it */
+	__u32 gbp; /* VXLAN_GROUP_ID and VXLAN_REDIRECTED */
 };
 
 /*
- * Sends the packet to the node in `cell` by the VXLAN device, with this identity. Other parameters as for tunnel_send().
+ * Sends the packet to the node in `cell` by the VXLAN device, with this identity, and VXLAN_REDIRECTED if it is in it. Other
+ * parameters as for tunnel_send().
  *
  * The identity is set for each packet, also if it is 0: if it is not set, a device with the flag `gbp` takes it from memory
  * that was never written (vxlan_xmit_one(), in Linux 6.1 and still in 6.18). A device without the flag ignores it.
@@ -64,16 +65,19 @@ __attribute__((noinline)) int tunnel_send_by_device(struct __sk_buff *skb, __u32
  * nodes that know the flag.
  *
  * Of each next hop, one packet in L2_LIFETIME_NS goes to the device, even if its MAC address is known: it makes the
- * kernel confirm its neighbor entry, which redirected packets do not.
+ * kernel confirm its neighbor entry, which redirected packets do not. Packets that follow an instance that migrates go to
+ * the device, too: they are few, and only the device's path of their receiver accepts their mark.
  */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_config *node,
 				       const struct frame *frame, struct next_hop *hop, __u32 cell, __u32 vni,
 				       __u32 own, __u32 hash)
 {
-	__u16 identity = carried_identity(frame, hop, vni, own);
+	__u32 identity = carried_identity(frame, hop, vni, own);
 	int verdict = NOT_ENCAPSULATED;
 
-	if (can_encapsulate(node, hop)) {
+	if (frame->flags & FRAME_REDIRECTED) {
+		identity |= VXLAN_REDIRECTED;
+	} else if (can_encapsulate(node, hop)) {
 		if (READ_ONCE(hop->l2_expires_ns) <= bpf_ktime_get_coarse_ns())
 			learn_l2(skb, cell);
 		else
@@ -132,11 +136,12 @@ struct tunnel_sender {
 	__u8 ipv6;		   /* the address is IPv6 */
 	__u8 is_host;		   /* the node is a host, not a gateway */
 	__u8 is_congested;	   /* the underlay has marked the packet */
+	__u8 is_redirected;	   /* the packet follows an instance that migrates */
 };
 
 /*
- * The identity in the VXLAN header of a frame from the VXLAN device; negative if it has other flags of Group Policy. The
- * device drops packets with any flags that it does not know.
+ * The identity in the VXLAN header of a frame from the VXLAN device, and VXLAN_REDIRECTED; negative if it has other flags of
+ * Group Policy. The device drops packets with any flags that it does not know.
  */
 static __always_inline long tunnel_identity(struct __sk_buff *skb)
 {
@@ -145,7 +150,7 @@ static __always_inline long tunnel_identity(struct __sk_buff *skb)
 	/* Without an identity, the packet has no option. */
 	if (bpf_skb_get_tunnel_opt(skb, &metadata, sizeof(metadata)) < 0)
 		return 0;
-	return metadata.gbp & ~VXLAN_GROUP_ID ? -1 : (long)metadata.gbp;
+	return metadata.gbp & ~(VXLAN_GROUP_ID | VXLAN_REDIRECTED) ? -1 : (long)metadata.gbp;
 }
 
 /* Reads VNI, sender and identity of a frame from the VXLAN device. */
@@ -171,6 +176,7 @@ __attribute__((noinline)) enum drop_reason tunnel_read(struct __sk_buff *skb, __
 	if (identity < 0)
 		return DROP_vxlan_flags;
 	from->identity = identity;
+	from->is_redirected = !!(identity & VXLAN_REDIRECTED);
 	*vni = key.tunnel_id & 0xffffff;
 	return DROP_none;
 }

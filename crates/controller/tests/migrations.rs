@@ -80,7 +80,7 @@ async fn instance_migrates_when_its_target_host_says_so() {
     let mut source = site.join(&site.source_identity).await;
     let mut target = site.join(&site.target_identity).await;
     assert_eq!(site.cloud.get(&site.instance()).await.body["migration"], Value::Null);
-    let body = json!({"host": site.target, "sessions": "reset"});
+    let body = json!({"host": site.target, "sessions": "none"});
     let started = site.cloud.post(&site.migration(), body.clone()).await;
     assert_eq!(
         (started.status, &started.body["phase"]),
@@ -109,7 +109,7 @@ async fn instance_migrates_when_its_target_host_says_so() {
     report(&target, &incoming, MigrationPhase::Ready, 3).await;
     site.cloud.wait_until("ready", &site.instance(), |vm| vm["migration"]["phase"] == "ready").await;
     let ready = site.cloud.get(&site.migration()).await.body;
-    assert_eq!((&ready["copied_sessions"], &ready["sessions"]), (&json!(3), &json!("reset")));
+    assert_eq!((&ready["copied_sessions"], &ready["sessions"]), (&json!(3), &json!("none")));
     assert!(ready["ready_ms"].as_u64() >= ready["started_ms"].as_u64());
     // The source host cannot decide.
     report(&source, &outgoing, MigrationPhase::Switched, 3).await;
@@ -175,6 +175,7 @@ async fn impossible_migrations_are_refused() {
     for (body, problem) in [
         (json!({"host": site.basics.host}), (409, "on-host-already", "h")),
         (json!({"host": foreign}), (409, "host-without-vswitch", "foreign")),
+        (json!({"host": site.target, "sessions": "reset"}), (422, "reset-impossible", "reset")),
         (json!({"host": "host-99999"}), (422, "unknown-reference", "host-99999")),
     ] {
         let refused = site.cloud.post(&site.migration(), body).await;

@@ -182,10 +182,19 @@ fn start_offload(
     let transport = node.open_rsp(common, vteps)?;
     let tables = (node.reader.clone(), journal);
     let writer = node.writer.clone();
+    let named = stats.clone();
     let accept_targets = Box::new(move |from: IpAddr, entries: Vec<PermitEntry>| {
+        let stats = named.clone();
         // If its queue is full, the host repeats it within a second.
         let _ = writer.post(move |applier| {
-            permits::accept(&mut applier.tables, from, &entries);
+            let (tables, targets) = (&mut applier.tables, &mut applier.role.targets);
+            stats.note_refused_targets(permits::accept(
+                tables,
+                targets,
+                monotonic_ns() / 1000,
+                from,
+                &entries,
+            ));
         });
     });
     let responder = RspResponder::new(transport, elephants, tables, node.keys.clone(), stats, accept_targets);

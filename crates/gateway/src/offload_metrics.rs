@@ -66,6 +66,7 @@ pub struct OffloadStats {
     requested: AtomicU64,
     reconciliations: [AtomicU64; Reconciliation::NAMES.len()],
     unexpected: AtomicU64,
+    refused_targets: AtomicU64,
     lost: AtomicU64,
     refused: AtomicU64,
     permits: AtomicU64,
@@ -101,6 +102,11 @@ impl OffloadStats {
     /// Counts a message of a kind that no host sends to a gateway.
     pub fn note_unexpected(&self) {
         self.unexpected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts hosts that others named as targets of migrations and that are not accepted.
+    pub fn note_refused_targets(&self, targets: usize) {
+        self.refused_targets.fetch_add(targets as u64, Ordering::Relaxed);
     }
 
     /// Sets the number of events that were lost because the ring was full.
@@ -191,6 +197,11 @@ impl MetricSource for OffloadStats {
                 &self.refused,
             ),
             ("rsp_unexpected", "RSP messages of a kind that hosts do not send to gateways", &self.unexpected),
+            (
+                "migration_targets_refused",
+                "Hosts that others named as targets of migrations, and that are not accepted",
+                &self.refused_targets,
+            ),
             ("path_requests", "Paths requested by hosts", &self.requested),
         ] {
             registry.register(

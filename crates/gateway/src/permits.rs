@@ -46,21 +46,79 @@ const WAITING_MAX: usize = 16;
 /// Interval at which forgotten permits are removed.
 const SWEEP_US: u64 = 1_000_000;
 
+/// Hosts that one host has named as targets of migrations, each in one network: as many as it may have migrations.
+const NAMED_BY_HOST_MAX: usize = 512;
+/// The same of all hosts.
+const NAMED_MAX: usize = 4096;
+/// A named host is forgotten this long after it was named last: the time for which idle senders are kept.
+const NAMED_US: u64 = 70_000_000;
+
+/// The hosts that others have named as targets of migrations. Bounds the senders that a host can add to the tables.
+#[derive(Debug, Default)]
+pub struct NamedTargets {
+    /// By the host that named them, with the time at which it did so last.
+    by_host: BTreeMap<IpAddr, BTreeMap<PermitEntry, u64>>,
+    swept_us: u64,
+}
+
+impl NamedTargets {
+    /// Notes that `from` has named a host. Returns false if there are too many.
+    fn note(&mut self, now_us: u64, from: IpAddr, entry: PermitEntry) -> bool {
+        self.sweep(now_us);
+        let all: usize = self.by_host.values().map(BTreeMap::len).sum();
+        let named = self.by_host.entry(from).or_default();
+        let is_known = named.contains_key(&entry);
+        let has_space = is_known || (all < NAMED_MAX && named.len() < NAMED_BY_HOST_MAX);
+        if has_space {
+            named.insert(entry, now_us);
+        }
+        has_space
+    }
+
+    fn sweep(&mut self, now_us: u64) {
+        if now_us.saturating_sub(self.swept_us) < SWEEP_US {
+            return;
+        }
+        self.swept_us = now_us;
+        self.by_host.retain(|_, named| {
+            named.retain(|_, named_us| now_us.saturating_sub(*named_us) < NAMED_US);
+            !named.is_empty()
+        });
+    }
+}
+
 /// Accepts packets of the hosts to which instances of the host at `from` migrate, each in the network of its entry, as long as the
-/// tables keep idle senders. That host must be accepted in the network itself. Returns how many were accepted.
-pub fn accept(tables: &mut NodeTables, from: IpAddr, entries: &[PermitEntry]) -> usize {
-    let mut accepted = 0;
+/// tables keep idle senders. That host must have an instance in the network: one that was only named by another host names no
+/// further ones. Returns how many were refused.
+pub fn accept(
+    tables: &mut NodeTables,
+    targets: &mut NamedTargets,
+    now_us: u64,
+    from: IpAddr,
+    entries: &[PermitEntry],
+) -> usize {
+    let mut refused = 0;
     for entry in entries {
-        if !tables.is_sender(entry.vni.get(), from) {
+        let vni = entry.vni.get();
+        if entry.host == from || !tables.has_endpoint_in(vni, from) {
+            refused += 1;
             continue;
         }
-        let written = tables.permit_sender(entry.vni, entry.host);
-        if let Err(error) = &written {
-            tracing::debug!(%from, ?entry, error = error_chain(error), "target of a migration refused");
+        // It is accepted for its own instance, without a record.
+        if tables.has_endpoint_in(vni, entry.host) {
+            continue;
         }
-        accepted += usize::from(written.is_ok());
+        let written = if targets.note(now_us, from, *entry) {
+            tables.permit_sender(entry.vni, entry.host).map_err(|error| error_chain(&error))
+        } else {
+            Err("too many hosts are named".to_owned())
+        };
+        if let Err(error) = &written {
+            tracing::debug!(%from, ?entry, error, "target of a migration refused");
+        }
+        refused += usize::from(written.is_err());
     }
-    accepted
+    refused
 }
 
 /// A permit's receiver and sender, by their VTEPs, and its network.

@@ -1,8 +1,8 @@
 //! The states of permits over time.
 
 use super::*;
-use sluice_tables::{Immediate, Memory, Role, Sizes};
-use sluice_types::Vni;
+use sluice_tables::{Endpoint, Immediate, Memory, Role, Sizes, Vrf};
+use sluice_types::{MacAddr, Vni};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -115,10 +115,40 @@ fn only_a_host_of_the_network_names_the_target_of_a_migration() {
     for host in [ip(1), ip(2)] {
         tables.upsert_vtep(host, Role::Host).unwrap();
     }
+    let vni = Vni::new(7).unwrap();
+    let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+    tables.upsert_vrf(&vrf).unwrap();
+    let address = IpAddr::from([10, 0, 0, 1]);
+    tables.upsert_endpoint(&Endpoint { vni, address, mac: MacAddr::local(1), host: ip(1) }).unwrap();
     let entry = |vni, host| PermitEntry { vni: Vni::new(vni).unwrap(), host };
-    tables.permit_sender(Vni::new(7).unwrap(), ip(1)).unwrap();
-    let asked = [entry(7, ip(2)), entry(8, ip(2)), entry(7, ip(3))];
-    assert_eq!(accept(&mut tables, ip(2), &asked), 0);
-    assert_eq!(accept(&mut tables, ip(1), &asked), 1);
+    let asked = [entry(7, ip(2)), entry(8, ip(2)), entry(7, ip(3)), entry(7, ip(1))];
+    let mut targets = NamedTargets::default();
+    let mut named = |from, entries: &[PermitEntry]| accept(&mut tables, &mut targets, 0, from, entries);
+    assert_eq!(named(ip(2), &asked), 4, "it has no instance");
+    assert_eq!(named(ip(1), &asked), 3);
+    assert_eq!(named(ip(2), &[entry(7, ip(2)), entry(7, ip(1))]), 2, "it was only named");
     assert!(tables.is_sender(7, ip(2)) && !tables.is_sender(8, ip(2)) && !tables.is_sender(7, ip(3)));
+    // The last instance of the network leaves the host.
+    tables.remove_endpoint(vni, address).unwrap();
+    assert!(tables.is_sender(7, ip(1)));
+    assert_eq!(accept(&mut tables, &mut targets, 0, ip(1), &asked[..1]), 1);
+}
+
+/// Catches a host that fills the tables of a gateway with senders.
+#[test]
+fn hosts_name_a_bounded_number_of_others() {
+    let mut targets = NamedTargets::default();
+    let entry = |number: usize| {
+        let host = IpAddr::from((number as u32 + (1 << 24)).to_be_bytes());
+        PermitEntry { vni: Vni::new(7).unwrap(), host }
+    };
+    let mut named = |now_us, last, wanted: usize| {
+        (0..wanted).filter(|number| targets.note(now_us, ip(last), entry(*number))).count()
+    };
+    for _ in 0..2 {
+        assert_eq!(named(SECOND_US, 1, NAMED_BY_HOST_MAX + 9), NAMED_BY_HOST_MAX);
+    }
+    let others: usize = (2..=20).map(|last| named(SECOND_US, last, NAMED_BY_HOST_MAX)).sum();
+    assert_eq!(others, NAMED_MAX - NAMED_BY_HOST_MAX);
+    assert_eq!(named(SECOND_US + NAMED_US, 20, 1), 1, "the others are forgotten");
 }

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use crate::nat::RoleNat;
 use crate::nat::sync::NatUnits;
+use crate::permits::NamedTargets;
 use crate::public_announcer::PublicAddresses;
 
 /// Period over which the bytes of a flow are counted.
@@ -47,6 +48,8 @@ pub struct GatewayRole {
     /// The addresses of this gateway's interfaces.
     own_addresses: Vec<IpAddr>,
     nat: RoleNat,
+    /// The hosts that others have named as targets of migrations.
+    pub targets: NamedTargets,
 }
 
 impl GatewayRole {
@@ -57,7 +60,15 @@ impl GatewayRole {
         nat.renumber(tables);
         nat.settle(tables);
         let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
-        Self { owned, plan: watch::Sender::default(), load, public, own_addresses: Vec::new(), nat }
+        Self {
+            owned,
+            plan: watch::Sender::default(),
+            load,
+            public,
+            own_addresses: Vec::new(),
+            nat,
+            targets: NamedTargets::default(),
+        }
     }
 
     /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when

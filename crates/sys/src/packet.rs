@@ -148,6 +148,8 @@ impl PacketSocket {
         ];
         let socket = Self::without_protocol()?;
         socket.attach(&filter)?;
+        // What this host sends to the interface comes from no guest, whatever its source.
+        socket.turn_on(PACKET_IGNORE_OUTGOING, "let a packet socket ignore what is sent")?;
         socket.bind(ETH_P_ALL, ifindex)?;
         Ok(socket)
     }

@@ -34,12 +34,15 @@ use target::{Output, Target};
 use transport::Transport;
 use wire::{Answer, Message, Reply, Request, SessionCopy};
 
-/// Migrations to this host and from it at a time. Others wait until one of these has ended.
-const MIGRATIONS_MAX: usize = 256;
+/// Migrations to this host and from it at a time: the controller lets a host take part in 512 in each direction. Others wait until
+/// one of these has ended.
+const MIGRATIONS_MAX: usize = 1024;
 /// Datagrams that are received before other inputs get their turn.
 const RECEIVE_BUDGET: usize = 64;
 /// Interval at which ports are reviewed, in addition to reviews after changes.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which numbers of copied sessions are reported. Other changes are reported at once.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Calls of [`Resumer::resume`] that may wait.
 const CALLS_MAX: usize = 16;
 /// What is read of a frame. Only whether there is one counts.
@@ -55,7 +58,7 @@ impl Resumer {
     /// The guest of this instance runs here: its port is opened. Returns as soon as the source was asked to close its own.
     ///
     /// # Errors
-    /// If the instance is unknown, or does not migrate to this host.
+    /// If the instance is unknown, does not migrate to this host, or has no interface here.
     pub async fn resume(&self, instance: String) -> Result<(), PortError> {
         let (sender, receiver) = oneshot::channel();
         self.0.send((instance, sender)).await.map_err(|_| Error::WriterGone)?;
@@ -104,6 +107,8 @@ pub struct Migrator {
     calls: mpsc::Receiver<Call>,
     incoming: BTreeMap<InstanceId, Incoming>,
     reports: MigrationReports,
+    /// What was reported last, and when.
+    reported: (Vec<MigrationState>, Instant),
     metrics: MigrationMetrics,
     /// Origin of the clock of targets.
     started: Instant,
@@ -127,8 +132,19 @@ impl Migrator {
         node.add_metrics(Arc::new(metrics.clone()));
         let transport = Transport::open(&node.name, own, port)?;
         let (incoming, started) = (BTreeMap::new(), Instant::now());
-        let migrator =
-            Self { node, transport, reader, installer, changes, calls, incoming, reports, metrics, started };
+        let migrator = Self {
+            node,
+            transport,
+            reader,
+            installer,
+            changes,
+            calls,
+            incoming,
+            reports,
+            reported: (Vec::new(), started),
+            metrics,
+            started,
+        };
         Ok((migrator, Resumer(sender)))
     }
 
@@ -173,6 +189,7 @@ impl Migrator {
     async fn review(&mut self) -> Result<(), Error> {
         let found = self.node.writer.run(|applier| find(&applier.role.ports)).await?;
         self.transport.set_keys(found.iter().map(|found| &found.migration));
+        let now_ms = self.now_ms();
         let known: HashMap<InstanceId, u64> =
             found.iter().map(|found| (found.instance, found.migration.id)).collect();
         self.incoming.retain(|instance, incoming| known.get(instance) == Some(&incoming.target.migration()));
@@ -188,6 +205,10 @@ impl Migrator {
                 let target = Target::new(instance, migration.id, migration.sessions, is_open);
                 Incoming { target, from, copy: None, frames: None, sessions: 0, resumed: None }
             });
+            let known_scope = incoming.copy.map(|known| known.scope);
+            if copy.is_some_and(|found| known_scope != Some(found.scope)) {
+                incoming.target.copy_again(now_ms);
+            }
             incoming.copy = copy;
             let copies = migration.sessions == SessionMode::Copy;
             let is_prepared = copy.is_some_and(|copy| !(copy.is_closed && copies));
@@ -203,7 +224,7 @@ impl Migrator {
     }
 
     /// Reports the state of each migration to this host. The other host reports its part.
-    fn report(&self) {
+    fn report(&mut self) {
         let state = |(instance, incoming): (&InstanceId, &Incoming)| MigrationState {
             instance: *instance,
             migration: incoming.target.migration(),
@@ -211,7 +232,16 @@ impl Migrator {
             sessions: incoming.sessions,
             problem: incoming.target.problem().to_owned(),
         };
-        self.reports.set(self.incoming.iter().map(state).collect());
+        let states: Vec<_> = self.incoming.iter().map(state).collect();
+        let (last, at) = &self.reported;
+        let has_same = |(new, old): (&MigrationState, &MigrationState)| {
+            *new == MigrationState { sessions: new.sessions, ..old.clone() }
+        };
+        let is_alike = states.len() == last.len() && states.iter().zip(last).all(has_same);
+        if !is_alike || at.elapsed() >= REPORT_INTERVAL {
+            self.reports.set(states.clone());
+            self.reported = (states, Instant::now());
+        }
     }
 
     async fn answer_call(
@@ -228,11 +258,14 @@ impl Migrator {
             .run(move |applier| applier.role.ports.find(&wanted).map(|port| port.instance))
             .await?;
         let result = match found {
-            Ok(instance) if self.incoming.contains_key(&instance) => {
-                self.guest_runs(instance).await?;
-                Ok(())
-            }
-            Ok(_) => Err(RegistryError::NotIncoming(name.to_owned()).into()),
+            Ok(instance) => match self.incoming.get(&instance).map(|incoming| incoming.copy.is_some()) {
+                Some(true) => {
+                    self.guest_runs(instance).await?;
+                    Ok(())
+                }
+                Some(false) => Err(RegistryError::NoPort(name.to_owned()).into()),
+                None => Err(RegistryError::NotIncoming(name.to_owned()).into()),
+            },
             Err(error) => Err(error.into()),
         };
         // The client may have closed the connection.
@@ -261,33 +294,44 @@ impl Migrator {
                         self.transport.send(incoming.from, &Message::Request(request));
                     }
                 }
-                Output::Install(copies) => self.install(instance, &copies),
+                Output::Install(copies) => self.install(instance, copies).await?,
                 Output::Open => self.open_port(instance).await?,
             }
         }
         Ok(())
     }
 
-    fn install(&mut self, instance: InstanceId, copies: &[SessionCopy]) {
-        let Some(incoming) = self.incoming.get_mut(&instance) else { return };
+    async fn install(&mut self, instance: InstanceId, copies: Vec<SessionCopy>) -> Result<(), Error> {
+        let now_ms = self.now_ms();
+        let Some(incoming) = self.incoming.get_mut(&instance) else { return Ok(()) };
         let Some((scope, policy)) = incoming.copy.and_then(|copy| Some((copy.scope, copy.policy?))) else {
-            return incoming.target.copy_again();
+            incoming.target.copy_later(now_ms);
+            return Ok(());
         };
-        let (timeouts, now) = (self.reader.timeouts(), ticks_now());
-        let sessions: Vec<_> =
-            copies.iter().map(|copy| copies::session_of(copy, scope, &timeouts, now)).collect();
-        let Some(counts) = self.installer.install(policy, &sessions) else {
-            return incoming.target.copy_again();
+        let (timeouts, installer) = (self.reader.timeouts(), self.installer.clone());
+        // The thread that sweeps may hold the session table.
+        let install = move || {
+            let now = ticks_now();
+            let sessions: Vec<_> =
+                copies.iter().map(|copy| copies::session_of(copy, scope, &timeouts, now)).collect();
+            installer.install(policy, &sessions)
+        };
+        let counts = tokio::task::spawn_blocking(install).await;
+        let counts = counts.map_err(|error| Error::io("install sessions")(std::io::Error::other(error)))?;
+        let Some(counts) = counts else {
+            incoming.target.copy_later(now_ms);
+            return Ok(());
         };
         let InstallCounts { installed, full, refused, .. } = counts;
         incoming.sessions += installed;
         if full > 0 {
-            incoming.target.note_problem("there is no room for all of its sessions on this host");
+            incoming.target.note_full();
         }
         if refused > 0 {
             tracing::debug!(%instance, refused, "sessions that the policy does not permit here");
         }
         self.metrics.change(|stats| stats.sessions += counts);
+        Ok(())
     }
 
     async fn open_port(&mut self, instance: InstanceId) -> Result<(), Error> {

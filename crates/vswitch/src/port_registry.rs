@@ -297,6 +297,7 @@ impl PortRegistry {
         let Some(port) = self.instances.get(&attachment.instance) else {
             return Err(RegistryError::Unknown(attachment.instance.to_string()));
         };
+        let is_migrating = port.migration.is_some();
         let old = self.attachments.get(ifname).cloned();
         let is_same = |old: &&Attachment| {
             (old.ifindex, old.instance) == (attachment.ifindex, attachment.instance)
@@ -311,7 +312,8 @@ impl PortRegistry {
             // The interface was removed and created again under its name: the old port still has the addresses.
             let recreated = old.as_ref().filter(|old| old.ifindex != attachment.ifindex);
             recreated.map_or(Ok(()), |old| self.writer().remove(tables, old))?;
-            if self.elsewhere(attachment.instance).is_some() {
+            if self.elsewhere_with(&attachments, attachment.instance).is_some() {
+                self.scopes.reserve(attachment.scope);
                 return Ok(());
             }
             let written = self.writer().write(tables, port, (ifname, &attachment));
@@ -325,7 +327,14 @@ impl PortRegistry {
         });
         if written.is_ok() {
             self.attachments = attachments;
-            if self.elsewhere(attachment.instance).is_some() {
+            // The port has replaced the paths of its addresses, so that only what is known of them is left.
+            if self.elsewhere(attachment.instance).is_none()
+                && let Err(error) = self.remove_redirect(tables, attachment.instance)
+            {
+                tracing::error!(ifname, %error, "cannot remove the paths to the other host; retrying later");
+                self.is_reconciled = false;
+            }
+            if is_migrating {
                 // The migration goes on now.
                 self.changes.send_modify(|count| *count += 1);
             }
@@ -349,6 +358,12 @@ impl PortRegistry {
         files::write_attachments(&self.state_dir, &others)?;
         self.writer().remove(tables, &attachment)?;
         self.attachments = others;
+        if self.elsewhere(attachment.instance).is_some()
+            && let Err(error) = self.write_port(tables, attachment.instance)
+        {
+            tracing::error!(ifname, %error, "cannot redirect the packets of an instance; retrying later");
+            self.is_reconciled = false;
+        }
         Ok(Some(attachment))
     }
 
@@ -400,6 +415,9 @@ impl PortRegistry {
             self.retire_scope(instance);
         }
         self.follow_migration(instance);
+        if port.migration.is_some() {
+            self.permit_targets(tables);
+        }
         self.write_port(tables, instance).map_err(|error| format!("port of {name}: {error}"))
     }
 
@@ -408,10 +426,12 @@ impl PortRegistry {
     /// # Errors
     /// If its port cannot be removed from the tables.
     pub fn remove_instance(&mut self, tables: &mut NodeTables, instance: InstanceId) -> Result<(), String> {
+        let way_back = self.way_back(instance);
         if self.instances.remove(&instance).is_some() {
             self.note_change();
         }
-        let removed = self.remove_port(tables, instance).and_then(|()| self.end_migration(tables, instance));
+        let removed =
+            self.remove_port(tables, instance).and_then(|()| self.end_migration(tables, instance, way_back));
         removed.map_err(|error| format!("removal of the port of {instance}: {error}"))
     }
 

@@ -137,6 +137,8 @@ impl HostRole {
     /// with an instance here stays.
     pub fn remove_expired(&mut self, tables: &mut NodeTables, now: Instant) {
         self.ports.remove_expired_redirects(tables, now);
+        self.ports.permit_targets(tables);
+        self.paths.write_held(tables);
         for vni in self.delayed.take_expired_networks(now) {
             if self.ports.has_instance_in(vni) {
                 continue;
@@ -301,6 +303,7 @@ impl Role for HostRole {
             }
         }
         // While the removal of a network is delayed, the controller no longer updates its paths.
+        self.paths.forget(vnis);
         let result = context.tables.retain_fixed(|path| !vnis.contains(&path.vni));
         context.check(result, "removal of the fixed paths of networks");
     }
@@ -348,6 +351,9 @@ impl Role for HostRole {
 
     fn end_step(&mut self, context: &mut UpdateContext<'_>) {
         self.paths.write(context);
+        if context.is_snapshot {
+            self.ports.end_unknown_migrations();
+        }
     }
 
     fn remove_unused(&mut self, context: &mut UpdateContext<'_>) -> Vec<PolicyKey> {

@@ -38,7 +38,7 @@ const USE_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// Lifetime of a path that an earlier agent left in the tables.
 const ADOPTED_LIFETIME_MS: u32 = 60_000;
 /// Targets of migrations that gateways are told of.
-const TARGETS_MAX: usize = 256;
+const TARGETS_MAX: usize = 512;
 /// Requests for the list of paths that may wait.
 const LIST_REQUESTS_MAX: usize = 8;
 

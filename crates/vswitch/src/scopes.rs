@@ -194,6 +194,15 @@ impl Scopes {
         }
     }
 
+    /// A port waits with its number: sessions may be installed before packets can begin any.
+    pub fn reserve(&self, number: u16) {
+        let numbers = self.lock();
+        let shares = &self.0.shares;
+        if numbers.given.contains_key(&number) && shares.get(number).assured == 0 {
+            shares.set_assured(number, self.0.limit.min(ASSURED_AT_FIRST));
+        }
+    }
+
     /// No port has the number any more: its sessions will be removed, and it begins none. 0 is no number.
     pub fn retire(&self, number: u16) {
         if number == 0 {

@@ -225,8 +225,11 @@ impl Keeper {
                 }
             }
             let map = self.scopes.map();
-            let is_filtered = |(number, owner): (&u16, &Owner)| owner.is_filtered.then_some(*number);
-            let ports: Vec<u16> = map.given.iter().filter_map(is_filtered).collect();
+            // One that is not written yet may get the sessions that the instance has at another host.
+            let has_sessions = |(number, owner): (&u16, &Owner)| {
+                (owner.is_filtered || owner.ifindex == 0).then_some(*number)
+            };
+            let ports: Vec<u16> = map.given.iter().filter_map(has_sessions).collect();
             let swept = {
                 let mut sessions = lock(&self.sessions);
                 sessions.share_out(&ports, &map.retired, self.scopes.limit());

@@ -29,7 +29,7 @@ struct Migration {
     /// The host that it migrates to.
     #[schema(value_type = String, example = "host-2")]
     host: HostId,
-    /// What happens to its sessions: `copy`, `reset` or `none`.
+    /// What happens to its sessions: `copy` or `none`.
     #[schema(value_type = String, example = "copy")]
     sessions: SessionMode,
     /// `preparing`: the target host has not reported anything. `waiting`: it has the port, and no interface of the VM yet.
@@ -92,8 +92,8 @@ pub(super) struct NewMigration {
     /// The host to migrate to.
     #[schema(value_type = String, example = "host-2")]
     host: HostId,
-    /// What happens to the sessions of the instance. `copy`, the default: they continue. `reset`: the peers of its connections
-    /// are made to connect again. `none`: packets are redirected, and nothing else is done.
+    /// What happens to the sessions of the instance. `copy`, the default: they continue. `none`: packets are redirected, and
+    /// nothing else is done. `reset`, which would make the peers of its connections connect again, is not possible yet.
     #[serde(default)]
     #[schema(value_type = Option<String>, nullable = false, example = "copy")]
     sessions: SessionMode,

@@ -76,7 +76,7 @@ impl Cloud {
 
     async fn migrate(&mut self, to: usize) -> Instance {
         let to = self.hosts[to];
-        let started = self.store.start_migration(self.vm.id, to, SessionMode::Reset, None).await;
+        let started = self.store.start_migration(self.vm.id, to, SessionMode::None, None).await;
         self.follow().await;
         started.unwrap().into_inner()
     }
@@ -105,7 +105,7 @@ async fn both_hosts_have_the_port_until_the_switch() {
     assert_eq!(sides[0].side, MigrationSide::Outgoing { to: ip("192.0.2.22") });
     assert_eq!(sides[1].side, MigrationSide::Incoming { from: ip("192.0.2.21") });
     for side in sides {
-        assert_eq!((side.id, side.key, side.sessions), (migration.id, migration.key, SessionMode::Reset));
+        assert_eq!((side.id, side.key, side.sessions), (migration.id, migration.key, SessionMode::None));
     }
     assert_eq!(Port { migration: None, ..source.clone() }, Port { migration: None, ..target.clone() });
     let tables = cloud.world.host(cloud.hosts[1]);

@@ -15,8 +15,8 @@ pub struct Migrate {
     /// Host to migrate to: name or id
     #[arg(long, value_name = "HOST")]
     to: String,
-    /// What happens to the sessions of the instance: `copy`: they continue; `reset`: the peers of its connections are made to
-    /// connect again; `none`: packets are redirected, and nothing else is done
+    /// What happens to the sessions of the instance: `copy`: they continue; `none`: packets are redirected, and nothing
+    /// else is done. `reset` is not possible yet
     #[arg(long, value_name = "MODE", default_value_t = SessionMode::Copy)]
     sessions: SessionMode,
     /// Wait until the instance runs on the other host, for at most SECONDS [300 if left out], and print each change of the

@@ -247,12 +247,15 @@ pub async fn refusals(f: Fixture) {
     let stale = s.start_migration(vm.id, target.id, SessionMode::Copy, Some(1)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
 
+    let reset = conflict(s.start_migration(vm.id, target.id, SessionMode::Reset, None).await);
+    assert_eq!(reset, Conflict::Migration(MigrationConflict::ResetImpossible));
+
     migrate(s, &vm, &target).await;
     let third = new(s.create_host(host("h3", "192.0.2.3")).await);
     let sessions = SessionMode::Copy;
     let busy = MigrationConflict::InstanceMigrates { instance: "vm".into(), to: "h2".into(), sessions };
     assert_eq!(refused(third.id).await, busy);
-    let other = conflict(s.start_migration(vm.id, target.id, SessionMode::Reset, None).await);
+    let other = conflict(s.start_migration(vm.id, target.id, SessionMode::None, None).await);
     assert_eq!(other, Conflict::Migration(busy));
     let Conflict::InUse { user, .. } = conflict(s.delete_host(target.id, None).await) else { panic!() };
     assert_eq!(user, "the migration of instance `vm`");

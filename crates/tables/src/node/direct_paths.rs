@@ -184,6 +184,15 @@ impl NodeTables {
         }
     }
 
+    /// Retires the cell of a path that a port has replaced. A fixed one no longer lets its host send.
+    pub(super) fn release_replaced_path(&mut self, key: Key, entry: Entry) {
+        let path = direct_path_at(self.memory(), key, entry).map(|(path, _)| path);
+        self.release_direct_path(entry.next);
+        if let Some((path, host)) = path.and_then(|path| Some((path, self.fixed_sender(&path)?))) {
+            self.release_sender(path.vni.get(), host);
+        }
+    }
+
     /// Retires the cell of a path that was unlinked.
     pub(super) fn release_direct_path(&mut self, cell: u32) {
         self.pool.retire(cell, 1);

@@ -376,13 +376,13 @@ impl NodeTables {
 
     /// Releases what the endpoints and direct paths led to that a port replaced.
     fn release_displaced(&mut self, replaced: &[ReplacedEntry]) {
-        for old in replaced.iter().filter_map(|(_, old)| *old) {
+        for (key, old) in replaced.iter().filter_map(|(key, old)| Some((*key, (*old)?))) {
             match kind_of(self.memory(), old.next) {
                 layout::NEXT_HOP_VTEP => {
                     self.endpoints -= 1;
                     self.release_vtep(old.next);
                 }
-                layout::NEXT_HOP_DIRECT => self.release_direct_path(old.next),
+                layout::NEXT_HOP_DIRECT => self.release_replaced_path(key, old),
                 _ => {}
             }
         }

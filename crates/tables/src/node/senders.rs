@@ -304,6 +304,13 @@ impl NodeTables {
         entry.is_some_and(|entry| is_check(check_of(entry)))
     }
 
+    /// Whether a host has an endpoint of a VNI: on a host, or a fixed path from the VNI to it.
+    pub fn has_endpoint_in(&self, vni: u32, host: IpAddr) -> bool {
+        let hop = self.vteps.get(&host).filter(|hop| hop.accepted);
+        let sender = hop.and_then(|hop| self.senders.get(&(vni, hop.cell)));
+        sender.is_some_and(|sender| sender.endpoints > 0)
+    }
+
     /// Whether the entry of a host that is a sender leads to the VRF of the VNI.
     fn leads_to_vrf(&self, vni: u32, host: IpAddr) -> bool {
         let (key, _) = self.exact.sender(vni, host);

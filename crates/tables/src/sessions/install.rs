@@ -4,7 +4,7 @@
 
 use super::key::{Candidates, Key};
 use super::table::{SLOTS, Table, TagWord};
-use super::{Session, Sessions};
+use super::{Session, Sessions, Timeouts};
 use crate::layout::{self, session_config};
 use std::mem::offset_of;
 
@@ -18,7 +18,8 @@ const SAME_TICKS: u32 = 16;
 pub enum Installed {
     /// The table has it now.
     New,
-    /// The table had it. It has the later of both expiries, and the state bits of both.
+    /// The table had it, with the state bits of both and the later of both expiries that this state permits now; or a later
+    /// session of the same key, which stays as it is.
     Known,
     /// It expired before.
     Expired,
@@ -38,26 +39,35 @@ impl Sessions {
         let table = table.clone();
         for (bucket, slot, word) in slots_of(&table, &key, &candidates) {
             let known = table.session(bucket, slot, word).filter(|_| !word.has_expired(now));
-            let is_same = |known: &Session| {
-                known.created_at.wrapping_sub(session.created_at).cast_signed().unsigned_abs() <= SAME_TICKS
-            };
-            if known.as_ref().is_some_and(is_same) {
-                merge(&table, (bucket, slot, word), &session);
-                return Installed::Known;
+            if let Some(known) = known {
+                let later = known.created_at.wrapping_sub(session.created_at).cast_signed();
+                let has_same_end = (known.state ^ session.state) & layout::SESSION_ORIGINATOR == 0;
+                if later.unsigned_abs() <= SAME_TICKS && has_same_end {
+                    merge(&table, (bucket, slot, word), &session, (&self.reader.timeouts(), now));
+                    return Installed::Known;
+                }
+                // The copy is of an earlier session with the same ports.
+                if later > SAME_TICKS.cast_signed() {
+                    return Installed::Known;
+                }
             }
             // It has expired, or its ports are those of a later session.
             self.end(key.family, bucket, slot, word);
         }
         let scope = u16::try_from(session.flow.scope).unwrap_or(0);
-        if self.shares.as_ref().is_some_and(|shares| shares.get(scope).sessions() >= limit) {
+        let is_egress = session.begun_by() == crate::policy::Direction::Egress;
+        if !self.has_room(scope, is_egress, limit) {
             return Installed::Full;
         }
         let Some((bucket, slot, claimed)) = claim(&table, &candidates) else { return Installed::Full };
         table.fill((bucket, slot), candidates.tag, &key, &session);
         let published = claimed.published(candidates.tag, session.expires_at);
-        // The slot belongs to this thread, so the swap cannot fail.
-        let _ = table.compare_and_swap(bucket, slot, claimed, published);
-        self.count(scope, session.begun_by() == crate::policy::Direction::Egress);
+        // Counted first: an agent that is killed in between has counted too much, never too little.
+        let is_shared = self.count(scope, is_egress);
+        if table.compare_and_swap(bucket, slot, claimed, published).is_err() {
+            self.uncount(scope, is_egress, is_shared);
+            return Installed::Full;
+        }
         // A packet may have begun the same session meanwhile: of both, the first in the order of search stays.
         for (bucket, slot, word) in slots_of(&table, &key, &candidates).into_iter().skip(1) {
             self.end(key.family, bucket, slot, word);
@@ -65,14 +75,40 @@ impl Sessions {
         Installed::New
     }
 
-    /// Counts a record that was published, as packets do.
-    fn count(&self, scope: u16, is_egress: bool) {
-        let Some(shares) = &self.shares else { return };
+    /// Whether a scope that may have `limit` sessions may have another one, as for packets (`has_room()` of
+    /// `bpf/include/vswitch/admission.h`). The limit in its share counts for packets only: while its port waits, that is 0.
+    fn has_room(&self, scope: u16, is_egress: bool, limit: u32) -> bool {
+        let Some(shares) = &self.shares else { return true };
         let share = shares.get(scope);
-        if share.sessions() >= share.assured {
+        if share.sessions() >= limit || share.by_origin[usize::from(is_egress)] >= limit - limit / 4 {
+            return false;
+        }
+        let word = |offset| self.config.load32(offset);
+        let used = word(offset_of!(session_config, shared_begun))
+            .wrapping_sub(word(offset_of!(session_config, shared_ended)));
+        let over = used.wrapping_sub(word(offset_of!(session_config, shared_limit)));
+        share.sessions() < share.assured || over.cast_signed() < 0
+    }
+
+    /// Counts a record, as packets do. Returns whether it takes room that is assured to no scope.
+    fn count(&self, scope: u16, is_egress: bool) -> bool {
+        let Some(shares) = &self.shares else { return false };
+        let share = shares.get(scope);
+        let is_shared = share.sessions() >= share.assured;
+        if is_shared {
             self.config.add32(offset_of!(session_config, shared_begun), 1);
         }
         shares.add_begun(scope, usize::from(is_egress));
+        is_shared
+    }
+
+    /// Takes back what was counted for a record that was not published.
+    fn uncount(&self, scope: u16, is_egress: bool, is_shared: bool) {
+        let Some(shares) = &self.shares else { return };
+        shares.take_back_begun(scope, usize::from(is_egress));
+        if is_shared {
+            self.config.add32(offset_of!(session_config, shared_begun), u32::MAX);
+        }
     }
 }
 
@@ -86,15 +122,27 @@ fn slots_of(table: &Table, key: &Key, candidates: &Candidates) -> Vec<(u32, u32,
     .collect()
 }
 
-/// Adds what the other table knew of a session.
-fn merge(table: &Table, (bucket, slot, mut word): (u32, u32, TagWord), session: &Session) {
+/// Adds what the other table knew of a session. It lives no longer than the state of both permits from now on: what one of the
+/// tables has seen may have closed it.
+fn merge(
+    table: &Table,
+    (bucket, slot, mut word): (u32, u32, TagWord),
+    session: &Session,
+    (timeouts, now): (&Timeouts, u32),
+) {
     let bits = session.state & !(layout::SESSION_ORIGINATOR | layout::SESSION_REVOKED) & 0xffff;
     table.change_state(bucket, slot, |state| state | bits);
+    let (protocol, state) = table.protocol_and_state(bucket, slot);
+    let latest = now.wrapping_add(timeouts.of(protocol, state));
+    let is_later = |one: u32, other: u32| one.wrapping_sub(other).cast_signed() > 0;
     for _ in 0..CLAIM_ATTEMPTS {
-        if session.expires_at.wrapping_sub(word.expires_at()).cast_signed() <= 0 {
+        let known = word.expires_at();
+        let wanted = if is_later(session.expires_at, known) { session.expires_at } else { known };
+        let at = if is_later(wanted, latest) { latest } else { wanted };
+        if at == known {
             return;
         }
-        match table.compare_and_swap(bucket, slot, word, word.expiring(session.expires_at)) {
+        match table.compare_and_swap(bucket, slot, word, word.expiring(at)) {
             Ok(()) => return,
             Err(seen) if seen.is_same_life(word) => word = seen,
             Err(_) => return,
@@ -125,7 +173,7 @@ fn claim(table: &Table, candidates: &Candidates) -> Option<(u32, u32, TagWord)> 
 mod tests {
     use super::*;
     use crate::grace::Immediate;
-    use crate::sessions::{Direction, Flow, SessionRegions, Timeouts};
+    use crate::sessions::{Direction, Flow, SessionRegions, SessionShares};
 
     const NOW: u32 = 1 << 20;
 
@@ -186,6 +234,53 @@ mod tests {
         let other = Session { created_at: NOW - 8, state: layout::SESSION_REPLIED, ..copy };
         assert_eq!(sessions.install(&other, 100, NOW), Installed::New);
         assert_eq!((find(&sessions).created_at, sessions.reader().iter().count()), (NOW - 8, 1));
+        // A copy that comes late is of the earlier one.
+        assert_eq!(sessions.install(&later, 100, NOW), Installed::Known);
+        let found = find(&sessions);
+        assert_eq!((found.created_at, found.state & layout::SESSION_FIN), (NOW - 8, 0));
+        assert_eq!(sessions.reader().iter().count(), 1);
+    }
+
+    /// Catches a closed connection that lives for as long as an open one, and an end that is taken for the other.
+    #[test]
+    fn a_merged_session_expires_by_the_state_of_both() {
+        let mut sessions = sessions(16);
+        let copy = Session { expires_at: NOW + 7000 * 8, ..session("10.0.0.9:80", "10.0.0.2:79") };
+        assert_eq!(sessions.install(&copy, 100, NOW), Installed::New);
+        let closed = Session { expires_at: NOW + 10, state: copy.state | layout::SESSION_RST, ..copy };
+        assert_eq!(sessions.install(&closed, 100, NOW), Installed::Known);
+        let (found, _) = sessions.reader().lookup(&copy.flow, NOW).unwrap();
+        assert_eq!(found.expires_at, NOW + 240 * 8, "the timeout of closed connections");
+        assert_eq!(sessions.install(&copy, 100, NOW), Installed::Known, "the source has not seen the end");
+        let (found, _) = sessions.reader().lookup(&copy.flow, NOW).unwrap();
+        assert_eq!(found.expires_at, NOW + 240 * 8);
+        // The other end has begun one at the same time.
+        let other = Session { flow: copy.flow.reversed(), ..copy };
+        assert_eq!(sessions.install(&other, 100, NOW), Installed::New);
+        let (found, direction) = sessions.reader().lookup(&other.flow, NOW).unwrap();
+        assert_eq!((found.expires_at, direction), (copy.expires_at, Direction::Original));
+    }
+
+    /// Catches sessions that take the room which is assured to others.
+    #[test]
+    fn installed_sessions_take_room_as_those_of_packets() {
+        let regions = SessionRegions::anonymous(64, 64).unwrap();
+        let shares = SessionShares::anonymous().unwrap();
+        let mut sessions = Sessions::open(&regions, shares.clone(), NOW, Immediate).unwrap();
+        shares.set_assured(9, 3);
+        sessions.config.store32(offset_of!(session_config, shared_limit), 2);
+        let mut install = |ports: std::ops::Range<u16>, limit| {
+            let copies = ports.map(|port| session(&format!("10.0.0.9:{port}"), "10.0.0.2:79"));
+            copies.map(|copy| sessions.install(&copy, limit, NOW)).collect::<Vec<_>>()
+        };
+        assert_eq!(install(1..8, 100), [[Installed::New; 5].as_slice(), &[Installed::Full; 2]].concat());
+        assert_eq!(shares.get(9).by_origin, [0, 5]);
+        shares.set_assured(9, 100);
+        assert_eq!(
+            install(6..9, 8),
+            [Installed::New, Installed::Full, Installed::Full],
+            "3 of 4 are of one end"
+        );
     }
 
     #[test]

@@ -123,6 +123,11 @@ impl SessionShares {
         self.region.add32(Self::at(scope, offset_of!(session_share, begun) + index * 4), 1);
     }
 
+    /// Takes back what was counted for a record that was not published.
+    pub(super) fn take_back_begun(&self, scope: u16, index: usize) {
+        self.region.add32(Self::at(scope, offset_of!(session_share, begun) + index * 4), u32::MAX);
+    }
+
     /// Forgets all sessions and limits, with the tables in which the sessions were.
     pub(super) fn clear(&self) {
         self.region.zero(0, Self::BYTES);
@@ -209,7 +214,8 @@ impl Sessions {
         let is_all_scarce = used > 0 && used * 4 > u64::from(left) * 3;
         let is_scarce = |scope: &&u16| {
             let share = shares.get(**scope);
-            share.is_scarce() || is_all_scarce && share.sessions() > part
+            // A port that waits for its guest has no limit yet.
+            share.limit > 0 && share.is_scarce() || is_all_scarce && share.sessions() > part
         };
         let scarce = ports.iter().filter(is_scarce).map(|scope| u32::from(*scope)).collect();
         self.progress.set_scarce(scarce, &self.config);

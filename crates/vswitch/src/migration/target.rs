@@ -26,8 +26,10 @@ use sluice_types::InstanceId;
 
 use super::wire::{Answer, Head, Reply, Request, SessionCopy};
 
-/// Time until a request is sent again: before the switch, and while the guest waits for the answer.
+/// Time until a request is sent again: before the switch, doubled with each of so many repetitions, and while the guest waits for the
+/// answer.
 const RETRY_MS: u64 = 200;
+const RETRY_DOUBLINGS: u32 = 4;
 const FREEZE_RETRY_MS: u64 = 60;
 /// Requests of a freeze without an answer after which the port is opened.
 const FREEZE_TRIES: u32 = 3;
@@ -55,7 +57,6 @@ pub enum Output {
 struct Pull {
     number: u32,
     cursor: u64,
-    idle_max: u32,
     began_ms: u64,
     sent_ms: u64,
     tries: u32,
@@ -83,6 +84,8 @@ pub struct Target {
     /// When the last copy of all sessions began.
     copied_ms: Option<u64>,
     next_ms: u64,
+    /// There was no room for a session.
+    is_full: bool,
     problem: String,
 }
 
@@ -109,6 +112,7 @@ impl Target {
             number: 0,
             copied_ms: None,
             next_ms: 0,
+            is_full: false,
             problem,
         }
     }
@@ -120,10 +124,10 @@ impl Target {
 
     /// The phase that the controller is told.
     pub fn phase(&self) -> MigrationPhase {
-        if self.mode == SessionMode::Reset {
-            MigrationPhase::Failed
-        } else if self.is_open && (self.is_complete || self.has_given_up) {
+        if self.is_open && (self.is_complete || self.has_given_up) {
             MigrationPhase::Switched
+        } else if self.mode == SessionMode::Reset {
+            MigrationPhase::Failed
         } else if self.is_prepared && (self.copied_ms.is_some() || !self.copies()) {
             MigrationPhase::Ready
         } else {
@@ -133,6 +137,9 @@ impl Target {
 
     /// Why it does not go on; empty if it does.
     pub fn problem(&self) -> &str {
+        if self.problem.is_empty() && self.is_full {
+            return "there is no room for all of its sessions on this host";
+        }
         &self.problem
     }
 
@@ -159,6 +166,7 @@ impl Target {
     pub fn resume(&mut self, now_ms: u64) -> Vec<Output> {
         if !std::mem::replace(&mut self.has_resumed, true) {
             self.pull = None;
+            self.next_ms = now_ms;
         }
         self.tick(now_ms)
     }
@@ -184,23 +192,41 @@ impl Target {
         problem.clone_into(&mut self.problem);
     }
 
-    /// Sessions could not be judged: all are copied again.
-    pub fn copy_again(&mut self) {
+    /// There was no room for a session. It is not asked for again unless it is used.
+    pub fn note_full(&mut self) {
+        self.is_full = true;
+    }
+
+    /// The port has other sessions than those that were copied: all are copied again.
+    pub fn copy_again(&mut self, now_ms: u64) {
         self.copied_ms = None;
         self.pull = None;
+        self.is_complete = false;
+        self.is_full = false;
+        self.next_ms = now_ms;
+    }
+
+    /// Sessions could not be judged: all are copied again after a while.
+    pub fn copy_later(&mut self, now_ms: u64) {
+        self.copy_again(now_ms + COPY_INTERVAL_MS);
     }
 
     /// When [`Target::tick`] is due.
     pub fn due_ms(&self) -> Option<u64> {
-        if self.mode == SessionMode::Reset || !self.is_prepared || (self.is_complete && self.is_open) {
+        if !self.is_prepared || (self.is_complete && self.is_open) {
             return None;
         }
-        Some(self.pull.map_or(self.next_ms, |pull| pull.sent_ms + self.retry_ms()))
+        Some(self.pull.map_or(self.next_ms, |pull| self.repeats_ms(&pull)))
     }
 
-    fn retry_ms(&self) -> u64 {
+    /// When a request is sent again.
+    fn repeats_ms(&self, pull: &Pull) -> u64 {
+        pull.sent_ms + self.retry_ms(pull.tries)
+    }
+
+    fn retry_ms(&self, tries: u32) -> u64 {
         match (self.has_resumed, self.has_given_up) {
-            (false, _) => RETRY_MS,
+            (false, _) => RETRY_MS << tries.min(RETRY_DOUBLINGS),
             (true, false) => FREEZE_RETRY_MS,
             (true, true) => LATE_RETRY_MS,
         }
@@ -213,20 +239,18 @@ impl Target {
             return outputs;
         }
         match self.pull {
-            Some(pull) if now_ms >= pull.sent_ms + self.retry_ms() => self.repeat(pull, now_ms, &mut outputs),
+            Some(pull) if now_ms >= self.repeats_ms(&pull) => self.repeat(pull, now_ms, &mut outputs),
             Some(_) => {}
+            None if now_ms < self.next_ms => {}
             None if self.has_resumed && !self.is_complete => self.begin(now_ms, &mut outputs),
-            None if !self.has_resumed && self.copies() && now_ms >= self.next_ms => {
-                self.begin(now_ms, &mut outputs);
-            }
-            None if now_ms >= self.next_ms => self.next_ms = now_ms + COPY_INTERVAL_MS,
-            None => {}
+            None if !self.has_resumed && self.copies() => self.begin(now_ms, &mut outputs),
+            None => self.next_ms = now_ms + COPY_INTERVAL_MS,
         }
         self.open(&mut outputs);
         outputs
     }
 
-    /// Sends a request again that was not answered.
+    /// Sends a request again that was not answered. It keeps its number, so that a late answer counts.
     fn repeat(&mut self, pull: Pull, now_ms: u64, outputs: &mut Vec<Output>) {
         let tries = pull.tries + 1;
         self.pull = Some(Pull { tries, sent_ms: now_ms, ..pull });
@@ -235,33 +259,35 @@ impl Target {
             "the source does not answer, so what changed there since the last copy is missing"
                 .clone_into(&mut self.problem);
         }
-        self.send(outputs);
+        self.send(now_ms, outputs);
     }
 
     /// Begins a copy: of all sessions, or of those that were used since the last one began.
     fn begin(&mut self, now_ms: u64, outputs: &mut Vec<Output>) {
+        let number = self.next_number();
+        self.pull = Some(Pull { number, cursor: 0, began_ms: now_ms, sent_ms: now_ms, tries: 0 });
+        self.send(now_ms, outputs);
+    }
+
+    fn next_number(&mut self) -> u32 {
+        self.number = self.number.wrapping_add(1);
+        self.number
+    }
+
+    /// Sends the request that waits for an answer. How long sessions may be idle is counted until now: a copy may take long.
+    fn send(&self, now_ms: u64, outputs: &mut Vec<Output>) {
+        let Some(Pull { number, cursor, .. }) = self.pull else { return };
         let since = |began_ms: u64| now_ms.saturating_sub(began_ms) / TICK_MS + MARGIN_TICKS;
         let idle_max = match self.copied_ms {
             Some(began_ms) => u32::try_from(since(began_ms)).unwrap_or(u32::MAX),
             None => u32::MAX,
         };
-        self.pull =
-            Some(Pull { number: 0, cursor: 0, idle_max, began_ms: now_ms, sent_ms: now_ms, tries: 0 });
-        self.send(outputs);
-    }
-
-    fn send(&mut self, outputs: &mut Vec<Output>) {
-        self.number = self.number.wrapping_add(1);
-        let (instance, migration, number) = (self.instance, self.migration, self.number);
-        let (freeze, copies) = (self.has_resumed, self.copies());
-        let Some(pull) = &mut self.pull else { return };
-        pull.number = number;
         outputs.push(Output::Send(Request {
-            head: Head { migration, instance, number },
-            freeze,
+            head: Head { migration: self.migration, instance: self.instance, number },
+            freeze: self.has_resumed,
             // Without a copy, one answer says that the port is closed.
-            cursor: if copies { pull.cursor } else { u64::MAX },
-            idle_max: pull.idle_max,
+            cursor: if self.copies() { cursor } else { u64::MAX },
+            idle_max,
         }));
     }
 
@@ -277,14 +303,17 @@ impl Target {
         };
         self.problem.clear();
         self.is_frozen |= frozen && self.has_resumed;
+        // The port does not wait for what has changed since the last copy.
+        self.open(&mut outputs);
         if !copies.is_empty() && self.copies() {
             outputs.push(Output::Install(copies));
         }
         match next.filter(|next| *next > pull.cursor && self.copies()) {
             Some(next) => {
-                (pull.cursor, pull.sent_ms, pull.tries) = (next, now_ms, 0);
+                (pull.number, pull.cursor) = (self.next_number(), next);
+                (pull.sent_ms, pull.tries) = (now_ms, 0);
                 self.pull = Some(pull);
-                self.send(&mut outputs);
+                self.send(now_ms, &mut outputs);
             }
             None => {
                 self.pull = None;
@@ -360,7 +389,11 @@ mod tests {
         assert!(freeze.freeze && freeze.cursor == 0);
         assert_eq!(target.reply(answer(again, false, None), 1004), []);
         let outputs = target.reply(answer(freeze, true, Some(5)), 1004);
-        assert!(outputs.contains(&Output::Open), "{outputs:?}");
+        assert_eq!(
+            outputs[..2],
+            [Output::Open, Output::Install(vec![copy()])],
+            "nothing waits for the changes"
+        );
         target.opened(Ok(()));
         assert_eq!(target.phase(), MigrationPhase::Ready, "changes are missing");
         let last = request(&outputs);
@@ -407,12 +440,42 @@ mod tests {
         let mut target = target(SessionMode::Copy, true);
         let first = request(&target.tick(0));
         assert_eq!(target.tick(199), []);
-        let second = request(&target.tick(200));
-        assert_eq!(Request { head: first.head, ..second }, first);
-        assert_eq!(target.reply(answer(first, false, None), 201), []);
+        for now_ms in [200, 600, 1400, 3000, 6200, 9400] {
+            assert_eq!(target.tick(now_ms - 1), []);
+            assert_eq!(request(&target.tick(now_ms)), first);
+        }
+        // The answer to any of them counts, and only once.
+        let next = request(&target.reply(answer(first, false, Some(7)), 9401));
+        assert_ne!(next.head.number, first.head.number);
+        assert_eq!(target.reply(answer(first, false, Some(7)), 9402), []);
+        assert_eq!(target.tick(9600), []);
+        assert_eq!(request(&target.tick(9601)), next);
         // A source that says the same cursor again ends the copy, so that no loop is endless.
-        target.reply(answer(second, false, Some(0)), 202);
+        target.reply(answer(next, false, Some(7)), 9602);
         assert_eq!(target.phase(), MigrationPhase::Ready);
+    }
+
+    /// Catches sessions of an interface that was replaced that are not copied to the new one, and a loop without a pause.
+    #[test]
+    fn sessions_are_copied_again_if_the_port_has_lost_them() {
+        let mut target = target(SessionMode::Copy, true);
+        let first = request(&target.tick(0));
+        target.copy_later(5);
+        assert_eq!((target.reply(answer(first, false, None), 6), target.tick(1004)), (vec![], vec![]));
+        let all = request(&target.tick(1005));
+        target.note_full();
+        target.reply(answer(all, false, None), 1006);
+        assert_eq!((target.phase(), all.idle_max), (MigrationPhase::Ready, u32::MAX));
+        assert!(target.problem().contains("no room"), "it stays");
+        let freeze = request(&target.resume(1007));
+        target.reply(answer(freeze, true, None), 1008);
+        target.opened(Ok(()));
+        assert_eq!((target.phase(), target.due_ms()), (MigrationPhase::Switched, None));
+        target.copy_again(5000);
+        let all = request(&target.tick(5000));
+        assert!(all.freeze && all.idle_max == u32::MAX && target.problem().is_empty());
+        assert_eq!(target.reply(answer(all, true, None), 5001), [Output::Install(vec![copy()])]);
+        assert_eq!(target.phase(), MigrationPhase::Switched);
     }
 
     #[test]
@@ -451,7 +514,12 @@ mod tests {
     #[test]
     fn peers_cannot_be_made_to_connect_again() {
         let mut target = target(SessionMode::Reset, true);
-        assert_eq!((target.phase(), target.resume(0)), (MigrationPhase::Failed, vec![]));
+        assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Failed, vec![]));
         assert!(target.problem().contains("copy or none"));
+        // The guest has no port without it.
+        let freeze = request(&target.resume(1));
+        assert_eq!(target.reply(answer(freeze, true, None), 2), [Output::Open]);
+        target.opened(Ok(()));
+        assert_eq!(target.phase(), MigrationPhase::Switched);
     }
 }

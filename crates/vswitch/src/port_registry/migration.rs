@@ -10,7 +10,8 @@
 //!                 +-------- canceled -------------------+
 //! ```
 //!
-//! WAITING, FROZEN and LEFT have paths to the other host instead of a port. What the controller does not know, OPENED, FROZEN and
+//! WAITING, FROZEN and LEFT have paths to the other host instead of a port; OPENED has, too, while no interface is attached. A target
+//! that is canceled keeps its paths for 30 s as well: the source may hear of it later. What the controller does not know, OPENED, FROZEN and
 //! LEFT, is in a file: an agent that is started again neither closes the port of a guest that runs here nor opens that of one
 //! that has left.
 
@@ -25,7 +26,7 @@ use sluice_tables::{DirectPath, NodeTables};
 use sluice_types::{EntryKey, InstanceId, MacAddr, Vni};
 
 use super::entry::policy_key;
-use super::{PortRegistry, RegistryError, files};
+use super::{Attachment, PortRegistry, RegistryError, files};
 use crate::policies::CLOSED;
 
 /// How long packets follow an instance after the controller has moved it: gateways and hosts know its new host after fractions
@@ -40,7 +41,7 @@ pub(super) enum Done {
     Opened,
     /// At the source: the guest runs at the target.
     Frozen,
-    /// At the source: the controller has removed the instance from here.
+    /// The controller has removed the instance from here: from the source, or from the target of a canceled migration.
     Left,
 }
 
@@ -117,6 +118,17 @@ impl PortRegistry {
         self.instances.values().filter_map(|port| Some((port, port.migration.as_ref()?)))
     }
 
+    /// Accepts packets of the hosts to which instances migrate: their VMs reach such an instance by its path to this host until it
+    /// runs there. To be repeated, as the tables forget idle senders.
+    pub fn permit_targets(&self, tables: &mut NodeTables) {
+        for (port, migration) in self.migrating() {
+            let MigrationSide::Outgoing { to } = migration.side else { continue };
+            if let Err(error) = tables.permit_sender(port.vni, to) {
+                tracing::debug!(instance = %port.instance, %to, error = error_chain(&error), "target not accepted yet");
+            }
+        }
+    }
+
     /// Entries of instances that migrate, which are not compared with what the controller compiled.
     pub fn migrating_entries(&self) -> HashSet<EntryKey> {
         self.migrating().flat_map(|(port, _)| port.entry_hashes().map(|(key, _)| key)).collect()
@@ -128,7 +140,8 @@ impl PortRegistry {
         Some(match (&migration.side, self.done(port.instance, migration.id)) {
             (MigrationSide::Incoming { .. }, Some(Done::Opened)) => MovingPort::Opened,
             (MigrationSide::Incoming { .. }, _) => MovingPort::Waiting,
-            (MigrationSide::Outgoing { .. }, Some(Done::Frozen)) => MovingPort::Frozen,
+            // LEFT: an agent was killed after it had saved this and before it had saved that the instance is gone.
+            (MigrationSide::Outgoing { .. }, Some(Done::Frozen | Done::Left)) => MovingPort::Frozen,
             (MigrationSide::Outgoing { .. }, _) => MovingPort::Leaving,
         })
     }
@@ -142,12 +155,24 @@ impl PortRegistry {
         self.moving.get(&instance).filter(|moving| moving.migration == migration)?.done
     }
 
-    /// The host to which the packets of an instance go instead of its port here.
+    /// The host to which the packets of an instance go instead of its port here. A target without an interface for it sends them
+    /// back: by a gateway they would come to the source, and from there again.
     pub(super) fn elsewhere(&self, instance: InstanceId) -> Option<IpAddr> {
-        let port = self.instances.get(&instance).filter(|port| !self.is_open(port))?;
+        self.elsewhere_with(&self.attachments, instance)
+    }
+
+    /// The same with these attachments.
+    pub(super) fn elsewhere_with(
+        &self,
+        attachments: &BTreeMap<String, Attachment>,
+        instance: InstanceId,
+    ) -> Option<IpAddr> {
+        let port = self.instances.get(&instance)?;
+        let is_attached = attachments.values().any(|attachment| attachment.instance == instance);
         match port.migration.as_ref()?.side {
-            MigrationSide::Incoming { from } => Some(from),
-            MigrationSide::Outgoing { to } => Some(to),
+            MigrationSide::Incoming { from } if !self.is_open(port) || !is_attached => Some(from),
+            MigrationSide::Outgoing { to } if !self.is_open(port) => Some(to),
+            _ => None,
         }
     }
 
@@ -259,16 +284,23 @@ impl PortRegistry {
         instance: InstanceId,
         to: IpAddr,
     ) -> Result<(), RegistryError> {
-        self.number_port(instance)?;
+        if let Some((_, attachment)) = self.number_port(instance)? {
+            self.scopes.reserve(attachment.scope);
+        }
         let failed = |error: sluice_tables::Error| RegistryError::Tables(error_chain(&error));
         let attachment = self.attachments.values().find(|attachment| attachment.instance == instance);
         if let Some(ifindex) = attachment.map(|attachment| attachment.ifindex) {
             tables.remove_port(ifindex).map_err(failed)?;
         }
         let Some(port) = self.instances.get(&instance) else { return Ok(()) };
-        let Some(migration) = port.migration.as_ref().map(|migration| migration.id) else { return Ok(()) };
+        let Some(&PortMigration { id: migration, side, .. }) = port.migration.as_ref() else { return Ok(()) };
         let redirect = Redirect { vni: port.vni, to, addresses: addresses(port) };
-        let done = self.done(instance, migration);
+        let done = match (side, self.done(instance, migration)) {
+            // The instance is here all the same, so it has not left.
+            (MigrationSide::Outgoing { .. }, Some(Done::Left)) => Some(Done::Frozen),
+            (MigrationSide::Incoming { .. }, Some(Done::Left)) => None,
+            (_, done) => done,
+        };
         let old = self.moving.get(&instance).and_then(|moving| moving.redirect.clone());
         if let Some(old) = old.filter(|old| *old != redirect) {
             remove_paths(tables, &old).map_err(failed)?;
@@ -300,29 +332,58 @@ impl PortRegistry {
         Ok(())
     }
 
-    /// The controller has removed an instance: packets follow one that has left for a while.
+    /// The paths to the source that an instance has which migrates to this host, or would have without a port.
+    pub(super) fn way_back(&self, instance: InstanceId) -> Option<Redirect> {
+        let port = self.instances.get(&instance)?;
+        match port.migration.as_ref()?.side {
+            MigrationSide::Incoming { from } => {
+                Some(Redirect { vni: port.vni, to: from, addresses: addresses(port) })
+            }
+            MigrationSide::Outgoing { .. } => None,
+        }
+    }
+
+    /// The controller has removed an instance: for a while, packets follow one that has left, and return to the source of a
+    /// canceled migration, which may redirect them until it has heard of that.
     pub(super) fn end_migration(
         &mut self,
         tables: &mut NodeTables,
         instance: InstanceId,
+        way_back: Option<Redirect>,
     ) -> Result<(), RegistryError> {
-        let mut changed = self.moving.clone();
-        match changed.get_mut(&instance) {
-            None => return Ok(()),
-            Some(moving) if matches!(moving.done, Some(Done::Frozen | Done::Left)) => {
-                moving.done = Some(Done::Left);
-                moving.until = moving.until.or_else(|| Some(Instant::now() + REDIRECT_LINGER));
+        let Some(moving) = self.moving.get(&instance) else { return Ok(()) };
+        let has_left = matches!(moving.done, Some(Done::Frozen | Done::Left));
+        if !has_left && way_back.is_none() {
+            self.remove_redirect(tables, instance)?;
+            let mut changed = self.moving.clone();
+            if changed.remove(&instance).is_some() {
                 self.save_or_keep(changed);
-                return Ok(());
             }
-            Some(_) => {}
+            return Ok(());
         }
-        self.remove_redirect(tables, instance)?;
-        changed = self.moving.clone();
-        if changed.remove(&instance).is_some() {
-            self.save_or_keep(changed);
+        let redirect = moving.redirect.clone().or(way_back);
+        let until = moving.until.or_else(|| Some(Instant::now() + REDIRECT_LINGER));
+        let left = Moving { done: Some(Done::Left), redirect: redirect.clone(), until, ..moving.clone() };
+        let mut changed = self.moving.clone();
+        changed.insert(instance, left);
+        self.save_or_keep(changed);
+        // The network may be gone.
+        if let Some(Err(error)) = redirect.map(|redirect| write_paths(tables, &redirect)) {
+            tracing::warn!(%instance, error = error_chain(&error), "cannot redirect its packets");
         }
         Ok(())
+    }
+
+    /// After a snapshot, which names all instances: those that are unknown have left while no agent or another one ran here.
+    pub fn end_unknown_migrations(&mut self) {
+        let mut changed = self.moving.clone();
+        let unknown = changed.values_mut().filter(|moving| !self.instances.contains_key(&moving.instance));
+        for moving in unknown {
+            moving.done = Some(Done::Left);
+        }
+        if changed != self.moving {
+            self.save_or_keep(changed);
+        }
     }
 
     /// Removes the paths of instances that have left long ago.
@@ -338,6 +399,12 @@ impl PortRegistry {
         for instance in expired {
             if let Err(error) = self.remove_redirect(tables, instance) {
                 tracing::error!(%instance, %error, "cannot remove the paths of an instance that has left; retrying later");
+                continue;
+            }
+            // It may have had no paths.
+            let mut changed = self.moving.clone();
+            if changed.remove(&instance).is_some() {
+                self.save_or_keep(changed);
             }
         }
     }

@@ -115,6 +115,7 @@ fn a_port_that_leaves_is_closed_once_and_its_packets_follow() {
     registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
     attach(&mut registry, &mut tables);
     assert_eq!((state(&tables), watched(&registry)), ((true, 0), (1, 0)), "the guest runs here");
+    assert!(tables.is_sender(1, OTHER), "VMs of the target send to it directly");
     let scope = registry.scope_of(INSTANCE);
     for _ in 0..2 {
         registry.freeze(&mut tables, INSTANCE, 7).unwrap();
@@ -150,9 +151,60 @@ fn a_canceled_migration_changes_nothing() {
     assert_eq!(state(&tables), (true, 0), "the next migration begins with an open port");
     // At the target.
     registry.remove_instance(&mut tables, INSTANCE).unwrap();
-    registry.upsert_instance(&mut tables, port(Some((9, INCOMING)))).unwrap();
-    assert_eq!(state(&tables), (false, 3));
+    for opens in [false, true] {
+        registry.upsert_instance(&mut tables, port(Some((9, INCOMING)))).unwrap();
+        assert_eq!(state(&tables), (false, 3));
+        if opens {
+            registry.open_moved(&mut tables, INSTANCE, 9).unwrap();
+            assert_eq!(state(&tables), (true, 0));
+        }
+        registry.remove_instance(&mut tables, INSTANCE).unwrap();
+        assert_eq!(state(&tables), (false, 3), "the source may still redirect");
+        registry.remove_expired_redirects(&mut tables, Instant::now() + Duration::from_secs(31));
+        assert_eq!((state(&tables), registry.moving.len()), ((false, 0), 0));
+    }
+}
+
+/// Catches packets that a source redirects and a target without an interface sends to a gateway, which sends them to the source.
+#[test]
+fn a_target_whose_interface_is_detached_sends_packets_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = (load(dir.path()), tables());
+    registry.upsert_instance(&mut tables, port(Some((7, INCOMING)))).unwrap();
+    attach(&mut registry, &mut tables);
+    registry.open_moved(&mut tables, INSTANCE, 7).unwrap();
+    for _ in 0..2 {
+        assert_eq!(state(&tables), (true, 0));
+        registry.detach(&mut tables, "tap0").unwrap().unwrap();
+        assert_eq!(state(&tables), (false, 3));
+        attach(&mut registry, &mut tables);
+    }
+    assert_eq!((state(&tables), &registry.moving[&INSTANCE].redirect), ((true, 0), &None));
+}
+
+/// Catches a port of a guest that has left that opens because an agent was killed between two files, and paths that stay forever.
+#[test]
+fn what_is_known_of_migrations_follows_the_instances() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = (load(dir.path()), tables());
+    registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
+    attach(&mut registry, &mut tables);
+    registry.commit().unwrap();
+    registry.freeze(&mut tables, INSTANCE, 7).unwrap();
+    // The next agent does not know that the instance was removed.
     registry.remove_instance(&mut tables, INSTANCE).unwrap();
+    let mut registry = load(dir.path());
+    registry.adopt(&mut tables);
+    registry.reconcile(&mut tables).unwrap();
+    assert_eq!(registry.moving_port(&port(Some((7, OUTGOING)))), Some(MovingPort::Frozen));
+    assert_eq!(state(&tables), (false, 3));
+    registry.remove_expired_redirects(&mut tables, Instant::now() + Duration::from_secs(3600));
+    assert_eq!(state(&tables), (false, 3), "it has not left");
+    // The snapshot does not have it.
+    registry.instances.clear();
+    registry.end_unknown_migrations();
+    registry.remove_expired_redirects(&mut tables, Instant::now());
+    registry.remove_expired_redirects(&mut tables, Instant::now() + Duration::from_secs(31));
     assert_eq!((state(&tables), registry.moving.len()), ((false, 0), 0));
 }
 

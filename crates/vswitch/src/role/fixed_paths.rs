@@ -4,31 +4,45 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use sluice_agent::UpdateContext;
+use sluice_agent::{UpdateContext, error_chain};
 use sluice_southbound::{Path, PathKey};
-use sluice_tables::DirectPath;
+use sluice_tables::{DirectPath, NodeTables};
+use sluice_types::Vni;
 
-/// The paths of the current step, written when it ends; `None` stands for a removal.
+/// The paths of the current step, written when it ends.
 #[derive(Debug, Default)]
-pub(super) struct PendingPaths(HashMap<PathKey, Option<Path>>);
+pub(super) struct PendingPaths {
+    /// `None` stands for a removal.
+    step: HashMap<PathKey, Option<Path>>,
+    /// Those whose instance migrates, and whose address has a path to the other host until that is removed.
+    held: HashMap<PathKey, Path>,
+}
+
+fn direct_path(key: &PathKey, path: &Path) -> DirectPath {
+    let (PathKey { vni, address }, Path { mac, host, path_vni, .. }) = (*key, *path);
+    DirectPath { vni, address, mac, host, path_vni, fixed: true, moved: false }
+}
 
 impl PendingPaths {
     /// Forgets the paths of an unfinished step.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.step.clear();
     }
 
     /// Notes the paths of a message.
     pub(super) fn note(&mut self, paths: &[Path], removed: &[PathKey]) {
-        self.0.extend(paths.iter().map(|path| (path.key, Some(*path))));
-        self.0.extend(removed.iter().map(|key| (*key, None)));
+        self.step.extend(paths.iter().map(|path| (path.key, Some(*path))));
+        self.step.extend(removed.iter().map(|key| (*key, None)));
     }
 
     /// Writes the paths of the step. A path needs its network and its host's VTEP, and yields to a port,
     /// whichever messages of the step these are in; so paths are written last. Those of a snapshot are all
-    /// that there are.
+    /// that there are. A path of an instance that migrates stays: packets follow that.
     pub(super) fn write(&mut self, context: &mut UpdateContext<'_>) {
-        let paths = std::mem::take(&mut self.0);
+        let paths = std::mem::take(&mut self.step);
+        if context.is_snapshot {
+            self.held.clear();
+        }
         let node = context.tables.node();
         // All hosts of a network get the same paths: those to this host, and over an address family that it
         // does not have, are not for it.
@@ -41,18 +55,19 @@ impl PendingPaths {
         };
         for (key, path) in &paths {
             let PathKey { vni, address } = *key;
-            let result = match path.filter(is_usable) {
-                Some(Path { mac, host, path_vni, .. }) => {
-                    let path = DirectPath { vni, address, mac, host, path_vni, fixed: true, moved: false };
+            let (path, known) = (path.filter(is_usable), context.tables.direct_path(vni, address));
+            self.held.remove(key);
+            if known.is_some_and(|known| known.moved) {
+                self.held.extend(path.map(|path| (*key, path)));
+                continue;
+            }
+            let result = match path {
+                Some(path) => {
                     // If the new path cannot be written, the old one is removed, because it is out of date.
-                    let written = context.tables.upsert_direct_path(&path);
+                    let written = context.tables.upsert_direct_path(&direct_path(key, &path));
                     written.or_else(|error| context.tables.remove_direct_path(vni, address).and(Err(error)))
                 }
-                None if context
-                    .tables
-                    .direct_path(vni, address)
-                    .is_some_and(|path| path.fixed && !path.moved) =>
-                {
+                None if known.is_some_and(|known| known.fixed) => {
                     context.tables.remove_direct_path(vni, address)
                 }
                 None => continue,
@@ -63,6 +78,24 @@ impl PendingPaths {
             let key = |path: &DirectPath| PathKey { vni: path.vni, address: path.address };
             let result = context.tables.retain_fixed(|path| paths.contains_key(&key(path)));
             context.check(result, "removal of paths that the snapshot does not have");
+        }
+    }
+
+    /// Forgets the paths of networks that are removed.
+    pub(super) fn forget(&mut self, vnis: &[Vni]) {
+        self.held.retain(|key, _| !vnis.contains(&key.vni));
+    }
+
+    /// Writes the paths of instances that no longer migrate.
+    pub(super) fn write_held(&mut self, tables: &mut NodeTables) {
+        let is_moved =
+            |key: &PathKey| tables.direct_path(key.vni, key.address).is_some_and(|known| known.moved);
+        let ready: Vec<(PathKey, Path)> = self.held.extract_if(|key, _| !is_moved(key)).collect();
+        for (key, path) in ready {
+            if let Err(error) = tables.upsert_direct_path(&direct_path(&key, &path)) {
+                // As a port of this host has the address.
+                tracing::debug!(?key, error = error_chain(&error), "a path that was held is not written");
+            }
         }
     }
 }

@@ -86,6 +86,42 @@ fn new_stream_forgets_the_paths_of_an_unfinished_step() {
     assert_eq!(paths(&host), []);
 }
 
+/// Catches packets that do not follow an instance because the controller's path to its old or new host replaces the moved one.
+#[test]
+fn a_path_of_an_instance_that_migrates_stays() {
+    let mut host = host();
+    let moved = DirectPath {
+        vni: vni(1),
+        address: ip("10.0.0.1"),
+        mac: MacAddr::local(5),
+        host: ip("192.0.2.1"),
+        path_vni: vni(1),
+        fixed: true,
+        moved: true,
+    };
+    let now = std::time::Instant::now();
+    let mut revision = 1;
+    let mut next = || {
+        revision += 1;
+        delta(revision)
+    };
+    for is_removed in [false, true] {
+        host.applier.tables.upsert_direct_path(&moved).unwrap();
+        apply(&mut host, Update { paths: vec![path("10.0.0.1", "192.0.2.2")], ..next() });
+        host.remove_expired(now);
+        assert_eq!(host.tables().direct_path(vni(1), ip("10.0.0.1")), Some(moved));
+        if is_removed {
+            apply(&mut host, Update { removed_paths: vec![key("10.0.0.1")], ..next() });
+            assert_eq!(host.tables().direct_path(vni(1), ip("10.0.0.1")), Some(moved));
+        }
+        host.applier.tables.remove_direct_path(vni(1), ip("10.0.0.1")).unwrap();
+        host.remove_expired(now);
+        let expected = if is_removed { vec![] } else { pairs(&[("10.0.0.1", "192.0.2.2")]) };
+        assert_eq!(paths(&host), expected, "what the controller has sent counts again");
+        apply(&mut host, Update { removed_paths: vec![key("10.0.0.1")], ..next() });
+    }
+}
+
 #[test]
 fn snapshot_and_removed_network_remove_only_fixed_paths() {
     let mut host = host();

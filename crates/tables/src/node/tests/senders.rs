@@ -169,6 +169,25 @@ fn fixed_paths_let_their_hosts_send() {
     assert_eq!(tables.senders(), 0);
 }
 
+/// Catches a host that may send forever after the port of an instance that has come from it has replaced the path there.
+#[test]
+fn a_path_that_a_port_replaces_lets_its_host_send_no_longer() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let host = "192.0.2.1";
+    tables.upsert_vtep(ip(host), Role::Host).unwrap();
+    for (fixed, moved) in [(true, true), (true, false), (false, false)] {
+        let path = DirectPath { fixed, moved, ..direct(5, "10.0.0.9", host) };
+        tables.upsert_direct_path(&path).unwrap();
+        assert_eq!((tables.is_sender(5, ip(host)), tables.has_endpoint_in(5, ip(host))), (fixed, fixed));
+        tables.upsert_port(&port(9)).unwrap();
+        assert!(!tables.has_endpoint_in(5, ip(host)));
+        assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), usize::from(fixed));
+        assert_eq!((tables.is_sender(5, ip(host)), tables.direct_paths().count()), (false, 0));
+        tables.remove_port(9).unwrap();
+    }
+}
+
 /// Catches a sender's entry that leads packets to a VRF that moved or was removed.
 #[test]
 fn entries_of_senders_lead_to_the_vrf_of_their_vni() {
