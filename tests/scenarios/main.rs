@@ -92,8 +92,10 @@ use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
 /// `make soak` runs these scenarios, and a word that their name contains. The last two take minutes, `guests` because there is no KVM. For
-/// each of the others, the common path has one that is like it.
-const LONG: [&str; 9] = [
+/// each of the others, the common path has one that is like it, except `health`, whose rules have unit tests: it waits for a quiet minute.
+const LONG: [&str; 11] = [
+    "credit",
+    "health",
     "gwzone",
     "history_failover",
     "load_awareness",

@@ -48,7 +48,7 @@ const SWEEP_US: u64 = 1_000_000;
 
 /// Hosts that one host has named as targets of migrations, each in one network: as many as it may have migrations.
 const NAMED_BY_HOST_MAX: usize = 512;
-/// The same of all hosts.
+/// Such targets of all hosts together.
 const NAMED_MAX: usize = 4096;
 /// A named host is forgotten this long after it was named last: the time for which idle senders are kept.
 const NAMED_US: u64 = 70_000_000;

@@ -30,7 +30,7 @@ pub struct MigrationProgress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationReport {
     pub instance: InstanceId,
-    /// [`Migration::id`](crate::Migration::id).
+    /// Id of the migration that the host takes part in ([`Migration::id`](crate::Migration::id)).
     pub migration: u64,
     pub step: MigrationStep,
     /// Sessions that the target host has.

@@ -98,7 +98,7 @@ impl Counters {
             let times = times.get(..8)?;
             let total = times.iter().sum();
             if number.is_empty() {
-                // A process with a positive nice value gives way to the others, so its time is left for them.
+                // A process with a positive nice value leaves the processor to the others, so its time counts as idle.
                 (self.cpu_total, self.cpu_idle) = (total, times[1] + times[3] + times[4]);
             } else {
                 self.processors.push((total, times[6]));

@@ -65,7 +65,7 @@ pub struct Reply {
 /// What the source has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Sessions.
+    /// A part of the sessions that were asked for.
     Sessions {
         /// Whether the port is closed.
         frozen: bool,

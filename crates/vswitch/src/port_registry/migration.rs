@@ -60,7 +60,7 @@ pub(super) struct Moving {
     instance: InstanceId,
     migration: u64,
     done: Option<Done>,
-    redirect: Option<Redirect>,
+    pub(super) redirect: Option<Redirect>,
     /// When the paths of an instance that has left are removed.
     #[serde(skip)]
     until: Option<Instant>,
