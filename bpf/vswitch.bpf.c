@@ -74,7 +74,8 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 		return port_drop(vrf->vni, DROP_stale_index);
 	if (to->ifindex == skb->ifindex)
 		return port_drop(vrf->vni, DROP_hairpin);
-	frame->judged = 0;
+	/* What the receiver's policy is asked costs the receiver. The sender's part stays for packet_timed(). */
+	frame->judged <<= 1;
 	if (to->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, to, hit->next, admit_from(frame));
 

@@ -7,8 +7,8 @@
  *
  * What a packet costs is an estimate by its class and length, which the agent derives from packets that are timed: one in COST_SAMPLE.
  *
- * Contract: `scope` is that of a port, and its frame is at the start of the packet. A packet that is refused takes nothing. Uses the maps
- * `port_credits`, `packet_costs` and `packet_times`.
+ * Contract: `scope` is that of a port, and its frame is at the start of the packet. A packet takes nothing from the bucket that refuses it,
+ * nor from those that are asked later. Uses the maps `port_credits`, `packet_costs` and `packet_times`.
  */
 #ifndef SLUICE_CREDIT_H
 #define SLUICE_CREDIT_H

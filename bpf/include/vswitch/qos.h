@@ -125,7 +125,9 @@ static __always_inline struct wire_packets wire_packets(struct __sk_buff *skb, _
 {
 	__u32 bytes = skb->len - ETH_HLEN, size = skb->gso_size, headers = longest - size, more;
 
-	if (!size || !longest || bytes <= longest)
+	if (size && !longest)
+		return (struct wire_packets){ skb->gso_segs ? skb->gso_segs : 1, bytes };
+	if (!size || bytes <= longest)
 		return (struct wire_packets){ 1, bytes };
 	more = (bytes - headers - 1) / size;
 	return (struct wire_packets){ 1 + more, bytes + more * headers };
@@ -202,7 +204,7 @@ __attribute__((noinline)) enum drop_reason qos_receive(struct __sk_buff *skb, st
 	if (!frame || !port_credit_at(scope))
 		return DROP_none;
 	wire = wire_packets(skb, longest_packet(skb, frame));
-	return credit_receive(scope, wire.packets, wire.bytes, frame->judged);
+	return credit_receive(scope, wire.packets, wire.bytes, frame->judged & 1);
 }
 
 #endif

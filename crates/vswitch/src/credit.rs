@@ -222,6 +222,10 @@ impl Credits {
             for (number, account) in port.accounts.iter_mut().enumerate() {
                 if let Some(account) = account {
                     account.used = now[number].saturating_sub(port.totals[number]);
+                    if number == CreditDimension::ReceivedMbps as usize {
+                        // Counted in front of the queueing discipline, which lets no more pass.
+                        account.used = account.used.min(amount(account.limit(), elapsed));
+                    }
                     account.rate =
                         account.used * 1000 / u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
                     account.settle(elapsed);

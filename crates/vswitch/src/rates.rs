@@ -2,6 +2,7 @@
 //! counts what is dropped over the rate. What a VM sends is limited by the packet program (`bpf/include/vswitch/qos.h`).
 //! This file changes with what follows from the rate of a port.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -103,17 +104,20 @@ impl Rates {
     pub async fn keep(&self, netlink: &Netlink) {
         let mut steps = tokio::time::interval(STEP);
         steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut changed = BTreeSet::new();
         loop {
             steps.tick().await;
-            for scope in self.credit.step(&self.timed) {
+            changed.extend(self.credit.step(&self.timed));
+            // A review of many interfaces takes longer than a step, and steps do not wait for it.
+            let Ok(_shaping) = self.shaping.try_lock() else { continue };
+            for scope in std::mem::take(&mut changed) {
                 self.reshape(netlink, scope).await;
             }
         }
     }
 
-    /// Changes the rate of an interface that has a shaper. If that fails, the next review does it.
+    /// Changes the rate of an interface that has a shaper. If that fails, the next review does it. The caller holds `shaping`.
     async fn reshape(&self, netlink: &Netlink, scope: u16) {
-        let _shaping = self.shaping.lock().await;
         let known = self.lock().iter().find(|it| it.port.scope == scope).cloned();
         let Some((known, rate)) = known.and_then(|it| self.shaped(&it.port).map(|rate| (it, rate))) else {
             return;

@@ -123,12 +123,12 @@ impl CreditKeeper {
         let now = Instant::now();
         let elapsed = now.duration_since(state.stepped);
         state.stepped = now;
-        if now.duration_since(state.measured) >= MEASURE
-            && let Some(times) = timed()
-        {
+        if now.duration_since(state.measured) >= MEASURE {
             state.measured = now;
-            state.costs.note(times);
-            self.memory.set_costs(state.costs.costs());
+            if let Some(times) = timed() {
+                state.costs.note(times);
+                self.memory.set_costs(state.costs.costs());
+            }
         }
         state.credits.step(elapsed, |scope| self.memory.usage(scope));
         let received = CreditDimension::ReceivedMbps as usize;

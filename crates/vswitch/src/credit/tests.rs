@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 const GOLD: Allowance = Allowance { base: 1000, max: 1500, clamp: 1200, credit: 5000 };
 const FREE: Capacity = Capacity { total: [None; CREDIT_DIMENSIONS], contended_percent: 90, clamped: 1 };
+const SENT: usize = CreditDimension::SentMbps as usize;
 const RECEIVED: usize = CreditDimension::ReceivedMbps as usize;
 const CPU: usize = CreditDimension::Cpu as usize;
 
@@ -110,14 +111,34 @@ fn a_burst_needs_credit_for_a_second() {
 #[test]
 fn debt_is_bounded() {
     let mut host = Host::new(FREE, &[(1, mbps(GOLD))]);
-    host.used.insert(1, PortUse { bytes: [0, u64::MAX / 16], ..PortUse::default() });
+    host.used.insert(1, PortUse { bytes: [u64::MAX / 16, 0], ..PortUse::default() });
     host.run(1, &[]);
-    assert_eq!(host.standing(1, RECEIVED).credit, -500, "as much as a second of burst takes");
+    assert_eq!(host.standing(1, SENT).credit, -500, "as much as a second of burst takes");
     host.used.insert(1, PortUse::default());
     host.run(10, &[]);
-    assert_eq!(host.standing(1, RECEIVED).credit, 500, "a counter that was reset is no use");
+    assert_eq!(host.standing(1, SENT).credit, 500, "a counter that was reset is no use");
     host.credits.step(Duration::from_secs(100_000), |_| PortUse::default());
-    assert_eq!(host.standing(1, RECEIVED).credit, 5000);
+    assert_eq!(host.standing(1, SENT).credit, 5000);
+}
+
+/// What is counted in front of the queueing discipline is more than it lets pass. The rest must not cost credit.
+#[test]
+fn a_flood_to_a_vm_costs_no_more_than_what_passes() {
+    let mut host = Host::new(FREE, &[(1, mbps(GOLD))]);
+    host.run(100, &[]);
+    let flood = |host: &mut Host, seconds: u64| {
+        for _ in 0..seconds * 10 {
+            host.used.entry(1).or_default().bytes[1] += 100_000 * 125 * STEP.as_millis() as u64;
+            host.run(1, &[]);
+        }
+    };
+    flood(&mut host, 9);
+    assert_eq!(host.standing(1, RECEIVED).credit, 500, "500 Mbit/s above the base");
+    flood(&mut host, 10);
+    assert_eq!(
+        host.standing(1, RECEIVED),
+        Standing { limit: 1000, rate: 1000, credit: 0, limited: Some(Limited::NoCredit) }
+    );
 }
 
 /// On a contended host, those that use most above their base are clamped, and no others.
