@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 . scripts/common.sh
 
 # In the order of TARGETS in fuzz/decoders/src/lib.rs.
-decoders="southbound cluster rsp nat_sync meter_reports api"
+decoders="southbound cluster rsp nat_sync meter_reports migration health_echo api"
 packet_programs=2
 bytes_max=4096
 seconds=${FUZZ_SECONDS:-600}

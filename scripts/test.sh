@@ -66,7 +66,7 @@ soak() {
 	stage "writer killed 2,400 times" tests_with SLUICE_KILLS=2400 --test kill
 	stage "property tests, 20 times the cases" tests_with PROPTEST_CASES=5000 --tests
 	stage "three readers, 10 million operations" tests_with SLUICE_OPERATIONS=10000000 --test three_readers
-	stage "fuzz, 5 minutes a target" run_tests env FUZZ_SECONDS=1800 sh scripts/fuzz.sh
+	stage "fuzz, 5 minutes a target" run_tests env FUZZ_SECONDS=3000 sh scripts/fuzz.sh
 	stage "all programs on Linux 6.1" run_tests sh scripts/test-kernels.sh
 	stage "scenarios, streams of 5 minutes" tests_with SLUICE_SOAK_SECONDS=300 --test scenarios
 }

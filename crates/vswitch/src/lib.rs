@@ -30,6 +30,7 @@ mod vxlan_device;
 
 pub use args::Args;
 pub use guard::PortName;
+pub use migration::wire as migration_wire;
 pub use port_manager::INSTANCE_WAIT;
 pub use sluice_agent::Error;
 

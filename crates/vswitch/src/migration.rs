@@ -6,7 +6,7 @@ mod copies;
 mod metrics;
 mod target;
 mod transport;
-mod wire;
+pub mod wire;
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;

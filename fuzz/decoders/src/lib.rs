@@ -1,7 +1,7 @@
 //! Fuzz targets for everything that decodes bytes of another machine, except packets: the messages between
-//! controller and nodes, the datagrams between gateways, those that copy sessions and those that report meters, RSP, and the requests of the REST API. (The packet
-//! programs have targets in C, `fuzz/gateway_fuzz.c` and `fuzz/vswitch_fuzz.c`.) Changes when there is another
-//! decoder.
+//! controller and nodes, the datagrams between gateways, those that copy sessions and those that report meters,
+//! RSP, the datagrams between the hosts of a migration, the echo of health checks, and the requests of the REST
+//! API. (The packet programs have targets in C, in `fuzz`.) Changes when there is another decoder.
 //!
 //! A target panics if its decoder panics, if an integer overflows, or if a message that was decoded is not the
 //! same after it was encoded and decoded again. `scripts/fuzz.sh` runs the targets with libFuzzer, guided by
@@ -10,7 +10,9 @@
 
 mod api;
 mod cluster;
+mod health_echo;
 mod meter_reports;
+mod migration;
 mod nat_sync;
 mod rsp;
 mod sealed;
@@ -28,11 +30,13 @@ pub struct Target {
 }
 
 /// All targets. `scripts/fuzz.sh` uses the same order.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "southbound", run: southbound::run, seeds: southbound::seeds },
     Target { name: "cluster", run: cluster::run, seeds: cluster::seeds },
     Target { name: "rsp", run: rsp::run, seeds: rsp::seeds },
     Target { name: "nat_sync", run: nat_sync::run, seeds: nat_sync::seeds },
     Target { name: "meter_reports", run: meter_reports::run, seeds: meter_reports::seeds },
+    Target { name: "migration", run: migration::run, seeds: migration::seeds },
+    Target { name: "health_echo", run: health_echo::run, seeds: health_echo::seeds },
     Target { name: "api", run: api::run, seeds: api::seeds },
 ];

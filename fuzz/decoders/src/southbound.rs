@@ -11,18 +11,19 @@ use sluice_southbound::proto::{
     EnrollRequest, EnrollResponse, MigrationStates, NodeReport, NodeUpdate, node_report,
 };
 use sluice_southbound::{
-    AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, MigrationKey,
-    MigrationPhase, MigrationSide, MigrationState, Node, Path, PathKey, PlannedVip, Policy, PolicyKey, Port,
-    PortMigration, PortOptions, PreferredOwner, Qos, Route, RouteKey, Scope, SecurityRule, SessionMode,
-    Update, Vip, Vrf, Vtep, VtepRole, decode_update,
+    AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Finding, Group, HealthReport,
+    HealthSubject, Key, LinkHealth, MAX_FINDINGS, MAX_HEALTH_LINKS, Member, MigrationKey, MigrationPhase,
+    MigrationSide, MigrationState, Node, Path, PathKey, PlannedVip, Policy, PolicyKey, Port, PortMigration,
+    PortOptions, PreferredOwner, Qos, Route, RouteKey, Scope, SecurityRule, SessionMode, Update, Vip, Vrf,
+    Vtep, VtepRole, decode_update, proto,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{
-    AddressFamily, ClusterId, Direction, GatewayId, InstanceId, MacAddr, NatSeed, PortRange, Protocol,
-    Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId, Vni,
+    AddressFamily, Allowance, AnomalyClass, ClusterId, CreditPolicy, Direction, GatewayId, InstanceId,
+    MacAddr, NatSeed, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId, SecurityRuleId, Vni,
 };
 use std::fmt::Debug;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Kinds of messages. Other numbers are updates.
 const REPORT: u8 = 1;
@@ -65,7 +66,11 @@ fn decode<M: Message + Default + Debug + PartialEq>(bytes: &[u8]) -> Option<M> {
 pub fn run(data: &[u8]) {
     let [kind, bytes @ ..] = data else { return };
     match *kind {
-        REPORT => drop(decode::<NodeReport>(bytes)),
+        REPORT => {
+            if let Some(message) = decode::<NodeReport>(bytes) {
+                check_report(message);
+            }
+        }
         ENROLL => {
             decode::<EnrollRequest>(bytes);
             decode::<EnrollResponse>(bytes);
@@ -78,6 +83,25 @@ pub fn run(data: &[u8]) {
             assert_eq!(node.to_string().parse(), Ok(node));
         }
         _ => apply(bytes),
+    }
+}
+
+/// What the controller reads of a report is the same after it was encoded and read again.
+fn check_report(message: NodeReport) {
+    match message.report {
+        Some(node_report::Report::Health(message)) => {
+            let health = HealthReport::from(message);
+            assert!(health.findings.len() <= MAX_FINDINGS && health.links.len() <= MAX_HEALTH_LINKS);
+            let again = HealthReport::from(proto::HealthReport::from(health.clone()));
+            assert_eq!(again, health, "read again");
+        }
+        Some(node_report::Report::Migrations(MigrationStates { states })) => {
+            for state in states.into_iter().filter_map(|state| MigrationState::try_from(state).ok()) {
+                let again = MigrationState::try_from(proto::MigrationState::from(state.clone()));
+                assert_eq!(again, Ok(state), "read again");
+            }
+        }
+        _ => {}
     }
 }
 
@@ -155,6 +179,50 @@ fn options() -> PortOptions {
     }
 }
 
+/// A policy with every dimension.
+fn credit() -> CreditPolicy {
+    let allowance = |base| Some(Allowance { base, max: 4 * base, clamp: 2 * base, credit: 30 });
+    CreditPolicy { mbps: allowance(100), kpps: allowance(10), cpu_permille: allowance(500) }
+}
+
+/// Ports of two instances: one comes to this host and has a rate, the other one leaves it and has credit.
+fn ports(vni: Vni, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Vec<Port> {
+    let migration = PortMigration {
+        id: 7,
+        key: MigrationKey::new([8; 32]),
+        side: MigrationSide::Incoming { from: v4.into() },
+        sessions: SessionMode::Copy,
+    };
+    let comes = Port {
+        instance: InstanceId::new(3),
+        name: "vpc/vm".to_owned(),
+        vni,
+        mac: MacAddr::local(5),
+        ipv4: Some("10.0.0.2/24".parse().expect("a network")),
+        router4: Some("10.0.0.2".parse().expect("an address")),
+        ipv6: Some("fd00::2/64".parse().expect("a network")),
+        ipv6_dhcp: true,
+        mtu: 1430,
+        dns4: vec![v4],
+        identity: 4,
+        options: options(),
+        migration: Some(migration),
+    };
+    let side = MigrationSide::Outgoing { to: v6.into() };
+    let qos = Qos { credit: Some(credit()), ..Qos::default() };
+    let leaves = Port {
+        instance: InstanceId::new(4),
+        name: "vpc/other".to_owned(),
+        mac: MacAddr::local(6),
+        ipv4: Some("10.0.0.6/24".parse().expect("a network")),
+        ipv6: Some("fd00::6/64".parse().expect("a network")),
+        options: PortOptions { qos, ..PortOptions::default() },
+        migration: Some(PortMigration { id: 8, side, sessions: SessionMode::Reset, ..migration }),
+        ..comes.clone()
+    };
+    vec![comes, leaves]
+}
+
 /// An update with every kind of entry.
 fn full_update() -> Update {
     let vni = Vni::new(100).expect("a VNI");
@@ -192,26 +260,7 @@ fn full_update() -> Update {
             Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
         ],
         policies: vec![policy(vni)],
-        ports: vec![Port {
-            instance: InstanceId::new(3),
-            name: "vpc/vm".to_owned(),
-            vni,
-            mac,
-            ipv4: Some("10.0.0.2/24".parse().expect("a network")),
-            router4: Some(own4),
-            ipv6: Some("fd00::2/64".parse().expect("a network")),
-            ipv6_dhcp: true,
-            mtu: 1430,
-            dns4: vec![v4],
-            identity: 4,
-            options: options(),
-            migration: Some(PortMigration {
-                id: 7,
-                key: MigrationKey::new([8; 32]),
-                side: MigrationSide::Incoming { from: v4.into() },
-                sessions: SessionMode::Copy,
-            }),
-        }],
+        ports: ports(vni, (v4, v6)),
         keys: vec![ClusterKeys {
             cluster: 1,
             keys: vec![Key { id: 3, secret, not_before_ms: 1, not_after_ms: 2 }],
@@ -257,25 +306,54 @@ fn sequence(updates: &[&Update]) -> Vec<u8> {
     input
 }
 
+/// Findings of every class and about every kind of subject, and links of both families.
+fn health() -> HealthReport {
+    let peers = ["192.0.2.8", "2001:db8::8"].map(|text| text.parse::<IpAddr>().expect("an address"));
+    let subjects = [
+        HealthSubject::Node,
+        HealthSubject::Interface("sl-1".to_owned()),
+        HealthSubject::Instance(InstanceId::new(3)),
+        HealthSubject::Peer(peers[0]),
+        HealthSubject::Peer(peers[1]),
+    ];
+    let finding = |(class, subject)| Finding {
+        class,
+        subject,
+        since_ms: 1_700_000_000_000,
+        evidence: "3 of 3".to_owned(),
+        cause: "it hangs".to_owned(),
+    };
+    let findings = AnomalyClass::ALL.into_iter().zip(subjects.into_iter().cycle()).map(finding).collect();
+    let link = |peer| LinkHealth { peer, gateway: true, loss_permille: 125, rtt_us: 300 };
+    HealthReport { findings, others: true, links: peers.map(link).to_vec() }
+}
+
+/// Reports of a node. That of migrations has one in each phase.
+fn reports() -> [node_report::Report; 5] {
+    let phases =
+        [MigrationPhase::Waiting, MigrationPhase::Ready, MigrationPhase::Switched, MigrationPhase::Failed];
+    let state = |phase| MigrationState {
+        instance: InstanceId::new(3),
+        migration: 7,
+        phase,
+        sessions: 9,
+        problem: "no room".to_owned(),
+    };
+    let states = phases.map(|phase| proto::MigrationState::from(state(phase))).to_vec();
+    [
+        node_report::Report::Migrations(MigrationStates { states }),
+        node_report::Report::Health(health().into()),
+        node_report::Report::Hello(Default::default()),
+        node_report::Report::Ack(Default::default()),
+        node_report::Report::Heartbeat(Default::default()),
+    ]
+}
+
 pub fn seeds() -> Vec<Vec<u8>> {
     let full = full_update();
     let removed = removal(&full);
     let part = Update { revision: 0, ..full.clone() };
     let delta = Update { revision: 9, database_id: 9, routes: full.routes.clone(), ..Update::default() };
-    let state = MigrationState {
-        instance: InstanceId::new(3),
-        migration: 7,
-        phase: MigrationPhase::Failed,
-        sessions: 9,
-        problem: "no room".to_owned(),
-    };
-    let reports = [
-        node_report::Report::Migrations(MigrationStates { states: vec![state.into()] }),
-        node_report::Report::Hello(Default::default()),
-        node_report::Report::Ack(Default::default()),
-        node_report::Report::Heartbeat(Default::default()),
-    ];
-    let reports = reports.map(|report| NodeReport { report: Some(report) }.encode_to_vec());
     let enroll = EnrollRequest { token: "token".to_owned(), csr_pem: "csr".to_owned() }.encode_to_vec();
     let mut seeds = vec![
         sequence(&[&full]),
@@ -286,6 +364,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         [&[NODE], &b"gateway:gw-7"[..]].concat(),
         [&[NODE], &b"host:host-3"[..]].concat(),
     ];
+    let reports = reports().map(|report| NodeReport { report: Some(report) }.encode_to_vec());
     seeds.extend(reports.iter().map(|report| [&[REPORT], &report[..]].concat()));
     seeds
 }

@@ -136,6 +136,7 @@ impl Responder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn an_answer_has_the_nonce_and_the_length_of_its_request() {
@@ -182,5 +183,38 @@ mod tests {
         assert!(responder.admits(20_500, from(1)));
         responder.set_known(&known);
         assert_eq!((0..50).filter(|_| responder.admits(20_500, from(1))).count(), 9);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(datagram in prop::collection::vec(any::<u8>(), 0..1500)) {
+            let _ = parse(&datagram);
+        }
+
+        /// Most bytes are no echo; these begin as one.
+        #[test]
+        fn a_datagram_is_read_if_it_has_a_known_kind_and_a_nonce(
+            kind in 0..=ANSWER + 1,
+            rest in prop::collection::vec(any::<u8>(), 0..64),
+        ) {
+            let datagram = [&MAGIC[..], &[VERSION, kind], &rest[..]].concat();
+            let nonce: Option<Nonce> =
+                datagram.get(NONCE_AT..ECHO_BYTES_MIN).and_then(|nonce| nonce.try_into().ok());
+            let expected = match (kind, nonce) {
+                (REQUEST, Some(_)) => Some(Echo::Request),
+                (ANSWER, Some(nonce)) => Some(Echo::Answer(nonce)),
+                _ => None,
+            };
+            prop_assert_eq!(parse(&datagram), expected);
+        }
+
+        #[test]
+        fn an_echo_is_read_as_it_was_made(nonce in any::<Nonce>(), wanted in 0..2 * ECHO_BYTES_MAX) {
+            let mut datagram = request(&nonce, wanted);
+            prop_assert_eq!(datagram.len(), wanted.clamp(ECHO_BYTES_MIN, ECHO_BYTES_MAX));
+            prop_assert_eq!(parse(&datagram), Some(Echo::Request));
+            make_answer(&mut datagram);
+            prop_assert_eq!(parse(&datagram), Some(Echo::Answer(nonce)));
+        }
     }
 }

@@ -159,7 +159,7 @@ impl Message {
         }
     }
 
-    /// Reads a body; `None` if it is malformed.
+    /// Reads a body; `None` if it is malformed or has more than [`COPIES_MAX`] sessions.
     #[must_use]
     pub fn decode(body: &[u8]) -> Option<Self> {
         let mut reader = Reader(body);
@@ -179,6 +179,9 @@ impl Message {
                 let next = (flags & REPLY_MORE != 0).then_some(cursor);
                 let mut copies = Vec::new();
                 while !reader.0.is_empty() {
+                    if copies.len() == COPIES_MAX {
+                        return None;
+                    }
                     copies.push(reader.copy()?);
                 }
                 let answer = Answer::Sessions { frozen: flags & REPLY_FROZEN != 0, next, copies };
@@ -233,6 +236,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     fn head() -> Head {
         Head { migration: 1 << 40, instance: InstanceId::new(7), number: 3 }
@@ -285,10 +289,76 @@ mod tests {
         const { assert!(COPIES_MAX >= 7, "a whole bucket fits") };
     }
 
+    /// Catches a reply of short sessions that has more than a reply is made with: encoded again, some would be missing.
+    #[test]
+    fn a_reply_with_too_many_sessions_is_refused() {
+        let answer = Answer::Sessions { frozen: false, next: None, copies: vec![copy(false); COPIES_MAX] };
+        let most = Message::Reply(Reply { head: head(), answer });
+        let mut body = most.encode();
+        assert_eq!(Message::decode(&body), Some(most));
+        copy(false).write(&mut body);
+        assert!(body.len() <= BODY_BYTES_MAX, "{} bytes", body.len());
+        assert_eq!(Message::decode(&body), None);
+    }
+
+    fn any_head() -> impl Strategy<Value = Head> {
+        any::<(u64, u64, u32)>().prop_map(|(migration, instance, number)| Head {
+            migration,
+            instance: InstanceId::new(instance),
+            number,
+        })
+    }
+
+    fn any_copy() -> impl Strategy<Value = SessionCopy> {
+        let ends = prop_oneof![
+            any::<[(Ipv4Addr, u16); 2]>().prop_map(|ends| ends.map(SocketAddr::from)),
+            any::<[(Ipv6Addr, u16); 2]>().prop_map(|ends| ends.map(SocketAddr::from)),
+        ];
+        let fields = any::<(u8, bool, [u32; 3], [u64; 2], [u64; 2])>();
+        (ends, fields).prop_map(|([source, destination], fields)| {
+            let (protocol, is_egress, [state, age, idle], packets, bytes) = fields;
+            let flow = Flow { scope: 0, protocol, source, destination };
+            SessionCopy { flow, is_egress, state, age, idle, packets, bytes }
+        })
+    }
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        let copies = prop::collection::vec(any_copy(), 0..=COPIES_MAX);
+        let sessions = (any::<(bool, Option<u64>)>(), copies)
+            .prop_map(|((frozen, next), copies)| Answer::Sessions { frozen, next, copies });
+        let answers = prop_oneof![Just(Answer::Refused), sessions];
+        let requests = (any_head(), any::<(bool, u64, u32)>());
+        prop_oneof![
+            requests.prop_map(|(head, (freeze, cursor, idle_max))| {
+                Message::Request(Request { head, freeze, cursor, idle_max })
+            }),
+            (any_head(), answers).prop_map(|(head, answer)| Message::Reply(Reply { head, answer })),
+        ]
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(body in prop::collection::vec(any::<u8>(), 0..1200)) {
             let _ = Message::decode(&body);
+        }
+
+        /// Most bytes are no message; these begin as one.
+        #[test]
+        fn what_was_read_is_read_again(
+            kind in 0..=KIND_REFUSED + 1,
+            rest in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let body = [&[kind], &rest[..]].concat();
+            if let Some(message) = Message::decode(&body) {
+                prop_assert_eq!(Message::decode(&message.encode()), Some(message));
+            }
+        }
+
+        #[test]
+        fn any_message_is_read_as_it_was_written(message in any_message()) {
+            let body = message.encode();
+            prop_assert!(body.len() <= BODY_BYTES_MAX, "{} bytes", body.len());
+            prop_assert_eq!(Message::decode(&body), Some(message));
         }
     }
 }
