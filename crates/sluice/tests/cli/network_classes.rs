@@ -22,7 +22,7 @@ vpcs:
     assert!(site.ok(&["apply", "-f", &file]).ends_with("8 created, 0 unchanged\n"));
     assert!(site.ok(&["apply", "-f", &file]).ends_with("0 created, 8 unchanged\n"));
     let bad = cloud.replace("network_class: gold", "network_class: lead");
-    let error = site.fails(1, &["apply", "-f", &site.file("bad.yaml", &bad)]);
+    let error = site.fails(2, &["apply", "-f", &site.file("bad.yaml", &bad)]);
     assert!(error.contains("instance `a` in VPC `web`: `network_class`: neither the file"), "{error}");
     let gold = site.json(&["network-class", "show", "gold"]);
     let id = |class: &str| site.json(&["network-classes", "show", class])["id"].clone();
