@@ -1,9 +1,10 @@
-//! A guest of QEMU with security groups migrates by QEMU's own live migration, and back: connections in both directions with VMs
-//! on its old host, on its new host and on a third one go on, of both families, and the time in which datagrams and pings
-//! are not answered is little longer than QEMU's own pause. Its first frame on the new host is QEMU's announcement (RARP).
+//! A guest of QEMU with security groups migrates by QEMU's own live migration, and back: connections in both directions
+//! with VMs on its old host, on its new host and on a third one go on, of both families, and the time in which datagrams
+//! and pings are not answered is little longer than QEMU's own pause. Its first frame on the new host is QEMU's
+//! announcement (RARP).
 //!
-//! Catches: what a namespace that changes its link (`migration`) does not do: a tap that QEMU holds before the guest runs, frames
-//! that wait in the tap of the source, a guest whose clock stands still meanwhile.
+//! Catches: what a namespace that changes its link (`migration`) does not do: a tap that QEMU holds before the guest runs,
+//! frames that wait in the tap of the source, a guest whose clock stands still meanwhile.
 
 use crate::Ground;
 use crate::guests::{GUEST, told};
@@ -43,8 +44,8 @@ const PPS: u64 = 50;
 const STREAM_MAX: u64 = 300;
 const PING_INTERVAL: Duration = Duration::from_millis(50);
 const MIGRATED: Duration = Duration::from_secs(20);
-/// What a gap may have beyond the guest's pause: until the source has closed its port and the target has opened its own, and until
-/// the guest, whose code the target translates for the first time, has answered.
+/// What a gap may have beyond the guest's pause: until the source has closed its port and the target has opened its own,
+/// and until the guest, whose code the target translates for the first time, has answered.
 const SWITCH_MAX: Duration = Duration::from_millis(200);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
@@ -116,8 +117,8 @@ async fn serve(lab: &Lab) -> Result<Vec<Probe>, Failure> {
     Ok(servers)
 }
 
-/// Probes of the guest that no channel of the lab has: a migration closes all channels, and a command ends with its channel.
-/// Their input is a FIFO, `/run/NAME.in`, and their output a file, `/run/NAME.out`.
+/// Probes of the guest that no channel of the lab has: a migration closes all channels, and a command ends with its
+/// channel. Their input is a FIFO, `/run/NAME.in`, and their output a file, `/run/NAME.out`.
 #[derive(Default)]
 struct Script(String);
 

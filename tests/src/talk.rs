@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// Between an answer and what is sent next.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Sends bytes one by one, each when the one before has come back, until `enough` is set. Prints how many came back, and the
-/// longest time between two of them. Fails if the connection ends, or is silent for longer than `patience`.
+/// Sends bytes one by one, each when the one before has come back, until `enough` is set. Prints how many came back, and
+/// the longest time between two of them. Fails if the connection ends, or is silent for longer than `patience`.
 pub fn talk(address: SocketAddr, patience: Duration, enough: &AtomicBool) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_nodelay(true)?;

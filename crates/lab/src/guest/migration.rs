@@ -1,6 +1,6 @@
-//! Live migration of a guest of QEMU, by QEMU itself: another QEMU with the same devices waits on the target host, and gets
-//! the guest's memory while the guest runs. Then the first one stops the guest, sends the rest, and the other one runs it.
-//! Both are of this machine, so a UNIX socket connects them across the hosts' namespaces.
+//! Live migration of a guest of QEMU, by QEMU itself: another QEMU with the same devices waits on the target host, and
+//! gets the guest's memory while the guest runs. Then the first one stops the guest, sends the rest, and the other one
+//! runs it. Both are of this machine, so a UNIX socket connects them across the hosts' namespaces.
 //!
 //! The waiting QEMU has sockets of its own. When it has the guest, they get the names by which the guest is known.
 
@@ -124,7 +124,8 @@ impl GuestMigration {
         &self.moved
     }
 
-    /// Migrates the guest; returns when it runs on the target host. The QEMU of the source remains, with the guest stopped.
+    /// Migrates the guest; returns when it runs on the target host. The QEMU of the source remains, with the guest
+    /// stopped.
     ///
     /// # Errors
     /// [`Error::Command`] if QEMU fails to migrate it, [`Error::Timeout`].

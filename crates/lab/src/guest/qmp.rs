@@ -1,13 +1,13 @@
 //! A client of QMP, the protocol by which QEMU is controlled: a line of JSON for each message. Commands are answered in
 //! their order; events come between the answers, and are kept with the time that QEMU gives them.
 
+use super::channel::connect;
 use crate::error::{Error, IoContext, Result};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Longest wait for QEMU's socket, for its greeting, and for an answer: QEMU may start on a busy machine.
@@ -49,7 +49,7 @@ pub(crate) struct Qmp {
 impl Qmp {
     /// Connects to a QEMU, which may be starting, and negotiates.
     pub(crate) async fn connect(socket: PathBuf) -> Result<Self> {
-        let stream = connected(&socket).await.context("cannot connect to", &socket)?;
+        let stream = connect(&socket, ANSWER_TIMEOUT).await.context("cannot connect to", &socket)?;
         let (reader, writer) = stream.into_split();
         let mut qmp = Self { socket, reader: BufReader::new(reader), writer, events: VecDeque::new() };
         let greeting = in_time("greeting of QEMU", ANSWER_TIMEOUT, qmp.receive()).await?;
@@ -127,17 +127,6 @@ impl Qmp {
 
     fn malformed(&self, problem: String) -> Error {
         Error::Form { what: format!("the monitor at {}", self.socket.display()), problem }
-    }
-}
-
-/// Connects to a socket; repeated while QEMU starts.
-async fn connected(socket: &Path) -> std::io::Result<UnixStream> {
-    let until = Instant::now() + ANSWER_TIMEOUT;
-    loop {
-        match UnixStream::connect(socket).await {
-            Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(50)).await,
-            outcome => return outcome,
-        }
     }
 }
 
