@@ -20,7 +20,7 @@ use sluice_types::{IpNet, Ipv6Mode, Protocol};
 use std::net::{IpAddr, SocketAddr};
 
 /// Its first interface is in VPC web with DHCPv6, the second one in VPC db with SLAAC.
-const GUEST: &str = "guest";
+pub const GUEST: &str = "guest";
 const SECOND: &str = "guest-eth1";
 /// The neighbor on the guest's host.
 const NEIGHBOR: &str = "web-2";
@@ -82,7 +82,7 @@ async fn lab(ground: &Ground) -> Result<Lab, Failure> {
 }
 
 /// The output of a command in the guest.
-async fn told(lab: &Lab, argv: &[&str]) -> Result<String, Failure> {
+pub async fn told(lab: &Lab, argv: &[&str]) -> Result<String, Failure> {
     let output = lab.exec(GUEST, argv).await?;
     ensure!(output.status.success(), "{argv:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

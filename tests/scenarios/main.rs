@@ -25,6 +25,7 @@ mod foreign_sender;
 mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
+mod guest_migration;
 mod guests;
 mod gwzone;
 mod health;
@@ -91,9 +92,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
-/// `make soak` runs these scenarios, and a word that their name contains. The last two take minutes, `guests` because there is no KVM. For
+/// `make soak` runs these scenarios, and a word that their name contains. The last three take minutes, `guests` and `guest_migration` because there is no KVM. For
 /// each of the others, the common path has one that is like it, except `health`, whose rules have unit tests: it waits for a quiet minute.
-const LONG: [&str; 11] = [
+const LONG: [&str; 12] = [
     "credit",
     "health",
     "gwzone",
@@ -104,6 +105,7 @@ const LONG: [&str; 11] = [
     "takeover_default",
     "vpc_meter",
     "guests",
+    "guest_migration",
     "nat_kills",
 ];
 /// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
@@ -207,6 +209,7 @@ fn all() -> Vec<Scenario> {
         session_timeouts: OwnLab,
         attack: OwnLab,
         guests: OwnLab,
+        guest_migration: OwnLab,
         moved_instance: OwnLab,
         migration: OwnLab,
         vpc_moves: OwnLab,

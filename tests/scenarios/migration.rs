@@ -170,7 +170,7 @@ async fn talk(lab: &Lab, from: &str, at: IpAddr, port: u16) -> Result<Child, Fai
     Err(Failure::new(format!("{from} cannot connect to {at} port {port}: {last}")))
 }
 
-fn host_id(lab: &Lab, host: &str) -> Result<HostId, Failure> {
+pub fn host_id(lab: &Lab, host: &str) -> Result<HostId, Failure> {
     lab.node(host)?.id.parse().map_err(|_| Failure::new(format!("the id of {host}")))
 }
 
@@ -189,7 +189,8 @@ async fn begin(
     Ok((migration, moved))
 }
 
-async fn is_ready(lab: &Lab, vm: &VmState) -> Outcome {
+/// Waits until the target is ready for the guest.
+pub async fn is_ready(lab: &Lab, vm: &VmState) -> Outcome {
     let vpc = lab.vpc("web")?.id;
     eventually(READY, || async {
         let migration = lab.api().migration(vpc, vm.id).await?;
@@ -208,7 +209,7 @@ async fn finish(lab: &Lab, migration: &Migration, moved: &VmState) -> Outcome {
     Ok(lab.end_migration(VM).await?)
 }
 
-async fn metric(lab: &Lab, node: &str, name: &str) -> Result<f64, Failure> {
+pub async fn metric(lab: &Lab, node: &str, name: &str) -> Result<f64, Failure> {
     Ok(lab.metrics(node).await?.sum(name, &[]))
 }
 

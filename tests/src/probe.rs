@@ -12,6 +12,8 @@
 //!     sluice-probe keep ADDRESS               return to each TCP connection what it sends, at 8 ports from that of ADDRESS on
 //!     sluice-probe hold ADDRESS COUNT RATE    so many connections to `keep` that stay, and others in a second; for each line on
 //!                                             standard input, what all have come to
+//!     sluice-probe talk ADDRESS               a connection to `keep` that sends a byte every 50 ms; a line on standard input ends
+//!                                             it, and what it has come to is printed
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
 //!                                             say twice, in the same RSP packet, that a destination is at HOST
 //!     sluice-probe attack IFNAME,MAC,ADDRESS,ADDRESS6 VICTIM,VICTIM6 ROUTERMAC,ROUTER VTEP FRAMES
@@ -37,6 +39,7 @@ mod held;
 mod host_frames;
 mod hostile_clients;
 mod hostile_frames;
+mod talk;
 
 use host_frames::{Addresses, host_frames};
 use hostile_frames::Hostile;
@@ -85,6 +88,7 @@ fn main() -> Result<()> {
         ["take", address, bytes] => take(parse(address), parse(bytes)),
         ["keep", address] => held::keep(parse(address)),
         ["hold", address, connections, per_s] => held::hold(parse(address), parse(connections), parse(per_s)),
+        ["talk", address] => talk::talk(parse(address), PATIENCE, &ended_by_input()),
         ["rsp", to, key, secret, vni, destination, host] => {
             let path = (parse(destination), parse(host));
             notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)

@@ -6,11 +6,13 @@
 //! [`channel`]s.
 
 pub(crate) mod channel;
+pub(crate) mod migration;
+pub(crate) mod qmp;
 
 use crate::configure::{BOOT_TIMEOUT, ROUTE_BY_SOURCE};
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, tail, words};
-use crate::lab::Lab;
+use crate::lab::{Lab, VmState};
 use crate::paths::Paths;
 use crate::process::Process;
 use sluice_types::Ipv6Mode;
@@ -95,12 +97,23 @@ async fn accelerator(paths: &Paths, kernel: &str) -> &'static str {
     FOUND.get_or_init(look).await
 }
 
+/// The interfaces of a guest, in their order.
+fn interfaces<'a>(lab: &'a Lab, name: &str) -> Vec<&'a VmState> {
+    let mut vms: Vec<_> = lab.state.vms.values().filter(|vm| vm.machine == name).collect();
+    vms.sort_by(|a, b| a.interface.cmp(&b.interface));
+    vms
+}
+
 /// Starts a guest whose taps exist. It then boots by itself.
 pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
-    let vms = lab.state.vms.values().filter(|vm| vm.machine == name);
-    let mut vms: Vec<_> = vms.collect();
-    vms.sort_by(|a, b| a.interface.cmp(&b.interface));
-    let host = vms.first().map(|vm| vm.host.clone());
+    let vms = interfaces(lab, name);
+    let host = vms.first().map(|vm| vm.host.as_str());
+    let argv = arguments(&lab.paths, name, &vms).await?;
+    Process::start(&lab.paths, name, host, argv)
+}
+
+/// The command that runs a guest with these interfaces. `sockets` is the name that its sockets begin with.
+async fn arguments(paths: &Paths, sockets: &str, vms: &[&VmState]) -> Result<Vec<String>> {
     let kernel = kernel()?;
     let mut line = format!("console=ttyS0 quiet panic=-1 edd=off no_timer_check channels={}", channel::COUNT);
     let mut devices = words(&["-device", "virtio-serial-pci"]);
@@ -119,19 +132,20 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
         devices.push(format!("virtio-net-pci,netdev=net{number},mac={mac},romfile="));
     }
     for number in 0..channel::COUNT {
-        let socket = lab.paths.guest_channel(name, number);
+        let socket = paths.guest_channel(sockets, number);
         devices.push("-chardev".to_owned());
         devices.push(format!("socket,id=channel{number},server=on,wait=off,path={}", socket.display()));
         devices.push("-device".to_owned());
         devices.push(format!("virtserialport,chardev=channel{number},name=channel{number}"));
     }
-    let monitor = format!("unix:{},server=on,wait=off", lab.paths.guest_monitor(name).display());
-    let (image, memory) = (lab.paths.guest_image().display().to_string(), MEMORY_MIB.to_string());
+    let server = |socket: PathBuf| format!("unix:{},server=on,wait=off", socket.display());
+    let (monitor, qmp) = (server(paths.guest_monitor(sockets)), server(paths.guest_qmp(sockets)));
+    let (image, memory) = (paths.guest_image().display().to_string(), MEMORY_MIB.to_string());
     let kernel = kernel.join("vmlinuz").display().to_string();
     let own = [
         QEMU,
         "-accel",
-        accelerator(&lab.paths, &kernel).await,
+        accelerator(paths, &kernel).await,
         "-cpu",
         "max",
         "-m",
@@ -143,6 +157,8 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
         "stdio",
         "-monitor",
         &monitor,
+        "-qmp",
+        &qmp,
         "-kernel",
         &kernel,
         "-initrd",
@@ -150,7 +166,7 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
         "-append",
         &line,
     ];
-    Process::start(&lab.paths, name, host.as_deref(), [words(&own), devices].concat())
+    Ok([words(&own), devices].concat())
 }
 
 impl Lab {

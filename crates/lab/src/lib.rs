@@ -5,7 +5,7 @@
 //! `topology` is the file that describes a lab. `up` builds it, with `net` (namespaces, links) and `vm`
 //! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
 //! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
-//! reads a node's metrics, `guest` boots guests of QEMU and runs commands in them, `internet` and `places` have what is behind
+//! reads a node's metrics, `guest` boots guests of QEMU, runs commands in them and migrates them, `internet` and `places` have what is behind
 //! the gateways, `failover` lets gateways die, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
@@ -35,6 +35,8 @@ pub use cli::{Args, run};
 pub use down::down;
 pub use error::{Error, Result};
 pub use foreign::Foreign;
+pub use guest::migration::{GuestMigration, GuestMove};
+pub use guest::qmp::Event as GuestEvent;
 pub use lab::{CONTROLLER, Lab, Node, State, VmState, VpcState};
 pub use metrics::Metrics;
 pub use paths::Paths;

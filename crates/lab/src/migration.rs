@@ -1,6 +1,7 @@
 //! Live migration of a VM that is a namespace: what a hypervisor does of it. The namespace with its programs and connections
 //! stays; the guest's end of its link is exchanged for that of another link, to the target host, which has waited in a
 //! namespace of its own. So the guest has no link for a moment, as a guest that is stopped and runs again elsewhere.
+//! Guests of QEMU migrate by QEMU itself (`guest/migration.rs`).
 
 use crate::error::Result;
 use crate::exec::{ip_batch, script};
@@ -17,6 +18,14 @@ fn waiting_place(vm: &str) -> String {
     format!("{vm}-link")
 }
 
+/// A VM as it is after its migration to a host: its port there has another name.
+pub(crate) fn migrated(name: &str, vm: &VmState, host: &str) -> VmState {
+    let [first, second] = PORT_PREFIXES;
+    let prefix = if vm.port.starts_with(first) { second } else { first };
+    let port = format!("{prefix}{name}").chars().take(15).collect();
+    VmState { host: host.to_owned(), port, ..vm.clone() }
+}
+
 impl Lab {
     /// Makes a link of a VM to the target host. The guest's end waits outside of the VM, and is down. Returns the VM as it
     /// is after its migration.
@@ -25,10 +34,7 @@ impl Lab {
     /// [`crate::Error::Unknown`] if there is no such host, and errors of the commands.
     pub async fn prepare_migration(&self, name: &str, vm: &VmState, host: &str) -> Result<VmState> {
         self.node(host)?;
-        let [first, second] = PORT_PREFIXES;
-        let prefix = if vm.port.starts_with(first) { second } else { first };
-        let port: String = format!("{prefix}{name}").chars().take(15).collect();
-        let moved = VmState { host: host.to_owned(), port, ..vm.clone() };
+        let moved = migrated(name, vm, host);
         let (waiting, at) = (self.paths.namespace(&waiting_place(name)), self.paths.namespace(host));
         let VmState { mac, port, .. } = &moved;
         let lines = format!(

@@ -101,6 +101,16 @@ impl Paths {
         self.root().join("vms").join(format!("{guest}.monitor"))
     }
 
+    /// Socket of the QMP monitor of a guest.
+    pub(crate) fn guest_qmp(&self, guest: &str) -> PathBuf {
+        self.root().join("vms").join(format!("{guest}.qmp"))
+    }
+
+    /// Socket by which one QEMU sends a guest to another one.
+    pub(crate) fn guest_migration(&self, guest: &str) -> PathBuf {
+        self.root().join("vms").join(format!("{guest}.migration"))
+    }
+
     /// Socket of a channel by which commands run in a guest.
     pub(crate) fn guest_channel(&self, guest: &str, number: usize) -> PathBuf {
         self.root().join("vms").join(format!("{guest}.channel{number}.sock"))

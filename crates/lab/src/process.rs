@@ -63,7 +63,17 @@ impl Process {
     /// # Errors
     /// [`Error::Io`].
     pub fn start(paths: &Paths, name: &str, place: Option<&str>, argv: Vec<String>) -> Result<Self> {
-        let log_path = paths.log(name);
+        Self::start_with_log(paths, (name, name), place, argv)
+    }
+
+    /// Like `start`, with the output appended to the log of another name.
+    pub(crate) fn start_with_log(
+        paths: &Paths,
+        (name, log): (&str, &str),
+        place: Option<&str>,
+        argv: Vec<String>,
+    ) -> Result<Self> {
+        let log_path = paths.log(log);
         let log =
             File::options().create(true).append(true).open(&log_path).context("cannot open", &log_path)?;
         let words = argv_at(paths, place, &argv);
@@ -82,9 +92,21 @@ impl Process {
         // Without a wait the ended process would stay a zombie as long as this process lives.
         std::thread::spawn(move || child.wait());
         let process = Self { name: name.to_owned(), place: place.map(str::to_owned), argv, pid, start_ticks };
-        let file = paths.processes().join(format!("{name}.json"));
-        write_json(&file, &process)?;
+        process.record(paths)?;
         Ok(process)
+    }
+
+    fn record(&self, paths: &Paths) -> Result<()> {
+        write_json(&paths.processes().join(format!("{}.json", self.name)), self)
+    }
+
+    /// Gives a process that runs another name, in place of a process that has ended. `argv` starts it again.
+    pub(crate) fn rename(self, paths: &Paths, name: &str, argv: Vec<String>) -> Result<Self> {
+        let own = paths.processes().join(format!("{}.json", self.name));
+        let renamed = Self { name: name.to_owned(), argv, ..self };
+        renamed.record(paths)?;
+        fs::remove_file(&own).context("cannot remove", own)?;
+        Ok(renamed)
     }
 
     /// The records of all processes, ordered by name.

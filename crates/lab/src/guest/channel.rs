@@ -21,7 +21,7 @@ const FREE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs a command in a guest, with the standard input and output of this process; returns its exit status.
 pub(crate) async fn run(paths: &Paths, guest: &str, argv: &[&str]) -> Result<u8> {
     let (socket, _lock) = claim(paths, guest).await?;
-    let stream = connect(&socket).await.context("cannot connect to", &socket)?;
+    let stream = connect(&socket, FREE_TIMEOUT).await.context("cannot connect to", &socket)?;
     let (reader, mut writer) = stream.into_split();
     // The lock makes the process id unique among the sessions of a channel that may overlap.
     let tag = std::process::id().to_string();
@@ -48,9 +48,9 @@ pub(crate) async fn run(paths: &Paths, guest: &str, argv: &[&str]) -> Result<u8>
     }
 }
 
-/// Connects to a channel; repeated while QEMU starts.
-async fn connect(socket: &Path) -> std::io::Result<UnixStream> {
-    let until = Instant::now() + FREE_TIMEOUT;
+/// Connects to a socket of QEMU; repeated while QEMU starts.
+pub(super) async fn connect(socket: &Path, within: Duration) -> std::io::Result<UnixStream> {
+    let until = Instant::now() + within;
     loop {
         match UnixStream::connect(socket).await {
             Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(50)).await,
