@@ -139,7 +139,7 @@ impl Script {
 
     /// Ends a probe, and prints what it has said.
     fn end(&mut self, names: &[String]) {
-        // Opened to read as well: nobody reads it if the probe has failed.
+        // Opened to read as well: no other program reads it if the probe has failed.
         self.0.extend(names.iter().map(|name| format!("echo 1<>/run/{name}.in\n")));
         let result =
             |name: &String| format!("wait_for '{{' {name}\nprintf '%s ' {name}; tail -n 1 /run/{name}.out\n");

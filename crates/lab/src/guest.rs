@@ -6,7 +6,6 @@
 //! [`channel`]s.
 
 pub(crate) mod channel;
-pub(crate) mod migration;
 pub(crate) mod qmp;
 
 use crate::configure::{BOOT_TIMEOUT, ROUTE_BY_SOURCE};
@@ -98,7 +97,7 @@ async fn accelerator(paths: &Paths, kernel: &str) -> &'static str {
 }
 
 /// The interfaces of a guest, in their order.
-fn interfaces<'a>(lab: &'a Lab, name: &str) -> Vec<&'a VmState> {
+pub(crate) fn interfaces<'a>(lab: &'a Lab, name: &str) -> Vec<&'a VmState> {
     let mut vms: Vec<_> = lab.state.vms.values().filter(|vm| vm.machine == name).collect();
     vms.sort_by(|a, b| a.interface.cmp(&b.interface));
     vms
@@ -113,7 +112,7 @@ pub(crate) async fn boot(lab: &Lab, name: &str) -> Result<Process> {
 }
 
 /// The command that runs a guest with these interfaces. `sockets` is the name that its sockets begin with.
-async fn arguments(paths: &Paths, sockets: &str, vms: &[&VmState]) -> Result<Vec<String>> {
+pub(crate) async fn arguments(paths: &Paths, sockets: &str, vms: &[&VmState]) -> Result<Vec<String>> {
     let kernel = kernel()?;
     let mut line = format!("console=ttyS0 quiet panic=-1 edd=off no_timer_check channels={}", channel::COUNT);
     let mut devices = words(&["-device", "virtio-serial-pci"]);

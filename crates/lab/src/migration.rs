@@ -1,7 +1,7 @@
 //! Live migration of a VM that is a namespace: what a hypervisor does of it. The namespace with its programs and connections
 //! stays; the guest's end of its link is exchanged for that of another link, to the target host, which has waited in a
 //! namespace of its own. So the guest has no link for a moment, as a guest that is stopped and runs again elsewhere.
-//! Guests of QEMU migrate by QEMU itself (`guest/migration.rs`).
+//! Guests of QEMU migrate by QEMU itself (`guest_migration.rs`).
 
 use crate::error::Result;
 use crate::exec::{ip_batch, script};

@@ -89,6 +89,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-nat-sync",
             "sluice-southbound",
             "sluice-agent",
+            "sluice-vswitch",
             "sluice-controller",
         ],
     ),

@@ -4,8 +4,8 @@
 //!
 //! The waiting QEMU has sockets of its own. When it has the guest, they get the names by which the guest is known.
 
-use super::qmp::{Event, Qmp};
-use super::{arguments, channel, interfaces};
+use crate::guest::qmp::{Event, Qmp};
+use crate::guest::{arguments, channel, interfaces};
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{script, words};
 use crate::lab::{Lab, VmState};
