@@ -11,7 +11,7 @@ use crate::support::{Failure, Outcome, Probe, address, drops, ensure, ensure_tim
 use serde_json::Value;
 use sluice_client::Remote;
 use sluice_lab::{Lab, Options, VmState};
-use sluice_types::{IpNet, Protocol, SecurityGroupId};
+use sluice_types::{IpNet, Protocol, ROUTER_MAC, SecurityGroupId};
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
@@ -194,9 +194,11 @@ impl Capture {
     async fn start(lab: &Lab, vm: &str) -> Result<Self, Failure> {
         let from = |at: &IpAddr| format!("src host {at}");
         let allowed: Vec<String> = lab.vm(REMOTE)?.addresses().iter().map(from).collect();
-        // The network's own frames are neighbor discovery from the router, and ARP replies to this VM's requests.
+        // The network's own frames are neighbor discovery from the router, ARP replies to this VM's requests, and requests of health
+        // checks, whose sender is the router's MAC address in both headers (02:53:4c:00:00:01).
         let filter = format!(
-            "port {HOSTILE_PORT} or (not ({}) and not (arp[6:2] == 2 and ether dst {}) and not src host fe80::1)",
+            "port {HOSTILE_PORT} or (not ({}) and not (arp[6:2] == 2 and ether dst {}) and not src host fe80::1 \
+             and not (arp[6:2] == 1 and ether src {ROUTER_MAC} and arp[8:4] == 0x02534c00 and arp[12:2] == 1))",
             allowed.join(" or "),
             lab.vm(vm)?.mac
         );

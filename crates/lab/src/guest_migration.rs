@@ -4,10 +4,10 @@
 //!
 //! The waiting QEMU has sockets of its own. When it has the guest, they get the names by which the guest is known.
 
-use crate::guest::qmp::{Event, Qmp};
-use crate::guest::{arguments, channel, interfaces};
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{script, words};
+use crate::guest::qmp::{Event, Qmp};
+use crate::guest::{arguments, channel, interfaces};
 use crate::lab::{Lab, VmState};
 use crate::migration::migrated;
 use crate::paths::Paths;
