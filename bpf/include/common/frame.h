@@ -42,7 +42,7 @@ struct frame {
 	__u8 traffic_class;
 	__u8 flags;	/* FRAME_* */
 	__u16 identity; /* of the sender's security groups within its VNI; 0: none that this node may trust */
-	__u8 judged;	/* vSwitch: not 0 if a policy was asked about the packet; bit 0: by the last port (credit.h) */
+	__u8 judged; /* vSwitch: not 0 if a policy was asked about the packet; bit 0: by the last port (credit.h) */
 	__u8 reserved8;
 	__u32 seen; /* vSwitch: frames that this memory has had, of which one in COST_SAMPLE is timed (credit.h) */
 };
