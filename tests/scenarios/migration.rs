@@ -6,19 +6,19 @@
 use crate::Ground;
 use crate::attack::sessions;
 use crate::connections::{TALKER, go_on, line, start};
+use crate::moved_instance::{NEW, with_another_host};
 use crate::security_groups::{create, group};
 use crate::streams::Streams;
 use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually, number};
 use serde_json::json;
 use sluice_client::{Instance, Migration, MigrationEnd, MigrationStatus, Remote, SessionMode};
-use sluice_lab::{CONTROLLER, Host, Lab, Options, VmState};
+use sluice_lab::{CONTROLLER, Lab, VmState};
 use sluice_types::{AddressFamily, HostId, Protocol, SecurityGroupId};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::process::Child;
 
 const OLD: &str = "host-b";
-const NEW: &str = "host-d";
 const VM: &str = "mover";
 /// On a third host, on the old host, and on the new one.
 const PEERS: [&str; 3] = ["web-1", "web-3", "neighbor"];
@@ -48,17 +48,7 @@ const CONVERSATION: &str = "import select\n\
     print(int(longest * 1000), count)\n";
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let mut options = Options::standard(&ground.name, &ground.binary)?;
-    let ipv4 = "192.0.2.24".parse().ok();
-    let (name, switch) = (NEW.to_owned(), "tor-1".to_owned());
-    options.topology.hosts.push(Host {
-        name,
-        switch,
-        ipv4,
-        ipv6: None,
-        sessions: None,
-        table_memory_mib: None,
-    });
+    let options = with_another_host(ground)?;
     let lab = Lab::up(options).await?;
     let neighbor = lab.add_vm("neighbor", "web", "front", NEW).await?;
     let vm = lab.add_vm(VM, "web", "front", OLD).await?;

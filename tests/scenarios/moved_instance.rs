@@ -19,9 +19,16 @@ const LEARNED: Duration = Duration::from_secs(5);
 const REPAIR_MAX: Duration = Duration::from_millis(150);
 const SENDER: &str = "host-a";
 const OLD: &str = "host-b";
-const NEW: &str = "host-d";
+pub const NEW: &str = "host-d";
 
 pub async fn scenario(ground: &Ground) -> Outcome {
+    let options = with_another_host(ground)?;
+    let lab = Lab::up(options).await?;
+    moves(&lab).await
+}
+
+/// The standard topology with a third host on the underlay of the other two, which has no instance.
+pub fn with_another_host(ground: &Ground) -> Result<Options, Failure> {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     let ipv4 = "192.0.2.24".parse().ok();
     let (name, switch) = (NEW.to_owned(), "tor-1".to_owned());
@@ -33,8 +40,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         sessions: None,
         table_memory_mib: None,
     });
-    let lab = Lab::up(options).await?;
-    moves(&lab).await
+    Ok(options)
 }
 
 fn vtep(lab: &Lab, host: &str) -> Result<IpAddr, Failure> {

@@ -412,7 +412,7 @@ impl Migrator {
 
 /// What a source answers with.
 struct Source {
-    /// Number of the sessions; `None`: there are none.
+    /// Number under which the sessions of the port are kept; `None`: the port has no sessions.
     scope: Option<u16>,
     is_frozen: bool,
     /// The request has closed the port.

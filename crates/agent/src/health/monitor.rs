@@ -103,7 +103,7 @@ impl Monitor {
         (self.view, self.interfaces) = (view, interfaces);
     }
 
-    /// The smallest MTU of the interfaces to the underlay; `None` if there is none.
+    /// The smallest MTU of the interfaces to the underlay; `None` if the node has no such interface.
     #[must_use]
     pub fn underlay_mtu(&self) -> Option<u32> {
         self.config.underlay.iter().filter_map(|name| Some(self.interfaces.get(name)?.mtu)).min()

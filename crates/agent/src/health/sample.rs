@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(eth0.per_second(5), counters);
     }
 
-    /// Memory that is set aside for VMs is none that processes could use.
+    /// Huge pages that are reserved for VMs do not count as memory of the host's processes.
     #[test]
     fn huge_pages_are_no_used_memory() {
         let mut counters = Counters::default();

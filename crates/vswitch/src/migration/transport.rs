@@ -101,7 +101,7 @@ impl Transport {
         let _ = self.socket.readable().await;
     }
 
-    /// Receives a datagram; `None` if there is none, an error if it was refused.
+    /// Receives a datagram; `None` if no datagram waits, an error if it was refused.
     pub fn receive(&mut self) -> Option<Result<(SocketAddr, Message), ()>> {
         let datagram = match self.socket.receive(&mut self.buffer) {
             Ok(datagram) => datagram,
