@@ -7,6 +7,7 @@
  *
  *   VM -> anti-spoofing -> ARP, ND, DHCP, messages to the router: answered here
  *      -> security groups -> DSCP and rate of the port (qos.h)
+ *         segments of connections that end after a migration are answered (reset.h), in both directions
  *                       -> (VNI, destination) is a port of this host: delivered
  *                       -> (VNI, destination) has a direct path: through the tunnel to its host
  *                       -> otherwise: through the tunnel to the VPC's gateway group; counted (sent_flows.h)
@@ -27,6 +28,7 @@
 #include "vswitch/dhcp6.h"
 #include "vswitch/pending_checksum.h"
 #include "vswitch/qos.h"
+#include "vswitch/reset.h"
 #include "vswitch/router_advertisement.h"
 #include "vswitch/sent_flows.h"
 #include "vswitch/sources.h"
@@ -79,6 +81,8 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	if (to->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, to, hit->next, admit_from(frame));
 
+		if (reason == DROP_session_reset)
+			return reset_local_sender(skb, frame, vrf->vni);
 		if (reason)
 			return port_drop(vrf->vni, reason);
 	}
@@ -126,6 +130,8 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		reason = admit(skb, frame, port, port_cell, ADMIT_EGRESS);
 		if (frame->judged && port->flags & PORT_QOS)
 			credit_judged(port->scope);
+		if (reason == DROP_session_reset)
+			reason = reset_from_vm(skb, frame, vrf->vni);
 		if (reason)
 			return port_drop(vrf->vni, reason);
 	}
@@ -421,6 +427,8 @@ int uplink_ingress(struct __sk_buff *skb)
 		return port_drop(vni, DROP_forged_control);
 	if (port->flags & PORT_FILTERED && frame->ethertype != ETH_P_ARP && !is_control_icmp6(frame)) {
 		reason = admit(skb, frame, port, hit.next, admit_from(frame));
+		if (reason == DROP_session_reset)
+			return reset_remote_sender(skb, frame, &hit, vrf_cell, vni);
 		if (reason)
 			return port_drop(vni, reason);
 	}
@@ -485,6 +493,8 @@ static __always_inline int frame_from_underlay(struct __sk_buff *skb, struct fra
 	if (port->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, port, hit.next, admit_from(frame));
 
+		if (reason == DROP_session_reset)
+			return reset_remote_sender(skb, frame, &hit, vrf_cell, vni);
 		if (reason)
 			return port_drop(vni, reason);
 	}
