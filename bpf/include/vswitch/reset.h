@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * vSwitch: ends the TCP connections that a VM had before it migrated to this host (Achelous section 6.2, session reset). A TCP accepts
- * a RST only with the exact sequence number (RFC 5961 section 3), which no session has. So each RST is the answer to a segment, which
- * says what its sender expects (RFC 9293 section 3.10.7.1):
+ * vSwitch: ends the TCP connections that a VM had before it migrated to this host (Achelous section 6.2, session reset). A
+ * TCP accepts a RST only with the exact sequence number (RFC 5961 section 3), which no session has. So each RST is the answer
+ * to a segment, which says what its sender expects (RFC 9293 section 3.10.7.1):
  *
  *   segment to the VM     its sender gets a RST with SEQ=SEG.ACK
- *   segment from the VM   the VM gets a RST with SEQ=SEG.ACK. To its receiver goes an empty ACK with SEQ=SEG.SEQ-1, as a keep-alive
- *                         probe (RFC 9293 section 3.8.4). Any TCP answers it with an ACK, which gets a RST as above
+ *   segment from the VM   the VM gets a RST with SEQ=SEG.ACK. To its receiver goes an empty ACK with SEQ=SEG.SEQ-1, as a
+ *                         keep-alive probe (RFC 9293 section 3.8.4). Any TCP answers it with an ACK, which gets a RST as above
  *
- * The agent provokes a segment of a VM that sends none by itself (crates/vswitch/src/migration/resets.rs). Segments with RST or without ACK,
- * and fragments, get no answer. Each segment has at most one to each end.
+ * The agent provokes a segment of a VM that sends none by itself (crates/vswitch/src/migration/resets.rs). Segments with RST or
+ * without ACK, and fragments, get no answer. A segment causes at most one segment to each end.
  *
- * Contract: admit() returned DROP_session_reset for the parsed frame, at the start of the packet. The frame is then counted as dropped for
- * this reason, whether or not it is answered. The packet becomes another one, which `frame` describes afterwards. Uses the maps of
- * reply.h, qos.h and tunnel.h.
+ * Contract: admit() returned DROP_session_reset for the parsed frame, at the start of the packet. The frame is counted as
+ * dropped for this reason, whether or not it is answered. The packet becomes another one, which `frame` describes afterwards.
+ * Uses the maps of reply.h, qos.h and tunnel.h.
  */
 #ifndef SLUICE_RESET_H
 #define SLUICE_RESET_H
@@ -115,8 +115,8 @@ static __always_inline long write_segment6(struct __sk_buff *skb, const struct f
 }
 
 /*
- * Writes an empty segment over the packet, which has its length (segment_bytes()): addresses and ports are those of the frame. DROP_none, or why
- * it cannot.
+ * Writes an empty segment over the packet, which has its length (segment_bytes()). Addresses and ports are those of the frame.
+ * DROP_none, or why it cannot.
  */
 __attribute__((noinline)) enum drop_reason write_segment(struct __sk_buff *skb, const struct frame *frame,
 							 __u32 sequence, __u32 acknowledgment, __u32 flags)
@@ -156,7 +156,9 @@ static __always_inline void describe_segment(struct frame *frame)
 	frame->traffic_class = 0;
 }
 
-/* Turns the packet into the RST to its sender. DROP_none, or why it is dropped; DROP_session_reset: it gets no answer. */
+/*
+ * Turns the packet into the RST to its sender. DROP_none, or why it is dropped; DROP_session_reset: it gets no answer.
+ */
 __attribute__((noinline)) enum drop_reason answer_with_reset(struct __sk_buff *skb, struct frame *frame,
 							     __u32 vni)
 {
@@ -179,8 +181,8 @@ __attribute__((noinline)) enum drop_reason answer_with_reset(struct __sk_buff *s
 }
 
 /*
- * Sends the RST to the VM from which the packet came, and turns the packet into the probe of its receiver, which goes on as a packet of
- * the VM. DROP_none, or why it is dropped; DROP_session_reset: it gets no answer.
+ * Sends the RST to the VM from which the packet came, and turns the packet into the probe of its receiver, which goes on as a
+ * packet of the VM. DROP_none, or why it is dropped; DROP_session_reset: it gets no answer.
  */
 __attribute__((noinline)) enum drop_reason reset_from_vm(struct __sk_buff *skb, struct frame *frame,
 							 __u32 vni)
@@ -221,8 +223,8 @@ static __always_inline int reset_local_sender(struct __sk_buff *skb, struct fram
 }
 
 /*
- * Answers a segment from the underlay to the VM at the port in the cell hit->next. The answer goes the way of the VM's packets and counts
- * for its rate: whoever sends many segments makes the VM send no more than that.
+ * Answers a segment from the underlay to the VM at the port in the cell hit->next. The answer goes the way of the VM's packets
+ * and counts for its rate: many segments do not make the port send more than its own VM may.
  */
 static __always_inline int reset_remote_sender(struct __sk_buff *skb, struct frame *frame,
 					       struct exact_hit *hit, __u32 vrf_cell, __u32 vni)

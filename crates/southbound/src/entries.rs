@@ -278,7 +278,7 @@ pub struct MigrationState {
     pub migration: u64,
     /// How far it is on this host.
     pub phase: MigrationPhase,
-    /// Number of sessions that the target host has.
+    /// Number of sessions that the target host has; with [`SessionMode::Reset`]: connections that it has made to end.
     pub sessions: u64,
     /// Why it failed; otherwise empty.
     pub problem: String,

@@ -188,10 +188,6 @@ pub enum MigrationConflict {
          IPv6 address"
     )]
     MigrationAcrossFamilies { from: String, to: String },
-    #[error(
-        "sessions `reset` is not possible yet: hosts cannot make peers connect again; choose `copy` or `none`"
-    )]
-    ResetImpossible,
     #[error("host `{host}` takes part in {max} migrations already in this direction, which is the limit")]
     TooManyMigrations { host: String, max: u64 },
 }

@@ -1,9 +1,11 @@
 //! Live migration of instances (Achelous section 6.2), the hosts' part: the target copies the sessions of an instance from the
 //! source, notices when the guest runs here, and opens the port when the source has closed its own. This file changes with what
-//! starts these steps; `target.rs` decides about them, and the registry of ports does them (`docs/decisions/migration-hosts.md`).
+//! starts these steps; `target.rs` decides about them, and the registry of ports does them (`docs/decisions/migration-hosts.md`). With
+//! sessions `reset`, it lets the connections of the instance end instead.
 
 mod copies;
 mod metrics;
+mod resets;
 mod target;
 mod transport;
 pub mod wire;
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant};
 use sluice_agent::{Applier, Error, MigrationReports, Node, error_chain};
 use sluice_southbound::{MigrationSide, MigrationState, PortMigration, SessionMode};
 use sluice_sys::PacketSocket;
+use sluice_tables::Direction;
 use sluice_tables::sessions::{SessionReader, ticks_now};
 use sluice_types::{InstanceId, MacAddr};
 use tokio::io::Interest;
@@ -30,6 +33,7 @@ use crate::port_registry::{CopyTarget, PortRegistry, RegistryError};
 use crate::role::HostRole;
 use crate::sessions::{InstallCounts, SessionInstaller};
 use metrics::MigrationMetrics;
+use resets::{Ending, Resets};
 use target::{Output, Target};
 use transport::Transport;
 use wire::{Answer, Message, Reply, Request, SessionCopy};
@@ -70,9 +74,11 @@ impl Resumer {
 struct Incoming {
     target: Target,
     from: IpAddr,
+    mac: MacAddr,
     copy: Option<CopyTarget>,
     /// Receives frames of the guest, until the first one has come. With the interface.
     frames: Option<(u32, AsyncFd<PacketSocket>)>,
+    /// That were copied, or of connections that are to end.
     sessions: u64,
     resumed: Option<Instant>,
 }
@@ -106,6 +112,9 @@ pub struct Migrator {
     changes: watch::Receiver<u64>,
     calls: mpsc::Receiver<Call>,
     incoming: BTreeMap<InstanceId, Incoming>,
+    /// Connections that are to end, also after their migration. The socket by which guests are provoked is opened with the first one.
+    resets: Resets,
+    provoker: Option<PacketSocket>,
     reports: MigrationReports,
     /// What was reported last, and when.
     reported: (Vec<MigrationState>, Instant),
@@ -140,6 +149,8 @@ impl Migrator {
             changes,
             calls,
             incoming,
+            resets: Resets::default(),
+            provoker: None,
             reports,
             reported: (Vec::new(), started),
             metrics,
@@ -153,7 +164,8 @@ impl Migrator {
     }
 
     fn due(&self) -> Option<Instant> {
-        let due_ms = self.incoming.values().filter_map(|incoming| incoming.target.due_ms()).min()?;
+        let of_targets = self.incoming.values().filter_map(|incoming| incoming.target.due_ms());
+        let due_ms = of_targets.chain(self.resets.due_ms()).min()?;
         Some(self.started + Duration::from_millis(due_ms))
     }
 
@@ -181,6 +193,7 @@ impl Migrator {
                 let outputs = self.incoming.get_mut(&instance).map(|incoming| incoming.target.tick(now_ms));
                 self.perform(instance, outputs.unwrap_or_default()).await?;
             }
+            self.provoke(now_ms);
             self.report();
         }
     }
@@ -203,13 +216,13 @@ impl Migrator {
             let incoming = self.incoming.entry(instance).or_insert_with(|| {
                 tracing::info!(%instance, %from, migration = migration.id, is_open, "an instance migrates to this host");
                 let target = Target::new(instance, migration.id, migration.sessions, is_open);
-                Incoming { target, from, copy: None, frames: None, sessions: 0, resumed: None }
+                Incoming { target, from, mac, copy: None, frames: None, sessions: 0, resumed: None }
             });
             let known_scope = incoming.copy.map(|known| known.scope);
             if copy.is_some_and(|found| known_scope != Some(found.scope)) {
                 incoming.target.copy_again(now_ms);
             }
-            incoming.copy = copy;
+            (incoming.copy, incoming.mac) = (copy, mac);
             let copies = migration.sessions == SessionMode::Copy;
             let is_prepared = copy.is_some_and(|copy| !(copy.is_closed && copies));
             incoming.target.prepare(is_prepared, copy.is_some_and(|copy| copy.policy.is_some()));
@@ -294,7 +307,12 @@ impl Migrator {
                         self.transport.send(incoming.from, &Message::Request(request));
                     }
                 }
-                Output::Install(copies) => self.install(instance, copies).await?,
+                Output::Install(copies) => {
+                    match self.incoming.get(&instance).map(|known| known.target.mode()) {
+                        Some(SessionMode::Reset) => self.install_resets(instance, copies).await?,
+                        _ => self.install(instance, copies).await?,
+                    }
+                }
                 Output::Open => self.open_port(instance).await?,
             }
         }
@@ -332,6 +350,65 @@ impl Migrator {
         }
         self.metrics.change(|stats| stats.sessions += counts);
         Ok(())
+    }
+
+    /// Installs sessions that are to end, and lets their guest be provoked.
+    async fn install_resets(&mut self, instance: InstanceId, copies: Vec<SessionCopy>) -> Result<(), Error> {
+        let now_ms = self.now_ms();
+        let Some(incoming) = self.incoming.get_mut(&instance) else { return Ok(()) };
+        let Some((ifindex, scope)) = incoming.copy.map(|copy| (copy.ifindex, copy.scope)) else {
+            incoming.target.copy_later(now_ms);
+            return Ok(());
+        };
+        let installer = self.installer.clone();
+        // The thread that sweeps may hold the session table.
+        let install = move || {
+            let now = ticks_now();
+            let resets: Vec<_> =
+                copies.iter().filter_map(|copy| copies::reset_of(copy, scope, now)).collect();
+            (installer.install_resets(&resets), resets)
+        };
+        let done = tokio::task::spawn_blocking(install).await;
+        let (counts, resets) =
+            done.map_err(|error| Error::io("install sessions")(std::io::Error::other(error)))?;
+        incoming.sessions += counts.installed;
+        if counts.full > 0 {
+            incoming.target.note_full();
+        }
+        let mac = incoming.mac;
+        let endings = resets.iter().map(|session| {
+            let is_egress = session.begun_by() == Direction::Egress;
+            let from_peer = if is_egress { session.flow.reversed() } else { session.flow };
+            Ending { ifindex, mac, from_peer }
+        });
+        self.resets.add(endings, now_ms);
+        self.metrics.change(|stats| {
+            stats.resets += counts.installed;
+            stats.sessions.full += counts.full;
+        });
+        Ok(())
+    }
+
+    /// Provokes guests whose connections are to end, if that is due.
+    fn provoke(&mut self, now_ms: u64) {
+        let now = ticks_now();
+        let due = self.resets.take(now_ms);
+        for ending in due.iter().filter(|ending| ending.is_unanswered(&self.reader, now)) {
+            if self.provoker.is_none() {
+                match PacketSocket::open() {
+                    Ok(socket) => self.provoker = Some(socket),
+                    Err(error) => {
+                        tracing::error!(error = error_chain(&error), "cannot provoke guests");
+                        return;
+                    }
+                }
+            }
+            let (Some(socket), Some(frame)) = (&self.provoker, ending.frame()) else { continue };
+            match socket.send(ending.ifindex, &frame) {
+                Ok(()) => self.metrics.change(|stats| stats.provoked += 1),
+                Err(error) => tracing::debug!(error = error_chain(&error), "guest not provoked"),
+            }
+        }
     }
 
     async fn open_port(&mut self, instance: InstanceId) -> Result<(), Error> {

@@ -293,11 +293,6 @@ fn of_migration(conflict: &MigrationConflict) -> Problem {
         MigrationConflict::InstanceMigrates { instance, .. } => ("instance-migrates", instance),
         MigrationConflict::HostWithoutVswitch { host } => ("host-without-vswitch", host),
         MigrationConflict::MigrationAcrossFamilies { to, .. } => ("migration-across-families", to),
-        MigrationConflict::ResetImpossible => {
-            let problem =
-                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "reset-impossible", conflict.to_string());
-            return problem.offender("reset");
-        }
         MigrationConflict::TooManyMigrations { host, .. } => ("too-many-migrations", host),
     };
     Problem::new(StatusCode::CONFLICT, kind, conflict.to_string()).offender(offender)

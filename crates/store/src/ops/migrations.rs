@@ -80,8 +80,7 @@ async fn check_hosts(q: &mut dyn Query, vpc: &Vpc, source: &Host, target: &Host)
     Ok(())
 }
 
-/// Starts the migration of an instance to another host. Nothing changes if the same migration is in progress. Hosts cannot reset
-/// sessions, so that mode is refused.
+/// Starts the migration of an instance to another host. Nothing changes if the same migration is in progress.
 pub(crate) async fn start(
     w: &mut Write,
     id: InstanceId,
@@ -99,9 +98,6 @@ pub(crate) async fn start(
         let to = get::<Host>(w.q(), migration.to).await?.name;
         let (instance, sessions) = (instance.name, migration.sessions);
         return Err(MigrationConflict::InstanceMigrates { instance, to, sessions }.into());
-    }
-    if sessions == SessionMode::Reset {
-        return Err(MigrationConflict::ResetImpossible.into());
     }
     if instance.host == to {
         return Err(MigrationConflict::OnHostAlready { instance: instance.name, host: target.name }.into());

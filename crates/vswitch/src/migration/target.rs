@@ -18,6 +18,9 @@
 //!                                     SWITCHED
 //! ```
 //!
+//! With sessions `reset`, nothing is copied before the guest runs here: the port is opened when the source has closed its own, and
+//! then gets all sessions, which end (`resets.rs`).
+//!
 //! If not all sessions were copied before the guest runs, the port is opened after they were. A request that is not answered is
 //! sent again, for as long as the controller has not ended the migration: a source that was away closes its port then.
 
@@ -92,10 +95,6 @@ pub struct Target {
 impl Target {
     /// A migration with this way of copying sessions. `is_open`: an earlier agent has opened the port.
     pub fn new(instance: InstanceId, migration: u64, mode: SessionMode, is_open: bool) -> Self {
-        let problem = match mode {
-            SessionMode::Reset => "this host cannot make peers connect again; choose copy or none".to_owned(),
-            SessionMode::Copy | SessionMode::None => String::new(),
-        };
         Self {
             instance,
             migration,
@@ -113,7 +112,7 @@ impl Target {
             copied_ms: None,
             next_ms: 0,
             is_full: false,
-            problem,
+            problem: String::new(),
         }
     }
 
@@ -122,12 +121,15 @@ impl Target {
         self.migration
     }
 
+    /// What happens to the sessions.
+    pub fn mode(&self) -> SessionMode {
+        self.mode
+    }
+
     /// The phase that the controller is told.
     pub fn phase(&self) -> MigrationPhase {
         if self.is_open && (self.is_complete || self.has_given_up) {
             MigrationPhase::Switched
-        } else if self.mode == SessionMode::Reset {
-            MigrationPhase::Failed
         } else if self.is_prepared && (self.copied_ms.is_some() || !self.copies()) {
             MigrationPhase::Ready
         } else {
@@ -148,8 +150,15 @@ impl Target {
         self.has_resumed
     }
 
+    /// Whether sessions are copied before the guest runs here.
     fn copies(&self) -> bool {
         self.mode == SessionMode::Copy && self.has_sessions
+    }
+
+    /// Whether the source is asked for sessions now.
+    fn wants_sessions(&self) -> bool {
+        let resets = self.mode == SessionMode::Reset && self.has_sessions && self.has_resumed;
+        self.copies() || resets
     }
 
     /// Whether the port has an interface and the policy by which its sessions are judged, and whether it has sessions.
@@ -286,7 +295,7 @@ impl Target {
             head: Head { migration: self.migration, instance: self.instance, number },
             freeze: self.has_resumed,
             // Without a copy, one answer says that the port is closed.
-            cursor: if self.copies() { cursor } else { u64::MAX },
+            cursor: if self.wants_sessions() { cursor } else { u64::MAX },
             idle_max,
         }));
     }
@@ -305,10 +314,10 @@ impl Target {
         self.is_frozen |= frozen && self.has_resumed;
         // The port does not wait for what has changed since the last copy.
         self.open(&mut outputs);
-        if !copies.is_empty() && self.copies() {
+        if !copies.is_empty() && self.wants_sessions() {
             outputs.push(Output::Install(copies));
         }
-        match next.filter(|next| *next > pull.cursor && self.copies()) {
+        match next.filter(|next| *next > pull.cursor && self.wants_sessions()) {
             Some(next) => {
                 (pull.number, pull.cursor) = (self.next_number(), next);
                 (pull.sent_ms, pull.tries) = (now_ms, 0);
@@ -480,7 +489,8 @@ mod tests {
 
     #[test]
     fn ports_without_sessions_are_ready_at_once() {
-        for (mode, has_sessions) in [(SessionMode::None, true), (SessionMode::Copy, false)] {
+        let modes = [(SessionMode::None, true), (SessionMode::Copy, false), (SessionMode::Reset, false)];
+        for (mode, has_sessions) in modes {
             let mut target = target(mode, has_sessions);
             assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Ready, vec![]));
             let freeze = request(&target.resume(1));
@@ -511,15 +521,33 @@ mod tests {
         assert_eq!(target.phase(), MigrationPhase::Switched);
     }
 
+    /// Catches a guest that waits for the list of its connections, and a list of those that were used lately only.
     #[test]
-    fn peers_cannot_be_made_to_connect_again() {
+    fn connections_to_reset_are_asked_for_when_the_port_is_open() {
         let mut target = target(SessionMode::Reset, true);
-        assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Failed, vec![]));
-        assert!(target.problem().contains("copy or none"));
-        // The guest has no port without it.
-        let freeze = request(&target.resume(1));
-        assert_eq!(target.reply(answer(freeze, true, None), 2), [Output::Open]);
+        assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Ready, vec![]));
+        assert_eq!(target.tick(5000), []);
+        let freeze = request(&target.resume(5001));
+        assert_eq!((freeze.freeze, freeze.cursor, freeze.idle_max), (true, 0, u32::MAX));
+        let outputs = target.reply(answer(freeze, true, Some(5)), 5002);
+        assert_eq!(outputs[..2], [Output::Open, Output::Install(vec![copy()])]);
         target.opened(Ok(()));
-        assert_eq!(target.phase(), MigrationPhase::Switched);
+        assert_eq!(target.phase(), MigrationPhase::Ready, "connections are missing");
+        let last = request(&outputs);
+        assert_eq!((last.cursor, last.idle_max), (5, u32::MAX));
+        assert_eq!(target.reply(answer(last, true, None), 5003), [Output::Install(vec![copy()])]);
+        assert_eq!((target.phase(), target.due_ms()), (MigrationPhase::Switched, None));
+    }
+
+    #[test]
+    fn without_the_source_the_port_opens_and_connections_are_reset_later() {
+        let mut target = target(SessionMode::Reset, true);
+        target.resume(0);
+        let opened = (1..1000).find(|now_ms| target.tick(*now_ms).contains(&Output::Open));
+        target.opened(Ok(()));
+        assert_eq!((opened, target.phase()), (Some(180), MigrationPhase::Switched));
+        let late = request(&target.tick(2000));
+        assert_eq!(target.reply(answer(late, true, None), 2001), [Output::Install(vec![copy()])]);
+        assert_eq!(target.due_ms(), None);
     }
 }
