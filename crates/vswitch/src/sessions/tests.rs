@@ -387,7 +387,7 @@ fn what_a_policy_denies_ends_by_reset_all_the_same() {
     let judged = |tables: &NodeTables, state| {
         let reader = tables.reader();
         let mut judge = Judge::new(&reader, &map, &|_| None, &|_| false);
-        judge.decide(&Session { state, ..session(&packet, 0) })
+        judge.decide(&Session { state, ..session(&packet, u32::MAX) })
     };
     let filtered = tables(Some(&policy));
     assert!(matches!(judged(&filtered, 0), Fate::Revoked(_)));
