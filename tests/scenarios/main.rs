@@ -44,6 +44,7 @@ mod load_awareness;
 mod lossless_takeover;
 mod meter_shares;
 mod migration;
+mod migration_reset;
 mod moved_instance;
 mod nat;
 mod nat64;
@@ -212,6 +213,7 @@ fn all() -> Vec<Scenario> {
         guest_migration: OwnLab,
         moved_instance: OwnLab,
         migration: OwnLab,
+        migration_reset: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,
         guarded_ports: OwnLab,

@@ -18,14 +18,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::process::Child;
 
-const OLD: &str = "host-b";
-const VM: &str = "mover";
+pub const OLD: &str = "host-b";
+pub const VM: &str = "mover";
 /// On a third host, on the old host, and on the new one.
-const PEERS: [&str; 3] = ["web-1", "web-3", "neighbor"];
+pub const PEERS: [&str; 3] = ["web-1", "web-3", "neighbor"];
 /// The VM serves here, and members of one group may connect.
-const SERVED: u16 = 7501;
+pub const SERVED: u16 = 7501;
 /// The peers serve here.
-const OUTWARD: u16 = 7502;
+pub const OUTWARD: u16 = 7502;
 /// The VM echoes datagrams from here on.
 const STREAMS: u16 = 7510;
 const PPS: u64 = 200;
@@ -66,12 +66,13 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 }
 
 /// The VM of a peer.
-fn peer<'a>(lab: &'a Lab, neighbor: &'a VmState, name: &str) -> Result<&'a VmState, Failure> {
+pub fn peer<'a>(lab: &'a Lab, neighbor: &'a VmState, name: &str) -> Result<&'a VmState, Failure> {
     if name == "neighbor" { Ok(neighbor) } else { Ok(lab.vm(name)?) }
 }
 
-/// The VM's rules permit one port for TCP and those of the streams from members of a group, and nothing else from outside.
-async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Outcome {
+/// The VM's rules permit one port for TCP and those of the streams from members of a group, and nothing else from outside. Returns that group,
+/// which the peers are in.
+pub async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<SecurityGroupId, Failure> {
     let (server, client) = (group(lab, "server").await?, group(lab, "client").await?);
     for family in [AddressFamily::Ipv4, AddressFamily::Ipv6] {
         create(lab, server, family, Protocol::TCP, SERVED, Remote::Group(client)).await?;
@@ -84,7 +85,7 @@ async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Outcome {
     for name in PEERS {
         set(lab, peer(lab, neighbor, name)?, client).await?;
     }
-    Ok(())
+    Ok(client)
 }
 
 async fn set(lab: &Lab, vm: &VmState, group: SecurityGroupId) -> Outcome {
@@ -94,7 +95,7 @@ async fn set(lab: &Lab, vm: &VmState, group: SecurityGroupId) -> Outcome {
 }
 
 /// Starts what answers connections, at the VM and at its peers.
-fn serve(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Vec<Child>, Failure> {
+pub fn serve(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Vec<Child>, Failure> {
     let mut servers = Vec::new();
     for at in vm.addresses() {
         servers.push(start(lab, VM, TALKER, &at.to_string(), SERVED, "")?);
@@ -145,7 +146,7 @@ impl Conversations {
 }
 
 /// Begins a connection. Its server may not listen yet.
-async fn talk(lab: &Lab, from: &str, at: IpAddr, port: u16) -> Result<Child, Failure> {
+pub async fn talk(lab: &Lab, from: &str, at: IpAddr, port: u16) -> Result<Child, Failure> {
     let mut last = String::new();
     for _ in 0..20 {
         let mut child = start(lab, from, CONVERSATION, &at.to_string(), port, "")?;
@@ -165,7 +166,7 @@ pub fn host_id(lab: &Lab, host: &str) -> Result<HostId, Failure> {
 }
 
 /// Starts a migration, and waits until the target is ready for the guest.
-async fn begin(
+pub async fn begin(
     lab: &Lab,
     vm: &VmState,
     to: &str,
@@ -191,7 +192,7 @@ pub async fn is_ready(lab: &Lab, vm: &VmState) -> Outcome {
 }
 
 /// Waits until the controller has moved the instance.
-async fn finish(lab: &Lab, migration: &Migration, moved: &VmState) -> Outcome {
+pub async fn finish(lab: &Lab, migration: &Migration, moved: &VmState) -> Outcome {
     let end = lab.api().wait_migrated(lab.vpc("web")?.id, migration, MIGRATED, |_| {}).await?;
     ensure!(matches!(end, MigrationEnd::Migrated(_)), "{end:?}");
     let instance = lab.api().get::<Instance>(moved.id).await?;
