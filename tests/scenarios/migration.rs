@@ -70,8 +70,8 @@ pub fn peer<'a>(lab: &'a Lab, neighbor: &'a VmState, name: &str) -> Result<&'a V
     if name == "neighbor" { Ok(neighbor) } else { Ok(lab.vm(name)?) }
 }
 
-/// The VM's rules permit one port for TCP and those of the streams from members of a group, and nothing else from outside. Returns that group,
-/// which the peers are in.
+/// The VM's rules permit one port for TCP and those of the streams from members of a group, and nothing else from outside. Returns
+/// that group, which the peers are in.
 pub async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<SecurityGroupId, Failure> {
     let (server, client) = (group(lab, "server").await?, group(lab, "client").await?);
     for family in [AddressFamily::Ipv4, AddressFamily::Ipv6] {

@@ -122,7 +122,7 @@ struct session_key6 {
 #define SESSION_REVOKED_TICKS 16
 /*
  * On a host, set by the agent: the VM has migrated here, and the TCP connection is to end at both ends. Its segments are answered
- * by RST (vswitch/reset.h) and refresh nothing. Such a session lives for SESSION_RESET_TICKS, or until a SYN begins another one. With
+ * by RST (reset.h) and refresh nothing. Such a session lives for SESSION_RESET_TICKS, or until a SYN begins another one. With
  * SESSION_RST, the VM has got its RST.
  */
 #define SESSION_RESET 0x100u

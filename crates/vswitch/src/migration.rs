@@ -112,7 +112,8 @@ pub struct Migrator {
     changes: watch::Receiver<u64>,
     calls: mpsc::Receiver<Call>,
     incoming: BTreeMap<InstanceId, Incoming>,
-    /// Connections that are to end, also after their migration. The socket by which guests are provoked is opened with the first one.
+    /// Connections that are to end, also after their migration. The socket by which guests are provoked is opened with the
+    /// first one.
     resets: Resets,
     provoker: Option<PacketSocket>,
     reports: MigrationReports,

@@ -79,8 +79,8 @@ pub fn session_of(copy: &SessionCopy, scope: u16, timeouts: &Timeouts, now: u32)
     }
 }
 
-/// The session by which the connection of a copy ends at a port with this number; `None` if there is no connection: both ends have closed
-/// it, or it is not TCP.
+/// The session by which the connection of a copy ends at a port with this number; `None` if there is no connection: both ends
+/// have closed it, or it is not TCP.
 pub fn reset_of(copy: &SessionCopy, scope: u16, now: u32) -> Option<Session> {
     // A RST may have been forged.
     let state = copy.state & !(layout::SESSION_REVOKED | layout::SESSION_RST);
@@ -180,8 +180,8 @@ mod tests {
         assert_eq!(session_of(&copies[0], 9, &short, later).expires_at, later, "it has expired here");
     }
 
-    /// Catches sessions of other protocols that are reset, connections that a forged RST keeps, and a state that lasts for as long as a
-    /// session.
+    /// Catches sessions of other protocols that are reset, connections that a forged RST keeps, and a state that lasts for as
+    /// long as a session.
     #[test]
     fn connections_that_are_open_are_reset_for_a_minute() {
         let copies = read_all(&table(&[session(SCOPE, 1, true, 2000)]), u32::MAX);

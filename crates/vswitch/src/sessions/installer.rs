@@ -80,8 +80,8 @@ impl SessionInstaller {
         })
     }
 
-    /// Installs sessions of a port that are to end. No policy is asked, because no packet passes by them. To be called with few sessions at
-    /// a time.
+    /// Installs sessions of a port that are to end. No policy is asked, because no packet passes by them. To be called with few
+    /// sessions at a time.
     pub fn install_resets(&self, resets: &[Session]) -> InstallCounts {
         let mut sessions = lock(&self.sessions);
         let (mut counts, now) = (InstallCounts::default(), ticks_now());
