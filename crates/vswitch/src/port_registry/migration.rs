@@ -10,7 +10,7 @@
 //!                 +-------- canceled -------------------+
 //! ```
 //!
-//! WAITING, FROZEN and LEFT have paths to the other host instead of a port; OPENED has, too, while no interface is attached. A target
+//! WAITING, FROZEN and LEFT have paths to the other host instead of a port, and routes of delegated prefixes to these paths; OPENED has, too, while no interface is attached. A target
 //! that is canceled keeps its paths for 30 s as well: the source may hear of it later. What the controller does not know, OPENED, FROZEN and
 //! LEFT, is in a file: an agent that is started again neither closes the port of a guest that runs here nor opens that of one
 //! that has left.
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sluice_agent::error_chain;
 use sluice_southbound::{MigrationSide, Port, PortMigration};
-use sluice_tables::{DirectPath, NodeTables};
-use sluice_types::{EntryKey, InstanceId, MacAddr, Vni};
+use sluice_tables::{DirectPath, NodeTables, Target};
+use sluice_types::{EntryKey, InstanceId, IpNet, MacAddr, Vni};
 
 use super::entry::policy_key;
 use super::{Attachment, PortRegistry, RegistryError, files};
@@ -52,6 +52,9 @@ pub(super) struct Redirect {
     /// VTEP of the other host.
     to: IpAddr,
     addresses: Vec<(IpAddr, MacAddr)>,
+    /// Prefixes that are delegated to the instance. Their packets follow the path of its first address.
+    #[serde(default)]
+    prefixes: Vec<IpNet>,
 }
 
 /// An instance that migrates.
@@ -101,8 +104,14 @@ pub struct CopyTarget {
     pub is_closed: bool,
 }
 
+/// The paths to the other host of a port's addresses, and of the prefixes that are delegated to it.
+fn redirect_of(port: &Port, to: IpAddr) -> Redirect {
+    let further = port.options.additional.iter();
+    let prefixes = further.filter(|net| net.prefix_len() != net.max_prefix_len()).copied().collect();
+    Redirect { vni: port.vni, to, addresses: addresses(port), prefixes }
+}
+
 /// The addresses of a port that a path can lead to, with the MAC addresses by which the host of the instance delivers.
-/// Prefixes that are delegated to the VM are not among them: their packets are lost until gateways know the new host.
 fn addresses(port: &Port) -> Vec<(IpAddr, MacAddr)> {
     let own = [port.ipv4.map(|net| net.addr().into()), port.ipv6.map(|net| net.addr().into())];
     let single = port.options.additional.iter().filter(|net| net.prefix_len() == net.max_prefix_len());
@@ -294,7 +303,7 @@ impl PortRegistry {
         }
         let Some(port) = self.instances.get(&instance) else { return Ok(()) };
         let Some(&PortMigration { id: migration, side, .. }) = port.migration.as_ref() else { return Ok(()) };
-        let redirect = Redirect { vni: port.vni, to, addresses: addresses(port) };
+        let redirect = redirect_of(port, to);
         let done = match (side, self.done(instance, migration)) {
             // The instance is here all the same, so it has not left.
             (MigrationSide::Outgoing { .. }, Some(Done::Left)) => Some(Done::Frozen),
@@ -336,9 +345,7 @@ impl PortRegistry {
     pub(super) fn way_back(&self, instance: InstanceId) -> Option<Redirect> {
         let port = self.instances.get(&instance)?;
         match port.migration.as_ref()?.side {
-            MigrationSide::Incoming { from } => {
-                Some(Redirect { vni: port.vni, to: from, addresses: addresses(port) })
-            }
+            MigrationSide::Incoming { from } => Some(redirect_of(port, from)),
             MigrationSide::Outgoing { .. } => None,
         }
     }
@@ -435,6 +442,7 @@ impl PortRegistry {
         for (vni, address) in unknown {
             tables.remove_direct_path(vni, address).map_err(failed)?;
         }
+        self.remove_unknown_routes(tables).map_err(failed)?;
         for moving in self.moving.values().filter(|moving| moving.done == Some(Done::Left)) {
             let Some(redirect) = &moving.redirect else { continue };
             if let Err(error) = write_paths(tables, redirect) {
@@ -443,18 +451,40 @@ impl PortRegistry {
         }
         Ok(all_written)
     }
+
+    /// Removes the routes of delegated prefixes whose instance does not migrate any more.
+    fn remove_unknown_routes(&self, tables: &mut NodeTables) -> Result<(), sluice_tables::Error> {
+        let redirects = self.moving.values().filter_map(|moving| moving.redirect.as_ref());
+        let known: HashSet<(Vni, IpNet)> = redirects
+            .flat_map(|redirect| redirect.prefixes.iter().map(|prefix| (redirect.vni, *prefix)))
+            .collect();
+        let moved = tables.routes().filter(|route| matches!(route.target, Target::Moved(_)));
+        let moved = moved.map(|route| (route.vni, route.prefix));
+        let unknown: Vec<(Vni, IpNet)> = moved.filter(|route| !known.contains(route)).collect();
+        for (vni, prefix) in unknown {
+            tables.remove_moved_route(vni, prefix)?;
+        }
+        Ok(())
+    }
 }
 
 fn write_paths(tables: &mut NodeTables, redirect: &Redirect) -> Result<(), sluice_tables::Error> {
-    let Redirect { vni, to: host, ref addresses } = *redirect;
+    let Redirect { vni, to: host, ref addresses, ref prefixes } = *redirect;
     for (address, mac) in addresses.iter().copied() {
         let path = DirectPath { vni, address, mac, host, path_vni: vni, fixed: true, moved: true };
         tables.upsert_direct_path(&path)?;
+    }
+    let first = addresses.first().map(|(address, _)| *address);
+    for (prefix, first) in prefixes.iter().filter_map(|prefix| Some((*prefix, first?))) {
+        tables.upsert_moved_route(vni, prefix, first)?;
     }
     Ok(())
 }
 
 fn remove_paths(tables: &mut NodeTables, redirect: &Redirect) -> Result<(), sluice_tables::Error> {
+    for prefix in &redirect.prefixes {
+        tables.remove_moved_route(redirect.vni, *prefix)?;
+    }
     for (address, _) in &redirect.addresses {
         if tables.direct_path(redirect.vni, *address).is_some_and(|path| path.moved) {
             tables.remove_direct_path(redirect.vni, *address)?;
