@@ -339,6 +339,18 @@ async fn cold_target(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<VmSt
 async fn canceled(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Outcome {
     let conversations = Conversations::begin(lab, vm, neighbor).await?;
     let (_, moved) = begin(lab, vm, OLD, SessionMode::Copy).await?;
+    // The hypervisor says that the guest is stopped, but it continues: its next frame opens the port again.
+    lab.pause_port(vm).await?;
+    let paused = metric(lab, &vm.host, "sluice_migration_ports_paused_total").await?;
+    ensure!(paused == 1.0, "{} has closed {paused} ports of stopped guests", vm.host);
+    eventually(READY, || async {
+        ensure!(sessions(lab, &vm.host, &vm.port).await.is_ok(), "{} has not opened the port again", vm.host);
+        Ok(())
+    })
+    .await?;
+    let again = Conversations::begin(lab, vm, neighbor).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    again.end("stopped and continued").await?;
     lab.api().cancel_migration(lab.vpc("web")?.id, vm.id, None).await?;
     lab.api().wait_programmed::<Instance>(vm.id, READY).await?;
     lab.end_migration(VM).await?;

@@ -4,8 +4,14 @@
 //!
 //! ```text
 //!     target:  WAITING ---- the guest runs here ----> OPENED ---- the controller has moved it ----> an ordinary port
+//!                 |  ^                                  ^
+//!                 |  +--- the source is open again ---+ |
+//!                 +------ the source is closed ---> RECEIVING
 //!                 +-------- canceled ---------------> removed
 //!     source:  OPEN ------- freeze of the target ---> FROZEN ---- the controller has moved it ----> LEFT --- 30 s ---> removed
+//!                 | ^                                 ^ |
+//!                 | +------- it continues here ---+   | |
+//!                 +------ the guest is stopped ---> PAUSED
 //!                 ^                                     |
 //!                 +-------- canceled -------------------+
 //! ```
@@ -43,6 +49,9 @@ pub(super) enum Done {
     Frozen,
     /// The controller has removed the instance from here: from the source, or from the target of a canceled migration.
     Left,
+    /// The guest is stopped: the port of the source is closed, and that of the target is open, so that its interface keeps what
+    /// comes. Not saved: the next agent of the target asks the source, whose next agent opens the port.
+    Stopped,
 }
 
 /// The paths to the other host.
@@ -85,8 +94,12 @@ pub enum MovingPort {
     Waiting,
     /// The guest runs here, and the controller does not know it yet.
     Opened,
+    /// The guest does not run here yet, and is stopped at the source: its interface here keeps what comes.
+    Receiving,
     /// The guest runs here, until it is stopped.
     Leaving,
+    /// The guest is stopped. It may continue here or at the target.
+    Paused,
     /// The guest runs at the target.
     Frozen,
 }
@@ -148,7 +161,9 @@ impl PortRegistry {
         let migration = port.migration.as_ref()?;
         Some(match (&migration.side, self.done(port.instance, migration.id)) {
             (MigrationSide::Incoming { .. }, Some(Done::Opened)) => MovingPort::Opened,
+            (MigrationSide::Incoming { .. }, Some(Done::Stopped)) => MovingPort::Receiving,
             (MigrationSide::Incoming { .. }, _) => MovingPort::Waiting,
+            (MigrationSide::Outgoing { .. }, Some(Done::Stopped)) => MovingPort::Paused,
             // LEFT: an agent was killed after it had saved this and before it had saved that the instance is gone.
             (MigrationSide::Outgoing { .. }, Some(Done::Frozen | Done::Left)) => MovingPort::Frozen,
             (MigrationSide::Outgoing { .. }, _) => MovingPort::Leaving,
@@ -157,7 +172,8 @@ impl PortRegistry {
 
     /// Whether the packets of an instance's port pass this host.
     pub fn is_open(&self, port: &Port) -> bool {
-        !matches!(self.moving_port(port), Some(MovingPort::Waiting | MovingPort::Frozen))
+        let closed = [MovingPort::Waiting, MovingPort::Frozen, MovingPort::Paused];
+        !self.moving_port(port).is_some_and(|moving| closed.contains(&moving))
     }
 
     fn done(&self, instance: InstanceId, migration: u64) -> Option<Done> {
@@ -228,12 +244,52 @@ impl PortRegistry {
         self.write_port(tables, instance)
     }
 
+    /// The guest is stopped at the source, or continues there. At the source that closes the port or opens it; at the target it is
+    /// the other way round. Nothing changes once the guest runs at the target. Repeating the call changes nothing.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotMigrating`]; [`RegistryError::NotStopped`] at a source whose guest runs at the target and cannot continue
+    /// here; or if this cannot be saved or written.
+    pub fn set_stopped(
+        &mut self,
+        tables: &mut NodeTables,
+        instance: InstanceId,
+        migration: u64,
+        is_stopped: bool,
+    ) -> Result<(), RegistryError> {
+        match (self.done(instance, migration), is_stopped) {
+            (None, true) => self.note_done(instance, migration, Done::Stopped)?,
+            (Some(Done::Stopped), false) => {
+                let mut changed = self.moving.clone();
+                if let Some(moving) = changed.get_mut(&instance) {
+                    moving.done = None;
+                }
+                self.save_moving(changed)?;
+            }
+            (Some(Done::Frozen), false) => return Err(RegistryError::NotStopped(self.name_of(instance))),
+            _ => return Ok(()),
+        }
+        self.write_port(tables, instance)
+    }
+
+    /// Number of the migration of an instance from this host, and its target.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotOutgoing`].
+    pub fn outgoing(&self, instance: InstanceId) -> Result<(u64, IpAddr), RegistryError> {
+        let migration = self.instances.get(&instance).and_then(|port| port.migration.as_ref());
+        match migration.map(|migration| (migration.id, migration.side)) {
+            Some((id, MigrationSide::Outgoing { to })) => Ok((id, to)),
+            _ => Err(RegistryError::NotOutgoing(self.name_of(instance))),
+        }
+    }
+
     fn note_done(&mut self, instance: InstanceId, migration: u64, done: Done) -> Result<(), RegistryError> {
         let port = self.instances.get(&instance);
         let side = port.and_then(|port| port.migration.as_ref()).filter(|known| known.id == migration);
         let is_side = match side.map(|known| &known.side) {
-            Some(MigrationSide::Incoming { .. }) => done == Done::Opened,
-            Some(MigrationSide::Outgoing { .. }) => done == Done::Frozen,
+            Some(MigrationSide::Incoming { .. }) => matches!(done, Done::Opened | Done::Stopped),
+            Some(MigrationSide::Outgoing { .. }) => matches!(done, Done::Frozen | Done::Stopped),
             None => false,
         };
         if !is_side {
@@ -251,7 +307,8 @@ impl PortRegistry {
 
     /// Saves and takes over what was done. Without synchronization of the disk: after a crash of the machine, no guest runs.
     fn save_moving(&mut self, changed: Migrations) -> Result<(), RegistryError> {
-        let lasting: Vec<&Moving> = changed.values().filter(|moving| moving.done.is_some()).collect();
+        let lasts = |moving: &&Moving| moving.done.is_some_and(|done| done != Done::Stopped);
+        let lasting: Vec<&Moving> = changed.values().filter(lasts).collect();
         files::write_migrations(&self.state_dir, &lasting)?;
         self.moving = changed;
         Ok(())
@@ -334,7 +391,9 @@ impl PortRegistry {
         remove_paths(tables, &redirect).map_err(failed)?;
         let mut changed = self.moving.clone();
         match changed.get_mut(&instance) {
-            Some(moving) if moving.done == Some(Done::Opened) => moving.redirect = None,
+            Some(moving) if matches!(moving.done, Some(Done::Opened | Done::Stopped)) => {
+                moving.redirect = None
+            }
             _ => drop(changed.remove(&instance)),
         }
         self.save_or_keep(changed);

@@ -256,3 +256,54 @@ fn the_next_agent_goes_on_where_a_killed_one_was() {
         ((true, 0), Some(MovingPort::Opened))
     );
 }
+
+/// Catches packets for a stopped guest that the source keeps, or the target sends back, and a source that stays closed though its
+/// guest continues.
+#[test]
+fn the_packets_of_a_stopped_guest_go_to_its_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = (load(dir.path()), tables());
+    registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
+    attach(&mut registry, &mut tables);
+    registry.commit().unwrap();
+    assert_eq!(registry.outgoing(INSTANCE), Ok((7, OTHER)));
+    assert!(registry.set_stopped(&mut tables, INSTANCE, 6, true).is_err(), "another migration");
+    for is_stopped in [true, true, false, false, true] {
+        registry.set_stopped(&mut tables, INSTANCE, 7, is_stopped).unwrap();
+        let expected =
+            if is_stopped { ((false, 3), MovingPort::Paused) } else { ((true, 0), MovingPort::Leaving) };
+        let moving = registry.moving_port(&port(Some((7, OUTGOING)))).unwrap();
+        assert_eq!((state(&tables), moving), expected);
+    }
+    // The next agent opens the port.
+    drop(registry);
+    let mut registry = load(dir.path());
+    registry.adopt(&mut tables);
+    registry.reconcile(&mut tables).unwrap();
+    assert_eq!(state(&tables), (true, 0));
+    registry.set_stopped(&mut tables, INSTANCE, 7, true).unwrap();
+    registry.freeze(&mut tables, INSTANCE, 7).unwrap();
+    registry.set_stopped(&mut tables, INSTANCE, 7, true).unwrap();
+    let error = registry.set_stopped(&mut tables, INSTANCE, 7, false).unwrap_err();
+    assert_eq!(error, RegistryError::NotStopped("blue/web".to_owned()), "it runs at the target");
+    assert_eq!(registry.moving_port(&port(Some((7, OUTGOING)))), Some(MovingPort::Frozen));
+    assert_eq!(state(&tables), (false, 3));
+    registry.remove_instance(&mut tables, INSTANCE).unwrap();
+
+    // At the target.
+    registry.upsert_instance(&mut tables, port(Some((9, INCOMING)))).unwrap();
+    assert!(matches!(registry.outgoing(INSTANCE), Err(RegistryError::NotOutgoing(_))));
+    for is_stopped in [false, true, true, false, true] {
+        registry.set_stopped(&mut tables, INSTANCE, 9, is_stopped).unwrap();
+        let expected =
+            if is_stopped { ((true, 0), MovingPort::Receiving) } else { ((false, 3), MovingPort::Waiting) };
+        let moving = registry.moving_port(&port(Some((9, INCOMING)))).unwrap();
+        assert_eq!((state(&tables), moving), expected);
+        assert_eq!(watched(&registry), (0, 0), "a stopped guest answers nothing");
+        registry.upsert_instance(&mut tables, port(Some((9, INCOMING)))).unwrap();
+        assert_eq!(state(&tables), expected.0, "nothing has changed");
+    }
+    registry.open_moved(&mut tables, INSTANCE, 9).unwrap();
+    registry.set_stopped(&mut tables, INSTANCE, 9, false).unwrap();
+    assert_eq!((state(&tables), watched(&registry)), ((true, 0), (1, 0)), "the guest runs here");
+}
