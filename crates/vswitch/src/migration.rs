@@ -192,10 +192,10 @@ impl Migrator {
             let due = self.due();
             tokio::select! {
                 () = self.transport.ready() => self.receive().await?,
-                instance = first_frame(self.incoming.iter().map(|(it, incoming)| (*it, &incoming.frames))) => {
+                instance = first_frame(self.incoming.iter().map(|(it, incoming)| (*it, &incoming.frames)).collect()) => {
                     self.guest_runs(instance).await?;
                 }
-                instance = first_frame(self.paused.iter().map(|(it, frames)| (*it, frames))) => {
+                instance = first_frame(self.paused.iter().map(|(it, frames)| (*it, frames)).collect()) => {
                     self.continues(instance).await?;
                 }
                 Some(call) = self.calls.recv() => self.answer_call(call).await?,
@@ -561,15 +561,13 @@ fn open_frames(ifindex: u32, mac: MacAddr) -> Result<AsyncFd<PacketSocket>, Erro
 }
 
 /// Waits for the first frame of any guest that is waited for.
-async fn first_frame<'a>(
-    guests: impl Iterator<Item = (InstanceId, &'a Option<Frames>)> + Clone,
-) -> InstanceId {
+async fn first_frame(guests: Vec<(InstanceId, &Option<Frames>)>) -> InstanceId {
     poll_fn(|context| {
-        for (instance, frames) in guests.clone() {
+        for (instance, frames) in &guests {
             let Some((_, frames)) = frames else { continue };
             while let Poll::Ready(Ok(mut ready)) = frames.poll_read_ready(context) {
                 match frames.get_ref().receive(&mut [0; FRAME_BYTES]) {
-                    Ok(Some(_)) => return Poll::Ready(instance),
+                    Ok(Some(_)) => return Poll::Ready(*instance),
                     Ok(None) => ready.clear_ready(),
                     // The interface went down. The socket stays usable.
                     Err(error) => tracing::debug!(%instance, error = error_chain(&error), "port of a guest"),

@@ -62,7 +62,7 @@ impl SnapshotEntries {
     /// The routes of the tables that the snapshot has not mentioned. Those of delegated prefixes belong to ports, or to instances
     /// that migrate.
     pub(super) fn unmentioned_routes(&self, tables: &NodeTables) -> Vec<(Vni, IpNet)> {
-        let is_instance_s = |target| matches!(target, Target::Port(_) | Target::Moved(_));
+        let is_instance_s = |target: Target| matches!(target, Target::Port(_) | Target::Moved(_));
         let routes = tables.routes().filter(|route| !is_instance_s(route.target));
         without(routes.map(|route| (route.vni, route.prefix)), &self.routes)
     }
