@@ -115,7 +115,7 @@ async fn set(lab: &Lab, vm: &VmState, patch: &Value) -> Outcome {
 
 /// The addresses at which the VM is reached, with those of its prefixes.
 fn served(vm: &VmState) -> Result<Vec<IpAddr>, Failure> {
-    let pods = PODS.iter().map(|at| at.parse()).collect::<Result<Vec<_>, _>>()?;
+    let pods = PODS.iter().map(|at| at.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
     Ok(vm.addresses().into_iter().chain(pods).collect())
 }
 
