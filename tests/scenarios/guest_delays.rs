@@ -1,8 +1,8 @@
 //! How long a guest itself takes to answer echo requests, as seen at its tap: from the moment at which a request is put on the tap
 //! until the guest's reply comes from it. What a peer waits longer is the network's.
 //!
-//! An emulated guest answers late after its migration, equally for all peers: the QEMU of the target begins without translations
-//! of the guest's code, and without its table of addresses, so the guest runs every part of its code slowly once. Requests that have
+//! An emulated guest answers late after its migration, equally for all peers. The likely cause is that the QEMU of the target begins
+//! without translations of the guest's code and without its table of addresses, so the guest runs each part of its code slowly once. Requests that have
 //! come before the guest runs wait in the tap, which counts here as well.
 
 use crate::connections::{go_on, line};
