@@ -410,9 +410,12 @@ int uplink_ingress(struct __sk_buff *skb)
 	if (is_stray(found, &hit)) {
 		const struct next_hop *moved = moved_path(found, &hit);
 
+		if (!moved) {
+			found = find_delegated(vrf_cell, vni, frame, &hit);
+			moved = moved_path(found, &hit);
+		}
 		if (moved)
 			return redirect_stray(skb, frame, &from, moved, &hit, vrf_cell, vni);
-		found = find_delegated(vrf_cell, vni, frame, &hit);
 		if (found == EXACT_MISS)
 			return forward_stray(skb, frame, &from, vrf_cell, vni);
 	}

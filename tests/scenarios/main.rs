@@ -25,6 +25,7 @@ mod foreign_sender;
 mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
+mod guest_delays;
 mod guest_migration;
 mod guests;
 mod gwzone;

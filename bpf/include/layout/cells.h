@@ -256,9 +256,10 @@ struct lpm_skip {
 #define SCOPE_PEER 2u  /* argument: the peer's VNI, where the packet is routed again */
 #define SCOPE_DROP 3u  /* the operator wants such packets to be dropped */
 /*
- * Gateway: the argument's cell, which belongs to this route, says where the packet goes. A struct next_hop of kind
+ * The argument's cell, which belongs to this route, says where the packet goes. A struct next_hop of kind
  * NEXT_HOP_INSTANCE: to the instance of this VNI that has its address, to which the prefix is delegated. A struct peering: to a
- * peer, as by SCOPE_PEER, through meters.
+ * peer, as by SCOPE_PEER, through meters. Hosts have only the first, with NEXT_HOP_MOVED: a packet from the underlay takes the
+ * direct path of the address.
  */
 #define SCOPE_NEXT_HOP 4u
 #define SCOPE_PORT \
@@ -347,7 +348,8 @@ struct vrf {
 #define NEXT_HOP_FOREIGN 0x10
 /*
  * Direct path, also NEXT_HOP_FIXED: an instance that migrates is at this host now, or still. Packets from the underlay take the
- * path as well, by redirect_stray (strays.h).
+ * path as well, by redirect_stray (strays.h). Instance: the same for a prefix that is delegated to it; the path is found by
+ * `address`.
  */
 #define NEXT_HOP_MOVED 0x20
 

@@ -304,6 +304,14 @@ async fn attach_and_wait(lab: &Lab, vm: &VmState) -> Result<()> {
     lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await.map(drop).map_err(Error::from)
 }
 
+/// Says to the agent of a VM's host that the VM is stopped, because it migrates.
+pub(crate) async fn pause(lab: &Lab, vm: &VmState) -> Result<()> {
+    let binary = lab.state.binary.display().to_string();
+    let (instance, socket) = (vm.id.to_string(), lab.paths.socket(&vm.host).display().to_string());
+    let argv = words(&[&binary, "port", "pause", "--instance", &instance, "--socket", &socket]);
+    feed("pausing a port", command(&lab.paths, None, &argv), "").await.map(drop)
+}
+
 /// Attaches a VM's port; repeated while the agent starts or does not know the instance yet.
 pub(crate) async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
     let agent = lab.process(&vm.host)?;

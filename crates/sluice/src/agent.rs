@@ -84,8 +84,17 @@ pub enum PortCommand {
         socket: Socket,
     },
     /// Open the port of an instance that migrates to this host, because its guest runs here now; without this command, its
-    /// first frame does that
+    /// first frame does that. On the host from which it migrates: the guest continues there after `pause`
     Resume {
+        /// Instance: NAME, VPC/NAME or id
+        #[arg(long)]
+        instance: String,
+        #[command(flatten)]
+        socket: Socket,
+    },
+    /// Send the packets of an instance that migrates from this host to its new one, because its guest is stopped: the interface there
+    /// keeps them until the guest continues. Without this command they are lost
+    Pause {
         /// Instance: NAME, VPC/NAME or id
         #[arg(long)]
         instance: String,
@@ -281,6 +290,11 @@ impl PortCommand {
                 let body = json!({"instance": instance});
                 let action = format!("resume the port of {instance}");
                 socket.request(&action, "/ports/resume", Some(body)).await.map(drop)
+            }
+            Self::Pause { instance, socket } => {
+                let body = json!({"instance": instance});
+                let action = format!("pause the port of {instance}");
+                socket.request(&action, "/ports/pause", Some(body)).await.map(drop)
             }
             Self::List(socket) => {
                 let answer = socket.request("list ports", "/ports", None).await?;

@@ -183,6 +183,9 @@ pub enum Target {
     /// Hosts: they go to the port with this interface index, below 2^28. Only ports make such routes:
     /// [`PortSources::additional`].
     Port(u32),
+    /// Hosts: packets from the underlay take the direct path of this address, of either family, whose instance migrates and has all
+    /// addresses of the prefix. Digests leave such routes out: [`NodeTables::upsert_moved_route`](crate::NodeTables::upsert_moved_route).
+    Moved(IpAddr),
 }
 
 /// Gateways: what the cell of a route to a peer through meters says ([`Target::MeteredPeer`]).

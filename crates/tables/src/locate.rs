@@ -67,7 +67,9 @@ impl Reader {
                     (vni, metered) = (peer, true);
                     continue;
                 }
-                Some(Target::Drop | Target::Internet | Target::Port(_)) | None => return Ok(None),
+                Some(Target::Drop | Target::Internet | Target::Port(_) | Target::Moved(_)) | None => {
+                    return Ok(None);
+                }
             };
             let endpoint = self.endpoint_at(vni, endpoint)?;
             return Ok(endpoint.map(|(mac, host)| InstanceLocation {

@@ -8,7 +8,7 @@ use sluice_agent::health::{NodeView, Placement, WatchedPort};
 use sluice_southbound::Port;
 use sluice_tables::{NodeTables, Role};
 
-use crate::port_registry::{Attachment, PortRegistry};
+use crate::port_registry::{Attachment, MovingPort, PortRegistry};
 use crate::role::HostRole;
 
 /// What is to be watched now.
@@ -37,6 +37,10 @@ fn peers(tables: &NodeTables) -> impl Iterator<Item = (IpAddr, bool)> {
 pub(crate) fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = WatchedPort> {
     registry.attachments().iter().filter_map(|(ifname, attachment)| {
         let port = registry.instance(attachment.instance).filter(|port| registry.is_open(port))?;
+        // A guest that is stopped answers nothing.
+        if registry.moving_port(port) == Some(MovingPort::Receiving) {
+            return None;
+        }
         Some(watched_port(ifname, attachment, port))
     })
 }

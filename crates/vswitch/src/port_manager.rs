@@ -71,7 +71,8 @@ pub struct PortView {
     pub instance: String,
     /// Id of the instance.
     pub id: String,
-    /// Whether packets can pass: the interface is attached, the instance is known, and if it migrates, its guest runs here.
+    /// Whether packets can pass: the interface is attached, the instance is known, and if it migrates, its guest runs here, or is
+    /// stopped at the source.
     pub active: bool,
     /// VNI of the VPC.
     pub vni: Option<u32>,

@@ -96,6 +96,12 @@ pub enum RegistryError {
     /// The instance does not migrate to this host.
     #[error("instance {0} does not migrate to this host, so no port waits for its guest")]
     NotIncoming(String),
+    /// The instance does not migrate from this host.
+    #[error("instance {0} does not migrate from this host, so its guest is not stopped for that")]
+    NotOutgoing(String),
+    /// The guest runs at the target of the migration already.
+    #[error("the guest of instance {0} runs at the host to which it has migrated")]
+    NotStopped(String),
     /// The port could not be written to the tables.
     #[error("{0}")]
     Tables(String),

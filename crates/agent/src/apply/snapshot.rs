@@ -59,9 +59,11 @@ impl SnapshotEntries {
         self.public_prefixes.iter().copied().chain(of_nat)
     }
 
-    /// The routes of the tables that the snapshot has not mentioned. Those of delegated prefixes belong to ports.
+    /// The routes of the tables that the snapshot has not mentioned. Those of delegated prefixes belong to ports, or to instances
+    /// that migrate.
     pub(super) fn unmentioned_routes(&self, tables: &NodeTables) -> Vec<(Vni, IpNet)> {
-        let routes = tables.routes().filter(|route| !matches!(route.target, Target::Port(_)));
+        let is_instance_s = |target: Target| matches!(target, Target::Port(_) | Target::Moved(_));
+        let routes = tables.routes().filter(|route| !is_instance_s(route.target));
         without(routes.map(|route| (route.vni, route.prefix)), &self.routes)
     }
 

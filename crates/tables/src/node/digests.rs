@@ -55,7 +55,7 @@ fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash
 
 impl NodeTables {
     /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups, ports, public prefixes and meters. Takes about 20 ns for each of
-    /// them. Direct paths, thresholds of elephants and policies are not included.
+    /// them. Direct paths, routes of instances that migrate, thresholds of elephants and policies are not included.
     pub fn digests(&self) -> Digests {
         let mut sums = Digests::default();
         self.visit_entries(|_, hash| sums.add(hash));
@@ -135,6 +135,8 @@ impl NodeTables {
                 let key = EntryKey::Route(vni, prefix);
                 let (key, hash) = match Target::from_leaf(memory, leaf) {
                     Some(Target::Port(ifindex)) => self.delegated_entry(vni, prefix, ifindex),
+                    // As a direct path.
+                    Some(Target::Moved(_)) => continue,
                     target => {
                         let hash = target
                             .and_then(|it| self.digested(it))
@@ -159,7 +161,7 @@ impl NodeTables {
                 Some(DigestTarget::MeteredPeer { vni, out_meter, in_meter })
             }
             Target::Internet => Some(DigestTarget::Internet),
-            Target::Port(_) => None,
+            Target::Port(_) | Target::Moved(_) => None,
         }
     }
 

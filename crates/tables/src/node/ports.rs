@@ -174,7 +174,7 @@ fn decode_port(memory: &Memory, run: u32) -> Option<Port> {
 
 impl NodeTables {
     /// Adds or changes a port, its addresses in its VNI, and the routes of the prefixes that are delegated to its VM. It
-    /// replaces an endpoint with one of these addresses, or a direct path to one.
+    /// replaces an endpoint with one of these addresses, or a direct path to one, and removes direct paths to it by its prefixes.
     ///
     /// # Errors
     /// [`Error::UnknownVni`]; [`Error::UnknownPolicy`]; [`Error::AddressTaken`] if another port has one of the addresses
@@ -209,6 +209,9 @@ impl NodeTables {
             self.retire_port(old);
         }
         self.ports.insert(port.ifindex, run);
+        if !sources.delegated().is_empty() {
+            self.remove_delegated_paths()?;
+        }
         Ok(true)
     }
 

@@ -10,6 +10,7 @@ use crate::lpm::{self, Prefix};
 use crate::usage::BulkResult;
 use sluice_types::{IpNet, Vni};
 use std::collections::HashSet;
+use std::net::IpAddr;
 
 /// The routes of a bulk for one VRF and family are built at once if they are at least this many, and at least
 /// half as many as the VRF already has.
@@ -176,6 +177,30 @@ impl NodeTables {
             self.retire_next_hop(leaf);
         }
         Ok(old.is_some())
+    }
+
+    /// Adds or changes the route of a prefix whose addresses an instance has that migrates: packets for them follow the direct
+    /// path of `address`, which is one of the instance's own.
+    ///
+    /// # Errors
+    /// [`Error::AddressTaken`] if the prefix has a route of another kind, [`Error::UnknownVni`], [`Error::Full`].
+    pub fn upsert_moved_route(&mut self, vni: Vni, prefix: IpNet, address: IpAddr) -> Result<bool, Error> {
+        if self.route_target(vni, prefix).is_some_and(|known| !matches!(known, Target::Moved(_))) {
+            let (address, holder) = (prefix.addr(), format!("another route of {prefix}"));
+            return Err(Error::AddressTaken { vni: vni.get(), address, holder });
+        }
+        self.upsert_route(&Route { vni, prefix, target: Target::Moved(address) })
+    }
+
+    /// Removes the route of a prefix if it is one of an instance that migrates.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_moved_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
+        match self.route_target(vni, prefix) {
+            Some(Target::Moved(_)) => self.remove_route(vni, prefix),
+            _ => Ok(false),
+        }
     }
 
     /// The target of the route with exactly this prefix.

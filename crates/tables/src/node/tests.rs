@@ -635,6 +635,30 @@ fn direct_paths_keep_the_time_of_their_last_use() {
     assert_eq!((fill.cells_used, fill.entries, fill.direct_paths), (before.cells_used, before.entries, 0));
 }
 
+/// Catches a path that sends the packets of a neighbor to the host on which an instance was, though a prefix of it is here now, and
+/// one to another instance whose address the prefix covers that is removed.
+#[test]
+fn no_direct_path_leads_to_the_prefix_of_a_port() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
+    let full = crash::with_sources(7);
+    let to = |address: &str, mac: MacAddr| DirectPath { mac, ..direct(5, address, "192.0.2.1") };
+    let (own, other) = (to("10.0.4.9", full.mac), to("10.0.4.10", mac(99)));
+    let own6 = to("fd00:0:0:4::9", full.mac);
+    for path in [&own, &own6, &other] {
+        tables.upsert_direct_path(path).unwrap();
+    }
+    tables.upsert_port(&full).unwrap();
+    assert_eq!(tables.direct_paths().map(|(path, _)| path).collect::<Vec<_>>(), [other]);
+    for path in [&own, &own6] {
+        let refused = tables.upsert_direct_path(path);
+        assert!(matches!(refused, Err(Error::AddressTaken { .. })), "{refused:?}");
+    }
+    tables.remove_port(7).unwrap();
+    assert!(tables.upsert_direct_path(&own).unwrap());
+}
+
 #[test]
 fn invalid_direct_paths_are_refused() {
     let memory = Memory::anonymous(4096).unwrap();

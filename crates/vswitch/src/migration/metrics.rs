@@ -25,6 +25,8 @@ pub struct MigrationStats {
     /// Ports that were opened here, and closed here because their guest runs elsewhere.
     pub opened: u64,
     pub frozen: u64,
+    /// Ports that were closed because their guest was stopped to migrate away.
+    pub paused: u64,
     /// Time from the last guest's first frame here, or the call for it, until its port was open.
     pub last_switch: Duration,
 }
@@ -75,6 +77,11 @@ impl MetricSource for MigrationMetrics {
                 stats.refused,
             ),
             ("migration_ports_opened", "Ports opened because their guest has migrated here", stats.opened),
+            (
+                "migration_ports_paused",
+                "Ports closed because their guest was stopped to migrate away",
+                stats.paused,
+            ),
             ("migration_ports_frozen", "Ports closed because their guest has migrated away", stats.frozen),
         ] {
             registry.register(name, help, counter(value));
@@ -94,6 +101,7 @@ mod tests {
             stats.incoming = 1;
             stats.frozen = 3;
             (stats.resets, stats.provoked) = (5, 6);
+            stats.paused = 5;
             stats.sessions = InstallCounts { installed: 7, full: 2, ..InstallCounts::default() };
             stats.last_switch = Duration::from_millis(4);
         });
@@ -103,6 +111,7 @@ mod tests {
         for line in [
             "migration_incoming 1",
             "migration_ports_frozen_total 3",
+            "migration_ports_paused_total 5",
             "migration_sessions_copied_total 7",
             "migration_sessions_full_total 2",
             "migration_connections_reset_total 5",

@@ -18,6 +18,9 @@
 //!                                     SWITCHED
 //! ```
 //!
+//! Until the guest runs here, the port is open while the source says that its own is closed: the guest is stopped there, and the
+//! interface here keeps what comes. The source tells when that changes, so that it is asked at once.
+//!
 //! With sessions `reset`, nothing is copied before the guest runs here: the port is opened when the source has closed its own, and
 //! then gets all sessions, which end (`resets.rs`).
 //!
@@ -27,7 +30,7 @@
 use sluice_southbound::{MigrationPhase, SessionMode};
 use sluice_types::InstanceId;
 
-use super::wire::{Answer, Head, Reply, Request, SessionCopy};
+use super::wire::{Answer, Head, NOTICE, Reply, Request, SessionCopy};
 
 /// Time until a request is sent again: before the switch, doubled with each of so many repetitions, and while the guest waits for the
 /// answer.
@@ -53,6 +56,8 @@ pub enum Output {
     Install(Vec<SessionCopy>),
     /// Open the port.
     Open,
+    /// The guest does not run here yet: open the port, so that its interface keeps what comes, or close it again.
+    Receive(bool),
 }
 
 /// A request without an answer.
@@ -82,6 +87,8 @@ pub struct Target {
     /// Whether the port is to be opened, and is open.
     is_opening: bool,
     is_open: bool,
+    /// The port is open though the guest does not run here yet.
+    is_receiving: bool,
     pull: Option<Pull>,
     number: u32,
     /// When the last copy of all sessions began.
@@ -107,6 +114,7 @@ impl Target {
             has_given_up: false,
             is_opening: is_open,
             is_open,
+            is_receiving: false,
             pull: None,
             number: 0,
             copied_ms: None,
@@ -196,6 +204,12 @@ impl Target {
         }
     }
 
+    /// Whether the port is open for a guest that does not run here yet: an earlier one of these has opened it, or it could not be
+    /// changed.
+    pub fn set_receiving(&mut self, is_receiving: bool) {
+        self.is_receiving = is_receiving;
+    }
+
     /// Something is not as it should be, which does not end the migration.
     pub fn note_problem(&mut self, problem: &str) {
         problem.clone_into(&mut self.problem);
@@ -252,7 +266,9 @@ impl Target {
             Some(_) => {}
             None if now_ms < self.next_ms => {}
             None if self.has_resumed && !self.is_complete => self.begin(now_ms, &mut outputs),
-            None if !self.has_resumed && self.copies() => self.begin(now_ms, &mut outputs),
+            None if !self.has_resumed && (self.copies() || self.is_receiving) => {
+                self.begin(now_ms, &mut outputs);
+            }
             None => self.next_ms = now_ms + COPY_INTERVAL_MS,
         }
         self.open(&mut outputs);
@@ -280,6 +296,9 @@ impl Target {
 
     fn next_number(&mut self) -> u32 {
         self.number = self.number.wrapping_add(1);
+        if self.number == NOTICE {
+            self.number += 1;
+        }
         self.number
     }
 
@@ -302,6 +321,9 @@ impl Target {
 
     /// The source has answered.
     pub fn reply(&mut self, reply: Reply, now_ms: u64) -> Vec<Output> {
+        if reply.head.number == NOTICE {
+            return self.notice(now_ms);
+        }
         let mut outputs = Vec::new();
         let Some(mut pull) = self.pull.filter(|pull| pull.number == reply.head.number) else {
             return outputs;
@@ -314,6 +336,7 @@ impl Target {
         self.is_frozen |= frozen && self.has_resumed;
         // The port does not wait for what has changed since the last copy.
         self.open(&mut outputs);
+        self.receive(frozen, &mut outputs);
         if !copies.is_empty() && self.wants_sessions() {
             outputs.push(Output::Install(copies));
         }
@@ -332,7 +355,26 @@ impl Target {
             }
         }
         self.open(&mut outputs);
+        self.receive(frozen, &mut outputs);
         outputs
+    }
+
+    /// The source has closed its port or opened it again: asks at once.
+    fn notice(&mut self, now_ms: u64) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if self.is_prepared && !self.has_resumed {
+            self.begin(now_ms, &mut outputs);
+        }
+        outputs
+    }
+
+    /// Until the guest runs here, follows whether the port of the source is closed.
+    fn receive(&mut self, frozen: bool, outputs: &mut Vec<Output>) {
+        let receives = frozen && (self.copied_ms.is_some() || !self.copies());
+        if !self.has_resumed && receives != self.is_receiving {
+            self.is_receiving = receives;
+            outputs.push(Output::Receive(receives));
+        }
     }
 
     /// Opens the port if its time has come.
@@ -522,6 +564,52 @@ mod tests {
     }
 
     /// Catches a guest that waits for the list of its connections, and a list of those that were used lately only.
+
+    /// Catches packets for a stopped guest that are dropped here, a port that stays open though the guest continues at the source,
+    /// and a report that the guest runs here while it is stopped.
+    #[test]
+    fn the_port_receives_while_the_guest_is_stopped_at_the_source() {
+        for (mode, copies) in [(SessionMode::Copy, true), (SessionMode::None, false)] {
+            let mut target = target(mode, true);
+            let notice = |frozen| Reply {
+                head: Head { migration: 9, instance: InstanceId::new(INSTANCE), number: NOTICE },
+                answer: Answer::Sessions { frozen, next: None, copies: vec![] },
+            };
+            if copies {
+                let first = request(&target.tick(0));
+                // Not before all sessions are here.
+                let outputs = target.reply(answer(first, true, Some(5)), 1);
+                assert!(!outputs.contains(&Output::Receive(true)), "{outputs:?}");
+                target.reply(answer(request(&outputs), false, None), 2);
+            }
+            let asked = request(&target.reply(notice(true), 10));
+            assert_eq!((asked.freeze, asked.cursor == u64::MAX), (false, !copies));
+            let outputs = target.reply(answer(asked, true, None), 11);
+            assert_eq!(outputs[0], Output::Receive(true));
+            assert_eq!(outputs.contains(&Output::Install(vec![copy()])), copies);
+            assert_eq!((target.phase(), target.has_resumed()), (MigrationPhase::Ready, false));
+            // It goes on to ask, in case that a notice is lost.
+            let asked = request(&target.tick(11 + COPY_INTERVAL_MS));
+            assert!(!target.reply(answer(asked, true, None), 1012).contains(&Output::Receive(true)), "once");
+            // The guest continues at the source.
+            let late = request(&target.tick(1012 + COPY_INTERVAL_MS));
+            let asked = request(&target.reply(notice(false), 2013));
+            assert_eq!(target.reply(answer(late, true, None), 2014), [], "an answer of before");
+            assert_eq!(target.reply(answer(asked, false, None), 2014)[0], Output::Receive(false));
+            // It is stopped again, and runs here.
+            let asked = request(&target.reply(notice(true), 2020));
+            target.reply(answer(asked, true, None), 2021);
+            let freeze = request(&target.resume(2022));
+            assert!(freeze.freeze);
+            assert_eq!(target.reply(notice(false), 2023), [], "only the guest counts now");
+            let outputs = target.reply(answer(freeze, true, None), 2024);
+            assert_eq!(outputs[0], Output::Open);
+            assert!(!outputs.iter().any(|output| matches!(output, Output::Receive(_))));
+            target.opened(Ok(()));
+            assert_eq!(target.phase(), MigrationPhase::Switched);
+        }
+    }
+
     #[test]
     fn connections_to_reset_are_asked_for_when_the_port_is_open() {
         let mut target = target(SessionMode::Reset, true);

@@ -149,7 +149,7 @@ impl Cloud {
                 Target::Drop => DigestTarget::Drop,
                 Target::NextHop(address) => DigestTarget::NextHop(address),
                 Target::Internet => DigestTarget::Internet,
-                Target::Port(_) => unreachable!("these routes are ports' own"),
+                Target::Port(_) | Target::Moved(_) => unreachable!("these routes are not the controller's"),
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
@@ -278,6 +278,36 @@ fn digests_count_the_addresses_and_prefixes_of_ports() {
     assert_eq!(entries(&tables), expected);
     tables.remove_port(7).unwrap();
     assert_eq!(entries(&tables), before);
+}
+
+/// Catches a route of an instance that migrates that digests count, that takes a prefix from a port, that a port cannot take, or that
+/// the next agent does not find.
+#[test]
+fn the_prefixes_of_an_instance_that_migrates_are_in_no_digest() {
+    let mut tables = tables(CELLS);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let full = super::crash::with_sources(7);
+    let before = entries(&tables);
+    let used = used_after_flush(&mut tables);
+    let prefix: IpNet = "10.0.4.0/24".parse().unwrap();
+    for address in [ip("10.0.0.7"), ip("fd00::7")] {
+        assert!(tables.upsert_moved_route(vni(5), prefix, address).unwrap());
+        assert!(!tables.upsert_moved_route(vni(5), prefix, address).unwrap(), "it is there");
+        let found = tables.reader().route(vni(5), ip("10.0.4.1"));
+        assert_eq!(found, Ok(Some(Target::Moved(address))));
+        assert_eq!(entries(&tables), before);
+    }
+    tables = adopt_again(tables);
+    assert_eq!(tables.routes_of(vni(5)).len(), 1);
+    tables.upsert_port(&full).unwrap();
+    assert_eq!(tables.reader().route(vni(5), ip("10.0.4.1")), Ok(Some(Target::Port(7))));
+    let taken = tables.upsert_moved_route(vni(5), prefix, ip("10.0.0.8"));
+    assert!(matches!(taken, Err(Error::AddressTaken { .. })), "{taken:?}");
+    assert!(!tables.remove_moved_route(vni(5), prefix).unwrap(), "it is the port's");
+    tables.remove_port(7).unwrap();
+    tables.upsert_moved_route(vni(5), prefix, ip("10.0.0.7")).unwrap();
+    assert!(tables.remove_moved_route(vni(5), prefix).unwrap());
+    assert_eq!((tables.routes_of(vni(5)), used_after_flush(&mut tables)), (vec![], used));
 }
 
 proptest! {
