@@ -1,4 +1,4 @@
-//! What ports with a network class use, and what they may use now: the maps `port_credits` and `packet_costs`
+//! What ports use, and what they may use now: the maps `port_credits` and `packet_costs`
 //! (`bpf/include/layout/credit_layout.h`). Packets count and take; the agent writes limits and credit. This module changes with
 //! that header.
 
@@ -42,6 +42,8 @@ pub struct PortUse {
     pub packets: [u64; 2],
     /// Estimated time of the host's processors, in ns.
     pub cpu_ns: u64,
+    /// Frames for which that time was charged: one that is cut into packets later is one.
+    pub frames: u64,
 }
 
 /// Packets of a port that were dropped over its limits, sent ones and received ones.
@@ -51,6 +53,8 @@ pub struct CreditDrops {
     pub packets: [u64; 2],
     /// Over the share of the processors.
     pub cpu: [u64; 2],
+    /// Over the rate of received bytes, as far as the packet program enforces it.
+    pub received_rate: u64,
 }
 
 /// What packets cost the host's processors.
@@ -106,9 +110,17 @@ impl PortCredits {
         self.ports.load64(Self::at(scope, offset_of!(port_credit, active))) != 0
     }
 
-    /// Sets whether limits are enforced at the port, and what it uses is counted.
+    /// Sets whether limits are enforced at the port, and what it uses is counted. The limit of received bytes is left to the queueing
+    /// discipline of its interface.
     pub fn set_active(&self, scope: u16, active: bool) {
-        self.ports.store64(Self::at(scope, offset_of!(port_credit, active)), u64::from(active));
+        let value = if active { layout::CREDIT_SHAPED } else { 0 };
+        self.ports.store64(Self::at(scope, offset_of!(port_credit, active)), value.into());
+    }
+
+    /// Limits are enforced at the port, and what it uses is counted. The packet program enforces that of received bytes, too: the
+    /// interface has no queueing discipline that does so.
+    pub fn set_policed(&self, scope: u16) {
+        self.ports.store64(Self::at(scope, offset_of!(port_credit, active)), layout::CREDIT_POLICED.into());
     }
 
     /// What has passed the port.
@@ -118,6 +130,7 @@ impl PortCredits {
             bytes: self.pair(scope, offset_of!(port_credit, bytes)),
             packets: self.pair(scope, offset_of!(port_credit, packets)),
             cpu_ns: self.ports.load64(Self::at(scope, offset_of!(port_credit, cpu_ns))),
+            frames: self.ports.load64(Self::at(scope, offset_of!(port_credit, frames))),
         }
     }
 
@@ -127,6 +140,7 @@ impl PortCredits {
         CreditDrops {
             packets: self.pair(scope, offset_of!(port_credit, dropped_packets)),
             cpu: self.pair(scope, offset_of!(port_credit, dropped_cpu)),
+            received_rate: self.ports.load64(Self::at(scope, offset_of!(port_credit, dropped_received))),
         }
     }
 
@@ -181,6 +195,7 @@ impl PortCredits {
             self.ports.store64(Self::at(scope, field + size_of::<u64>()), pair[1]);
         }
         self.ports.store64(Self::at(scope, offset_of!(port_credit, cpu_ns)), usage.cpu_ns);
+        self.ports.store64(Self::at(scope, offset_of!(port_credit, frames)), usage.frames);
     }
 
     fn at(scope: u16, field: usize) -> usize {
@@ -203,7 +218,7 @@ mod tests {
     #[test]
     fn each_field_is_kept_by_itself_and_for_its_port_only() {
         let credits = PortCredits::anonymous().unwrap();
-        let usage = PortUse { bytes: [1, 2], packets: [3, 4], cpu_ns: 5 };
+        let usage = PortUse { bytes: [1, 2], packets: [3, 4], cpu_ns: 5, frames: 6 };
         credits.set_usage(7, usage);
         credits.set_active(7, true);
         for (number, dimension) in CreditDimension::ALL.into_iter().enumerate() {
@@ -216,6 +231,8 @@ mod tests {
         for other in [6, 8, u16::MAX] {
             assert_eq!((credits.usage(other), credits.limits(other)), (PortUse::default(), [0; 5]));
         }
+        credits.set_policed(7);
+        assert!(credits.is_active(7) && !credits.is_active(6));
         credits.reset(7);
         assert_eq!(
             (credits.usage(7), credits.credit(7), credits.is_active(7)),
