@@ -71,7 +71,8 @@ async fn classes_are_created_changed_and_deleted() {
 async fn hosts_are_sent_the_default_once() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let class = cloud.make("/v1/network-classes", json!({"name": "gold", "mbps": gold(), "is_default": true})).await;
+    let class =
+        cloud.make("/v1/network-classes", json!({"name": "gold", "mbps": gold(), "is_default": true})).await;
     let path = format!("/v1/network-classes/{class}");
     let identity = cloud.enroll(&basics.host_path()).await;
     let mut host = join(&cloud, &identity, 0, 0).await;
@@ -83,7 +84,8 @@ async fn hosts_are_sent_the_default_once() {
     cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
 
     // Another class takes its place: one message, with the new policy.
-    let made = cloud.post("/v1/network-classes", json!({"name": "tin", "kpps": gold(), "is_default": true})).await;
+    let made =
+        cloud.post("/v1/network-classes", json!({"name": "tin", "kpps": gold(), "is_default": true})).await;
     assert_eq!((made.status, &made.body["programmed"]), (StatusCode::CREATED, &json!(false)));
     let step = host.step().await;
     let sent: Vec<_> = step.iter().filter_map(|part| part.default_credit).collect();

@@ -12,6 +12,9 @@ pub const CREDIT_DIMENSIONS: usize = layout::CREDIT_DIMENSIONS as usize;
 /// Number of classes of packets with a cost of their own: sent, sent and judged by a policy, received, received and judged.
 pub const COST_CLASSES: usize = layout::COST_CLASSES as usize;
 
+/// One of so many packets is timed in the programs.
+pub const COST_SAMPLE: u64 = layout::COST_SAMPLE as u64;
+
 /// What an instance uses. Its number is the index in [`PortCredits::limits`] and [`PortCredits::credit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CreditDimension {

@@ -14,6 +14,7 @@ mod calibration;
 mod contention;
 mod costs;
 mod keeper;
+mod metrics;
 #[cfg(test)]
 pub mod tests;
 
@@ -26,7 +27,7 @@ use sluice_tables::{CREDIT_DIMENSIONS, CreditDimension, PortUse};
 use sluice_types::{Allowance, CreditPolicy};
 
 pub use calibration::{Calibrator, CostSetting, CostSettings};
-pub use costs::{Overhead, Times};
+pub use costs::Times;
 pub use keeper::{CostsView, CreditKeeper, CreditPort, CreditView, STEP, Sensors};
 
 /// A clamp lasts for this time after the host was contended for the last time: what is clamped uses less, so the host would
@@ -336,7 +337,9 @@ impl Credits {
 
     /// What the next agent goes on with.
     pub fn saved(&self, scope: u16) -> [i64; CREDIT_DIMENSIONS] {
-        self.ports.get(&scope).map_or([0; CREDIT_DIMENSIONS], |port| port.accounts.map(|account| account.credit))
+        self.ports
+            .get(&scope)
+            .map_or([0; CREDIT_DIMENSIONS], |port| port.accounts.map(|account| account.credit))
     }
 
     /// The numbers of all ports.

@@ -36,7 +36,8 @@ pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
         })?;
     }
     if let Some(second) = cloud.network_classes.iter().filter(|spec| spec.is_default).nth(1) {
-        let (object, problem) = (format!("network class `{}`", second.name), "another class is the default".to_owned());
+        let (object, problem) =
+            (format!("network class `{}`", second.name), "another class is the default".to_owned());
         return Err(FieldError { object, field: "is_default", problem }.into());
     }
     for vpc in &cloud.vpcs {

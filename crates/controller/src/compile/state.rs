@@ -15,10 +15,12 @@ use super::security::{self, SecurityGroups};
 use super::{ALL_NODES, Compiled, Family, Membership, Target, meter_id};
 use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Eip, Gateway, Host, Instance, NetworkClass, NodeId, Peering, PeeringMeters, Route as StoredRoute, RouteTarget,
-    Subnet, Topology, Vpc,
+    Change, Eip, Gateway, Host, Instance, NetworkClass, NodeId, Peering, PeeringMeters, Route as StoredRoute,
+    RouteTarget, Subnet, Topology, Vpc,
 };
-use sluice_types::{ClusterId, CreditPolicy, GatewayId, HostId, IpNet, NatSeed, NetworkClassId, RouteId, SubnetId, Vni, VpcId};
+use sluice_types::{
+    ClusterId, CreditPolicy, GatewayId, HostId, IpNet, NatSeed, NetworkClassId, RouteId, SubnetId, Vni, VpcId,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 

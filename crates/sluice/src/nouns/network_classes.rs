@@ -15,7 +15,8 @@ const ALLOWANCE: &str = "base=N,max=N,clamp=N,credit=N";
 
 impl Kind for NetworkClass {
     const HELP: Help = Help { list: "List network classes", show: "Show one network class" };
-    const COLUMNS: &'static [&'static str] = &["id", "name", "mbps", "kpps", "cpu_permille", "is_default", "programmed"];
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "mbps", "kpps", "cpu_permille", "is_default", "programmed"];
     type Selector = NameOrId;
     type Filters = ByName;
 

@@ -106,7 +106,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewNetworkClass) -> Result<Creat
     let id = NetworkClassId::new(w.id());
     let (name, policy, is_default, revision) = (name.clone(), *policy, *is_default, w.revision);
     let class = NetworkClass { id, name, policy, is_default, revision };
-    let sql = "INSERT INTO network_classes (id, name, policy, revision, is_default) VALUES ($1, $2, $3, $4, $5)";
+    let sql =
+        "INSERT INTO network_classes (id, name, policy, revision, is_default) VALUES ($1, $2, $3, $4, $5)";
     w.q().run(sql, args![id.get(), class.name.as_str(), json(&policy)?, revision, is_default]).await?;
     w.push(&Change::NetworkClassUpserted(class.clone()))?;
     Ok(Created::New(class))
@@ -141,7 +142,8 @@ pub(crate) async fn update(
         replace_default(w).await?;
     }
     let after = NetworkClass { id, name, policy, is_default, revision: w.revision };
-    let sql = "UPDATE network_classes SET name = $2, policy = $3, revision = $4, is_default = $5 WHERE id = $1";
+    let sql =
+        "UPDATE network_classes SET name = $2, policy = $3, revision = $4, is_default = $5 WHERE id = $1";
     w.q().run(sql, args![id.get(), after.name.as_str(), json(&policy)?, after.revision, is_default]).await?;
     w.push(&Change::NetworkClassUpserted(after.clone()))?;
     if policy != before.policy {

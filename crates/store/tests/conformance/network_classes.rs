@@ -233,7 +233,11 @@ pub async fn at_most_one_class_is_the_default(f: Fixture) {
     let gold = s.update_network_class(gold.id, as_default(true), None).await.unwrap();
     assert_eq!(last(s).await, [Change::NetworkClassUpserted(gold.clone())]);
     assert!(gold.is_default);
-    assert_eq!(s.update_network_class(gold.id, as_default(true), None).await.unwrap(), gold, "nothing changes");
+    assert_eq!(
+        s.update_network_class(gold.id, as_default(true), None).await.unwrap(),
+        gold,
+        "nothing changes"
+    );
     // Another one takes its place, in the same revision.
     let request = |name| NewNetworkClass { is_default: true, ..new_class(name) };
     let silver = new(s.create_network_class(request("silver")).await);
