@@ -14,6 +14,7 @@ mod connections;
 mod crash;
 mod credit;
 mod database_killed;
+mod default_class;
 mod deletion;
 mod demonstration;
 mod dhcpv6;
@@ -96,8 +97,9 @@ use support::{Failure, Outcome, describe};
 
 /// `make soak` runs these scenarios, and a word that their name contains. The last three take minutes, `guests` and `guest_migration` because there is no KVM. For
 /// each of the others, the common path has one that is like it, except `health`, whose rules have unit tests: it waits for a quiet minute.
-const LONG: [&str; 12] = [
+const LONG: [&str; 13] = [
     "credit",
+    "default_class",
     "health",
     "gwzone",
     "history_failover",
@@ -193,6 +195,7 @@ fn all() -> Vec<Scenario> {
         security_groups: OwnLab,
         qos: OwnLab,
         credit: OwnLab,
+        default_class: OwnLab,
         addresses: OwnLab,
         internet: OwnLab,
         public_prefixes: OwnLab,

@@ -576,14 +576,14 @@ struct port {
 	 */
 	__u32 adopt_until_s;
 	__u16 identity; /* of the VM's groups within its VPC; 0: none */
-	__u16 qos;	/* PORT_QOS_*; 0: packets of the VM keep their DSCP, and it has no class */
+	__u16 qos;	/* PORT_QOS_*; 0: packets of the VM keep their DSCP, and are not counted */
 	__u32 rate_mbps; /* of the IP packets that the VM sends, and of those that it receives; 0: not limited */
 	__u64 sources[2]; /* root words for IPv4 and IPv6 of what the VM has besides address4 and address6 */
 };
 
 #define PORT_QOS_DSCP 0x3f   /* the DSCP that packets of the VM get */
 #define PORT_QOS_MARKS 0x40  /* they get one */
-#define PORT_QOS_CREDIT 0x80 /* what the VM may use changes with its credit (credit.h); `rate_mbps` is 0 */
+#define PORT_QOS_CREDIT 0x80 /* what the VM uses is counted, and its limits may change (credit.h) */
 
 /*
  * What the security groups of a port permit (docs/decisions/policies.md). Rules only permit: a packet that no

@@ -476,6 +476,10 @@ impl<R: Role> Applier<R> {
                 self.try_again(Entry::Policy(policy));
             }
         }
+        if let Some(policy) = update.default_credit.take() {
+            let (role, mut context) = self.split(false);
+            role.set_default_credit(&mut context, policy);
+        }
         for port in update.ports.drain(..) {
             let copy = port.clone();
             if self.fails(false, |role, context| role.upsert_port(context, copy)) {

@@ -13,7 +13,7 @@ use sluice_southbound::{
     RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
 };
 use sluice_tables::{NatAddress, NodeTables, Target};
-use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
+use sluice_types::{CreditPolicy, EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::claims::Claims;
 use crate::failures::Failures;
@@ -151,6 +151,11 @@ pub trait Role: Send + 'static {
     /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
     fn upsert_policy(&mut self, context: &mut UpdateContext<'_>, policy: Policy) {
         context.reject(format_args!("policy of VNI {}", policy.key.vni));
+    }
+
+    /// Sets the policy of ports that have neither one of their own nor a rate; `None`: they have none.
+    fn set_default_credit(&mut self, context: &mut UpdateContext<'_>, _policy: Option<CreditPolicy>) {
+        context.reject("default network class");
     }
 
     /// Adds or changes an instance of this host.

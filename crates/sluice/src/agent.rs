@@ -181,10 +181,24 @@ pub enum NatCommand {
 const PATH_COLUMNS: [&str; 8] =
     ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
 
-const PORT_COLUMNS: [&str; 11] =
-    ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter", "dscp", "rate_mbps"];
+const PORT_COLUMNS: [&str; 12] = [
+    "ifname",
+    "instance",
+    "active",
+    "vni",
+    "mac",
+    "ipv4",
+    "ipv6",
+    "identity",
+    "filter",
+    "dscp",
+    "rate_mbps",
+    "terms",
+];
 
 const CREDIT_COLUMNS: [&str; 5] = ["dimension", "used", "limit", "credit", "limited"];
+
+const COST_COLUMNS: [&str; 6] = ["packet_ns", "kib_ns", "sent_ns", "received_ns", "calibrated", "windows"];
 
 const SESSION_COLUMNS: [&str; 13] = [
     "ifname",
@@ -413,7 +427,7 @@ fn named_port<'a>(ports: &'a [Value], name: &str) -> Result<&'a Value, Failure> 
     }
 }
 
-/// Prints a port. What its network class grants is a table of its own: its entries would not fit into one line.
+/// Prints a port. What it uses and may use, and what its packets cost, are tables of their own: they would not fit into one line.
 fn show_port(output: Format, port: &Value) -> Result<(), Failure> {
     let credit = list_field(port, "credit");
     if output != Format::Table || credit.is_empty() {
@@ -422,10 +436,14 @@ fn show_port(output: Format, port: &Value) -> Result<(), Failure> {
     let mut others = port.clone();
     if let Some(fields) = others.as_object_mut() {
         fields.remove("credit");
+        fields.remove("packet_costs");
     }
     output::one(output, &others)?;
     output::print("\n")?;
-    output::list(output, &CREDIT_COLUMNS, credit)
+    output::list(output, &CREDIT_COLUMNS, credit)?;
+    let Some(costs) = port.get("packet_costs").filter(|costs| costs.is_object()) else { return Ok(()) };
+    output::print("\n")?;
+    output::list(output, &COST_COLUMNS, std::slice::from_ref(costs))
 }
 
 /// Checks the name of an interface by the rules of the kernel.

@@ -465,6 +465,8 @@ pub struct Update {
     pub keys: Vec<ClusterKeys>,
     /// The plan of the cluster. For gateways only.
     pub cluster: Option<ClusterPlan>,
+    /// The policy of ports without one of their own and without a rate; `Some(None)`: they have none. For hosts only.
+    pub default_credit: Option<Option<CreditPolicy>>,
     /// Direct paths. For hosts only, under the model `preprogrammed`.
     pub paths: Vec<Path>,
     /// Addresses of nodes to remove from `vteps`.
@@ -512,6 +514,7 @@ impl Update {
             + self.ports.len()
             + self.keys.len()
             + usize::from(self.cluster.is_some())
+            + usize::from(self.default_credit.is_some())
             + self.paths.len()
             + self.removed_vteps.len()
             + self.removed_vips.len()

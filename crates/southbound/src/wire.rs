@@ -7,6 +7,7 @@ use crate::entries::{
 };
 use crate::proto::{self, address::Family};
 pub(crate) use options::prefix;
+use options::{default_credit, default_credit_message};
 use sluice_types::{
     CreditPolicyError, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimitError, Vni, VniError,
     ipv6_from_halves, ipv6_halves, is_unicast,
@@ -538,6 +539,7 @@ impl Update {
             ports: read_all(message.ports, b, TryInto::try_into),
             keys: read_all(message.keys, b, TryInto::try_into),
             cluster: read_all(message.cluster.into_iter().collect(), b, TryInto::try_into).pop(),
+            default_credit: read_all(message.default_credit.into_iter().collect(), b, default_credit).pop(),
             paths: read_all(message.paths, b, TryInto::try_into),
             removed_vteps: read_all(message.removed_vteps, b, |address| address.read("VTEP")),
             removed_vips: read_all(message.removed_vips, b, |address| address.read("vIP")),
@@ -583,6 +585,7 @@ impl From<Update> for proto::NodeUpdate {
             ports: all(update.ports),
             keys: all(update.keys),
             cluster: update.cluster.map(Into::into),
+            default_credit: update.default_credit.map(default_credit_message),
             paths: all(update.paths),
             removed_vteps: all(update.removed_vteps),
             removed_vips: all(update.removed_vips),

@@ -331,6 +331,7 @@ fn full_update() -> Update {
         }],
         keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
         cluster: Some(plan()),
+        default_credit: Some(options().qos.credit),
         removed_vteps: vec!["fd00::2".parse().unwrap()],
         removed_vips: vec!["192.0.2.10".parse().unwrap()],
         removed_groups: vec![2],

@@ -623,7 +623,7 @@ pub enum Change {
     PortForwardCreated(PortForward),
     PortForwardRemoved(PortForward),
     /// The network class was created, or anything of it was changed. What it means for instances follows in changes of
-    /// their own.
+    /// their own; whether it is the default is sent to all hosts. If another class was the default, its change comes first.
     NetworkClassUpserted(NetworkClass),
     NetworkClassRemoved(NetworkClass),
     /// The network class of these instances has another policy, which they have here; nothing else of them

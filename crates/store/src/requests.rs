@@ -2,8 +2,8 @@
 //! snapshots.
 
 use crate::{
-    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, NatGateway, NodeId, Peering,
-    PortForward, Route, RouteTarget, SecurityGroup, SecurityRule, Subnet, Vpc,
+    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, NatGateway, NetworkClass, NodeId,
+    Peering, PortForward, Route, RouteTarget, SecurityGroup, SecurityRule, Subnet, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, NatSeed,
@@ -160,6 +160,8 @@ pub struct Topology {
     pub nat_gateways: Vec<NatGateway>,
     pub meters: Vec<Meter>,
     pub port_forwards: Vec<PortForward>,
+    /// The class of instances that have none of their own.
+    pub default_class: Option<NetworkClass>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
     /// Chosen at random when the database is created, and never changed.

@@ -361,11 +361,12 @@ pub(crate) fn identity(number: i64) -> Result<u16> {
     u16::try_from(number).map_err(|_| StoreError::Corrupt(format!("identity {number}")))
 }
 
-record!(NetworkClass, NetworkClassId, "network class", "network_classes", "id, name, policy, revision", row => NetworkClass {
+record!(NetworkClass, NetworkClassId, "network class", "network_classes", "id, name, policy, revision, is_default", row => NetworkClass {
     id: NetworkClassId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     policy: policy(row.text(2)?)?,
     revision: row.number(3)?,
+    is_default: row.int(4)? != 0,
 });
 
 /// The network class of an instance: its id is in this column, and its policy in the next one.

@@ -344,7 +344,8 @@ pub struct PortQos {
     /// What the VM may send, in Mbit/s of IP packets; `None`: any number. The port then needs a number for its meter
     /// ([`Port::scope`]).
     pub rate_mbps: Option<NonZeroU32>,
-    /// Whether what the VM sends and gets is limited by [`crate::PortCredits`]. The port then needs a number, too, and has no rate.
+    /// Whether what the VM sends and gets is counted and limited by [`crate::PortCredits`]. The port then needs a number, too. A limit
+    /// there of what it sends replaces the rate.
     pub credit: bool,
 }
 

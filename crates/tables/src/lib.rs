@@ -56,7 +56,8 @@ pub use named_meters::{FoundMeter, MeterReader, NamedMeters};
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 pub use port_credits::{
-    COST_CLASSES, CREDIT_DIMENSIONS, CreditDimension, CreditDrops, PacketCosts, PortCredits, PortUse,
+    COST_CLASSES, COST_SAMPLE, CREDIT_DIMENSIONS, CreditDimension, CreditDrops, PacketCosts, PortCredits,
+    PortUse,
 };
 pub use port_meters::PortMeters;
 pub use reader::{Busy, Hit, Lookup, Network, NextHop, PortFilter, Reader};

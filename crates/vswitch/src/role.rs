@@ -41,7 +41,7 @@ use sluice_agent::{
 use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
-use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
+use sluice_types::{CreditPolicy, EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
 use tokio::sync::watch;
 
 use crate::elephants::PERIOD;
@@ -312,6 +312,10 @@ impl Role for HostRole {
         if let Err(error) = self.ports.upsert_policy(context.tables, policy) {
             context.fail(|| error);
         }
+    }
+
+    fn set_default_credit(&mut self, context: &mut UpdateContext<'_>, policy: Option<CreditPolicy>) {
+        self.ports.set_default_credit(context.tables, policy);
     }
 
     fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {

@@ -15,10 +15,12 @@ use super::security::{self, SecurityGroups};
 use super::{ALL_NODES, Compiled, Family, Membership, Target, meter_id};
 use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Eip, Gateway, Host, Instance, NodeId, Peering, PeeringMeters, Route as StoredRoute, RouteTarget,
-    Subnet, Topology, Vpc,
+    Change, Eip, Gateway, Host, Instance, NetworkClass, NodeId, Peering, PeeringMeters, Route as StoredRoute,
+    RouteTarget, Subnet, Topology, Vpc,
 };
-use sluice_types::{ClusterId, GatewayId, HostId, IpNet, NatSeed, RouteId, SubnetId, Vni, VpcId};
+use sluice_types::{
+    ClusterId, CreditPolicy, GatewayId, HostId, IpNet, NatSeed, NetworkClassId, RouteId, SubnetId, Vni, VpcId,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
@@ -54,6 +56,8 @@ pub struct State {
     pub(super) security: BTreeMap<Vni, SecurityGroups>,
     pub(super) public: PublicAddresses,
     pub(super) meters: Meters,
+    /// The class of instances that have none of their own, and its policy.
+    default_class: Option<(NetworkClassId, CreditPolicy)>,
     /// Filled only if the model preprograms paths.
     pub(super) instances: InstanceLocations,
 }
@@ -154,6 +158,7 @@ impl State {
             state.public.add_port_forward(port_forward);
         }
         state.meters = Meters::new(topology);
+        state.default_class = topology.default_class.as_ref().map(|class| (class.id, class.policy));
         state
     }
 
@@ -362,8 +367,23 @@ impl State {
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::MeterUpserted(_) => {}
             Change::SecurityGroupUpdated { .. } | Change::HistoryForked | Change::MeterRemoved(_) => {}
-            // Changes of instances have the policies of network classes.
-            Change::NetworkClassUpserted(_) | Change::NetworkClassRemoved(_) => {}
+            // Changes of instances have the policies of their network classes.
+            Change::NetworkClassUpserted(class) => self.change_class(class, class.is_default, out),
+            Change::NetworkClassRemoved(class) => self.change_class(class, false, out),
+        }
+    }
+
+    /// Applies a change of a network class: all hosts are sent the policy of the default class if that changes.
+    fn change_class(&mut self, class: &NetworkClass, is_default: bool, out: &mut Compiled) {
+        let before = self.default_class;
+        let others = before.filter(|(id, _)| *id != class.id);
+        self.default_class = if is_default { Some((class.id, class.policy)) } else { others };
+        let policy = |class: Option<(NetworkClassId, CreditPolicy)>| class.map(|(_, policy)| policy);
+        let after = policy(self.default_class);
+        if after != policy(before) {
+            for family in [Family::V4, Family::V6] {
+                out.of(Target::AllHosts(family)).default_credit = Some(after);
+            }
         }
     }
 
@@ -510,6 +530,7 @@ impl State {
                 .filter(|_| !self.model.has_zones())
                 .map(|c| group_of(&c.cluster, family, self.model))
                 .collect(),
+            default_credit: Some(self.default_class.map(|(_, policy)| policy)),
             ..Update::default()
         })
     }

@@ -15,7 +15,7 @@ mod paths;
 mod security;
 
 use crate::compile::{
-    HostChanges, HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host,
+    Family, HostChanges, HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host,
     group_id, vip_mac,
 };
 
@@ -55,6 +55,7 @@ struct NodeTables {
     public: BTreeMap<IpNet, PublicPrefix>,
     nat: BTreeMap<Vni, NatGateway>,
     meters: BTreeMap<u32, Meter>,
+    default_credit: Option<CreditPolicy>,
 }
 
 impl NodeTables {
@@ -68,6 +69,7 @@ impl NodeTables {
             }
         }
         self.plan = update.cluster.or(self.plan.take());
+        self.default_credit = update.default_credit.unwrap_or(self.default_credit);
         self.vips.extend(update.vips.into_iter().map(|vip| (vip.address, vip)));
         self.groups.extend(update.groups.into_iter().map(|group| (group.id, group)));
         self.vrfs.extend(update.vrfs.into_iter().map(|vrf| (vrf.vni, vrf)));

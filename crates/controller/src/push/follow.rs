@@ -185,8 +185,6 @@ impl Follower {
                         | Change::SecurityGroupUpdated { .. }
                         | Change::TenantUpserted(_)
                         | Change::TenantRemoved(_)
-                        | Change::NetworkClassUpserted(_)
-                        | Change::NetworkClassRemoved(_)
                         | Change::CreditChanged { .. }
                 )
             });

@@ -148,7 +148,7 @@ fn split(mut update: Update) -> Vec<Update> {
     cut_by_size!(ports, ports);
     cut!(keys paths);
     if let Some(part) = parts.last_mut() {
-        part.cluster = update.cluster;
+        (part.cluster, part.default_credit) = (update.cluster, update.default_credit);
     }
     cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes
         removed_public_prefixes removed_nat_gateways removed_meters removed_ports removed_paths);

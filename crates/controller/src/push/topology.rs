@@ -57,8 +57,6 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::MeterRemoved(_)
             | Change::PortForwardCreated(_)
             | Change::PortForwardRemoved(_)
-            | Change::NetworkClassUpserted(_)
-            | Change::NetworkClassRemoved(_)
             | Change::CreditChanged { .. }
     )
 }

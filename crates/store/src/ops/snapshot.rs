@@ -1,6 +1,6 @@
 //! Snapshots: the topology and instances as of one revision.
 
-use super::{group_sets, history, keys, migrations};
+use super::{group_sets, history, keys, migrations, network_classes};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::schema;
@@ -115,6 +115,7 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         nat_gateways: find(q, vec![]).await?,
         meters: find(q, vec![]).await?,
         port_forwards: find(q, vec![]).await?,
+        default_class: network_classes::default_class(q).await?,
         keys: keys::list(q, None).await?,
         nat_seed: schema::nat_seed(q).await?,
     })

@@ -109,7 +109,7 @@ fn cases() -> Vec<Case> {
         nat_gateways: nat_gateways, addresses_of_nat_gateways, prefixes_of_nat64, nat_gateways_stay_on_their_cluster;
         meters: lifecycle, refused_limits, eips_have_meters, vpcs_have_meters, peerings_have_meters, number_of_a_tenant;
         network_classes: lifecycle, refused_policies, instances_have_classes, rates_and_classes_exclude_each_other,
-            a_changed_class_sends_its_instances, used_classes_are_not_deleted;
+            a_changed_class_sends_its_instances, at_most_one_class_is_the_default, used_classes_are_not_deleted;
         port_forwards: port_forwards, impossible_port_forwards, port_forwards_and_eips_exclude_each_other, instances_take_their_port_forwards_with_them;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;

@@ -69,10 +69,8 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
     if port.qos.rate_mbps.is_some() && port.scope == 0 {
         return invalid("a port with a rate needs a number for its meter".to_owned());
     }
-    if port.qos.credit && (port.scope == 0 || port.qos.rate_mbps.is_some()) {
-        return invalid(
-            "a port with a network class needs a number for its credit, and has no rate".to_owned(),
-        );
+    if port.qos.credit && port.scope == 0 {
+        return invalid("a port whose use is counted needs a number for its credit".to_owned());
     }
     if let Some(dscp) = port.qos.dscp.filter(|dscp| u32::from(*dscp) > layout::PORT_QOS_DSCP) {
         return invalid(format!("the DSCP {dscp} is not between 0 and 63"));
