@@ -6,7 +6,6 @@ pub mod echo;
 pub mod findings;
 pub mod links;
 pub mod monitor;
-mod random;
 mod reports;
 pub mod rules;
 pub mod sample;

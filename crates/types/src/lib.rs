@@ -16,6 +16,7 @@ mod migration;
 mod nat;
 mod placement;
 mod port;
+mod random;
 mod scheduler;
 mod secret;
 mod security;
@@ -58,6 +59,7 @@ pub use port::{
     AddressPair, AddressPairError, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, PortSettings, Qos, given,
 };
+pub use random::Random;
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::{NatSeed, Secret};
 pub use security::{

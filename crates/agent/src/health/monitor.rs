@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use sluice_southbound::{HealthReport, HealthSubject, MAX_HEALTH_LINKS};
+use sluice_types::Random;
 
 use super::findings::Findings;
 use super::links::Links;
-use super::random::Random;
 use super::rules::{Configuration, DeviceSample, InterfaceSample, Placement, PortSample, Rule};
 use super::sample::{Counters, Usage};
 use super::vms::{VmProbe, VmReply, Vms, WatchedPort, probes};
