@@ -8,6 +8,7 @@ mod addr;
 mod credit;
 mod digest;
 mod health;
+mod health_policy;
 mod id;
 mod ipv6_mode;
 mod mac;
@@ -34,6 +35,7 @@ pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use health::AnomalyClass;
+pub use health_policy::{HealthAction, HealthPolicies, HealthPolicy, HealthPolicyError, HealthPolicyPatch};
 pub use id::{
     ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, NetworkClassId,
     PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,
