@@ -49,8 +49,8 @@ pub(crate) async fn touch(q: &mut dyn Query, writer: u64, reported_ms: u64, node
         by_kind.entry(kind).or_default().push(number as i64);
     }
     for (kind, numbers) in by_kind {
-        let sql =
-            "UPDATE health_reports SET reported_ms = $1 WHERE kind = $2 AND writer = $3 AND node = ANY($4)";
+        let sql = "UPDATE health_reports SET reported_ms = $1 \
+                   WHERE kind = $2 AND writer = $3 AND reported_ms < $1 AND node = ANY($4)";
         q.run(sql, args![reported_ms, kind, writer, numbers]).await?;
     }
     Ok(())
