@@ -36,6 +36,7 @@ impl Host {
             is_gateway: false,
             link_period_ms: 5000,
             vm_period_ms: 10_000,
+            limits: Limits::default(),
             seed,
         };
         let proc = tempfile::tempdir().unwrap();
@@ -96,7 +97,9 @@ impl Host {
         let now_us = self.now_ms * 1000;
         let mut numbers = self.random.clone();
         let nonce = || {
-            Some([numbers.number().to_be_bytes(), numbers.number().to_be_bytes()].concat().try_into().unwrap())
+            Some(
+                [numbers.number().to_be_bytes(), numbers.number().to_be_bytes()].concat().try_into().unwrap(),
+            )
         };
         for probe in self.monitor.links.take_due(now_us, (1472, 1452), nonce) {
             if self.links_answer && !self.random.number().is_multiple_of(1000) {
