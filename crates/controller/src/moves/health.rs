@@ -175,3 +175,118 @@ fn request(wanted: &Wanted, instance: InstanceId, to: HostId) -> NewHealthMigrat
         cooldown_ms: policy.cooldown_s * 1000,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::{CompiledClusters, Model};
+    use crate::database::Database;
+    use crate::ownership::Ownership;
+    use crate::push::Push;
+    use sluice_southbound::{Finding, HealthReport, HealthSubject};
+    use sluice_store::{Instance, NewHost, NewInstance, NewSubnet, NewVpc, PortSettings, Store};
+    use sluice_types::{HealthAction, HealthPolicyPatch};
+
+    const CLASS: AnomalyClass = AnomalyClass::ServerResources;
+
+    async fn host(store: &Store, number: u8) -> HostId {
+        let new = NewHost { name: format!("host-{number}"), vtep: [192, 0, 2, number].into(), agent: true };
+        store.create_host(new).await.unwrap().into_inner().id
+    }
+
+    async fn instances(store: &Store, host: HostId) -> Vec<Instance> {
+        let tenant = store.create_tenant("t").await.unwrap().into_inner();
+        let cluster = store.create_cluster("c", &[[192, 0, 2, 100].into()], None).await.unwrap().into_inner();
+        let new = NewVpc {
+            name: "v".into(),
+            tenant: tenant.id,
+            vni: None,
+            cluster: cluster.id,
+            mtu: 1430,
+            offload_kbps: None,
+            internet_meter: None,
+        };
+        let vpc = store.create_vpc(new).await.unwrap().into_inner();
+        let new = NewSubnet {
+            name: "s".into(),
+            vpc: vpc.id,
+            ipv4: Some("10.0.0.0/24".parse().unwrap()),
+            ipv6: None,
+            ipv6_mode: None,
+            dns: vec![],
+        };
+        let subnet = store.create_subnet(new).await.unwrap().into_inner();
+        let mut instances = Vec::new();
+        for name in ["a", "b"] {
+            let new = NewInstance {
+                name: name.into(),
+                subnet: subnet.id,
+                host,
+                mac: None,
+                ipv4: None,
+                ipv6: None,
+                security_groups: None,
+                settings: PortSettings::default(),
+            };
+            instances.push(store.create_instance(vpc.id, new).await.unwrap().into_inner());
+        }
+        instances
+    }
+
+    fn overload() -> HealthReport {
+        let finding = Finding {
+            class: CLASS,
+            subject: HealthSubject::Node,
+            since_ms: 5,
+            evidence: "processors used to 99 %".to_owned(),
+            cause: "processes use all processors".to_owned(),
+        };
+        HealthReport { findings: vec![finding], ..HealthReport::default() }
+    }
+
+    async fn kinds(store: &Store, subject: String) -> Vec<String> {
+        let events = store.events(Some(&subject), None, 100).await.unwrap();
+        let kinds = events.into_iter().map(|event| event.kind);
+        kinds.filter(|kind| kind != "instance_migration_started").collect()
+    }
+
+    /// Catches a migration that no policy wants, one to a host that does not report or is overloaded itself, and a host that is
+    /// emptied at once.
+    #[tokio::test]
+    async fn an_instance_leaves_a_host_whose_anomaly_lasts() {
+        let store = sluice_store::open("sqlite::memory:").await.unwrap();
+        let (busy, other, third) = (host(&store, 1).await, host(&store, 2).await, host(&store, 3).await);
+        let instances = instances(&store, busy).await;
+        let db = Arc::new(Database::new(store.clone()));
+        let compiled = Arc::new(CompiledClusters::new(Model::Zeta, 1));
+        let push = Arc::new(Push::new(db.clone(), compiled.clone()));
+        let ownership = Arc::new(Ownership::new(db.clone(), compiled));
+        let moves = Moves::new(db.clone(), push.clone(), ownership);
+        let (now, mut stuck) = (Instant::now(), Stuck::new());
+        let report = |host, report: HealthReport, at| push.health.report(NodeId::Host(host), report, at);
+        report(busy, overload(), now.checked_sub(Duration::from_secs(80)).unwrap());
+        report(busy, overload(), now);
+        report(third, overload(), now);
+        moves.health_round(&mut stuck).await.unwrap();
+        assert_eq!(kinds(&store, busy.to_string()).await, [""; 0]);
+        let patch = HealthPolicyPatch { action: Some(HealthAction::Migrate), ..HealthPolicyPatch::default() };
+        let change = |policies: &mut HealthPolicies| {
+            policies.change(CLASS, &patch).unwrap();
+            Ok::<_, StoreError>(())
+        };
+        db.change_settings(HEALTH_POLICIES, change).await.unwrap().unwrap();
+        for _ in 0..2 {
+            moves.health_round(&mut stuck).await.unwrap();
+        }
+        assert_eq!(kinds(&store, busy.to_string()).await, [IMPOSSIBLE], "no other host reports");
+        report(other, HealthReport::default(), now);
+        for _ in 0..2 {
+            moves.health_round(&mut stuck).await.unwrap();
+        }
+        assert_eq!(kinds(&store, instances[0].id.to_string()).await, ["instance_migration_wanted"]);
+        assert_eq!(kinds(&store, instances[1].id.to_string()).await, [""; 0], "one at once");
+        let moving = store.instance(instances[0].id).await.unwrap();
+        assert_eq!(moving.migration.unwrap().to, other);
+        assert_eq!(push.counters.health_migrations.load(Ordering::Relaxed), 1);
+    }
+}

@@ -191,6 +191,12 @@ impl HealthStates {
         }
     }
 
+    /// Takes a report that a node has sent at a time.
+    #[cfg(test)]
+    pub fn report(&self, node: NodeId, report: HealthReport, at: Instant) {
+        self.put(node, report, at);
+    }
+
     /// The newest report of each node that has a stream to this replica, in order of nodes.
     pub fn live(&self, now: Instant) -> Vec<LiveReport> {
         let live = |(node, known): (&NodeId, &Known)| LiveReport {
