@@ -238,7 +238,7 @@ pub struct DeviceSample {
     pub ports: Vec<PortSample>,
     /// The heaviest flows of the ports, as far as they are known.
     pub flows: Vec<HeavyFlow>,
-    /// Thresholds.
+    /// The thresholds of this node.
     pub limits: Limits,
 }
 
