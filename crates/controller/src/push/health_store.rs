@@ -158,7 +158,7 @@ async fn save_round(push: &Push, writer: u64, touched: &mut (Instant, u64)) -> R
         states.put_back_ended(ended);
         return Err(error);
     }
-    let row = |(node, reported_ms, report): (NodeId, u64, Reported)| {
+    let row = |(node, reported_ms, report): (NodeId, u64, Reported)| -> Result<_, StoreError> {
         let report = serde_json::to_string(&report);
         let report = report.map_err(|error| StoreError::Corrupt(format!("a report of health: {error}")))?;
         Ok(StoredHealth { node, writer, connected: true, reported_ms, report })
