@@ -127,7 +127,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tables: node.complete_revision.clone(),
         deleted: node.deleted.subscribe(),
     };
-    let health = watch_health(node.clone(), health::config(&args, &ports, vteps), health::view);
+    let health = watch_health(node.clone(), health::config(&args, &ports, vteps), health::view, None);
     let writer = node.writer.clone();
     let vmacs = move |addresses: Vec<IpAddr>| {
         let writer = writer.clone();

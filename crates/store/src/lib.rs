@@ -13,6 +13,7 @@ mod backend;
 mod check;
 mod codec;
 mod error;
+mod health;
 mod internet;
 mod migrations;
 mod model;
@@ -32,6 +33,7 @@ mod write;
 
 pub use check::{MAX_DNS, MAX_VIPS, MTU};
 pub use error::{Conflict, MigrationConflict, StoreError};
+pub use health::*;
 pub use internet::*;
 pub use migrations::*;
 pub use model::*;

@@ -115,6 +115,7 @@ macro_rules! write_unversioned {
 }
 
 mod addresses;
+mod health;
 mod internet;
 mod migrations;
 mod network_classes;

@@ -8,6 +8,7 @@ mod addr;
 mod credit;
 mod digest;
 mod health;
+mod health_policy;
 mod id;
 mod ipv6_mode;
 mod mac;
@@ -16,6 +17,7 @@ mod migration;
 mod nat;
 mod placement;
 mod port;
+mod random;
 mod scheduler;
 mod secret;
 mod security;
@@ -33,6 +35,7 @@ pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use health::AnomalyClass;
+pub use health_policy::{HealthAction, HealthPolicies, HealthPolicy, HealthPolicyError, HealthPolicyPatch};
 pub use id::{
     ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, NetworkClassId,
     PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,
@@ -58,6 +61,7 @@ pub use port::{
     AddressPair, AddressPairError, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, PortSettings, Qos, given,
 };
+pub use random::Random;
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::{NatSeed, Secret};
 pub use security::{

@@ -10,6 +10,7 @@ mod ending_sessions;
 mod guard;
 mod guard_metrics;
 mod health;
+mod heavy_flows;
 mod identity_client;
 mod ipsec;
 mod local_api;
@@ -133,7 +134,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         .merge(local_api::resume_routes(resumer))
         .merge(local_api::session_routes(listed))
         .merge(local_api::path_routes(paths));
-    let health = watch_health(started.node.clone(), health, health::view);
+    let health = watch_health(started.node.clone(), health, health::view, Some(keeper.flow_meter()));
     let work = async move {
         tokio::select! {
             ended = manager.run() => ended,
@@ -181,6 +182,7 @@ fn health_config(args: &Args, uplink: &str, vteps: Vteps) -> HealthConfig {
         port: args.common.health_port,
         link_period: Duration::from_secs(args.common.health_link_s),
         vm_period: Duration::from_secs(args.health_vm_s),
+        limits: args.common.health_limits(),
     }
 }
 

@@ -122,6 +122,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     query events::EventQuery;
     query health::HealthQuery;
     query removals::RemovalWait;
+    body sluice_types::HealthPolicyPatch;
     body sluice_types::PlacementSettingsPatch;
     body placement::NewPlan;
     body placement::ApplyPlan;

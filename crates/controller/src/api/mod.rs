@@ -9,6 +9,7 @@ mod events;
 mod gateways;
 mod guard;
 mod health;
+mod health_policies;
 mod hosts;
 mod instances;
 mod meters;
@@ -208,6 +209,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(port_forwards::routes())
         .merge(nodes::routes())
         .merge(health::routes())
+        .merge(health_policies::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())
         .merge(events::routes())

@@ -18,6 +18,7 @@ mod ending;
 mod enrollment;
 mod follow;
 mod health;
+mod health_store;
 mod history;
 mod hub;
 mod members;
@@ -39,7 +40,10 @@ pub use connection::NodeConnection;
 pub use ending::{Ending, HostEnding};
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
-pub use health::HealthStates;
+pub use health::{HealthStates, LastingFinding};
+pub use health_store::{NodeHealth, ReportedFinding, save_health};
+#[cfg(test)]
+pub use health_store::{Reported, WatchedNode};
 pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
@@ -127,6 +131,8 @@ pub struct Counters {
     pub migrations_refused: AtomicU64,
     /// Reports of migrations that were ignored: not of the target host, of a migration that has ended, or malformed.
     pub migrations_ignored: AtomicU64,
+    /// Migrations that health checks have started.
+    pub health_migrations: AtomicU64,
     /// Events about the health of nodes.
     pub health_events: AtomicU64,
     /// Answers of hosts to questions about sessions that nothing awaits.

@@ -32,8 +32,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// Longest wait for a stream's first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest text, in bytes, that a node may send as a failure or version. Longer ones are cut.
-const MAX_TEXT: usize = 256;
+/// Longest text, in bytes, that a node may send as a failure, a version or evidence. Longer ones are cut.
+const MAX_TEXT: usize = 512;
 /// Longest certificate request that is accepted.
 const MAX_CSR_BYTES: usize = 16 << 10;
 /// Longest wait until the node takes the status with which its stream ends. Then its connection is ended.

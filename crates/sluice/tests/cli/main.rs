@@ -384,6 +384,20 @@ fn settings_plans_and_formats() {
     site.fails(2, &["scheduler", "set"]);
     site.fails(2, &["scheduler", "set", "--overload-threshold", "nan"]);
 
+    let policies = site.json(&["health", "policy", "list"]);
+    assert!(policies.as_array().unwrap().iter().all(|policy| policy["action"] == "none"), "{policies}");
+    let set =
+        ["health", "policy", "set", "nic_fault", "--action", "migrate", "--max-at-once", "2", "--hold", "30"];
+    let policy = site.json(&set);
+    assert_eq!(
+        (&policy["action"], &policy["max_at_once"], &policy["hold_s"]),
+        (&"migrate".into(), &2.into(), &30.into())
+    );
+    assert!(site.ok(&["health", "policy", "list"]).contains("migrate"));
+    assert!(site.ok(&["health"]).contains("0 anomalies"));
+    site.fails(2, &["health", "policy", "set", "nic_fault"]);
+    site.fails(2, &["health", "policy", "set", "nic", "--action", "none"]);
+
     let set = site.json(&["placement", "set", "--clusters-per-tenant", "3", "--gateway", "gw-a=500"]);
     let gw_a = site.json(&["gateways", "show", "gw-a"])["id"].as_str().expect("an id").to_owned();
     assert_eq!((&set["clusters_per_tenant"], &set["gateways"][gw_a]), (&Value::from(3), &Value::from(500)));

@@ -16,6 +16,7 @@ pub(crate) mod further;
 pub(crate) mod gateway_moves;
 pub(crate) mod gateways;
 pub(crate) mod group_sets;
+pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod hosts;
 pub(crate) mod instances;

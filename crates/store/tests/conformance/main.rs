@@ -12,6 +12,7 @@ mod clusters;
 mod concurrency;
 mod conflicts;
 mod gateway_moves;
+mod health;
 mod history;
 mod instances;
 mod internet;
@@ -94,6 +95,8 @@ fn cases() -> Vec<Case> {
             instances_change_hosts, gateways_drain, vips_are_added_before_others_are_removed, thresholds, events;
         migrations: a_switch_is_committed_once, a_canceled_migration_is_refused, failures_are_recorded_once,
             moves_and_deletions_end_migrations, refusals, snapshots_of_both_hosts_have_the_instance, hosts_have_limits;
+        health: each_node_has_its_newest_report, migrations_for_health_are_limited,
+            migrations_for_health_are_checked_as_others;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
             slow_snapshots_leave_connections, snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
         history: positions_are_found_by_commit, numbers_jump_past_those_of_nodes, lost_instances_are_adopted,
