@@ -94,7 +94,7 @@ fn exchange(stream: &mut TcpStream) -> std::io::Result<bool> {
             Err(error) => return Err(error),
         }
     }
-    match stream.write(&[7]) {
+    match stream.write_all(&[7]) {
         // A full buffer: the connection is silent.
         Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
         _ => Ok(is_answered),

@@ -1,7 +1,7 @@
 //! The lab in which a VM moves between two hosts, while a peer on a third one talks to it. It changes with how VMs of a lab move.
 
 use super::capture::{Kind, longest_gap, now};
-use super::traffic::{Pauses, Plan, Seen, Traffic};
+use super::traffic::{PauseByFamily, Pauses, Plan, Seen, Traffic};
 use super::{ECHO, SERVED};
 use crate::agent::Agent;
 use serde_json::json;
@@ -187,7 +187,7 @@ impl Cloud {
     }
 
     /// Moves a VM that is a namespace. Returns when that began, and for how long the VM could not send.
-    async fn namespace(&mut self, way: Way) -> Result<(Duration, Vec<(bool, Duration)>), Failure> {
+    async fn namespace(&mut self, way: Way) -> Result<(Duration, PauseByFamily), Failure> {
         let (to, host) = self.target()?;
         let (lab, vm) = (&self.lab, &self.vm);
         let migration = match way {
@@ -219,7 +219,7 @@ impl Cloud {
     }
 
     /// Moves a guest of QEMU. Returns when it was stopped, and for how long.
-    async fn guest(&mut self, way: Way) -> Result<(Duration, Vec<(bool, Duration)>), Failure> {
+    async fn guest(&mut self, way: Way) -> Result<(Duration, PauseByFamily), Failure> {
         let Way::Migration(mode) = way else { return Err("guests of QEMU only migrate".into()) };
         let (to, host) = self.target()?;
         let migration = self.start(host, mode).await?;
@@ -305,7 +305,7 @@ struct Window {
     /// When the move began.
     since: Duration,
     /// The VM's own pause, of each family.
-    pauses: Vec<(bool, Duration)>,
+    pauses: PauseByFamily,
     /// An application that has not been answered since then has lost its connection.
     answered_since: Duration,
     /// Whether segments of the connections pass after the move.

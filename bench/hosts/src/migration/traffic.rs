@@ -134,6 +134,9 @@ fn ping(ipv6: bool) -> Vec<u8> {
     packet
 }
 
+/// For how long a VM cannot send, by whether that is IPv6.
+pub type PauseByFamily = Vec<(bool, Duration)>;
+
 /// Watches for how long a VM that is a namespace cannot send, because it has no link, no address or no route.
 pub struct Pauses {
     end: Arc<AtomicBool>,
@@ -156,7 +159,7 @@ impl Pauses {
     }
 
     /// The longest pause of a family, for each.
-    pub fn end(self) -> Result<Vec<(bool, Duration)>, Failure> {
+    pub fn end(self) -> Result<PauseByFamily, Failure> {
         self.end.store(true, Ordering::Relaxed);
         let joined = self.watches.into_iter().map(|(ipv6, watch)| {
             Ok((ipv6, watch.join().map_err(|_| Failure::from("the watch of a pause panicked"))?))
