@@ -1,8 +1,11 @@
 //! The command of `make bench-hosts`: what hosts learn, and what that costs.
 #![forbid(unsafe_code)]
 
+mod agent;
+mod credit;
 mod gateway;
 mod load;
+mod migration;
 mod programming;
 mod simulation;
 #[cfg(test)]
@@ -13,10 +16,14 @@ use load::Load;
 use simulation::{Outcome, Reconciled, Settings};
 use sluice_bench_report::{Better, Measure, Run, shell::Failure};
 use std::path::PathBuf;
+use std::time::Duration;
 
-/// Measure what hosts learn
+/// Measure what hosts learn, what a busy VM leaves to its neighbors, and what migrations cost
 #[derive(Clone, Parser)]
 struct Args {
+    /// Measure only these parts
+    #[arg(long, value_delimiter = ',', default_values_t = PARTS.map(str::to_owned))]
+    parts: Vec<String>,
     /// Simulated seconds that are measured, after the first minute
     #[arg(long, default_value_t = SECONDS)]
     seconds: u64,
@@ -26,12 +33,24 @@ struct Args {
     /// The sluice binary that the labs run
     #[arg(long, default_value = "target/release/sluice")]
     binary: PathBuf,
+    /// The sluice-probe binary, which answers in VMs that migrate
+    #[arg(long, default_value = "target/release/sluice-probe")]
+    probe: PathBuf,
     /// Instances that are created in each VPC of a lab
     #[arg(long, default_value_t = ROUNDS)]
     rounds: usize,
-    /// Instances of the largest VPC of a lab; 0: no labs
+    /// Instances of the largest VPC of a lab; 0: no such lab
     #[arg(long, default_value_t = LARGEST)]
     largest: u32,
+    /// Rounds of the stages of elastic credit
+    #[arg(long, default_value_t = CREDIT_ROUNDS)]
+    credit_rounds: usize,
+    /// Moves of each kind of a VM that is a namespace
+    #[arg(long, default_value_t = MOVES)]
+    moves: usize,
+    /// Migrations of each kind of a guest of QEMU; 0: no guests
+    #[arg(long, default_value_t = GUESTS)]
+    guests: usize,
     /// Print the results without recording them
     #[arg(long)]
     dry_run: bool,
@@ -41,6 +60,12 @@ const SECONDS: u64 = 600;
 const VMS: u32 = 1_500_000;
 const ROUNDS: usize = 20;
 const LARGEST: u32 = programming::SIZES[2].0;
+const CREDIT_ROUNDS: usize = 3;
+const MOVES: usize = 100;
+const GUESTS: usize = 20;
+/// After this time without an answer, applications connect again that do so by a timer, as in the paper.
+const TIMER: Duration = Duration::from_secs(32);
+const PARTS: [&str; 4] = ["cache", "programming", "credit", "migrations"];
 /// The traffic of a host of which RSP has a share.
 const TRAFFIC_BPS: f64 = 1e9;
 const PEER: &str = "one by one";
@@ -61,21 +86,55 @@ neighbor entries are permanent. `preprogrammed`: the same controller, if hosts h
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
-    let run = Run::begin("hosts")?;
-    let settings = Settings { seconds: args.seconds, load: Load { vms: args.vms, ..Load::default() } };
-    let ours = simulation::run(&settings, Reconciled::ByNetwork)?;
-    let theirs = simulation::run(&settings, Reconciled::OneByOne)?;
-    let mut measures = measures(&ours, &theirs);
-    if args.largest > 0 {
-        let Args { binary, rounds, largest, .. } = args.clone();
-        measures.extend(programming::measure(&programming::Settings { binary, rounds, largest })?);
+    if let Some(name) = args.parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
+        return Err(format!("{name} is unknown; known are: {}", PARTS.join(", ")).into());
     }
-    let how = format!("{} simulated seconds, {} new instances", args.seconds, args.rounds);
-    let text = run.section("Hosts", &how, METHOD, &measures, &[])?;
-    let is_whole =
-        args.seconds >= SECONDS && args.vms == VMS && args.rounds >= ROUNDS && args.largest == LARGEST;
-    run.finish(&measures, &text, is_whole && !args.dry_run)?;
+    let run = Run::begin("hosts")?;
+    let wants = |part: &str| args.parts.iter().any(|wanted| wanted == part);
+    let (mut all, mut notes) = (Vec::new(), Vec::new());
+    if wants("cache") {
+        let settings = Settings { seconds: args.seconds, load: Load { vms: args.vms, ..Load::default() } };
+        let ours = simulation::run(&settings, Reconciled::ByNetwork)?;
+        let theirs = simulation::run(&settings, Reconciled::OneByOne)?;
+        all.extend(measures(&ours, &theirs));
+    }
+    if wants("programming") && args.largest > 0 {
+        let Args { binary, rounds, largest, .. } = args.clone();
+        all.extend(programming::measure(&programming::Settings { binary, rounds, largest })?);
+    }
+    if wants("credit") {
+        let (binary, rounds) = (args.binary.clone(), args.credit_rounds);
+        let (more, said) = credit::measure(&credit::Settings { binary, rounds })?;
+        all.extend(more);
+        notes.extend(said);
+    }
+    if wants("migrations") {
+        let Args { binary, probe, moves, guests, .. } = args.clone();
+        let settings = migration::Settings { binary, probe, moves, guests, timer: TIMER };
+        let (more, said) = migration::measure(&settings)?;
+        all.extend(more);
+        notes.extend(said);
+    }
+    let how = format!(
+        "{} simulated seconds, {} new instances, {} rounds of credit, {} moves of each kind and {} migrations of guests of \
+         QEMU of each kind",
+        args.seconds, args.rounds, args.credit_rounds, args.moves, args.guests
+    );
+    let method = [METHOD, credit::METHOD, migration::METHOD].join("\n\n");
+    let text = run.section("Hosts", &how, &method, &all, &notes)?;
+    run.finish(&all, &text, args.is_whole() && !args.dry_run)?;
     Ok(())
+}
+
+impl Args {
+    /// Whether everything is measured as often as results need it.
+    fn is_whole(&self) -> bool {
+        let has_all_parts = PARTS.iter().all(|part| self.parts.iter().any(|wanted| wanted == part));
+        let is_long = self.seconds >= SECONDS && self.vms == VMS;
+        let is_often = self.rounds >= ROUNDS && self.credit_rounds >= CREDIT_ROUNDS;
+        let moves_all = self.moves >= MOVES && self.guests >= GUESTS;
+        has_all_parts && is_long && is_often && self.largest == LARGEST && moves_all
+    }
 }
 
 fn measures(ours: &Outcome, theirs: &Outcome) -> Vec<Measure> {
