@@ -22,7 +22,8 @@
 #define CREDIT_DIMENSIONS 5
 
 /* Values of port_credit.active. */
-#define CREDIT_SHAPED 1 /* limits are enforced; the interface's queueing discipline has that of received bytes */
+#define CREDIT_SHAPED \
+	1 /* limits are enforced; the interface's queueing discipline has that of received bytes */
 #define CREDIT_POLICED 2 /* limits are enforced; the packet program has that of received bytes, too */
 
 /*

@@ -27,7 +27,6 @@ use sluice_tables::{CREDIT_DIMENSIONS, CreditDimension, PortUse};
 use sluice_types::{Allowance, CreditPolicy};
 
 pub use calibration::{Calibrator, CostSetting, CostSettings};
-pub use costs::Times;
 pub use keeper::{CostsView, CreditKeeper, CreditPort, CreditView, STEP, Sensors};
 
 /// A clamp lasts for this time after the host was contended for the last time: what is clamped uses less, so the host would

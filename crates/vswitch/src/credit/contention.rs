@@ -31,7 +31,7 @@ fn share<'a>(accounts: impl Iterator<Item = &'a Account>, capacity: u64) -> u32 
         }
         // It leaves the rest of its share to those that want more. The last one may have what is left.
         (left, sharing) = (left - rate, sharing - 1);
-        share = if sharing == 0 { left + rate } else { left / sharing };
+        share = left.checked_div(sharing).unwrap_or(left + rate);
     }
     let least = capacity / (SHARE_LEAST * ports.max(1));
     u32::try_from(share.max(least).max(1)).unwrap_or(u32::MAX)

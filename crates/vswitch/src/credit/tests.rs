@@ -1,3 +1,4 @@
+use super::costs::Times;
 use super::*;
 use crate::credit::keeper::STEP;
 use sluice_tables::PortCredits;
