@@ -3,7 +3,8 @@
 use sluice_bench_report::shell::Failure;
 use sluice_envelope::{BootId, ClusterKey, KeyRing, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry, Query, Sealer,
+    Answer, AnswerEntry, Capabilities, Destination, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry,
+    Query, Reception, Sealer,
 };
 use sluice_types::{MacAddr, Vni};
 use std::collections::{HashMap, VecDeque};
@@ -16,6 +17,8 @@ const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
 const MTU: u16 = 1500;
 const IP_AND_UDP_BYTES: usize = 28;
 const LIFETIME_MS: u32 = 60_000;
+/// What every host can receive.
+const RECEPTION: Reception = Reception { mtu: 1450, capabilities: Capabilities::OWN };
 /// A permit is renewed when a path is asked for this time after the last one.
 const PERMIT_MS: u64 = 5_000;
 /// Changes in one answer.
@@ -113,12 +116,13 @@ impl Gateways {
         if self.permitted_ms.get(&host).is_none_or(|at_ms| now_ms - at_ms > PERMIT_MS) {
             let entries = vec![PermitEntry { vni: self.vni, host: HOST }];
             self.wire.carry(&Message::Permit { entries: entries.clone() })?;
-            self.wire.carry(&Message::Permitted { entries })?;
+            self.wire.carry(&Message::Permitted { reception: RECEPTION, entries })?;
             self.permitted_ms.insert(host, now_ms);
         }
         let (mac, vni) = (MacAddr::local(7), self.vni);
         let (revision, by_network) = (self.revision, self.by_network);
-        Ok(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision, by_network })
+        let (lifetime_ms, reception) = (LIFETIME_MS, RECEPTION);
+        Ok(Path { host, mac, vni, lifetime_ms, revision, by_network, reception })
     }
 
     /// Notifies the host of a path.
@@ -134,7 +138,7 @@ impl Gateways {
     pub fn answer(&mut self, now_ms: u64, message: &Message) -> Result<Vec<Message>, Failure> {
         self.wire.carry(message)?;
         let answers = match message {
-            Message::Request { id, queries } => {
+            Message::Request { id, queries, .. } => {
                 let answer = |query: &Query| -> Result<AnswerEntry, Failure> {
                     let path = self.path(now_ms, query.destination.address)?;
                     Ok(query.answer(Some(&path), self.revision))

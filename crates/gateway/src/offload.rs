@@ -7,7 +7,9 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry};
+use sluice_rsp::{
+    AnswerEntry, Destination, Message, Path, PermitEntry, Query, Reception, RedirectEntry, StrayEntry,
+};
 use sluice_tables::{InstanceLocation, Location, Lookup, NextHop, Reader, Role};
 
 use crate::offload_metrics::{OffloadStats, Outcome};
@@ -60,7 +62,10 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
     // A host without a vSwitch knows no permits, and accepts the packets of all hosts.
     let permit = Permit { receiver: host, entry: PermitEntry { vni, host: from } };
     let permit = (role != Some(Role::ForeignHost)).then_some(permit);
-    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision, by_network }, permit)
+    // What the destination's host can receive is known with the permit.
+    let reception = Reception::default();
+    let lifetime_ms = LIFETIME_MS;
+    PathLookup::Direct(Path { host, mac, vni, lifetime_ms, revision, by_network, reception }, permit)
 }
 
 /// Decides which paths hosts get, and batches the messages about them.
@@ -105,7 +110,9 @@ impl Notifier {
             PathLookup::Busy => return Outcome::Busy,
         };
         match self.check_permit(now_us, permit, destination) {
-            PermitState::Confirmed => self.notify(now_us, sender.host, destination, path),
+            PermitState::Confirmed => {
+                self.notify(now_us, sender.host, destination, self.with_reception(path, permit))
+            }
             PermitState::Waiting => Outcome::Waiting,
             PermitState::Unconfirmed => Outcome::Unpermitted,
         }
@@ -119,6 +126,12 @@ impl Notifier {
             self.permits.keep(&permit, destination);
         }
         state
+    }
+
+    /// The path with what its host can receive, as far as that was asked.
+    fn with_reception(&self, path: Path, permit: Option<Permit>) -> Path {
+        let reception = permit.map(|permit| self.permits.reception(&permit)).unwrap_or_default();
+        Path { reception, ..path }
     }
 
     /// Notifies a host of a path, unless it was notified a moment ago.
@@ -153,30 +166,36 @@ impl Notifier {
             PathLookup::Busy => return None,
         };
         match self.check_permit(now_us, permit, query.destination) {
-            PermitState::Confirmed => Some(query.answer(Some(&path), revision)),
+            PermitState::Confirmed => {
+                let path = self.with_reception(path, permit);
+                // The tables do not have what hosts can receive, so no revision says that it has changed.
+                let has_changed = permit.is_some_and(|permit| self.permits.has_changed(now_us, &permit));
+                let query = if has_changed { Query { revision: 0, ..*query } } else { *query };
+                Some(query.answer(Some(&path), revision))
+            }
             PermitState::Waiting => None,
             PermitState::Unconfirmed => Some(query.answer(None, revision)),
         }
     }
 
-    /// Notes that the host at `from` accepts packets of other hosts, which are notified of the paths that waited for it, if the
+    /// Notes that the host at `from` accepts packets of other hosts, and what it can receive; they are notified of the paths that waited for it, if the
     /// tables still have them. `revision` was read from the tables before.
     pub fn confirm(
         &mut self,
         now_us: u64,
         reader: &Reader,
         revision: u64,
-        from: IpAddr,
+        (from, reception): (IpAddr, Reception),
         entries: &[PermitEntry],
     ) {
         for entry in entries {
             let permit = Permit { receiver: from, entry: *entry };
-            for destination in self.permits.confirm(now_us, &permit) {
+            for destination in self.permits.confirm(now_us, &permit, reception) {
                 let found = find_path(reader, revision, entry.host, &destination);
                 if let PathLookup::Direct(path, needed) = found
                     && needed == Some(permit)
                 {
-                    self.notify(now_us, entry.host, destination, path);
+                    self.notify(now_us, entry.host, destination, Path { reception, ..path });
                 }
             }
         }

@@ -2,11 +2,13 @@
 //! of both families on hosts of either family; network 3 is peered with network 1, and has a smaller MTU.
 
 use super::*;
-use sluice_rsp::Answer;
+use sluice_rsp::{Answer, Capabilities};
 use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Target, Vrf};
 use sluice_types::{MacAddr, Vni};
 
 const REVISION: u64 = 42;
+/// What all hosts can receive.
+const OPEN: Reception = Reception { mtu: 1450, capabilities: Capabilities::from_bits(5) };
 const A: &str = "192.0.2.21";
 const B: &str = "192.0.2.22";
 const C: &str = "2001:db8::23";
@@ -71,7 +73,8 @@ fn elephant(number: u32, source: &str, destination: &str) -> FlowEvent {
 
 fn path(number: u32, address: &str, host: &str) -> Path {
     let (host, mac) = (ip(host), mac(address));
-    Path { host, mac, vni: vni(number), lifetime_ms: LIFETIME_MS, revision: REVISION, by_network: false }
+    let (vni, reception) = (vni(number), OPEN);
+    Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision: REVISION, by_network: false, reception }
 }
 
 /// A path within a network, whose changes are told by network.
@@ -93,7 +96,7 @@ fn notifier() -> Notifier {
             for number in 1..=3 {
                 let entry = PermitEntry { vni: vni(number), host };
                 notifier.permits.check(0, Permit { receiver, entry });
-                notifier.confirm(0, &tables.reader(), REVISION, receiver, &[entry]);
+                notifier.confirm(0, &tables.reader(), REVISION, (receiver, OPEN), &[entry]);
             }
         }
     }
@@ -119,7 +122,7 @@ impl Fixture {
 
     fn confirm(&mut self, now_us: u64, from: &str, entry: PermitEntry) {
         let reader = self.tables.reader();
-        self.notifier.confirm(now_us, &reader, reader.applied_revision(), ip(from), &[entry]);
+        self.notifier.confirm(now_us, &reader, reader.applied_revision(), (ip(from), OPEN), &[entry]);
     }
 
     fn take(&mut self, now_us: u64) -> Vec<(IpAddr, Message)> {
@@ -303,6 +306,42 @@ fn path_waits_until_the_destinations_host_accepts_the_sender() {
     other.confirm(10, B, entry);
     assert_eq!(other.take(10), [(ip(A), notify)]);
     assert!(other.notifier.answer(20, &reader, REVISION, ip(A), &query).is_some());
+}
+
+/// Catches a host that keeps the MTU of a destination's host after that one has told another.
+#[test]
+fn answers_have_what_the_destinations_host_receives_now() {
+    let mut fixture = Fixture::new();
+    let (query, less) = (query(1, "10.1.0.2", REVISION), Reception { mtu: 1300, ..OPEN });
+    let mut answer = |now_us: u64, told: Option<Reception>| {
+        let reader = fixture.tables.reader();
+        let entry = PermitEntry { vni: vni(1), host: ip(A) };
+        fixture.notifier.permits.check(now_us, Permit { receiver: ip(B), entry });
+        if let Some(reception) = told {
+            fixture.notifier.confirm(now_us, &reader, REVISION, (ip(B), reception), &[entry]);
+        }
+        fixture.notifier.answer(now_us, &reader, REVISION, ip(A), &query).unwrap().answer
+    };
+    let unchanged = Answer::Unchanged { lifetime_ms: LIFETIME_MS, revision: REVISION };
+    let known = own(path(1, "10.1.0.2", B));
+    assert_eq!(answer(0, None), unchanged);
+    assert_eq!(answer(4_000_000, Some(OPEN)), unchanged);
+    for now_us in [8_000_000, 12_000_000] {
+        assert_eq!(answer(now_us, Some(less)), Answer::Path(Path { reception: less, ..known }));
+    }
+    for now_us in (16_000_000..70_000_000).step_by(4_000_000) {
+        answer(now_us, Some(less));
+    }
+    assert_eq!(answer(70_000_000, Some(less)), unchanged, "every host has asked meanwhile");
+    // A foreign host is not asked.
+    fixture.tables.upsert_vtep(ip(B), Role::ForeignHost).unwrap();
+    assert_eq!(fixture.note(70_000_000, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::Notified);
+    let taken = fixture.take(70_000_000);
+    let told = taken.into_iter().find_map(|(_, message)| match message {
+        Message::Notify { answers } => Some(answers[0].answer),
+        _ => None,
+    });
+    assert_eq!(told, Some(Answer::Path(Path { reception: Reception::default(), ..known })));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 
 use sluice_agent::error_chain;
 use sluice_agent::rsp::{Admission, Batcher};
-use sluice_rsp::{Destination, Message, PermitEntry};
+use sluice_rsp::{Destination, Message, PermitEntry, Reception};
 use sluice_tables::NodeTables;
 use sluice_types::Vni;
 
@@ -34,6 +34,9 @@ const VALID_US: u64 = 20_000_000;
 const REPEAT_US: u64 = 500_000;
 /// A receiver that has not confirmed a Permit within this time has no direct path to it.
 const ANSWER_US: u64 = 1_000_000;
+/// Senders get whole paths for this time after a receiver has said that it can receive something else: the longest time for
+/// which they use a path.
+const CHANGED_US: u64 = 60_000_000;
 /// Permits within this time are sent together.
 const GATHER_US: u64 = 500;
 /// Permits that are remembered.
@@ -147,6 +150,10 @@ struct Record {
     confirmed_us: Option<u64>,
     /// When the first of the Permits that are not confirmed was sent.
     asked_us: Option<u64>,
+    /// What the receiver can receive, as it said when it confirmed the last Permit.
+    reception: Reception,
+    /// When it said something else than before.
+    changed_us: Option<u64>,
     /// Destinations to which the sender gets a path after the confirmation.
     waiting: Vec<Destination>,
 }
@@ -223,12 +230,27 @@ impl Permits {
         }
     }
 
-    /// Notes that a receiver accepts a sender's packets. Returns the destinations that waited for it, unless they have waited too
+    /// What a permit's receiver can receive; nothing is known if it has not confirmed the permit.
+    pub fn reception(&self, permit: &Permit) -> Reception {
+        self.records.get(permit).map(|record| record.reception).unwrap_or_default()
+    }
+
+    /// Whether the permit's sender may have a path with what its receiver could receive before.
+    pub fn has_changed(&self, now_us: u64, permit: &Permit) -> bool {
+        let changed_us = self.records.get(permit).and_then(|record| record.changed_us);
+        changed_us.is_some_and(|changed_us| now_us.saturating_sub(changed_us) < CHANGED_US)
+    }
+
+    /// Notes that a receiver accepts a sender's packets, and which. Returns the destinations that waited for it, unless they have waited too
     /// long. Does nothing if the receiver was not asked.
-    pub fn confirm(&mut self, now_us: u64, permit: &Permit) -> Vec<Destination> {
+    pub fn confirm(&mut self, now_us: u64, permit: &Permit, reception: Reception) -> Vec<Destination> {
         let Some(record) = self.records.get_mut(permit) else { return Vec::new() };
         // The answer may be to any of the Permits that were not confirmed, so the first one counts.
         let Some(asked_us) = record.asked_us.take() else { return Vec::new() };
+        if record.confirmed_us.is_some() && record.reception != reception {
+            record.changed_us = Some(now_us);
+        }
+        record.reception = reception;
         record.confirmed_us = Some(asked_us);
         let waiting = std::mem::take(&mut record.waiting);
         if now_us.saturating_sub(asked_us) < ANSWER_US { waiting } else { Vec::new() }

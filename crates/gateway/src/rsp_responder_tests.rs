@@ -9,8 +9,8 @@ use sluice_agent::rsp::{KeyKind, KeyStore, MessageKind, TransportConfig};
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::NodeId;
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, NetworkAnswer, NetworkQuery, Path, Query, RSP_PORT, RedirectEntry,
-    host_secret,
+    Answer, AnswerEntry, Capabilities, Destination, NetworkAnswer, NetworkQuery, Path, Query, RSP_PORT,
+    Reception, RedirectEntry, host_secret,
 };
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_tables::{
@@ -206,7 +206,8 @@ fn elephants_are_notified_and_requests_answered() {
             let entries = vec![PermitEntry { vni: vni(), host: address(own) }];
             let asked = next(&mut receiver).await;
             assert_eq!(asked.message, Message::Permit { entries: entries.clone() });
-            receiver.send_to(Some(7), asked.from, &Message::Permitted { entries });
+            let reception = Reception { mtu: 1400, capabilities: Capabilities::from_bits(6) };
+            receiver.send_to(Some(7), asked.from, &Message::Permitted { reception, entries });
             let destination = Destination { vni: vni(), address: address(destination) };
             let revision = tables.applied_revision();
             let path = Path {
@@ -216,16 +217,21 @@ fn elephants_are_notified_and_requests_answered() {
                 lifetime_ms: 60_000,
                 revision,
                 by_network: true,
+                reception,
             };
             let answer = AnswerEntry { destination, answer: Answer::Path(path) };
             let notified = next(&mut host).await;
             assert_eq!(notified.message, Message::Notify { answers: vec![answer] });
             assert_eq!(notified.from, SocketAddr::new(address(gateway), RSP_PORT));
 
-            let queries = vec![Query { destination, revision }; 3];
-            host.send(Some(7), address(gateway), &Message::Request { id: 9, queries });
+            let mut queries = vec![Query { destination, revision }; 3];
+            queries.push(Query { destination, revision: 0 });
+            let capabilities = Capabilities::from_bits(3);
+            host.send(Some(7), address(gateway), &Message::Request { id: 9, capabilities, queries });
             let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision };
-            let answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
+            let mut answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
+            let reception = Reception { capabilities: Capabilities::from_bits(2), ..reception };
+            answers.push(AnswerEntry { destination, answer: Answer::Path(Path { reception, ..path }) });
             assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
 
             // The other host reports that this one sends it packets for an instance that it does not have. It
@@ -241,6 +247,6 @@ fn elephants_are_notified_and_requests_answered() {
             identities_are_passed_on(&mut host, &mut receiver, address(gateway), destination).await;
             changes_are_told(&mut host, &mut tables, address(gateway), destination).await;
         }
-        assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 6));
+        assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 8));
     });
 }

@@ -169,8 +169,8 @@ pub enum NatCommand {
     Copies(GatewaySocket),
 }
 
-const PATH_COLUMNS: [&str; 8] =
-    ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
+const PATH_COLUMNS: [&str; 9] =
+    ["vni", "destination", "host", "mac", "path_vni", "mtu", "revision", "installed", "fixed"];
 
 const PORT_COLUMNS: [&str; 11] =
     ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter", "dscp", "rate_mbps"];
