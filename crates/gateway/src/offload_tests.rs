@@ -90,7 +90,7 @@ fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
 
 /// A notifier with all hosts' permits for all networks.
 fn notifier() -> Notifier {
-    let (mut notifier, tables) = (Notifier::new(), tables());
+    let (mut notifier, tables) = (Notifier::new(Journal::new(REVISION)), tables());
     for receiver in [A, B, C, D].map(ip) {
         for host in [A, B, C, D].map(ip) {
             for number in 1..=3 {
@@ -211,7 +211,7 @@ fn no_direct_path_avoids_the_meters_of_a_peering() {
         // The other direction has routes of its own.
         assert_eq!(fixture.note(QUIET_US, elephant(2, destination, source)), Outcome::Notified);
 
-        let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+        let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
         let entry = PermitEntry { vni: vni(2), host: ip(A) };
         assert_eq!(fixture.note(0, elephant(1, source, destination)), Outcome::Waiting);
         fixture.take(0);
@@ -224,7 +224,7 @@ fn no_direct_path_avoids_the_meters_of_a_peering() {
 /// A path that waited is pushed as the tables have it when the destination's host accepts the sender.
 #[test]
 fn path_that_waited_is_of_the_newest_tables() {
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (flow, entry) = (elephant(1, "10.1.0.1", "10.2.0.2"), PermitEntry { vni: vni(2), host: ip(A) });
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
     fixture.take(0);
@@ -234,7 +234,7 @@ fn path_that_waited_is_of_the_newest_tables() {
     let notify = Message::Notify { answers: vec![answered(1, "10.2.0.2", newer)] };
     assert_eq!(fixture.take(10), [(ip(A), notify)]);
     // The destination has moved to a host that was not asked.
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
     fixture.take(0);
     enter(&mut fixture.tables, 2, "10.2.0.2", C);
@@ -282,7 +282,7 @@ fn reply(tables: &NodeTables, from: &str, queries: &[Query]) -> Vec<Answer> {
 
 #[test]
 fn path_waits_until_the_destinations_host_accepts_the_sender() {
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (flow, entry) = (elephant(1, "10.1.0.1", "10.2.0.2"), PermitEntry { vni: vni(2), host: ip(A) });
     let notify = Message::Notify { answers: vec![answered(1, "10.2.0.2", path(2, "10.2.0.2", B))] };
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
@@ -299,13 +299,49 @@ fn path_waits_until_the_destinations_host_accepts_the_sender() {
     assert_eq!(fixture.take(40), []);
     assert_eq!(fixture.note(QUIET_US + 30, flow), Outcome::Notified);
     // A request waits in the same way, and the host is notified instead.
-    let mut other = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut other = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (reader, query) = (other.tables.reader(), query(1, "10.2.0.2", 5));
     assert_eq!(other.notifier.answer(0, &reader, REVISION, ip(A), &query), None);
     assert_eq!(other.take(0), [(ip(B), Message::Permit { entries: vec![entry] })]);
     other.confirm(10, B, entry);
     assert_eq!(other.take(10), [(ip(A), notify)]);
     assert!(other.notifier.answer(20, &reader, REVISION, ip(A), &query).is_some());
+}
+
+/// Catches paths to peers about which hosts would ask one by one, and one of which they would not hear a change.
+#[test]
+fn paths_to_peers_are_told_with_the_network() {
+    let mut fixture = Fixture::new();
+    fixture.notifier.journal = fixture.tables.keep_journal();
+    let reader = fixture.tables.reader();
+    let mut path_to = |number, address: &str| {
+        let query = query(number, address, 0);
+        match fixture.notifier.answer(0, &reader, REVISION, ip(A), &query).map(|answered| answered.answer) {
+            Some(Answer::Path(path)) => path.by_network,
+            other => panic!("{other:?}"),
+        }
+    };
+    for address in ["10.2.0.2", "fd02::2", "10.1.0.2"] {
+        assert!(path_to(1, address), "{address}");
+    }
+    let journal = &fixture.notifier.journal;
+    let told = |since, current| journal.changes(vni(1), since, current, 48);
+    let known = |revision, prefixes: &[&str]| {
+        let prefixes = prefixes.iter().map(|it| it.parse().unwrap()).collect();
+        Some(sluice_tables::Changes::Known { revision, prefixes })
+    };
+    assert_eq!(told(REVISION, REVISION), known(REVISION, &[]));
+    enter(&mut fixture.tables, 2, "fd02::2", C);
+    enter(&mut fixture.tables, 3, "10.3.0.2", A);
+    fixture.tables.remove_endpoint(vni(2), ip("10.2.0.4")).unwrap();
+    fixture.tables.set_applied_revision(REVISION + 1);
+    let changed = ["fd02::2/128", "10.2.0.4/32", "10.3.0.2/32"];
+    assert_eq!(told(REVISION, REVISION + 1), known(REVISION + 1, &changed));
+    // Without the route, the path to the peer ends, and what happens there is of no interest.
+    fixture.tables.remove_route(vni(1), "10.2.0.0/16".parse().unwrap()).unwrap();
+    fixture.tables.remove_endpoint(vni(2), ip("10.2.0.2")).unwrap();
+    fixture.tables.set_applied_revision(REVISION + 2);
+    assert_eq!(told(REVISION + 1, REVISION + 2), known(REVISION + 2, &["10.2.0.0/16"]));
 }
 
 /// Catches a host that keeps the MTU of a destination's host after that one has told another.
@@ -346,7 +382,7 @@ fn answers_have_what_the_destinations_host_receives_now() {
 
 #[test]
 fn hosts_that_do_not_confirm_have_no_direct_paths_and_foreign_ones_need_not() {
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (flow, query) = (elephant(1, "10.1.0.1", "10.1.0.2"), query(1, "10.1.0.2", 5));
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
     assert_eq!(fixture.note(2_000_000, flow), Outcome::Unpermitted);
