@@ -39,6 +39,9 @@ const ANSWER_US: u64 = 1_000_000;
 const CHANGED_US: u64 = 60_000_000;
 /// Permits within this time are sent together.
 const GATHER_US: u64 = 500;
+/// Permits that are renewed within this time are sent together: each path of each host renews one every few seconds, and nothing
+/// waits for the answer.
+const GATHER_RENEWED_US: u64 = 250_000;
 /// Permits that are remembered.
 const PERMITS_MAX: usize = 262_144;
 /// Permits of one network that are remembered while more than half of the space is used, so that the flows of one tenant
@@ -176,6 +179,8 @@ pub struct Permits {
     /// Number of records by network.
     by_network: HashMap<Vni, usize>,
     batcher: Batcher<IpAddr, PermitEntry, PermitEntry>,
+    /// Permits that are confirmed, and are sent again.
+    renewed: Batcher<IpAddr, PermitEntry, PermitEntry>,
     swept_us: u64,
 }
 
@@ -185,6 +190,7 @@ impl Permits {
             records: HashMap::new(),
             by_network: HashMap::new(),
             batcher: Batcher::new(REPEAT_US, GATHER_US, PERMITS_MAX),
+            renewed: Batcher::new(REPEAT_US, GATHER_RENEWED_US, PERMITS_MAX),
             swept_us: 0,
         }
     }
@@ -207,11 +213,13 @@ impl Permits {
         if record.is_confirmed_since(now_us.saturating_sub(RENEW_US)) {
             return PermitState::Confirmed;
         }
-        if self.batcher.admit(now_us, permit.receiver, permit.entry) == Admission::New {
+        let is_confirmed = record.is_confirmed_since(now_us.saturating_sub(VALID_US));
+        let batcher = if is_confirmed { &mut self.renewed } else { &mut self.batcher };
+        if batcher.admit(now_us, permit.receiver, permit.entry) == Admission::New {
             record.asked_us.get_or_insert(now_us);
-            self.batcher.push(permit.receiver, permit.entry);
+            batcher.push(permit.receiver, permit.entry);
         }
-        if record.is_confirmed_since(now_us.saturating_sub(VALID_US)) {
+        if is_confirmed {
             PermitState::Confirmed
         } else if record.asked_us.is_some_and(|asked_us| now_us.saturating_sub(asked_us) < ANSWER_US) {
             PermitState::Waiting
@@ -277,13 +285,18 @@ impl Permits {
 
     /// Time at which [`Permits::take`] is due; `None` if no Permit waits.
     pub fn due_us(&self) -> Option<u64> {
-        self.batcher.due_us()
+        self.batcher.due_us().into_iter().chain(self.renewed.due_us()).min()
     }
 
     /// Takes the Permits that wait to be sent, with their receivers.
     pub fn take(&mut self, now_us: u64) -> BTreeMap<IpAddr, Message> {
-        let permits = self.batcher.take(now_us).into_iter();
-        permits.map(|(receiver, entries)| (receiver, Message::Permit { entries })).collect()
+        let mut permits = self.batcher.take(now_us);
+        if self.renewed.due_us().is_some_and(|due_us| due_us <= now_us) {
+            for (receiver, mut entries) in self.renewed.take(now_us) {
+                permits.entry(receiver).or_default().append(&mut entries);
+            }
+        }
+        permits.into_iter().map(|(receiver, entries)| (receiver, Message::Permit { entries })).collect()
     }
 }
 

@@ -89,6 +89,39 @@ fn receiver_that_no_longer_answers_gets_no_more_paths() {
     assert_eq!(late.check(VALID_US + 1, one), PermitState::Unconfirmed);
 }
 
+/// Catches a gateway that sends a packet for each permit that it renews: with many hosts, these are most of its packets.
+#[test]
+fn renewed_permits_share_packets_and_others_do_not_wait() {
+    let mut permits = Permits::new();
+    let senders = 2..=101;
+    for sender in senders.clone() {
+        permits.check(0, permit(sender));
+    }
+    permits.take(0);
+    senders.clone().for_each(|sender| drop(permits.confirm(1_000, &permit(sender), OPEN)));
+    // They are renewed one after the other, each of them when its path is asked for.
+    let (mut messages, mut entries) = (0, 0);
+    let begin_us = RENEW_US + 1;
+    for (number, sender) in senders.clone().enumerate() {
+        let now_us = begin_us + number as u64 * 10_000;
+        assert_eq!(permits.check(now_us, permit(sender)), PermitState::Confirmed);
+        if permits.due_us().is_some_and(|due_us| due_us <= now_us) {
+            let taken = permits.take(now_us);
+            messages += taken.len();
+            entries += taken.values().map(Message::len).sum::<usize>();
+        }
+    }
+    assert!((3..=5).contains(&messages) && entries > 60, "{messages} messages with {entries} entries");
+    // One that is new is sent at once, without those that wait.
+    let now_us = begin_us + 1_000_000;
+    permits.take(now_us);
+    permits.check(now_us + 1_000, permit(2 + 200));
+    assert_eq!(permits.check(now_us + RENEW_US, permit(2)), PermitState::Confirmed);
+    assert!(permits.due_us().is_some_and(|due_us| due_us <= now_us + 1_000));
+    let rest = permits.take(now_us + RENEW_US).values().map(Message::len).sum::<usize>();
+    assert_eq!(rest, 2, "the new one, and one that is renewed after a pause");
+}
+
 #[test]
 fn paths_wait_for_the_answer_and_are_bounded() {
     let (mut permits, one, other) = (Permits::new(), permit(2), permit(3));
