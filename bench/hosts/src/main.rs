@@ -60,7 +60,8 @@ are told (those that come are not). `fc_entries_mean`, `fc_entries_peak`: paths 
 permits, of 1 Gbit/s. `rsp_10k_*`: what all gateways of a VPC get from 10,000 hosts that have 3,700 paths each, at random, of which one is
 simulated for 20 s: questions about networks and about paths (renewing permits), packets that gateways receive, all bytes, and the
 processors of this machine that opening and sealing the packets takes. Looking paths up comes on top, about a microsecond each.
-Divided by the number of gateways, it is the load of one, but for packets: with more gateways, each gets fewer questions in a packet. `one by one`: the same host, if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
+Divided by the number of gateways, it is the load of one, but for packets: with more gateways, each gets fewer questions in a packet. `one by one`: the same host,
+if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
 `program_one_ms_*`: a VPC of a lab has so many instances, on hosts without an agent, and another one is created on a host with one: from the call to the
 first answer that its VM gives to a VM on another host, which sends to it every 0.2 ms. The port is attached as soon as the agent knows the instance;
 neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).";

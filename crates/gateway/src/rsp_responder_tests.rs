@@ -167,6 +167,24 @@ async fn changes_are_told(
     assert_eq!(ask(since + 1).await, told(&[current(since + 1, since + 1, 0)]));
 }
 
+/// The path is the same as before, and is sent if the host does not say that it has it, with the capabilities that it has as well.
+async fn a_request_is_answered(
+    host: &mut RspTransport,
+    gateway: IpAddr,
+    destination: Destination,
+    path: Path,
+) {
+    let Path { lifetime_ms, revision, reception, .. } = path;
+    let queries = [revision, revision, revision, 0].map(|revision| Query { destination, revision }).to_vec();
+    let capabilities = Capabilities::from_bits(3);
+    host.send(Some(7), gateway, &Message::Request { id: 9, capabilities, queries });
+    let unchanged = Answer::Unchanged { lifetime_ms, revision };
+    let mut answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
+    let reception = Reception { capabilities: Capabilities::from_bits(2), ..reception };
+    answers.push(AnswerEntry { destination, answer: Answer::Path(Path { reception, ..path }) });
+    assert_eq!(next(host).await.message, Message::Reply { id: 9, answers });
+}
+
 #[test]
 fn elephants_are_notified_and_requests_answered() {
     in_namespace(|| async {
@@ -224,15 +242,7 @@ fn elephants_are_notified_and_requests_answered() {
             assert_eq!(notified.message, Message::Notify { answers: vec![answer] });
             assert_eq!(notified.from, SocketAddr::new(address(gateway), RSP_PORT));
 
-            let mut queries = vec![Query { destination, revision }; 3];
-            queries.push(Query { destination, revision: 0 });
-            let capabilities = Capabilities::from_bits(3);
-            host.send(Some(7), address(gateway), &Message::Request { id: 9, capabilities, queries });
-            let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision };
-            let mut answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
-            let reception = Reception { capabilities: Capabilities::from_bits(2), ..reception };
-            answers.push(AnswerEntry { destination, answer: Answer::Path(Path { reception, ..path }) });
-            assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
+            a_request_is_answered(&mut host, address(gateway), destination, path).await;
 
             // The other host reports that this one sends it packets for an instance that it does not have. It
             // can speak for itself only, and about nodes only.
