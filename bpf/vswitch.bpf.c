@@ -97,6 +97,23 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	return deliver(skb, frame, to, vrf);
 }
 
+/*
+ * The MTU of the direct path that the exact match found, if it has one and the packet, or one that it will be cut into, is longer;
+ * otherwise 0.
+ */
+__attribute__((noinline)) __u32 exceeded_mtu(struct __sk_buff *skb, const struct frame *frame,
+					     const struct exact_hit *hit)
+{
+	const struct next_hop *hop;
+	__u32 mtu;
+
+	if (!frame || !hit)
+		return 0;
+	hop = next_hop_at(hit->next, NEXT_HOP_DIRECT);
+	mtu = hop ? READ_ONCE(hop->mtu) : 0;
+	return mtu && longest_packet(skb, frame) > mtu ? mtu : 0;
+}
+
 /* Sends a VM's packet with a valid source by the direct path that the exact match found. */
 static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell,
 					       __u32 port_cell, struct frame *frame, struct exact_hit *hit)
@@ -105,6 +122,12 @@ static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni,
 
 	if (node && frame->destination_mac == load_mac(node->router_mac) && frame->ttl <= 1)
 		return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
+	if (skb->len - ETH_HLEN > DIRECT_MTU_MIN) {
+		__u32 mtu = exceeded_mtu(skb, frame, hit);
+
+		if (mtu)
+			return send_vm_error(skb, port_cell, frame, DROP_too_big | mtu << VM_ERROR_MTU_SHIFT);
+	}
 	return send_direct(skb, frame, hit, vrf_cell, vni);
 }
 

@@ -10,6 +10,7 @@ mod across_hosts;
 mod address_pairs;
 mod addresses;
 mod attack;
+mod births;
 mod connections;
 mod crash;
 mod credit;
@@ -235,6 +236,7 @@ fn all() -> Vec<Scenario> {
         load_awareness: OwnLab,
         full_tables: OwnLab,
         preprogrammed: OwnLab,
+        births: OwnLab,
         gwzone: OwnLab,
         learning: OwnLab,
         two_labs: OwnLab,

@@ -7,12 +7,14 @@ mod gateway;
 mod load;
 mod migration;
 mod programming;
+mod scale;
 mod simulation;
 #[cfg(test)]
 mod tests;
 
 use clap::Parser;
 use load::Load;
+use scale::Fleet;
 use simulation::{Outcome, Reconciled, Settings};
 use sluice_bench_report::{Better, Measure, Run, shell::Failure};
 use std::path::PathBuf;
@@ -57,6 +59,7 @@ struct Args {
 }
 
 const SECONDS: u64 = 600;
+const FLEET_SECONDS: u64 = 20;
 const VMS: u32 = 1_500_000;
 const ROUNDS: usize = 20;
 const LARGEST: u32 = programming::SIZES[2].0;
@@ -79,7 +82,11 @@ host of each within a second; a path ends after 30 s without use. In the VPC, 1,
 are told (those that come are not). `fc_entries_mean`, `fc_entries_peak`: paths of the host, in ten minutes after the first one.
 `rsp_questions_per_s`: networks and paths that it asks about.
 `wrong_paths_pct`: of its paths, on average, those that lead to a host which the instance has left. `rsp_share_pct`: all RSP of the host, both directions, IP packets with
-permits, of 1 Gbit/s. `one by one`: the same host, if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
+permits, of 1 Gbit/s. `rsp_10k_*`: what all gateways of a VPC get from 10,000 hosts that have 3,700 paths each, at random, of which one is
+simulated for 20 s: questions about networks and about paths (renewing permits), packets that gateways receive, all bytes, and the
+processors of this machine that opening and sealing the packets takes. Looking paths up comes on top, about a microsecond each.
+Divided by the number of gateways, it is the load of one, but for packets: with more gateways, each gets fewer questions in a packet. `one by one`: the same host,
+if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
 `program_one_ms_*`: a VPC of a lab has so many instances, on hosts without an agent, and another one is created on a host with one: from the call to the
 first answer that its VM gives to a VM on another host, which sends to it every 0.2 ms. The port is attached as soon as the agent knows the instance;
 neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).";
@@ -97,6 +104,9 @@ fn main() -> Result<(), Failure> {
         let ours = simulation::run(&settings, Reconciled::ByNetwork)?;
         let theirs = simulation::run(&settings, Reconciled::OneByOne)?;
         all.extend(measures(&ours, &theirs));
+        let [ours, theirs] = [Reconciled::ByNetwork, Reconciled::OneByOne]
+            .map(|how| scale::run(FLEET_SECONDS, settings.load.changes_per_s, how));
+        all.extend(fleet_measures(&ours?, &theirs?));
     }
     if wants("programming") && args.largest > 0 {
         let Args { binary, rounds, largest, .. } = args.clone();
@@ -147,5 +157,20 @@ fn measures(ours: &Outcome, theirs: &Outcome) -> Vec<Measure> {
         beside("rsp_questions_per_s", "1/s", |it| it.questions_per_s),
         beside("wrong_paths_pct", "%", |it| it.wrong_share * 100.0),
         beside("rsp_share_pct", "%", |it| it.bytes_per_s * 8.0 / TRAFFIC_BPS * 100.0),
+    ]
+}
+
+fn fleet_measures(ours: &Fleet, theirs: &Fleet) -> Vec<Measure> {
+    let beside = |name: &str, unit, of: fn(&Fleet) -> f64| {
+        Measure::computed_beside(name, unit, Better::Less, of(ours), (PEER, of(theirs)))
+    };
+    vec![
+        Measure::computed("rsp_10k_network_questions_per_s", "1/s", ours.networks),
+        Measure::computed("rsp_10k_permits_per_s", "1/s", ours.permits),
+        beside("rsp_10k_path_questions_per_s", "1/s", |it| it.paths),
+        beside("rsp_10k_packets_received_per_s", "1/s", |it| it.packets[0]),
+        beside("rsp_10k_packets_sent_per_s", "1/s", |it| it.packets[1]),
+        beside("rsp_10k_gbps", "Gbit/s", |it| it.bytes * 8.0 / 1e9),
+        beside("rsp_10k_processors", "processors", |it| it.processors),
     ]
 }

@@ -353,10 +353,13 @@ struct vrf {
  */
 #define NEXT_HOP_MOVED 0x20
 
+/* Of a direct path. No node of IPv6 refuses packets of this length (RFC 8200 section 5). */
+#define DIRECT_MTU_MIN 1280
+
 struct next_hop {
 	__u8 kind;
 	__u8 flags;
-	__u16 reserved16;
+	__u16 mtu; /* direct path: longest IP packet that the host can receive, at least DIRECT_MTU_MIN; 0: not known */
 	__u32 vni; /* direct path: the destination's VNI, for the encapsulation; instance: the route's VNI */
 	__u8 address[16]; /* network order */
 	__u8 mac[8];	  /* vIP: its vMAC, in the first 6 bytes */

@@ -178,8 +178,8 @@ pub enum NatCommand {
     Copies(GatewaySocket),
 }
 
-const PATH_COLUMNS: [&str; 8] =
-    ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
+const PATH_COLUMNS: [&str; 9] =
+    ["vni", "destination", "host", "mac", "path_vni", "mtu", "revision", "installed", "fixed"];
 
 const PORT_COLUMNS: [&str; 12] = [
     "ifname",

@@ -149,6 +149,8 @@ pub struct DirectPath {
     /// VNI with which packets are encapsulated: that of the instance's own VPC. It differs from `vni` if the
     /// two VPCs are peered.
     pub path_vni: Vni,
+    /// Longest IP packet that its host can receive, in bytes: at least 1280; 0: not known, the MTU of the sender's port is the only one.
+    pub mtu: u16,
     /// The controller programmed this path (`docs/decisions/models.md`): learned paths do not replace it.
     pub fixed: bool,
     /// The instance migrates, and is at this host now, or still: packets from the underlay take the path as well. Such a path is

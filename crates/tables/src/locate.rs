@@ -25,6 +25,9 @@ pub struct InstanceLocation {
     /// The address is one of the network itself, and of the instance: the [`Journal`](crate::Journal) has each change of this
     /// location under the network and the address.
     pub by_network: bool,
+    /// A route of the network leads to the network of the instance, whose own address it is: the journal has each change under
+    /// the network if it [tells](crate::Journal::tells_of_peer) of this peer.
+    pub by_peer: bool,
 }
 
 /// Result of [`Reader::locate`].
@@ -52,7 +55,7 @@ impl Reader {
 
     fn try_locate(&self, vni: Vni, address: IpAddr) -> Result<Option<InstanceLocation>, Busy> {
         let (asked, mut vni, mut requested, mut metered) = (vni, vni, None, false);
-        for _ in 0..=layout::PEER_HOPS_MAX {
+        for hops in 0..=layout::PEER_HOPS_MAX {
             let Some(vrf) = self.vrf_cell(vni)? else { return Ok(None) };
             let own = self.network_of(vrf);
             let network = *requested.get_or_insert(own);
@@ -80,6 +83,7 @@ impl Reader {
                 network,
                 metered,
                 by_network: vni == asked && !is_delegated,
+                by_peer: hops == 1 && !is_delegated && !metered,
             }));
         }
         Ok(None)
@@ -151,6 +155,7 @@ mod tests {
             network,
             metered: false,
             by_network: true,
+            by_peer: false,
         }
     }
 
@@ -167,6 +172,7 @@ mod tests {
             let from_peer = InstanceLocation {
                 network: Network { mtu: 1401, is_offloaded: true },
                 by_network: false,
+                by_peer: true,
                 ..expected
             };
             assert_eq!(reader.locate(vni(1), ip(address)), Location::Found(from_peer));

@@ -177,6 +177,11 @@ impl PortRegistry {
         !self.is_reconciled
     }
 
+    /// MTU of the tunnel.
+    pub fn mtu_max(&self) -> u16 {
+        self.mtu_max
+    }
+
     /// Whether the ports of the tables are in line with the attachments.
     pub fn is_reconciled(&self) -> bool {
         self.is_reconciled

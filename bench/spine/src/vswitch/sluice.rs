@@ -173,6 +173,7 @@ fn fill(datapath: &Datapath, rules: Rules) -> Result<NodeTables, Failure> {
             mac: place::mac_of(address),
             host: place::host_of(index).into(),
             path_vni: vni,
+            mtu: 0,
             fixed: false,
             moved: false,
         })?;

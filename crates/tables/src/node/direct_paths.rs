@@ -31,6 +31,7 @@ fn encode_direct_path(path: &DirectPath, used: u32, host: Option<Role>) -> next_
     next_hop {
         kind: layout::NEXT_HOP_DIRECT as u8,
         flags: flags as u8,
+        mtu: path.mtu,
         vni: path.path_vni.get(),
         address,
         used,
@@ -44,13 +45,15 @@ pub(super) fn direct_path_at(memory: &Memory, key: Key, entry: Entry) -> Option<
     if vni == 0 || kind_of(memory, entry.next) != layout::NEXT_HOP_DIRECT {
         return None;
     }
-    let flags = u32::from(memory.read::<next_hop>(entry.next).flags);
+    let hop = memory.read::<next_hop>(entry.next);
+    let flags = u32::from(hop.flags);
     let path = DirectPath {
         vni: Vni::new(vni).ok()?,
         address,
         mac: MacAddr::from_u64(entry.mac),
         host: next_hop_address(memory, entry.next),
         path_vni: Vni::new(memory.load32(entry.next, offset_of!(next_hop, vni))).ok()?,
+        mtu: hop.mtu,
         fixed: flags & layout::NEXT_HOP_FIXED != 0,
         moved: flags & layout::NEXT_HOP_MOVED != 0,
     };
@@ -154,6 +157,9 @@ impl NodeTables {
         check_instance(address, mac)?;
         if path.moved && !path.fixed {
             return Err(Error::Invalid(format!("the path of {address}, which migrates, is not fixed")));
+        }
+        if path.mtu != 0 && u32::from(path.mtu) < layout::DIRECT_MTU_MIN {
+            return Err(Error::Invalid(format!("the direct path to {address} has an MTU of {}", path.mtu)));
         }
         if !self.vrfs.contains_key(&vni.get()) {
             return Err(Error::UnknownVni(vni));

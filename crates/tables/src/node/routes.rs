@@ -58,7 +58,7 @@ impl NodeTables {
             }
         }
         if old != Some(leaf) {
-            self.note_change(route.vni, route.prefix);
+            self.note_route(route.vni, route.prefix, Some(route.target));
         }
         Ok(old != Some(leaf))
     }
@@ -146,13 +146,14 @@ impl NodeTables {
         if length < BUILD_MIN || length < count as usize / 2 || more.clone().any(has_next_hop) {
             return None;
         }
+        let routes = more.clone();
         let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.to_leaf(0)));
         let before = self.next_hop_cells(cell);
         let merged = lpm::merge(&mut self.pool, root_of(cell, family), entries).ok()?;
         set_route_count(self.memory(), cell, family, merged.routes);
         self.routes += u64::from(merged.routes - count);
         if merged.changed > 0 {
-            self.note_changes(first.vni);
+            self.note_routes(first.vni, routes);
         }
         if !before.is_empty() {
             let kept: HashSet<u32> = self.next_hop_cells(cell).into_iter().collect();
@@ -171,7 +172,7 @@ impl NodeTables {
         let count = self.memory().load32(cell, count_offset(family));
         let old = lpm::remove(&mut self.pool, root_of(cell, family), count, key)?;
         if let Some(leaf) = old {
-            self.note_change(vni, prefix);
+            self.note_route(vni, prefix, None);
             set_route_count(self.memory(), cell, family, count - 1);
             self.routes -= 1;
             self.retire_next_hop(leaf);

@@ -46,6 +46,7 @@ fn direct(number: u32, address: &str, host: &str) -> DirectPath {
         mac: mac(7),
         host: ip(host),
         path_vni: vni,
+        mtu: 0,
         fixed: false,
         moved: false,
     }
@@ -614,6 +615,8 @@ fn direct_paths_keep_the_time_of_their_last_use() {
         DirectPath { mac: mac(8), ..six },
         DirectPath { host: ip("2001:db8::1"), ..six },
         DirectPath { path_vni: vni(5), ..six },
+        DirectPath { mtu: 1450, ..six },
+        DirectPath { mtu: 1280, ..six },
         DirectPath { mac: mac(9), host: ip("2001:db8::1"), ..six },
     ] {
         assert!(tables.upsert_direct_path(&changed).unwrap());
@@ -682,6 +685,7 @@ fn invalid_direct_paths_are_refused() {
         DirectPath { address: ip("0.0.0.0"), ..good },
         DirectPath { address: ip("ff02::1"), ..good },
         DirectPath { mac: MacAddr::new([0xff; 6]), ..good },
+        DirectPath { mtu: 1279, ..good },
         DirectPath { host: ip("192.0.2.9"), ..good },
         DirectPath { host: ip("2001:db8::9"), ..good },
     ] {

@@ -39,9 +39,9 @@ fn vip_slot_index(address: Ipv4Addr) -> u32 {
     address.wrapping_add(address >> 6) % layout::VIP_SLOTS
 }
 
-/// The first word of a cell, which holds kind and flags.
+/// The first word of a cell, which holds kind, flags and MTU.
 pub(super) fn first_word(cell: &next_hop) -> u32 {
-    u32::from(cell.kind) | u32::from(cell.flags) << 8
+    u32::from(cell.kind) | u32::from(cell.flags) << 8 | u32::from(cell.mtu) << 16
 }
 
 fn encode_node(address: IpAddr, role: Role) -> next_hop {

@@ -229,7 +229,7 @@ impl NodeTables {
         // them.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
-        self.note_changes(vni);
+        self.note_end(vni);
         self.point_ports(vni, 0);
         if let Some(reset) = &mut self.counter_reset {
             reset.forget_vni(vni);

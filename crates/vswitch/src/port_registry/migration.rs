@@ -530,7 +530,7 @@ impl PortRegistry {
 fn write_paths(tables: &mut NodeTables, redirect: &Redirect) -> Result<(), sluice_tables::Error> {
     let Redirect { vni, to: host, ref addresses, ref prefixes } = *redirect;
     for (address, mac) in addresses.iter().copied() {
-        let path = DirectPath { vni, address, mac, host, path_vni: vni, fixed: true, moved: true };
+        let path = DirectPath { vni, address, mac, host, path_vni: vni, mtu: 0, fixed: true, moved: true };
         tables.upsert_direct_path(&path)?;
     }
     let first = addresses.first().map(|(address, _)| *address);
