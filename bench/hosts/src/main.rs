@@ -1,6 +1,7 @@
 //! The command of `make bench-hosts`: what hosts learn, and what that costs.
 #![forbid(unsafe_code)]
 
+mod changes;
 mod gateway;
 mod load;
 mod programming;
@@ -57,7 +58,11 @@ are told (those that come are not). `fc_entries_mean`, `fc_entries_peak`: paths 
 permits, of 1 Gbit/s. `one by one`: the same host, if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
 `program_one_ms_*`: a VPC of a lab has so many instances, on hosts without an agent, and another one is created on a host with one: from the call to the
 first answer that its VM gives to a VM on another host, which sends to it every 0.2 ms. The port is attached as soon as the agent knows the instance;
-neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).";
+neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).
+`burst_20k_s`: from a call that creates 20,000 instances to the last gateway's acknowledgment. `changes_1200_*`: 16 clients make 1,200 calls a second in all, for
+as many seconds as are simulated; each creates, moves and deletes an instance in turn. The time of a change counts from when it was due, even if its client was still
+busy, until a question, asked every 5 ms, finds that both gateways have acknowledged it (`_ms`: median, least and most; `_p99_ms`); `_per_s`: changes that
+gateways had in a second.";
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
@@ -67,6 +72,7 @@ fn main() -> Result<(), Failure> {
     let theirs = simulation::run(&settings, Reconciled::OneByOne)?;
     let mut measures = measures(&ours, &theirs);
     if args.largest > 0 {
+        measures.extend(changes::measure(&args.binary, args.seconds)?);
         let Args { binary, rounds, largest, .. } = args.clone();
         measures.extend(programming::measure(&programming::Settings { binary, rounds, largest })?);
     }

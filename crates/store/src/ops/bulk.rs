@@ -7,10 +7,11 @@ use crate::check;
 use crate::codec;
 use crate::value::args;
 use crate::write::Write;
-use crate::{Instance, InstanceOptions, NewInstance, Result, Subnet};
+use crate::{Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Subnet, Vpc};
 use sluice_types::{HostId, InstanceId, IpNet, Ipv6Net, SubnetId, VpcId, eui64_address};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 /// Instances in one row of the outbox.
 pub(super) const INSTANCES_PER_ROW: usize = 16384;
@@ -37,12 +38,27 @@ pub(crate) async fn create(
     let created = plan.to_create.iter().map(|index| &new[*index]);
     plan.groups.assign(w, &plan.vpc, created, max_identity).await?;
     let (made, derived) = build(w, &mut plan).await?;
-    // The outbox rows are encoded while the database inserts the instances.
-    let (inserted, parts) =
-        futures::join!(w.tx.insert_instances(&made, &derived), async { encode(&plan, &made) });
-    inserted?;
     let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
-    for (index, instance) in plan.to_create.iter().zip(&made) {
+    let made = Arc::new(made);
+    let encoding = Encoding {
+        vpc: plan.vpc.clone(),
+        subnets: subnets.clone(),
+        hosts: std::mem::take(&mut plan.hosts),
+        made: made.clone(),
+    };
+    let parts = if made.len() > INSTANCES_PER_ROW {
+        // The rows of the outbox are encoded while the database inserts the instances.
+        let parts = tokio::task::spawn_blocking(move || encoding.parts());
+        w.tx.insert_instances(&made, &derived).await?;
+        parts.await.map_err(|e| StoreError::Corrupt(format!("encoding of instances: {e}")))?
+    } else {
+        w.tx.insert_instances(&made, &derived).await?;
+        encoding.parts()
+    };
+    if plan.to_create.iter().any(|index| !plan.new[*index].settings.is_empty()) {
+        w.tx.complete_indexes().await?;
+    }
+    for (index, instance) in plan.to_create.iter().zip(made.iter()) {
         if !plan.new[*index].settings.is_empty() {
             let none = InstanceOptions::default();
             let established = further::establish(w, (&plan.vpc, &subnets), &none, instance, &plan.held).await;
@@ -53,7 +69,7 @@ pub(crate) async fn create(
         w.push_encoded(part);
     }
     save_cursors(w, &plan).await?;
-    Ok(Outcome { created: made, existing: plan.existing, repeated: plan.repeated })
+    Ok(Outcome { created: Arc::unwrap_or_clone(made), existing: plan.existing, repeated: plan.repeated })
 }
 
 /// Allocated addresses of each subnet.
@@ -246,13 +262,22 @@ async fn save_cursors(w: &mut Write, plan: &BulkPlan<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Encodes the rows of the outbox.
-fn encode(plan: &BulkPlan<'_>, made: &[Instance]) -> Result<Vec<Vec<u8>>> {
-    let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
-    let part = |part: &[Instance]| {
-        let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
-        let hosts: Vec<_> = used.iter().map(|id| plan.hosts[id].clone()).collect();
-        codec::encode_created(&plan.vpc, &subnets, &hosts, part)
-    };
-    made.chunks(INSTANCES_PER_ROW).map(part).collect()
+/// What the rows of the outbox are encoded of.
+struct Encoding {
+    vpc: Vpc,
+    subnets: Vec<Subnet>,
+    hosts: HashMap<HostId, Host>,
+    made: Arc<Vec<Instance>>,
+}
+
+impl Encoding {
+    /// Encodes the rows.
+    fn parts(self) -> Result<Vec<Vec<u8>>> {
+        let part = |part: &[Instance]| {
+            let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
+            let hosts: Vec<_> = used.iter().map(|id| self.hosts[id].clone()).collect();
+            codec::encode_created(&self.vpc, &self.subnets, &hosts, part)
+        };
+        self.made.chunks(INSTANCES_PER_ROW).map(part).collect()
+    }
 }
