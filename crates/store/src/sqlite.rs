@@ -218,8 +218,8 @@ impl SqliteTx {
             return Ok(false);
         }
         let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM instances LIMIT $1)";
-        let row = self.row(sql, args![new as u64]).await?;
-        Ok(row.map_or(Ok(0), |row| row.number(0))? < new as u64)
+        let row = self.row(sql, args![new as u64 + 1]).await?;
+        Ok(row.map_or(Ok(0), |row| row.number(0))? <= new as u64)
     }
 
     /// The commit is that of a large transaction.
