@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod changes;
 mod credit;
 mod gateway;
 mod load;
@@ -89,7 +90,11 @@ Divided by the number of gateways, it is the load of one, but for packets: with 
 if it asks about each path every 100 ms, as RSP 2.2 did; at most 1,024 in 50 ms.
 `program_one_ms_*`: a VPC of a lab has so many instances, on hosts without an agent, and another one is created on a host with one: from the call to the
 first answer that its VM gives to a VM on another host, which sends to it every 0.2 ms. The port is attached as soon as the agent knows the instance;
-neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).";
+neighbor entries are permanent. `preprogrammed`: the same controller, if hosts have the paths to all instances (`--model preprogrammed`).
+`burst_20k_s`: from a call that creates 20,000 instances to the last gateway's acknowledgment. `changes_1200_*`: 16 clients make 1,200 calls a second in all, for
+as many seconds as are simulated; each creates, moves and deletes an instance in turn. The time of a change counts from when it was due, even if its client was still
+busy, until a question, asked every 5 ms, finds that both gateways have acknowledged it (`_ms`: median, least and most; `_p99_ms`); `_per_s`: changes that
+gateways had in a second.";
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
@@ -109,6 +114,7 @@ fn main() -> Result<(), Failure> {
         all.extend(fleet_measures(&ours?, &theirs?));
     }
     if wants("programming") && args.largest > 0 {
+        all.extend(changes::measure(&args.binary, args.seconds)?);
         let Args { binary, rounds, largest, .. } = args.clone();
         all.extend(programming::measure(&programming::Settings { binary, rounds, largest })?);
     }

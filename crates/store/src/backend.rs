@@ -29,6 +29,11 @@ pub(crate) trait Query: Send {
 pub(crate) trait Tx: Query {
     /// Inserts instances. `derived` has the flags `DERIVED_*` (see `rows.rs`) of each instance.
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()>;
+    /// Makes the indexes complete that an insertion of instances leaves to the time after the commit. What looks for instances
+    /// by more than their id in the same transaction calls this first.
+    async fn complete_indexes(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// The time of the database, in milliseconds of the UNIX epoch.
     async fn now_ms(&mut self) -> Result<u64>;
     /// Commits. If this fails with `Unavailable`, the commit may have happened or not.

@@ -18,6 +18,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// none is the default. The migrations to schema versions 9, 11, 14, 16 to 21 and 23 delete their rows.
 const VERSION: u8 = 10;
 
+/// As many bytes of payloads are decoded on two threads.
+const BYTES_OF_TWO_THREADS: usize = 4 << 20;
+
 #[derive(Serialize, Deserialize)]
 struct CompactInstance<'a> {
     id: u64,
@@ -151,6 +154,22 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
 fn to_bytes(payload: &Payload<'_>) -> Result<Vec<u8>> {
     postcard::to_extend(payload, vec![VERSION])
         .map_err(|e| StoreError::Corrupt(format!("cannot encode an outbox row: {e}")))
+}
+
+/// Decodes payloads, many bytes of them on two threads.
+pub(crate) fn decode_all(payloads: &[&[u8]]) -> Result<Vec<Change>> {
+    let decode =
+        |payloads: &[&[u8]]| payloads.iter().map(|payload| decode(payload)).collect::<Result<Vec<_>>>();
+    if payloads.iter().map(|payload| payload.len()).sum::<usize>() < BYTES_OF_TWO_THREADS {
+        return decode(payloads);
+    }
+    let (first, second) = payloads.split_at(payloads.len() / 2);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| decode(second));
+        let mut all = decode(first)?;
+        all.extend(second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        Ok(all)
+    })
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {

@@ -1,5 +1,7 @@
 //! The SQLite backend: one writer connection and a pool of reader connections on one file in WAL mode.
 
+mod indexes;
+
 use crate::backend::{Backend, Query, Tx, classify};
 use crate::value::{Row, Value, args};
 use crate::write::now_ms;
@@ -18,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::Mutex;
 
 /// Timeout for getting a connection, and for the lock of another process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,12 +43,21 @@ const REBUILD_ROWS: usize = 1 << 16;
 const CHECKPOINT_PAGES: u32 = 1000;
 
 pub(crate) struct SqliteBackend {
+    shared: Arc<Shared>,
+    /// Directory of an in-memory database; it is removed with the backend.
+    _directory: Option<tempfile::TempDir>,
+}
+
+/// What transactions and tasks in the background use.
+struct Shared {
     writer: SqlitePool,
     readers: SqlitePool,
     /// A large commit was made without a checkpoint, so the writer makes none until the next transaction.
-    deferred: Arc<AtomicBool>,
-    /// Directory of an in-memory database; it is removed with the backend.
-    _directory: Option<tempfile::TempDir>,
+    deferred: AtomicBool,
+    /// Indexes may be missing.
+    is_incomplete: AtomicBool,
+    /// Held by who builds missing indexes.
+    building: Mutex<()>,
 }
 
 /// Makes the database file readable for its owner only, because it contains the private key of the
@@ -105,7 +117,42 @@ impl SqliteBackend {
         let readers = pool(READERS)
             .test_before_acquire(false)
             .connect_lazy_with(options.create_if_missing(false).pragma("query_only", "true"));
-        Ok(Self { writer, readers, deferred: Arc::default(), _directory: directory })
+        let shared = Shared {
+            writer,
+            readers,
+            deferred: AtomicBool::new(false),
+            // The process that had the database before may have ended before it built them.
+            is_incomplete: AtomicBool::new(true),
+            building: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), _directory: directory })
+    }
+}
+
+impl Shared {
+    /// Starts a transaction that may write.
+    async fn begin(self: &Arc<Self>) -> Result<SqliteTx> {
+        let tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
+        let mut tx = SqliteTx { tx, writing: None };
+        if self.deferred.load(Ordering::Relaxed) {
+            tx.checkpoint_from(CHECKPOINT_PAGES).await?;
+            // Not before: a caller that is canceled leaves it to the next one.
+            self.deferred.store(false, Ordering::Relaxed);
+        }
+        tx.writing = Some(Writing { shared: self.clone(), is_large: false, lacks_indexes: false });
+        Ok(tx)
+    }
+
+    /// Copies the pages of the log into the database file while the answer is on its way. If it fails, the next commit
+    /// does it.
+    fn start_checkpoint(&self) {
+        let readers = self.readers.clone();
+        tokio::spawn(async move {
+            // Connections that only read may do this.
+            if let Err(error) = sqlx::query("PRAGMA wal_checkpoint(PASSIVE)").execute(&readers).await {
+                tracing::warn!(%error, "the log of the database was not copied after a large transaction");
+            }
+        });
     }
 }
 
@@ -129,55 +176,34 @@ fn at(path: &Path, error: StoreError) -> StoreError {
 #[async_trait]
 impl Backend for SqliteBackend {
     async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        let rows = query(sql, args)?.fetch_all(&self.readers).await.map_err(classify)?;
+        let rows = query(sql, args)?.fetch_all(&self.shared.readers).await.map_err(classify)?;
         rows.iter().map(row).collect()
     }
 
     async fn begin_write(&self) -> Result<Box<dyn Tx>> {
-        let tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
-        let mut tx = SqliteTx { tx, checkpoint: None };
-        if self.deferred.load(Ordering::Relaxed) {
-            tx.checkpoint_from(CHECKPOINT_PAGES).await?;
-            // Not before: a caller that is canceled leaves it to the next one.
-            self.deferred.store(false, Ordering::Relaxed);
-        }
-        tx.checkpoint = Some(Checkpoint {
-            readers: self.readers.clone(),
-            deferred: self.deferred.clone(),
-            is_wanted: false,
-        });
-        Ok(Box::new(tx))
+        self.shared.complete().await?;
+        Ok(Box::new(self.shared.begin().await?))
     }
 
     async fn begin_read(&self) -> Result<Box<dyn Tx>> {
-        let tx = self.readers.begin().await.map_err(classify)?;
-        Ok(Box::new(SqliteTx { tx, checkpoint: None }))
+        let tx = self.shared.readers.begin().await.map_err(classify)?;
+        Ok(Box::new(SqliteTx { tx, writing: None }))
     }
 }
 
-/// The checkpoint of a large transaction: the pages of the log are copied into the database file while the answer is on its way.
-struct Checkpoint {
-    readers: SqlitePool,
-    deferred: Arc<AtomicBool>,
-    is_wanted: bool,
-}
-
-impl Checkpoint {
-    /// Copies the log. If it fails, the next commit does it.
-    fn start(self) {
-        tokio::spawn(async move {
-            // Connections that only read may do this.
-            if let Err(error) = sqlx::query("PRAGMA wal_checkpoint(PASSIVE)").execute(&self.readers).await {
-                tracing::warn!(%error, "the log of the database was not copied after a large transaction");
-            }
-        });
-    }
+/// What the commit of a transaction must know.
+struct Writing {
+    shared: Arc<Shared>,
+    /// It wrote so much that its commit leaves the checkpoint to a task.
+    is_large: bool,
+    /// It removed the indexes of instances and did not build them again.
+    lacks_indexes: bool,
 }
 
 struct SqliteTx {
     tx: Transaction<'static, Sqlite>,
     /// `None` for a transaction that only reads.
-    checkpoint: Option<Checkpoint>,
+    writing: Option<Writing>,
 }
 
 impl SqliteTx {
@@ -192,19 +218,15 @@ impl SqliteTx {
             return Ok(false);
         }
         let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM instances LIMIT $1)";
-        let row = self.row(sql, args![new as u64]).await?;
-        Ok(row.map_or(Ok(0), |row| row.number(0))? < new as u64)
+        let row = self.row(sql, args![new as u64 + 1]).await?;
+        Ok(row.map_or(Ok(0), |row| row.number(0))? <= new as u64)
     }
 
-    /// Removes the indexes of instances. Returns the statements that make them.
-    async fn remove_indexes(&mut self) -> Result<Vec<String>> {
-        let sql = "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 'instances' AND sql IS NOT NULL";
-        let mut statements = Vec::new();
-        for row in self.rows(sql, Vec::new()).await? {
-            self.run(&format!("DROP INDEX {}", row.text(0)?), Vec::new()).await?;
-            statements.push(row.text(1)?.to_owned());
+    /// The commit is that of a large transaction.
+    fn set_large(&mut self, lacks_indexes: bool) {
+        if let Some(writing) = &mut self.writing {
+            (writing.is_large, writing.lacks_indexes) = (true, lacks_indexes);
         }
-        Ok(statements)
     }
 
     async fn insert_rows(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
@@ -238,13 +260,20 @@ impl Tx for SqliteTx {
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
         // To sort all rows once takes less time than to insert each new one into each index.
         let is_most = self.is_most(instances.len()).await?;
-        let indexes = if is_most { self.remove_indexes().await? } else { Vec::new() };
-        self.insert_rows(instances, derived).await?;
-        for statement in indexes {
-            self.run(&statement, Vec::new()).await?;
+        if is_most {
+            self.remove_indexes().await?;
         }
-        if let Some(checkpoint) = self.checkpoint.as_mut().filter(|_| instances.len() >= REBUILD_ROWS) {
-            checkpoint.is_wanted = true;
+        self.insert_rows(instances, derived).await?;
+        if instances.len() >= REBUILD_ROWS {
+            self.set_large(is_most);
+        }
+        Ok(())
+    }
+
+    async fn complete_indexes(&mut self) -> Result<()> {
+        if self.writing.as_ref().is_some_and(|writing| writing.lacks_indexes) {
+            self.build_indexes().await?;
+            self.set_large(false);
         }
         Ok(())
     }
@@ -255,13 +284,21 @@ impl Tx for SqliteTx {
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
-        let checkpoint = self.checkpoint.take().filter(|checkpoint| checkpoint.is_wanted);
-        if let Some(checkpoint) = &checkpoint {
-            checkpoint.deferred.store(true, Ordering::Relaxed);
+        let large = self.writing.take().filter(|writing| writing.is_large);
+        if let Some(Writing { shared, lacks_indexes, .. }) = &large {
+            shared.deferred.store(true, Ordering::Relaxed);
             self.checkpoint_from(0).await?;
+            if *lacks_indexes {
+                // Before the commit: a caller that is canceled does not come back to it.
+                shared.is_incomplete.store(true, Ordering::Release);
+            }
         }
         self.tx.commit().await.map_err(classify)?;
-        checkpoint.into_iter().for_each(Checkpoint::start);
+        match large {
+            Some(Writing { shared, lacks_indexes: true, .. }) => shared.complete_later(),
+            Some(Writing { shared, .. }) => shared.start_checkpoint(),
+            None => {}
+        }
         Ok(())
     }
 
@@ -431,13 +468,50 @@ mod tests {
         let mut tx = backend.begin_write().await.unwrap();
         tx.insert_instances(&all, &vec![0; all.len()]).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!((indexes().await, before.len()), (before, 8), "the table and its indexes");
+        assert_eq!((indexes().await.len(), before.len()), (1, 8), "the table and its indexes");
+        let found = backend.rows("SELECT id FROM instances WHERE name = 'vm-7'", vec![]).await.unwrap();
+        assert_eq!(found[0].number(0).unwrap(), 7, "readers do not need the indexes");
         // The next transaction finds a row by an index, and writes as usual.
         let mut tx = backend.begin_write().await.unwrap();
+        assert_eq!(indexes().await, before);
         let twice = Instance { name: "vm-7".into(), ..one(REBUILD_ROWS as u64 + 1) };
         assert!(tx.insert_instances(&[twice], &[0]).await.is_err());
         let row = tx.row("PRAGMA wal_autocheckpoint", vec![]).await.unwrap().unwrap();
         assert_eq!(row.number(0).unwrap(), u64::from(CHECKPOINT_PAGES));
+    }
+
+    /// Catches indexes that stay missing if the process ends between both transactions, and those that are missing for what
+    /// the transaction itself still does.
+    #[tokio::test]
+    async fn removed_indexes_are_built_by_the_next_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sluice.db");
+        let all: Vec<Instance> = (1..=REBUILD_ROWS as u64).map(one).collect();
+        let indexes = async |q: &mut dyn Query| {
+            let sql = "SELECT COUNT(*) FROM sqlite_schema WHERE type = 'index' AND tbl_name = 'instances'";
+            q.row(sql, vec![]).await.unwrap().unwrap().number(0).unwrap()
+        };
+        let backend = SqliteBackend::open(&path).await.unwrap();
+        let mut tx = backend.begin_write().await.unwrap();
+        crate::schema::migrate(&mut *tx, crate::schema::Dialect::Sqlite, 1).await.unwrap();
+        tx.commit().await.unwrap();
+        let mut tx = backend.begin_write().await.unwrap();
+        tx.insert_instances(&all, &vec![0; all.len()]).await.unwrap();
+        assert_eq!(indexes(tx.as_mut()).await, 0);
+        tx.complete_indexes().await.unwrap();
+        assert_eq!(indexes(tx.as_mut()).await, 7);
+        tx.rollback().await.unwrap();
+        let mut tx = backend.begin_write().await.unwrap();
+        assert_eq!(indexes(tx.as_mut()).await, 7);
+        tx.insert_instances(&all, &vec![0; all.len()]).await.unwrap();
+        tx.commit().await.unwrap();
+        drop(backend);
+        let backend = SqliteBackend::open(&path).await.unwrap();
+        let mut tx = backend.begin_read().await.unwrap();
+        assert_eq!(indexes(tx.as_mut()).await, 0);
+        drop(tx);
+        let mut tx = backend.begin_write().await.unwrap();
+        assert_eq!(indexes(tx.as_mut()).await, 7);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::request::{
     Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, check_unicast, objects, parse, set,
 };
 use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
-use super::{Api, App, FIRST, blocking, settle};
+use super::{Api, App, FIRST, blocking, bulk_halves, settle};
 use crate::place::admission::Admission;
 use crate::place::admission::demand::{Demand, NewObjects, of_settings};
 use crate::push::{ApiStages, Entries, MIN_INSTANCES, Needs};
@@ -30,7 +30,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Most instances in one bulk creation.
-const MAX_BULK: usize = 1_000_000;
+pub(super) const MAX_BULK: usize = 1_000_000;
 /// Longest time in which the body of a bulk creation must arrive: others wait meanwhile.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -289,7 +289,7 @@ pub(super) struct InstanceFilter {
 }
 
 impl NewInstance {
-    fn checked(self) -> Result<sluice_store::NewInstance, Problem> {
+    pub(super) fn checked(self) -> Result<sluice_store::NewInstance, Problem> {
         check_name("name", &self.name)?;
         if let Some(mac) = self.mac.filter(|mac| !mac.is_unicast()) {
             return Err(Problem::invalid("mac", format!("{mac} is not a unicast MAC address")));
@@ -331,8 +331,12 @@ async fn create_instance(
     Ok(reply::created::<Instance>(&api, created))
 }
 
-/// Parses the body of a bulk creation. If that fails, it is parsed again to find the position of the error.
+/// Parses the body of a bulk creation, a large one on two threads. If that fails, it is parsed again to find the position of
+/// the error.
 pub(super) fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
+    if let Some(new) = bulk_halves::parse(bytes) {
+        return Ok(new);
+    }
     let body: NewInstances = match serde_json::from_slice(bytes) {
         Ok(Object(body)) => body,
         Err(_) => parse(bytes)?,

@@ -2,6 +2,7 @@
 //! model. What the resources share is in `resource`, `request`, `reply` and `problem`.
 
 mod blocking;
+mod bulk_halves;
 mod clusters;
 mod decoders;
 mod eips;

@@ -214,6 +214,11 @@ impl Intent {
         *all = Endpoints { sums: Digests::from_shards(rest), changed: [revision; DIGEST_SHARDS] };
     }
 
+    /// Whether [`Intent::apply`] does the same with this change whatever the state before it.
+    pub fn ignores_state(change: &Change) -> bool {
+        matches!(change, Change::InstancesCreated { .. } | Change::GroupSetsCreated { .. })
+    }
+
     /// Advances by one revision. `before` is the state that does not contain the changes yet.
     pub fn apply(&mut self, before: &State, revision: u64, changes: &[Change]) {
         for change in changes {

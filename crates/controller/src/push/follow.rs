@@ -78,6 +78,26 @@ struct Followed {
     intent: Intent,
 }
 
+impl Followed {
+    /// Advances by one revision and compiles it.
+    fn apply(&mut self, revision: u64, changes: &[Change]) -> Step {
+        let Self { state, intent } = self;
+        let is_bulk = |change: &Change| match change {
+            Change::InstancesCreated { instances, .. } => instances.len() >= MIN_INSTANCES,
+            _ => false,
+        };
+        if !changes.iter().any(is_bulk) || !changes.iter().all(Intent::ignores_state) {
+            intent.apply(state, revision, changes);
+            return Step::new(state.apply(revision, changes));
+        }
+        let compiled = state.apply(revision, changes);
+        std::thread::scope(|scope| {
+            scope.spawn(|| intent.apply(state, revision, changes));
+            Step::new(compiled)
+        })
+    }
+}
+
 /// The receivers of compiled steps and of changes.
 struct Follower {
     push: Arc<Push>,
@@ -265,9 +285,9 @@ impl Follower {
         let began = Instant::now();
         // Compiling a bulk creation takes long and must not block the streams.
         let (followed, step) = tokio::task::spawn_blocking(move || {
-            let Followed { state, intent } = &mut followed;
-            intent.apply(state, revision, &changes);
-            let step = Step::new(state.apply(revision, &changes)).of_commit(commit);
+            let step = followed.apply(revision, &changes).of_commit(commit);
+            // It takes a while to free a million instances.
+            tokio::task::spawn_blocking(move || drop(changes));
             (followed, step)
         })
         .await?;

@@ -24,6 +24,8 @@ pub const MAX_STEPS: usize = 65_536;
 pub const MAX_BYTES: usize = 256 << 20;
 /// What a message takes in the log besides its bytes: a step may have many small ones, because each policy is one.
 const PART_BYTES: usize = 128;
+/// As many messages are encoded on two threads: those of 131,072 entries.
+const PARTS_OF_TWO_THREADS: usize = 8;
 /// Most steps that a stream takes at a time.
 const TAKE: usize = 256;
 
@@ -74,11 +76,23 @@ impl Step {
     }
 }
 
-/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each. A policy, a port or a NAT gateway may count
-/// as more than one.
+/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each, many messages on two threads. A policy, a port or a NAT
+/// gateway may count as more than one.
 pub fn encode(update: Update) -> Vec<Bytes> {
-    let parts = split(update).into_iter();
-    parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
+    let encode = |parts: Vec<Update>| -> Vec<Bytes> {
+        parts.into_iter().map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
+    };
+    let mut parts = split(update);
+    if parts.len() < PARTS_OF_TWO_THREADS {
+        return encode(parts);
+    }
+    let later = parts.split_off(parts.len() / 2);
+    std::thread::scope(|scope| {
+        let later = scope.spawn(move || encode(later));
+        let mut all = encode(parts);
+        all.extend(later.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        all
+    })
 }
 
 /// The number of entries as which a policy counts. One policy has fewer than a message.
@@ -279,6 +293,18 @@ mod tests {
         let keys: Vec<_> = parts.iter().flat_map(|part| part.removed_endpoints.clone()).collect();
         assert_eq!(keys, update.removed_endpoints);
         assert!(split(Update::default()).is_empty());
+    }
+
+    /// Catches messages of two threads that are lost or out of order.
+    #[test]
+    fn messages_of_two_threads_are_in_order() {
+        let count = (PARTS_OF_TWO_THREADS * MAX_ENTRIES + 5) as u32;
+        let key = |i: u32| EndpointKey { vni: vni(1), ipv4: Some(i.into()), ipv6: None };
+        let update = Update { removed_endpoints: (1..=count).map(key).collect(), ..Update::default() };
+        let encoded = encode(update.clone());
+        assert_eq!(encoded.len(), PARTS_OF_TWO_THREADS + 1);
+        let read = |part| Update::read(sluice_southbound::decode_update(part).unwrap()).0.removed_endpoints;
+        assert_eq!(encoded.into_iter().flat_map(read).collect::<Vec<_>>(), update.removed_endpoints);
     }
 
     /// Catches public addresses that a large message drops, and those that come before their VRFs.

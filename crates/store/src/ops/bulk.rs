@@ -7,10 +7,11 @@ use crate::check;
 use crate::codec;
 use crate::value::args;
 use crate::write::Write;
-use crate::{Instance, InstanceOptions, NewInstance, Result, Subnet};
-use sluice_types::{HostId, InstanceId, IpNet, Ipv6Net, SubnetId, VpcId, eui64_address};
+use crate::{Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Subnet, Vpc};
+use sluice_types::{HostId, InstanceId, IpNet, Ipv6Net, VpcId, eui64_address};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 /// Instances in one row of the outbox.
 pub(super) const INSTANCES_PER_ROW: usize = 16384;
@@ -35,14 +36,30 @@ pub(crate) async fn create(
         return Ok(Outcome { created: Vec::new(), existing: plan.existing, repeated: plan.repeated });
     }
     let created = plan.to_create.iter().map(|index| &new[*index]);
-    plan.groups.assign(w, &plan.vpc, created, max_identity).await?;
+    plan.groups.assign(w, &plan.vpc, created, plan.survey.has_groups, max_identity).await?;
     let (made, derived) = build(w, &mut plan).await?;
-    // The outbox rows are encoded while the database inserts the instances.
-    let (inserted, parts) =
-        futures::join!(w.tx.insert_instances(&made, &derived), async { encode(&plan, &made) });
-    inserted?;
     let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
-    for (index, instance) in plan.to_create.iter().zip(&made) {
+    let made = Arc::new(made);
+    let encoding = Encoding {
+        vpc: plan.vpc.clone(),
+        subnets: subnets.clone(),
+        hosts: std::mem::take(&mut plan.hosts),
+        made: made.clone(),
+    };
+    let parts = if made.len() > INSTANCES_PER_ROW {
+        // The rows of the outbox are encoded while the database inserts the instances.
+        let parts = tokio::task::spawn_blocking(move || encoding.parts());
+        w.tx.insert_instances(&made, &derived).await?;
+        parts.await.map_err(|e| StoreError::Corrupt(format!("encoding of instances: {e}")))?
+    } else {
+        w.tx.insert_instances(&made, &derived).await?;
+        encoding.parts()
+    };
+    let with_settings = if plan.survey.has_settings { plan.to_create.as_slice() } else { &[] };
+    if !with_settings.is_empty() {
+        w.tx.complete_indexes().await?;
+    }
+    for (index, instance) in with_settings.iter().zip(made.iter()) {
         if !plan.new[*index].settings.is_empty() {
             let none = InstanceOptions::default();
             let established = further::establish(w, (&plan.vpc, &subnets), &none, instance, &plan.held).await;
@@ -53,31 +70,47 @@ pub(crate) async fn create(
         w.push_encoded(part);
     }
     save_cursors(w, &plan).await?;
-    Ok(Outcome { created: made, existing: plan.existing, repeated: plan.repeated })
+    Ok(Outcome { created: Arc::unwrap_or_clone(made), existing: plan.existing, repeated: plan.repeated })
 }
 
-/// Allocated addresses of each subnet.
-type Allocated = HashMap<SubnetId, VecDeque<u128>>;
+/// Allocated addresses of each subnet, by its position.
+type Allocated = Vec<VecDeque<u128>>;
 
-/// The prefix in which the IPv6 address of an instance is derived from its MAC.
-fn derives_in<'s>(one: &NewInstance, subnet: &'s Subnet) -> Option<&'s Ipv6Net> {
-    subnet.ipv6.as_ref().filter(|net| one.ipv6.is_none() && net.prefix_len() == 64)
+/// The prefix in which IPv6 addresses that requests leave open are derived from MACs.
+fn derived_prefix(subnet: &Subnet) -> Option<&Ipv6Net> {
+    subnet.ipv6.as_ref().filter(|net| net.prefix_len() == 64)
+}
+
+/// How many addresses of one family the requests leave open, by the position of the subnet.
+fn wanted(plan: &BulkPlan<'_>, family: Family) -> Vec<usize> {
+    let allocates = |subnet: &Subnet| match family {
+        Family::V4 => subnet.ipv4.is_some(),
+        Family::V6 => subnet.ipv6.is_some_and(|net| net.prefix_len() != 64),
+    };
+    let mut wanted = vec![0; plan.subnets.len()];
+    if let Some(position) = plan.survey.only_subnet().map(|id| plan.position(id)) {
+        if allocates(&plan.subnets[position].subnet) {
+            wanted[position] = plan.to_create.len();
+        }
+        return wanted;
+    }
+    for &index in &plan.to_create {
+        let one = &plan.new[index];
+        let is_open = match family {
+            Family::V4 => one.ipv4.is_none(),
+            Family::V6 => one.ipv6.is_none(),
+        };
+        let position = plan.position(one.subnet);
+        if is_open && allocates(&plan.subnets[position].subnet) {
+            wanted[position] += 1;
+        }
+    }
+    wanted
 }
 
 /// Allocates the addresses of one family that the request leaves open, subnet by subnet.
 async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Result<Allocated> {
-    let mut wanted: HashMap<SubnetId, usize> = HashMap::new();
-    for &index in &plan.to_create {
-        let one = &plan.new[index];
-        let subnet = plan.subnet(one.subnet);
-        let needs = match family {
-            Family::V4 => one.ipv4.is_none() && subnet.ipv4.is_some(),
-            Family::V6 => one.ipv6.is_none() && subnet.ipv6.is_some_and(|net| net.prefix_len() != 64),
-        };
-        if needs {
-            *wanted.entry(one.subnet).or_default() += 1;
-        }
-    }
+    let wanted = wanted(plan, family);
     let (given, held) = match family {
         Family::V4 => (&plan.given.ipv4, &plan.held.ipv4),
         Family::V6 => (&plan.given.ipv6, &plan.held.ipv6),
@@ -100,16 +133,16 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
             _ => {}
         }
     }
-    let mut allocated = HashMap::new();
-    for (id, count) in wanted {
-        let state = &mut plan.subnets[plan.subnet_index[&id]];
+    let mut allocated = vec![VecDeque::new(); plan.subnets.len()];
+    for (position, count) in wanted.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+        let state = &mut plan.subnets[position];
         let cursor = match family {
             Family::V4 => state.cursor4.as_mut(),
             Family::V6 => state.cursor6.as_mut(),
         };
         if let Some(cursor) = cursor {
             let used = Used { vpc: plan.vpc.id, family, subnet: cursor.subnet, is_empty: plan.is_empty };
-            allocated.insert(id, alloc::take(w.q(), used, cursor, count, &avoided).await?);
+            allocated[position] = alloc::take(w.q(), used, cursor, count, &avoided).await?;
             state.moved = true;
         }
     }
@@ -118,7 +151,8 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
 
 /// The further addresses and delegated prefixes that the requests assign.
 fn further_of(plan: &BulkPlan<'_>) -> impl Iterator<Item = IpNet> {
-    plan.to_create.iter().flat_map(|index| {
+    let all = if plan.survey.has_settings { plan.to_create.as_slice() } else { &[] };
+    all.iter().flat_map(|index| {
         let settings = &plan.new[*index].settings;
         let secondary = settings.secondary_addresses.iter().flatten().copied();
         let pairs = settings.address_pairs.iter().flatten().map(|pair| pair.address);
@@ -132,13 +166,13 @@ fn next(
     allocated: &mut Allocated,
     plan: &BulkPlan<'_>,
     index: usize,
-    subnet: &Subnet,
+    position: usize,
     net: Option<IpNet>,
 ) -> Result<Option<u128>> {
     let Some(net) = net else { return Ok(None) };
-    match allocated.get_mut(&subnet.id).and_then(VecDeque::pop_front) {
+    match allocated[position].pop_front() {
         Some(address) => Ok(Some(address)),
-        None => Err(in_bulk(plan.new, index, alloc::subnet_full(subnet, &net))),
+        None => Err(in_bulk(plan.new, index, alloc::subnet_full(&plan.subnets[position].subnet, &net))),
     }
 }
 
@@ -146,15 +180,15 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
     let mut ipv4s = allocate(w, plan, Family::V4).await?;
     let mut ipv6s = allocate(w, plan, Family::V6).await?;
     let plan = &*plan;
-    let prefixes =
-        plan.to_create.iter().filter_map(|&i| derives_in(&plan.new[i], plan.subnet(plan.new[i].subnet)));
+    let prefixes = plan.survey.subnets.iter().filter_map(|id| derived_prefix(plan.subnet(*id)));
     let prefixes: BTreeSet<Ipv6Net> = prefixes.copied().collect();
     let given6: HashSet<u128> = plan.given.ipv6.keys().copied().collect();
     let mut avoided6: HashSet<u128> = given6.iter().chain(plan.held.ipv6.keys()).copied().collect();
     avoided6
         .extend(further_of(plan).filter(|net| !net.addr().is_ipv4()).map(|net| check::number(net.network())));
+    let with_settings = if plan.survey.has_settings { plan.to_create.as_slice() } else { &[] };
     let requested =
-        plan.to_create.iter().flat_map(|index| plan.new[*index].settings.address_pairs.iter().flatten());
+        with_settings.iter().flat_map(|index| plan.new[*index].settings.address_pairs.iter().flatten());
     // Of a single request, the MAC address may be the instance's own.
     let of_pairs = requested.filter(|_| plan.to_create.len() > 1).filter_map(|pair| Some(pair.mac?.to_u64()));
     let macs = plan.given.macs.keys().copied().chain(of_pairs).collect();
@@ -163,8 +197,9 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
     let mut derived = Vec::with_capacity(plan.to_create.len());
     for (done, &index) in plan.to_create.iter().enumerate() {
         let one = &plan.new[index];
-        let subnet = plan.subnet(one.subnet);
-        let derives_in = derives_in(one, subnet);
+        let position = plan.position(one.subnet);
+        let subnet = &plan.subnets[position].subnet;
+        let derives_in = derived_prefix(subnet).filter(|_| one.ipv6.is_none());
         if one.mac.is_none() {
             let ahead = plan.to_create.len() - done;
             loop {
@@ -179,14 +214,14 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
         let mac = one.mac.unwrap_or_else(|| alloc::derived_mac(id));
         let ipv4 = match one.ipv4 {
             Some(given) => Some(given),
-            None => next(&mut ipv4s, plan, index, subnet, subnet.ipv4.map(IpNet::V4))?
+            None => next(&mut ipv4s, plan, index, position, subnet.ipv4.map(IpNet::V4))?
                 .map(|number| Ipv4Addr::from(number as u32)),
         };
         let ipv6 = match (one.ipv6, derives_in) {
             (Some(given), _) => Some(given),
             (None, Some(net)) => derive(plan, index, net, mac, &given6)?,
             (None, None) => {
-                next(&mut ipv6s, plan, index, subnet, subnet.ipv6.map(IpNet::V6))?.map(Ipv6Addr::from)
+                next(&mut ipv6s, plan, index, position, subnet.ipv6.map(IpNet::V6))?.map(Ipv6Addr::from)
             }
         };
         derived.push(alloc::derived_flags(one.mac.is_none(), derives_in.is_some()));
@@ -200,7 +235,11 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
             ipv4,
             ipv6,
             identity: plan.groups.identity(one),
-            options: further::with_settings(&InstanceOptions::default(), &one.settings, &plan.classes)?,
+            options: if with_settings.is_empty() {
+                InstanceOptions::default()
+            } else {
+                further::with_settings(&InstanceOptions::default(), &one.settings, &plan.classes)?
+            },
             migration: None,
             revision: w.revision,
         });
@@ -246,13 +285,22 @@ async fn save_cursors(w: &mut Write, plan: &BulkPlan<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Encodes the rows of the outbox.
-fn encode(plan: &BulkPlan<'_>, made: &[Instance]) -> Result<Vec<Vec<u8>>> {
-    let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
-    let part = |part: &[Instance]| {
-        let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
-        let hosts: Vec<_> = used.iter().map(|id| plan.hosts[id].clone()).collect();
-        codec::encode_created(&plan.vpc, &subnets, &hosts, part)
-    };
-    made.chunks(INSTANCES_PER_ROW).map(part).collect()
+/// What the rows of the outbox are encoded of.
+struct Encoding {
+    vpc: Vpc,
+    subnets: Vec<Subnet>,
+    hosts: HashMap<HostId, Host>,
+    made: Arc<Vec<Instance>>,
+}
+
+impl Encoding {
+    /// Encodes the rows.
+    fn parts(self) -> Result<Vec<Vec<u8>>> {
+        let part = |part: &[Instance]| {
+            let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
+            let hosts: Vec<_> = used.iter().map(|id| self.hosts[id].clone()).collect();
+            codec::encode_created(&self.vpc, &self.subnets, &hosts, part)
+        };
+        self.made.chunks(INSTANCES_PER_ROW).map(part).collect()
+    }
 }

@@ -68,17 +68,21 @@ impl BulkGroups {
         }
     }
 
-    /// Assigns identities to the sets of the instances that are created, and counts the instances.
+    /// Assigns identities to the sets of the instances that are created, and counts the instances. Without `has_groups`, none of
+    /// them lists its groups.
     pub async fn assign(
         &mut self,
         w: &mut Write,
         vpc: &Vpc,
-        created: impl Iterator<Item = &NewInstance>,
+        created: impl ExactSizeIterator<Item = &NewInstance>,
+        has_groups: bool,
         max_identity: u16,
     ) -> Result<()> {
         let mut counts = vec![0i64; self.sets.len()];
-        for position in created.filter_map(|one| self.position(one)) {
-            counts[position] += 1;
+        if has_groups {
+            created.filter_map(|one| self.position(one)).for_each(|position| counts[position] += 1);
+        } else {
+            counts[0] = created.len() as i64;
         }
         let is_new = |at: &usize| counts[*at] > 0 && self.sets[*at].1.is_none();
         let new: Vec<usize> = (0..counts.len()).filter(is_new).collect();

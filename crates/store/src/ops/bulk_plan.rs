@@ -3,6 +3,7 @@
 
 use super::alloc::{self, Cursor};
 use super::bulk_groups::{self, BulkGroups};
+use super::bulk_survey::Survey;
 use super::further::FurtherUsers;
 use super::network_classes::{self, Classes};
 use super::removals::{self, HeldAddresses};
@@ -13,7 +14,7 @@ use crate::rows::{Record, get, ipv6};
 use crate::value::args;
 use crate::{Conflict, Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Subnet, Vpc};
 use sluice_types::{HostId, IpNet, MacAddr, SubnetId, VpcId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// Values in one `= ANY(...)` query.
@@ -41,9 +42,10 @@ pub(crate) struct BulkPlan<'a> {
     pub vpc: Vpc,
     /// All subnets of the VPC, in order of id.
     pub subnets: Vec<SubnetState>,
-    pub subnet_index: HashMap<SubnetId, usize>,
     pub hosts: HashMap<HostId, Host>,
     pub new: &'a [NewInstance],
+    /// What the requests have in all.
+    pub survey: Survey,
     /// True if the VPC has no instance yet.
     pub is_empty: bool,
     /// Indexes in `new` of the instances to create.
@@ -73,23 +75,24 @@ pub(crate) fn in_bulk(new: &[NewInstance], index: usize, error: impl Into<StoreE
 impl<'a> BulkPlan<'a> {
     /// Reads and checks everything that is possible before addresses are allocated.
     pub async fn prepare(q: &mut dyn Query, vpc: VpcId, new: &'a [NewInstance]) -> Result<Self> {
-        let classes = network_classes::requested(q, new).await?;
+        let survey = Survey::new(new);
+        let with_settings = if survey.has_settings { new } else { &[] };
+        let classes = network_classes::requested(q, with_settings).await?;
         for (index, one) in new.iter().enumerate() {
             check_request(one, &classes).map_err(|e| in_bulk(new, index, e))?;
         }
         let vpc: Vpc = get(q, vpc).await?;
         let subnets = subnets(q, vpc.id).await?;
-        let subnet_index = subnets.iter().enumerate().map(|(i, s)| (s.subnet.id, i)).collect();
         let is_empty = !q.any("SELECT id FROM instances WHERE vpc = $1 LIMIT 1", args![vpc.id.get()]).await?;
         let hosts = HashMap::new();
         let held = HeldAddresses::read(q, vpc.id).await?;
-        let groups = BulkGroups::read(q, &vpc, new).await?;
+        let groups = BulkGroups::read(q, &vpc, if survey.has_groups { new } else { &[] }).await?;
         let mut plan = Self {
             vpc,
             subnets,
-            subnet_index,
             hosts,
             new,
+            survey,
             is_empty,
             to_create: Vec::with_capacity(new.len()),
             existing: Vec::new(),
@@ -115,14 +118,27 @@ impl<'a> BulkPlan<'a> {
         Ok(plan)
     }
 
+    /// Position of a subnet of the VPC.
+    fn find(&self, id: SubnetId) -> Option<usize> {
+        self.subnets.binary_search_by_key(&id, |state| state.subnet.id).ok()
+    }
+
+    /// Position of the subnet with this id, which `check_subnets` has found.
+    pub fn position(&self, id: SubnetId) -> usize {
+        self.find(id).unwrap_or_default()
+    }
+
     /// The subnet with this id, which `check_subnets` has found.
     pub fn subnet(&self, id: SubnetId) -> &Subnet {
-        &self.subnets[self.subnet_index[&id]].subnet
+        &self.subnets[self.position(id)].subnet
     }
 
     async fn check_subnets(&self, q: &mut dyn Query) -> Result<()> {
+        if self.survey.subnets.iter().all(|id| self.find(*id).is_some()) {
+            return Ok(());
+        }
         for (index, one) in self.new.iter().enumerate() {
-            if self.subnet_index.contains_key(&one.subnet) {
+            if self.find(one.subnet).is_some() {
                 continue;
             }
             let foreign = match get::<Subnet>(q, one.subnet).await {
@@ -137,14 +153,16 @@ impl<'a> BulkPlan<'a> {
     }
 
     async fn load_hosts(&mut self, q: &mut dyn Query) -> Result<()> {
-        let wanted: HashSet<HostId> = self.new.iter().map(|one| one.host).collect();
-        let ids: Vec<i64> = wanted.iter().map(|id| id.get() as i64).collect();
+        let ids: Vec<i64> = self.survey.hosts.iter().map(|id| id.get() as i64).collect();
         let sql = format!("SELECT {} FROM hosts WHERE id = ANY($1)", Host::COLUMNS);
         for ids in ids.chunks(VALUES_PER_QUERY) {
             for row in q.rows(&sql, args![ids.to_vec()]).await? {
                 let host = Host::decode(&row)?;
                 self.hosts.insert(host.id, host);
             }
+        }
+        if self.hosts.len() == ids.len() {
+            return Ok(());
         }
         match self.new.iter().position(|one| !self.hosts.contains_key(&one.host)) {
             None => Ok(()),
@@ -158,11 +176,14 @@ impl<'a> BulkPlan<'a> {
     /// Checks that the hosts can send to the clusters of the VPC.
     async fn check_families(&self, q: &mut dyn Query) -> Result<()> {
         let clusters = families::clusters(q, &self.vpc).await?;
+        let check = |host: &Host| {
+            clusters.iter().try_for_each(|cluster| families::check_host(cluster, &self.vpc.name, host))
+        };
+        if self.hosts.values().all(|host| check(host).is_ok()) {
+            return Ok(());
+        }
         for &index in &self.to_create {
-            let host = &self.hosts[&self.new[index].host];
-            let checked =
-                clusters.iter().try_for_each(|cluster| families::check_host(cluster, &self.vpc.name, host));
-            checked.map_err(|e| in_bulk(self.new, index, e))?;
+            check(&self.hosts[&self.new[index].host]).map_err(|e| in_bulk(self.new, index, e))?;
         }
         Ok(())
     }
@@ -180,6 +201,10 @@ impl<'a> BulkPlan<'a> {
                     existing.insert(instance.name.clone(), instance);
                 }
             }
+        }
+        if self.survey.are_distinct && existing.is_empty() {
+            self.to_create.extend(0..self.new.len());
+            return Ok(());
         }
         let mut first: HashMap<&str, usize> = HashMap::with_capacity(self.new.len());
         for (index, one) in self.new.iter().enumerate() {
@@ -204,6 +229,9 @@ impl<'a> BulkPlan<'a> {
     /// Collects the addresses and MACs that the requests assign. Each may be assigned once and must be in its
     /// subnet.
     fn collect_given(&mut self) -> Result<()> {
+        if !self.survey.has_given {
+            return Ok(());
+        }
         let mut given = Given::default();
         for &index in &self.to_create {
             let one = &self.new[index];
@@ -345,7 +373,9 @@ pub(crate) fn address_taken(address: IpAddr, instance: &str) -> StoreError {
 /// Checks a request by itself.
 fn check_request(one: &NewInstance, classes: &Classes) -> Result<()> {
     check::name("instance", &one.name)?;
-    further::with_settings(&InstanceOptions::default(), &one.settings, classes)?;
+    if !one.settings.is_empty() {
+        further::with_settings(&InstanceOptions::default(), &one.settings, classes)?;
+    }
     one.mac.map_or(Ok(()), check::mac)
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod alloc;
 pub(crate) mod bulk;
 pub(crate) mod bulk_groups;
 pub(crate) mod bulk_plan;
+mod bulk_survey;
 pub(crate) mod claims;
 pub(crate) mod clusters;
 pub(crate) mod eips;

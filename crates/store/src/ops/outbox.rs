@@ -30,8 +30,9 @@ pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Ve
                COALESCE((SELECT revision FROM outbox WHERE revision > $1 ORDER BY revision, part \
                LIMIT 1 OFFSET $2), $3) ORDER BY o.revision, o.part";
     let mut rows = Vec::new();
-    for row in q.rows(sql, args![after, limit.max(1) - 1, i64::MAX]).await? {
-        let mut change = codec::decode(row.blob(3)?)?;
+    let found = q.rows(sql, args![after, limit.max(1) - 1, i64::MAX]).await?;
+    let payloads = found.iter().map(|row| row.blob(3)).collect::<Result<Vec<_>>>()?;
+    for (row, mut change) in found.iter().zip(codec::decode_all(&payloads)?) {
         if let Change::KeysChanged { cluster, keys } = &mut change {
             *keys = keys::list(q, Some(*cluster)).await?;
         }
