@@ -149,7 +149,7 @@ fn pair(lab: &Lab, [receiver, sender]: [&str; 2]) -> Result<Pair, Failure> {
 
 async fn create(lab: &Lab, name: &str, mbps: Allowance) -> Result<NetworkClassId, Failure> {
     let name = name.replace(' ', "-");
-    let class = NewNetworkClass { name, mbps: Some(mbps), kpps: None, cpu_permille: None };
+    let class = NewNetworkClass { name, mbps: Some(mbps), kpps: None, cpu_permille: None, is_default: false };
     Ok(lab.api().create((), &class).await?.object.id)
 }
 

@@ -227,7 +227,7 @@ impl Cloud {
         let port = waiting.moved().port.clone();
         Agent::of(&self.lab, to)?.attach(&port, self.vm.id).await?;
         self.is_ready().await?;
-        let moved = waiting.run(&self.lab).await?;
+        let moved = waiting.run(&self.lab, true).await?;
         self.is_migrated(&migration).await?;
         self.vm = waiting.finish(&self.lab).await?;
         Ok((moved.stopped, vec![(false, moved.pause), (true, moved.pause)]))

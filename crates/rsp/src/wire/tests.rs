@@ -215,7 +215,7 @@ fn reception_came_with_a_minor_version() {
     let told = Message::Permitted { reception: reception(1280, 9), entries };
     assert_eq!(encoded(&told), permitted);
     assert_eq!(decoded(VERSION.1, &permitted), Ok(told));
-    assert_eq!(decoded(RECEPTION_SINCE - 1, &permitted), refused(BodyError::Reserved));
+    assert_eq!(decoded(RECEPTION_SINCE - 1, &permitted), Err(BodyError::Reserved.into()));
     for mtu in [1, 1279, 0x1_0000, u32::MAX] {
         assert_eq!(error(&body(PERMITTED, mtu, &[&PERMISSION])), BodyError::Mtu { mtu });
     }
@@ -224,7 +224,7 @@ fn reception_came_with_a_minor_version() {
     let asked = decoded(VERSION.1, &request).expect("a valid body");
     assert!(matches!(&asked, Message::Request { id: 3, capabilities, .. } if capabilities.bits() == 9));
     assert_eq!(encoded(&asked), request);
-    assert_eq!(decoded(RECEPTION_SINCE - 1, &request), refused(BodyError::Reserved));
+    assert_eq!(decoded(RECEPTION_SINCE - 1, &request), Err(BodyError::Reserved.into()));
 }
 
 #[test]

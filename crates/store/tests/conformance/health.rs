@@ -22,7 +22,7 @@ pub async fn each_node_has_its_newest_report(f: Fixture) {
     let absent = NodeId::Host(HostId::new(9999));
     let first = report(node, 1, 100, "a");
     s.save_health(&[first.clone(), report(absent, 1, 100, "b")]).await.unwrap();
-    assert_eq!(s.health().await.unwrap(), [first.clone()]);
+    assert_eq!(s.health().await.unwrap(), std::slice::from_ref(&first));
     s.touch_health(1, 110, &[node, absent]).await.unwrap();
     s.touch_health(2, 900, &[node]).await.unwrap();
     assert_eq!(s.health().await.unwrap(), [StoredHealth { reported_ms: 110, ..first }]);
@@ -30,7 +30,7 @@ pub async fn each_node_has_its_newest_report(f: Fixture) {
     s.save_health(std::slice::from_ref(&second)).await.unwrap();
     s.save_health(&[report(node, 1, 119, "late")]).await.unwrap();
     s.end_health(1, &[(node, 119)]).await.unwrap();
-    assert_eq!(s.health().await.unwrap(), [second.clone()]);
+    assert_eq!(s.health().await.unwrap(), std::slice::from_ref(&second));
     s.end_health(2, &[(node, 125)]).await.unwrap();
     let ended = StoredHealth { connected: false, reported_ms: 125, ..second };
     assert_eq!(s.health().await.unwrap(), [ended]);
@@ -95,7 +95,7 @@ pub async fn migrations_for_health_are_limited(f: Fixture) {
     // The instance stays for an hour.
     let revision = s.revision().await.unwrap();
     assert_eq!(start(s, &wanted(&vm, target.id)).await, HealthMigrationOutcome::Unavailable);
-    assert_eq!(movable(s, &c.host, 0).await, [InstanceId::new(0); 0]);
+    assert!(movable(s, &c.host, 0).await.is_empty());
     assert_eq!(movable(s, &c.host, u64::MAX >> 1).await, [vm.id, other.id]);
     let elsewhere = NewHealthMigration { from: target.id, cooldown_ms: 0, ..wanted(&vm, c.host.id) };
     assert_eq!(start(s, &elsewhere).await, HealthMigrationOutcome::Unavailable);

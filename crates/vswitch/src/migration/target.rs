@@ -563,8 +563,6 @@ mod tests {
         assert_eq!(target.phase(), MigrationPhase::Switched);
     }
 
-    /// Catches a guest that waits for the list of its connections, and a list of those that were used lately only.
-
     /// Catches packets for a stopped guest that are dropped here, a port that stays open though the guest continues at the source,
     /// and a report that the guest runs here while it is stopped.
     #[test]
@@ -610,6 +608,7 @@ mod tests {
         }
     }
 
+    /// Catches a guest that waits for the list of its connections, and a list of those that were used lately only.
     #[test]
     fn connections_to_reset_are_asked_for_when_the_port_is_open() {
         let mut target = target(SessionMode::Reset, true);
