@@ -24,7 +24,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 8
+#define TABLES_LAYOUT_VERSION 9
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
