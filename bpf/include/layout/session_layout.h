@@ -153,6 +153,9 @@ struct session_data {
 /* On a host, action[1]. How the session began, for judging it again: a session's key has no direction. */
 #define SESSION_RULE_MASK 0xffffffu /* the rule that permitted it */
 #define SESSION_EGRESS 0x80000000u  /* by the VM, not by the other end */
+/* Number of the member of a service that has the flow, in bits 24..30; 0: none. Packets store it, as a byte (services.h). */
+#define SESSION_MEMBER_SHIFT 24
+#define SESSION_MEMBER_MASK 0x7fu
 
 struct session4 {
 	struct session_key4 key;

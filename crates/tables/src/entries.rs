@@ -3,7 +3,7 @@
 //! A new kind of entry, or a new property of one, is added here, in `cells.h`, and in its file in `node`.
 
 use crate::layout;
-use sluice_types::{IpNet, MacAddr, MeterLimit, PortForward, Vni};
+use sluice_types::{IpNet, MacAddr, MeterLimit, PortForward, ServiceMember, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
@@ -72,6 +72,17 @@ pub struct Group {
     pub id: u32,
     /// 1 to 63 vIPs (`GROUP_BUCKETS_MAX`), in bucket order. A vIP may occur more than once.
     pub vips: Vec<IpAddr>,
+}
+
+/// A service: VMs that share the addresses of each of its mounts (Achelous section 5.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberService {
+    /// Identifier, from 1 to 2^30 - 1.
+    pub id: u32,
+    /// Under which flows are hashed: the same on all nodes, and not 0.
+    pub seed: [u64; 2],
+    /// The members that may have flows, in ascending order of their numbers.
+    pub members: Vec<ServiceMember>,
 }
 
 /// Properties of a VNI.
@@ -336,6 +347,9 @@ pub struct Port {
     pub qos: PortQos,
     /// What the VM has besides `ipv4` and `ipv6`.
     pub sources: PortSources,
+    /// The port is a bonding vNIC: its addresses are those of a mount of a service, and packets to them find it by its MAC
+    /// address. It has no further addresses that it receives.
+    pub bonded: bool,
 }
 
 /// How the packets of a port are marked and limited (`bpf/include/vswitch/qos.h`).

@@ -42,9 +42,9 @@ pub mod nat;
 pub mod sessions;
 
 pub use entries::{
-    AddressPair, DirectPath, Endpoint, Group, Meter, MeteredPeer, NatAddress, NatGateway, NodeConfig, Port,
-    PortIpv4, PortIpv6, PortQos, PortSources, PublicPrefix, Role, Route, Sizes, Target, UnderlayPort, Vip,
-    Vrf, VrfEntry,
+    AddressPair, DirectPath, Endpoint, Group, MemberService, Meter, MeteredPeer, NatAddress, NatGateway,
+    NodeConfig, Port, PortIpv4, PortIpv6, PortQos, PortSources, PublicPrefix, Role, Route, Sizes, Target,
+    UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};

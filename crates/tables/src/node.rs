@@ -16,6 +16,7 @@ mod ports;
 mod public;
 mod routes;
 mod senders;
+mod services;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -83,6 +84,9 @@ pub struct NodeTables {
     policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    // By identifier; and number of bonding vNICs by VNI.
+    services: BTreeMap<u32, services::Known>,
+    bonded: BTreeMap<u32, u32>,
     // Cell of the VRF of VNI 0, with the public prefixes; 0: none. Cells of the NAT gateways by VNI.
     outside: u32,
     nats: BTreeMap<u32, u32>,
@@ -171,6 +175,8 @@ impl NodeTables {
             policies: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
+            services: BTreeMap::new(),
+            bonded: BTreeMap::new(),
             outside: 0,
             nats: BTreeMap::new(),
             meters: None,

@@ -81,6 +81,8 @@ pub enum NextHop {
         /// VNI with which packets are encapsulated.
         vni: u32,
     },
+    /// A service, by its identifier.
+    Service(u32),
 }
 
 /// Reads tables as packet programs do.
@@ -424,6 +426,9 @@ impl Reader {
             layout::NEXT_HOP_DIRECT => Some(NextHop::Direct { host: address, vni: hop.vni }),
             layout::NEXT_HOP_PORT => {
                 Some(NextHop::Port(self.memory.load32(cell, offset_of!(layout::port, ifindex))))
+            }
+            layout::NEXT_HOP_SERVICE => {
+                Some(NextHop::Service(self.memory.load32(cell, offset_of!(layout::service, id))))
             }
             _ => None,
         }

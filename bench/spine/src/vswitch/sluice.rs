@@ -199,5 +199,6 @@ fn port(vni: Vni, vm: Vm, is_filtered: bool) -> Result<Port, Failure> {
         adopt_until_s: 0,
         qos: PortQos::default(),
         sources: sluice_tables::PortSources::default(),
+        bonded: false,
     })
 }

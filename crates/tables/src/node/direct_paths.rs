@@ -65,7 +65,7 @@ impl NodeTables {
     /// path is what it was before.
     ///
     /// # Errors
-    /// [`Error::AddressTaken`] if a port of this host, by a delegated prefix as well, or an endpoint has the address, or if the address has a
+    /// [`Error::AddressTaken`] if a port of this host, by a delegated prefix as well, an endpoint or a service has the address, or if the address has a
     /// fixed path and the new one is not fixed; [`Error::UnknownVni`]; [`Error::UnknownVtep`];
     /// [`Error::Full`]; [`Error::Invalid`], also for a path to this host itself, and for one of an instance that migrates
     /// and is not fixed.
@@ -81,6 +81,7 @@ impl NodeTables {
         let old = match known.map(|known| kind_of(self.memory(), known.next)) {
             Some(layout::NEXT_HOP_PORT) => return Err(taken("a port of this host")),
             Some(layout::NEXT_HOP_VTEP) => return Err(taken("an endpoint")),
+            Some(layout::NEXT_HOP_SERVICE) => return Err(taken("a service")),
             _ => known.and_then(|known| direct_path_at(self.memory(), key, known)),
         };
         let reuse = match old {

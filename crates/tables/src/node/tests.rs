@@ -381,6 +381,7 @@ fn port(ifindex: u32) -> Port {
         adopt_until_s: 0,
         qos: PortQos::default(),
         sources: PortSources::default(),
+        bonded: false,
     }
 }
 

@@ -49,6 +49,7 @@ fn port(policy: Option<u32>) -> Port {
         adopt_until_s: 0,
         qos: PortQos::default(),
         sources: sluice_tables::PortSources::default(),
+        bonded: false,
     }
 }
 
