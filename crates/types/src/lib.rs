@@ -19,11 +19,12 @@ mod port;
 mod scheduler;
 mod secret;
 mod security;
+mod service;
 mod vni;
 
 pub use addr::{
     AddressError, check_unicast, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_nat64_prefix,
-    is_nptv6_prefix, is_unicast, overlap, parse_prefix, solicited_node,
+    is_nptv6_prefix, is_unicast, link_local_address, overlap, parse_prefix, solicited_node,
 };
 pub use credit::{
     Allowance, AllowanceError, CREDIT_SECONDS_MAX, CreditPolicy, CreditPolicyError, Dimension,
@@ -63,6 +64,7 @@ pub use secret::{NatSeed, Secret};
 pub use security::{
     AddressFamily, Direction, MatchError, PortRange, Protocol, Remote, RuleError, RuleFields, RuleMatch,
 };
+pub use service::{MemberStatus, SERVICE_MEMBERS_MAX, ServiceMember};
 pub use vni::{Vni, VniError};
 
 /// MAC address of the overlay's router, to which every VM resolves its default gateway. It is the same in

@@ -84,6 +84,8 @@ pub(super) fn port_options(instance: &Instance) -> PortOptions {
             rate_mbps: qos.rate_mbps.and_then(NonZeroU32::new),
             credit: network_class.as_ref().map(|class| class.policy),
         },
+        member: None,
+        bonded: false,
     }
 }
 
