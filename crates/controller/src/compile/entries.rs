@@ -5,7 +5,9 @@ use sluice_southbound::{
     AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, MemberProbe, MigrationSide, Port, PortMigration,
     PortOptions, Qos, Route, RouteKey, Scope, Vrf,
 };
-use sluice_store::{Host, Instance, InstanceChange, InstanceOptions, Migration, StoredPair, Subnet, Vpc};
+use sluice_store::{
+    Host, Instance, InstanceChange, InstanceOptions, Migration, Mount, StoredPair, Subnet, Vnic, Vpc,
+};
 use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni, first_host};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -119,6 +121,33 @@ fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         options: port_options(instance),
         migration: None,
     }
+}
+
+/// The port of a bonding vNIC with this name, whose member has this MAC address.
+pub(super) fn vnic_port(
+    vpc: &Vpc,
+    subnet: &Subnet,
+    mount: &Mount,
+    (vnic, mac): (&Vnic, MacAddr),
+    name: String,
+) -> Port {
+    // To its host it is an instance with the addresses of the mount.
+    let like = Instance {
+        id: vnic.id,
+        name: String::new(),
+        vpc: vpc.id,
+        subnet: subnet.id,
+        host: vnic.host,
+        mac,
+        ipv4: mount.ipv4,
+        ipv6: mount.ipv6,
+        identity: mount.identity,
+        options: InstanceOptions::default(),
+        migration: None,
+        revision: mount.revision,
+    };
+    let port = port(vpc, subnet, &like);
+    Port { name, options: PortOptions { bonded: true, ..port.options }, ..port }
 }
 
 /// The port of an instance as one of its hosts gets it: with its migration, if it migrates. `None` if the other host is not

@@ -8,7 +8,9 @@
 
 use super::hub::Hub;
 use crate::compile::{ChangedUses, MeterUses};
-use sluice_store::{Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vpc};
+use sluice_store::{
+    Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vnic, Vpc,
+};
 use sluice_types::{ClusterId, GatewayId, HostId, MeterId, NetworkClassId, Vni, VpcId};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -68,7 +70,7 @@ pub struct Members {
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
-    /// Number of instances of each VPC on each host. One that migrates is on both hosts.
+    /// Number of instances and vNICs of each VPC on each host. An instance that migrates is on both hosts.
     instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
     /// Number of instances with each network class on each host.
     classes: HashMap<NetworkClassId, BTreeMap<HostId, u64>>,
@@ -132,6 +134,7 @@ impl Members {
             meters: MeterUses::new(topology),
         };
         topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
+        members.count_vnics(&topology.vnics, true);
         members
     }
 
@@ -139,6 +142,18 @@ impl Members {
     pub fn add_instances(&mut self, instances: &[Instance]) {
         for instance in instances {
             self.add_instance(instance, instance.hosts());
+        }
+    }
+
+    /// Hosts get or lose vNICs, which count as instances of the VPCs that have the mounts.
+    fn count_vnics(&mut self, vnics: &[Vnic], is_added: bool) {
+        for Vnic { vpc, host, .. } in vnics {
+            let hosts = self.instances.entry(*vpc).or_default();
+            if is_added {
+                *hosts.entry(*host).or_default() += 1;
+            } else {
+                count_down(hosts, *host);
+            }
         }
     }
 
@@ -248,6 +263,12 @@ impl Members {
                     }
                 }
                 Change::NetworkClassRemoved(class) => drop(self.classes.remove(&class.id)),
+                Change::MemberAdded { vnics, .. } | Change::MountCreated { vnics, .. } => {
+                    self.count_vnics(vnics, true);
+                }
+                Change::MemberRemoved { vnics, .. } | Change::MountRemoved { vnics, .. } => {
+                    self.count_vnics(vnics, false);
+                }
                 _ => {}
             }
         }
