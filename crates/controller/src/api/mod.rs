@@ -14,6 +14,7 @@ mod instances;
 mod meters;
 mod metrics;
 mod migrations;
+mod mounts;
 mod nat_gateways;
 mod network_classes;
 mod nodes;
@@ -32,6 +33,7 @@ mod routes;
 mod scheduler;
 mod security_groups;
 mod security_rules;
+mod services;
 mod settings;
 mod subnets;
 mod system;
@@ -201,6 +203,8 @@ fn described() -> OpenApiRouter<App> {
         .merge(peerings::routes())
         .merge(security_groups::routes())
         .merge(security_rules::routes())
+        .merge(services::routes())
+        .merge(mounts::routes())
         .merge(public_pools::routes())
         .merge(eips::routes())
         .merge(meters::routes())

@@ -14,6 +14,7 @@ use sluice_store::{
 use sluice_types::{ClusterId, GatewayId, HostId, MeterId, NetworkClassId, Vni, VpcId};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 
 /// The nodes that need an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +76,9 @@ pub struct Members {
     /// Number of instances with each network class on each host.
     classes: HashMap<NetworkClassId, BTreeMap<HostId, u64>>,
     names: HashMap<NodeId, String>,
+    /// Hosts by VTEP, which no two have in common.
+    hosts: HashMap<IpAddr, HostId>,
+    vteps: HashMap<HostId, IpAddr>,
     /// Gateways that move between clusters.
     moving_gateways: BTreeMap<GatewayId, MovingGateway>,
     meters: MeterUses,
@@ -120,6 +124,8 @@ impl Members {
         let mut members = Self {
             revision: topology.revision,
             names: named.chain(hosts).collect(),
+            hosts: topology.hosts.iter().map(|host| (host.vtep, host.id)).collect(),
+            vteps: topology.hosts.iter().map(|host| (host.id, host.vtep)).collect(),
             moving_gateways: topology
                 .gateways
                 .iter()
@@ -143,6 +149,30 @@ impl Members {
         for instance in instances {
             self.add_instance(instance, instance.hosts());
         }
+    }
+
+    fn change_vteps(&mut self, change: &Change) {
+        match change {
+            Change::HostUpserted(host) => {
+                self.hosts.insert(host.vtep, host.id);
+                self.vteps.insert(host.id, host.vtep);
+            }
+            Change::HostRemoved(host) => {
+                self.hosts.remove(&host.vtep);
+                self.vteps.remove(&host.id);
+            }
+            _ => {}
+        }
+    }
+
+    /// The hosts that have these VTEPs.
+    pub fn hosts_at(&self, vteps: &[IpAddr]) -> BTreeMap<IpAddr, HostId> {
+        vteps.iter().filter_map(|vtep| Some((*vtep, *self.hosts.get(vtep)?))).collect()
+    }
+
+    /// The VTEPs of these hosts.
+    pub fn vteps_of(&self, hosts: &[HostId]) -> Vec<(HostId, IpAddr)> {
+        hosts.iter().filter_map(|host| Some((*host, *self.vteps.get(host)?))).collect()
     }
 
     /// Hosts get or lose vNICs, which count as instances of the VPCs that have the mounts.
@@ -205,6 +235,7 @@ impl Members {
     pub fn apply(&mut self, revision: u64, changes: &[Change]) {
         for change in changes {
             self.meters.apply(change, &mut ChangedUses::default());
+            self.change_vteps(change);
             match change {
                 Change::HostUpserted(host) if host.agent => {
                     self.agents.insert(host.id);

@@ -25,6 +25,7 @@ mod migrations;
 mod node;
 mod node_states;
 mod removals;
+mod services;
 mod snapshots;
 mod southbound;
 mod steps;
@@ -47,6 +48,7 @@ pub use migrations::{MigrationReports, process_migrations};
 pub use node::southbound_id;
 pub use node_states::{compact_outbox, save_all, save_node_states};
 pub use removals::{PendingRemovals, release_removals};
+pub use services::{MemberHealth, judge_members};
 pub use snapshots::{BYTES_MAX, PLACES, SLOW_PLACES};
 pub use southbound::SouthboundService;
 pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
@@ -127,6 +129,8 @@ pub struct Counters {
     pub migrations_refused: AtomicU64,
     /// Reports of migrations that were ignored: not of the target host, of a migration that has ended, or malformed.
     pub migrations_ignored: AtomicU64,
+    /// Members of services that got another status.
+    pub member_changes: AtomicU64,
     /// Events about the health of nodes.
     pub health_events: AtomicU64,
     /// Answers of hosts to questions about sessions that nothing awaits.
@@ -157,6 +161,8 @@ pub struct Push {
     pub claims: Claims,
     /// What hosts report of live migrations.
     pub migrations: MigrationReports,
+    /// What hosts and gateways report of members of services and their hosts.
+    pub services: MemberHealth,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
     /// What health checks of nodes have found.
@@ -184,6 +190,7 @@ impl Push {
             counters: Counters::default(),
             claims: Claims::default(),
             migrations: MigrationReports::default(),
+            services: MemberHealth::default(),
             unconfirmed: UnconfirmedLists::default(),
             health: HealthStates::default(),
             removals: PendingRemovals::default(),
