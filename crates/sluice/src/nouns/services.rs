@@ -33,7 +33,7 @@ impl Creatable for Service {
 
 /// Which tenants may mount a service.
 #[derive(Args)]
-struct Allowed {
+pub struct Allowed {
     /// Tenant whose VPCs may mount the service, besides that of its own VPC: name or id; can be given up to 1024 times
     #[arg(long, value_name = "TENANT")]
     allow_tenant: Vec<String>,
