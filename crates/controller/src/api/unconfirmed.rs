@@ -296,6 +296,11 @@ async fn adopt_unconfirmed(
     let lists = api.push.unconfirmed.all();
     let found = ports(&lists).into_iter().find(|(_, port)| port.instance == body.instance);
     let (host, port) = found.ok_or_else(|| not_found(&body.instance.to_string()))?;
+    if port.options.bonded {
+        let detail =
+            format!("{} is the vNIC of a mount: create the service and the mount again", port.instance);
+        return Err(Problem::invalid("instance", detail));
+    }
     let name = body.name.unwrap_or_else(|| {
         let name = port.name.as_str();
         name.rsplit_once('/').map_or(name, |(_, name)| name).to_owned()
