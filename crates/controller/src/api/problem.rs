@@ -276,8 +276,8 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::MeterAcrossTenants { meter, .. } => invalid("meter-across-tenants", meter),
         Conflict::TooManyMeters { tenant, .. } => conflict_with("too-many-meters", tenant),
         Conflict::PortForwarded { endpoint, .. } => conflict_with("port-forwarded", &endpoint.to_string()),
-        Conflict::EndpointForwarded { endpoint: at, .. } => {
-            conflict_with("endpoint-forwarded", &at.to_string())
+        Conflict::EndpointForwarded { endpoint: e, .. } => {
+            conflict_with("endpoint-forwarded", &e.to_string())
         }
         Conflict::InsideForwarded { forward, .. } => conflict_with("has-port-forward", forward),
         Conflict::TooManyPortForwards { nat_gateway: it, .. } => conflict_with("too-many-port-forwards", it),

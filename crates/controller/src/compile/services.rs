@@ -53,9 +53,11 @@ pub(super) struct Services {
 /// Adds to the number of a host, or subtracts from it.
 fn count(hosts: &mut BTreeMap<HostId, u64>, host: HostId, is_added: bool) {
     let now = hosts.get(&host).copied().unwrap_or_default();
-    match if is_added { now + 1 } else { now.saturating_sub(1) } {
-        0 => drop(hosts.remove(&host)),
-        left => drop(hosts.insert(host, left)),
+    let left = if is_added { now + 1 } else { now.saturating_sub(1) };
+    if left > 0 {
+        hosts.insert(host, left);
+    } else {
+        hosts.remove(&host);
     }
 }
 
