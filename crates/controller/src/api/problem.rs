@@ -206,12 +206,10 @@ fn title(kind: &str) -> String {
 
 /// A conflict with existing objects is 409. A request that is wrong whatever exists is 422.
 fn of_conflict(conflict: &Conflict) -> Problem {
-    let text = conflict.to_string();
-    let conflict_with =
-        |kind, offender: &str| Problem::new(StatusCode::CONFLICT, kind, text.clone()).offender(offender);
-    let invalid = |kind, offender: &str| {
-        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, kind, text.clone()).offender(offender)
-    };
+    let with =
+        |status, kind, offender: &str| Problem::new(status, kind, conflict.to_string()).offender(offender);
+    let conflict_with = |kind, offender: &str| with(StatusCode::CONFLICT, kind, offender);
+    let invalid = |kind, offender: &str| with(StatusCode::UNPROCESSABLE_ENTITY, kind, offender);
     match conflict {
         Conflict::NameTaken { name, .. } => conflict_with("name-taken", name),
         Conflict::PrefixOverlap { given, .. } => conflict_with("prefix-overlap", given),
@@ -276,8 +274,8 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::MeterAcrossTenants { meter, .. } => invalid("meter-across-tenants", meter),
         Conflict::TooManyMeters { tenant, .. } => conflict_with("too-many-meters", tenant),
         Conflict::PortForwarded { endpoint, .. } => conflict_with("port-forwarded", &endpoint.to_string()),
-        Conflict::EndpointForwarded { endpoint: e, .. } => {
-            conflict_with("endpoint-forwarded", &e.to_string())
+        Conflict::EndpointForwarded { endpoint, .. } => {
+            conflict_with("endpoint-forwarded", &endpoint.to_string())
         }
         Conflict::InsideForwarded { forward, .. } => conflict_with("has-port-forward", forward),
         Conflict::TooManyPortForwards { nat_gateway: it, .. } => conflict_with("too-many-port-forwards", it),
