@@ -42,7 +42,7 @@ impl TryFrom<proto::Service> for Service {
     type Error = Malformed;
     fn try_from(service: proto::Service) -> Result<Self> {
         let id = service_id(service.id)?;
-        let read = |member: proto::ServiceMember| {
+        let read = |member: proto::ServiceMember| -> Result<ServiceMember> {
             let number = u8::try_from(member.number).ok();
             let number = number.filter(|number| (1..=SERVICE_MEMBERS_MAX).contains(number));
             Ok(ServiceMember {
