@@ -16,6 +16,7 @@ mod instances;
 mod meters;
 mod metrics;
 mod migrations;
+mod mounts;
 mod nat_gateways;
 mod network_classes;
 mod nodes;
@@ -34,6 +35,7 @@ mod routes;
 mod scheduler;
 mod security_groups;
 mod security_rules;
+mod services;
 mod settings;
 mod subnets;
 mod system;
@@ -203,6 +205,8 @@ fn described() -> OpenApiRouter<App> {
         .merge(peerings::routes())
         .merge(security_groups::routes())
         .merge(security_rules::routes())
+        .merge(services::routes())
+        .merge(mounts::routes())
         .merge(public_pools::routes())
         .merge(eips::routes())
         .merge(meters::routes())

@@ -12,6 +12,7 @@ use super::meters::{MeterChanges, Meters};
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
 use super::security::{self, SecurityGroups};
+use super::services::Services;
 use super::{ALL_NODES, Compiled, Family, Membership, Target, meter_id};
 use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
@@ -58,6 +59,7 @@ pub struct State {
     pub(super) meters: Meters,
     /// The class of instances that have none of their own, and its policy.
     default_class: Option<(NetworkClassId, CreditPolicy)>,
+    pub(super) services: Services,
     /// Filled only if the model preprograms paths.
     pub(super) instances: InstanceLocations,
 }
@@ -79,6 +81,10 @@ impl VpcState {
 
     fn vrf(&self, on_host: bool) -> Vrf {
         vrf(&self.vpc, self.subnets.values(), on_host)
+    }
+
+    pub fn subnet(&self, id: SubnetId) -> Option<&Subnet> {
+        self.subnets.get(&id)
     }
 
     fn has_prefix(&self, prefix: &IpNet) -> bool {
@@ -159,6 +165,7 @@ impl State {
         }
         state.meters = Meters::new(topology);
         state.default_class = topology.default_class.as_ref().map(|class| (class.id, class.policy));
+        state.services = Services::new(topology);
         state
     }
 
@@ -281,8 +288,10 @@ impl State {
         let mut touched = Touched::default();
         let mut moved = LocationChanges::default();
         let mut meters = MeterChanges::default();
+        let services = self.before(changes);
         for change in changes {
             self.apply_one(change, &mut out, &mut touched);
+            self.change_services(change, &mut out);
             self.meters.apply(change, &mut meters);
             if self.model.preprograms() {
                 self.instances.apply(change, &mut moved);
@@ -292,6 +301,7 @@ impl State {
         if self.model.preprograms() {
             self.send_paths(&moved, &touched, &mut out);
         }
+        self.send_services(services, &mut out);
         self.send_policies(&mut out);
         self.send_meters(meters, &mut out);
         self.revision = revision;
@@ -370,6 +380,10 @@ impl State {
             // Changes of instances have the policies of their network classes.
             Change::NetworkClassUpserted(class) => self.change_class(class, class.is_default, out),
             Change::NetworkClassRemoved(class) => self.change_class(class, false, out),
+            // Services are in a state of their own.
+            Change::ServiceUpserted(_) | Change::ServiceRemoved(_) | Change::MembersChanged { .. } => {}
+            Change::MemberAdded { .. } | Change::MemberRemoved { .. } => {}
+            Change::MountCreated { .. } | Change::MountRemoved { .. } => {}
         }
     }
 
@@ -490,6 +504,7 @@ impl State {
         update.public_prefixes =
             gateway.clusters().flat_map(|cluster| self.public_prefixes(cluster)).collect();
         update.nat_gateways = gateway.clusters().flat_map(|cluster| self.nat_gateways(cluster)).collect();
+        self.add_gateway_services(cluster.cluster.id, &gateway.clusters().collect(), &mut update);
         Some((gateway.clone(), update))
     }
 
@@ -548,8 +563,8 @@ impl State {
         Update { keys: clusters.iter().map(keys).collect(), ..Update::default() }
     }
 
-    /// Port entries of a host for its instances and for those that migrate to it, and the VRFs and policies that the ports
-    /// need.
+    /// Port entries of a host for its instances and for those that migrate to it, and for its vNICs; and the VRFs, policies and
+    /// services that the ports need.
     pub fn ports(&self, host: HostId, instances: &[Instance]) -> Update {
         let mut update = Update::default();
         let (mut vpcs, mut policies) = (BTreeSet::new(), BTreeSet::new());
@@ -562,8 +577,17 @@ impl State {
             policies.insert((vpc.vpc.vni, instance.identity));
             update.ports.extend(port_on(host, &vpc.vpc, subnet, instance, &self.hosts));
         }
+        for (id, port) in self.vnic_ports(host) {
+            if vpcs.insert(id) {
+                update.vrfs.extend(self.host_vrf(id));
+            }
+            policies.insert((port.vni, port.identity));
+            update.ports.push(port);
+        }
         update.policies = self.policies(&policies);
-        update
+        let Update { services, service_addresses, .. } = self.host_services(&vpcs);
+        update.senders = self.host_senders(host);
+        Update { services, service_addresses, ..update }
     }
 
     /// The VRF of a VPC as hosts have it.

@@ -8,10 +8,13 @@
 
 use super::hub::Hub;
 use crate::compile::{ChangedUses, MeterUses};
-use sluice_store::{Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vpc};
+use sluice_store::{
+    Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vnic, Vpc,
+};
 use sluice_types::{ClusterId, GatewayId, HostId, MeterId, NetworkClassId, Vni, VpcId};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 
 /// The nodes that need an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +72,16 @@ pub struct Members {
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
-    /// Number of instances of each VPC on each host. One that migrates is on both hosts.
+    /// Number of instances and vNICs of each VPC on each host. An instance that migrates is on both hosts.
     instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
     /// Number of instances with each network class on each host.
     classes: HashMap<NetworkClassId, BTreeMap<HostId, u64>>,
     /// The network classes that are or were the default: all hosts must know of the change.
     defaults: BTreeSet<NetworkClassId>,
     names: HashMap<NodeId, String>,
+    /// Hosts by VTEP, which no two have in common.
+    hosts: HashMap<IpAddr, HostId>,
+    vteps: HashMap<HostId, IpAddr>,
     /// Gateways that move between clusters.
     moving_gateways: BTreeMap<GatewayId, MovingGateway>,
     meters: MeterUses,
@@ -121,6 +127,8 @@ impl Members {
         let mut members = Self {
             revision: topology.revision,
             names: named.chain(hosts).collect(),
+            hosts: topology.hosts.iter().map(|host| (host.vtep, host.id)).collect(),
+            vteps: topology.hosts.iter().map(|host| (host.id, host.vtep)).collect(),
             moving_gateways: topology
                 .gateways
                 .iter()
@@ -136,6 +144,7 @@ impl Members {
             meters: MeterUses::new(topology),
         };
         topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
+        members.count_vnics(&topology.vnics, true);
         members
     }
 
@@ -143,6 +152,42 @@ impl Members {
     pub fn add_instances(&mut self, instances: &[Instance]) {
         for instance in instances {
             self.add_instance(instance, instance.hosts());
+        }
+    }
+
+    fn change_vteps(&mut self, change: &Change) {
+        match change {
+            Change::HostUpserted(host) => {
+                self.hosts.insert(host.vtep, host.id);
+                self.vteps.insert(host.id, host.vtep);
+            }
+            Change::HostRemoved(host) => {
+                self.hosts.remove(&host.vtep);
+                self.vteps.remove(&host.id);
+            }
+            _ => {}
+        }
+    }
+
+    /// The hosts that have these VTEPs.
+    pub fn hosts_at(&self, vteps: &[IpAddr]) -> BTreeMap<IpAddr, HostId> {
+        vteps.iter().filter_map(|vtep| Some((*vtep, *self.hosts.get(vtep)?))).collect()
+    }
+
+    /// The VTEPs of these hosts.
+    pub fn vteps_of(&self, hosts: &[HostId]) -> Vec<(HostId, IpAddr)> {
+        hosts.iter().filter_map(|host| Some((*host, *self.vteps.get(host)?))).collect()
+    }
+
+    /// Hosts get or lose vNICs, which count as instances of the VPCs that have the mounts.
+    fn count_vnics(&mut self, vnics: &[Vnic], is_added: bool) {
+        for Vnic { vpc, host, .. } in vnics {
+            let hosts = self.instances.entry(*vpc).or_default();
+            if is_added {
+                *hosts.entry(*host).or_default() += 1;
+            } else {
+                count_down(hosts, *host);
+            }
         }
     }
 
@@ -194,6 +239,7 @@ impl Members {
     pub fn apply(&mut self, revision: u64, changes: &[Change]) {
         for change in changes {
             self.meters.apply(change, &mut ChangedUses::default());
+            self.change_vteps(change);
             match change {
                 Change::HostUpserted(host) if host.agent => {
                     self.agents.insert(host.id);
@@ -257,6 +303,12 @@ impl Members {
                 Change::NetworkClassRemoved(class) => {
                     self.classes.remove(&class.id);
                     self.defaults.remove(&class.id);
+                }
+                Change::MemberAdded { vnics, .. } | Change::MountCreated { vnics, .. } => {
+                    self.count_vnics(vnics, true);
+                }
+                Change::MemberRemoved { vnics, .. } | Change::MountRemoved { vnics, .. } => {
+                    self.count_vnics(vnics, false);
                 }
                 _ => {}
             }

@@ -2,6 +2,7 @@
 
 mod internet;
 mod network_classes;
+mod services;
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
