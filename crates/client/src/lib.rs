@@ -57,8 +57,8 @@ pub use placement::{
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
-pub use sluice_types::{AnomalyClass, HealthAction, HealthPolicy, HealthPolicyPatch};
 pub use services::{Mount, NewMount, NewService, Service, ServiceMember, Vnic};
+pub use sluice_types::{AnomalyClass, HealthAction, HealthPolicy, HealthPolicyPatch};
 pub use sluice_types::{MigrationStatus, SessionMode};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};

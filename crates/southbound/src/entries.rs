@@ -371,15 +371,6 @@ pub struct ServiceAddressKey {
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// A host that may send in a VNI without a permit of a gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HostSender {
-    /// The VNI.
-    pub vni: Vni,
-    /// The VTEP of the host.
-    pub host: IpAddr,
-}
-
 /// What a host reports of an instance that is a member of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberState {
@@ -554,8 +545,6 @@ pub struct Update {
     pub services: Vec<Service>,
     /// Addresses of mounts of these services.
     pub service_addresses: Vec<ServiceAddress>,
-    /// Hosts that may send in a VNI without a permit. For hosts with bonding vNICs only.
-    pub senders: Vec<HostSender>,
     /// VTEPs of the hosts that the gateway probes; `None`: no change. For gateways only.
     pub watched_hosts: Option<Vec<IpAddr>>,
     /// Instances of the host. For hosts only.
@@ -590,8 +579,6 @@ pub struct Update {
     pub removed_service_addresses: Vec<ServiceAddressKey>,
     /// Ids to remove from `services`, when no address has them any more.
     pub removed_services: Vec<u32>,
-    /// Hosts to remove from `senders`.
-    pub removed_senders: Vec<HostSender>,
     /// Instances to remove from `ports`.
     pub removed_ports: Vec<InstanceId>,
     /// Direct paths to remove from `paths`.
@@ -618,7 +605,6 @@ impl Update {
             + self.policies.len()
             + self.services.len()
             + self.service_addresses.len()
-            + self.senders.len()
             + usize::from(self.watched_hosts.is_some())
             + self.ports.len()
             + self.keys.len()
@@ -636,7 +622,6 @@ impl Update {
             + self.removed_meters.len()
             + self.removed_service_addresses.len()
             + self.removed_services.len()
-            + self.removed_senders.len()
             + self.removed_ports.len()
             + self.removed_paths.len()
     }

@@ -37,11 +37,10 @@ pub use client::{Connection, ReportSender, UpdateStream, connect, enroll};
 pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
-    AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, HostSender,
-    HostState, MemberProbe, MemberState, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway,
-    Path, PathKey, Policy, PolicyKey, Port, PortMigration, PortOptions, PublicPrefix, Qos, Route, RouteKey,
-    Scope, SecurityRule, Service, ServiceAddress, ServiceAddressKey, Unconfirmed, Update, Vip, Vrf, Vtep,
-    VtepRole,
+    AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, HostState,
+    MemberProbe, MemberState, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway, Path,
+    PathKey, Policy, PolicyKey, Port, PortMigration, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope,
+    SecurityRule, Service, ServiceAddress, ServiceAddressKey, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use health::{Finding, HealthReport, HealthSubject, LinkHealth};

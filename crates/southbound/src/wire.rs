@@ -566,8 +566,6 @@ impl Update {
             service_addresses: read_all(message.service_addresses, b, TryInto::try_into),
             removed_service_addresses: read_all(message.removed_service_addresses, b, TryInto::try_into),
             removed_services: read_all(message.removed_services, b, services::service_id),
-            senders: read_all(message.senders, b, TryInto::try_into),
-            removed_senders: read_all(message.removed_senders, b, TryInto::try_into),
             watched_hosts: message
                 .watched_hosts_set
                 .then(|| read_all(message.watched_hosts, b, services::watched_host)),
@@ -621,8 +619,6 @@ impl From<Update> for proto::NodeUpdate {
             service_addresses: all(update.service_addresses),
             removed_service_addresses: all(update.removed_service_addresses),
             removed_services: update.removed_services,
-            senders: all(update.senders),
-            removed_senders: all(update.removed_senders),
             watched_hosts_set: update.watched_hosts.is_some(),
             watched_hosts: all(update.watched_hosts.unwrap_or_default()),
             ending_sessions: None,

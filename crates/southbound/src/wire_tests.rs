@@ -1,9 +1,9 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{
-    AddressPair, ELEPHANT_NEVER, HostSender, MemberProbe, Meter, MigrationPhase, MigrationSide,
-    MigrationState, NatGateway, Path, PathKey, Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule,
-    Service, ServiceAddress, Vtep, VtepRole,
+    AddressPair, ELEPHANT_NEVER, MemberProbe, Meter, MigrationPhase, MigrationSide, MigrationState,
+    NatGateway, Path, PathKey, Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule, Service,
+    ServiceAddress, Vtep, VtepRole,
 };
 use sluice_types::{
     AddressFamily, Allowance, ClusterId, CreditPolicy, Direction, ForwardProtocol, GatewayId, MeterLimit,
@@ -293,8 +293,6 @@ fn full_update() -> Update {
         service_addresses: vec![service_address()],
         removed_service_addresses: vec![ServiceAddress { ipv4: None, ..service_address() }.key()],
         removed_services: vec![8],
-        senders: vec![HostSender { vni: vni(5), host: "192.0.2.7".parse().unwrap() }],
-        removed_senders: vec![HostSender { vni: vni(6), host: "fd00::7".parse().unwrap() }],
         watched_hosts: Some(vec!["192.0.2.7".parse().unwrap(), "fd00::7".parse().unwrap()]),
         ..without_services()
     }
@@ -479,7 +477,6 @@ fn every_kind_of_malformed_entry_is_reported() {
         |m| m.removed_service_addresses[0].ipv6 = None,
         |m| m.removed_services[0] = 0,
         |m| m.senders[0].host = None,
-        |m| m.removed_senders[0].vni = 0,
         |m| m.watched_hosts[1].family = None,
         |m| m.removed_groups[0] = 0,
         |m| m.removed_vnis[0] = 0,

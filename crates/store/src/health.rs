@@ -38,7 +38,7 @@ pub struct NewHealthMigration {
 /// What became of a migration that health checks want.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HealthMigrationOutcome {
-    Started(Instance),
+    Started(Box<Instance>),
     /// As many as may be are in progress.
     Full,
     /// The instance is on another host, or migrates, or was moved a short time ago.

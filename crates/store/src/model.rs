@@ -692,7 +692,7 @@ impl InstanceChange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The instance holds the address now.
-    Taken(Instance),
+    Taken(Box<Instance>),
     /// It held the address already.
     Held,
     /// The holder has announced the address later.

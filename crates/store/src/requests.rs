@@ -2,9 +2,9 @@
 //! snapshots.
 
 use crate::{
-    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, Mount, NatGateway, NetworkClass, NodeId,
-    Peering, PortForward, PortsOfHost, Route, RouteTarget, SecurityGroup, SecurityRule, Service, StoredMember,
-    Subnet, Vnic, Vpc,
+    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, Mount, NatGateway, NetworkClass,
+    NodeId, Peering, PortForward, PortsOfHost, Route, RouteTarget, SecurityGroup, SecurityRule, Service,
+    StoredMember, Subnet, Vnic, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, NatSeed,

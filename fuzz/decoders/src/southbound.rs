@@ -13,11 +13,11 @@ use sluice_southbound::proto::{
 };
 use sluice_southbound::{
     AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Finding, Group, HealthReport,
-    HealthSubject, HostSender, HostState, Key, LinkHealth, MAX_FINDINGS, MAX_HEALTH_LINKS, Member,
-    MemberProbe, MemberState, MigrationKey, MigrationPhase, MigrationSide, MigrationState, Node, Path,
-    PathKey, PlannedVip, Policy, PolicyKey, Port, PortMigration, PortOptions, PreferredOwner, Qos, Route,
-    RouteKey, Scope, SecurityRule, Service, ServiceAddress, ServiceMember, SessionMode, Update, Vip, Vrf,
-    Vtep, VtepRole, decode_update, proto,
+    HealthSubject, HostState, Key, LinkHealth, MAX_FINDINGS, MAX_HEALTH_LINKS, Member, MemberProbe,
+    MemberState, MigrationKey, MigrationPhase, MigrationSide, MigrationState, Node, Path, PathKey,
+    PlannedVip, Policy, PolicyKey, Port, PortMigration, PortOptions, PreferredOwner, Qos, Route, RouteKey,
+    Scope, SecurityRule, Service, ServiceAddress, ServiceMember, SessionMode, Update, Vip, Vrf, Vtep,
+    VtepRole, decode_update, proto,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{
@@ -306,7 +306,6 @@ fn full_update() -> Update {
         paths: vec![Path { key: path, mac, host: IpAddr::V6(v6), path_vni: vni }],
         services: vec![service(v4.into())],
         service_addresses: vec![service_address(vni)],
-        senders: vec![HostSender { vni, host: IpAddr::V4(v4) }],
         watched_hosts: Some(vec![IpAddr::V4(v4), IpAddr::V6(v6)]),
         ..Update::default()
     }
@@ -327,7 +326,6 @@ fn removal(of: &Update) -> Update {
         removed_paths: of.paths.iter().map(|path| path.key).collect(),
         removed_service_addresses: of.service_addresses.iter().map(ServiceAddress::key).collect(),
         removed_services: of.services.iter().map(|service| service.id).collect(),
-        removed_senders: of.senders.clone(),
         watched_hosts: Some(Vec::new()),
         ..Update::default()
     }

@@ -85,7 +85,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 19] = [
+    let all: [(&str, &str, &AtomicU64); 20] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),

@@ -7,7 +7,7 @@
 use super::entries::vnic_port;
 use super::{Compiled, Gate, NodeGroup, State, Target};
 use sluice_southbound::{
-    HostSender, MAX_WATCHED_HOSTS, Port, Service as ServiceEntry, ServiceAddress, ServiceAddressKey, Update,
+    MAX_WATCHED_HOSTS, Port, Service as ServiceEntry, ServiceAddress, ServiceAddressKey, Update,
 };
 use sluice_store::{Change, Instance, Mount, PortsOfHost, Service, StoredMember, Topology, Vnic, Vpc};
 use sluice_types::{
@@ -396,7 +396,6 @@ impl State {
             let Some(vni) = self.vpcs.get(&id).map(|vpc| vpc.vpc.vni) else { continue };
             send_addresses(&old, &new, out);
             self.send_to_hosts(id, vni, (&old, &new), out);
-            self.send_senders(vni, &old, &new, out);
         }
         self.send_watched(before.watched, out);
     }
@@ -473,24 +472,6 @@ impl State {
         self.hosts.get(&host).is_some_and(|host| host.agent)
     }
 
-    /// Tells hosts with vNICs in a VPC which hosts may send to them.
-    fn send_senders(&self, vni: Vni, old: &OfVpc, new: &OfVpc, out: &mut Compiled) {
-        let sender = |host: &HostId| Some(HostSender { vni, host: self.hosts.get(host)?.vtep });
-        for receiver in old.receivers.union(&new.receivers) {
-            let others = |of: &OfVpc| -> BTreeSet<HostId> {
-                let is_receiver = of.receivers.contains(receiver);
-                of.hosts.iter().filter(|host| is_receiver && *host != receiver).copied().collect()
-            };
-            let (had, has) = (others(old), others(new));
-            if had == has {
-                continue;
-            }
-            let update = out.of(Target::Host(*receiver));
-            update.senders.extend(has.difference(&had).filter_map(sender));
-            update.removed_senders.extend(had.difference(&has).filter_map(sender));
-        }
-    }
-
     /// Adds what a gateway has of services to its tables.
     pub(super) fn add_gateway_services(
         &self,
@@ -532,20 +513,6 @@ impl State {
         }
         update.services = services.into_iter().filter_map(|id| self.service_entry(id)).collect();
         update
-    }
-
-    /// The hosts that may send to the vNICs of a host.
-    pub(super) fn host_senders(&self, host: HostId) -> Vec<HostSender> {
-        let ids = self.services.of_host.get(&host).into_iter().flatten();
-        let vpcs: BTreeSet<VpcId> =
-            ids.filter_map(|id| self.services.vnics.get(id)).map(|vnic| vnic.vpc).collect();
-        let mut senders = Vec::new();
-        for (id, vpc) in vpcs.into_iter().filter_map(|id| Some((id, self.vpcs.get(&id)?))) {
-            let others = self.services.hosts(id).into_iter().filter(|other| *other != host);
-            let vteps = others.filter_map(|other| Some(self.hosts.get(&other)?.vtep));
-            senders.extend(vteps.map(|host| HostSender { vni: vpc.vpc.vni, host }));
-        }
-        senders
     }
 
     /// The services and addresses that hosts have of each VPC that has mounts.

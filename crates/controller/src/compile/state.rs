@@ -586,7 +586,6 @@ impl State {
         }
         update.policies = self.policies(&policies);
         let Update { services, service_addresses, .. } = self.host_services(&vpcs);
-        update.senders = self.host_senders(host);
         Update { services, service_addresses, ..update }
     }
 

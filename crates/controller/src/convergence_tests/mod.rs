@@ -16,8 +16,8 @@ mod security;
 mod services;
 
 use crate::compile::{
-    Family, HostChanges, HostStep, HostView, Intent, Lost, Membership, Model, PortCounts, State, Target, for_host,
-    group_id, vip_mac,
+    Family, HostChanges, HostStep, HostView, Intent, Lost, Membership, Model, PortCounts, State, Target,
+    for_host, group_id, vip_mac,
 };
 
 use crate::push::{Step, encode};

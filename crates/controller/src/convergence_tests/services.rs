@@ -2,14 +2,13 @@
 
 use super::operations::SERVICES;
 use super::*;
-use sluice_southbound::{HostSender, Service as ServiceEntry};
+use sluice_southbound::Service as ServiceEntry;
 
 /// What a node has of services.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Tables {
     pub services: BTreeMap<u32, ServiceEntry>,
     pub addresses: BTreeMap<(Vni, IpAddr), u32>,
-    pub senders: BTreeSet<HostSender>,
     pub watched: BTreeSet<IpAddr>,
 }
 
@@ -29,8 +28,6 @@ impl Tables {
             }
         }
         self.services.retain(|id, _| !update.removed_services.contains(id));
-        self.senders.extend(update.senders.iter().copied());
-        self.senders.retain(|sender| !update.removed_senders.contains(sender));
         if let Some(watched) = &update.watched_hosts {
             self.watched = watched.iter().copied().collect();
         }
@@ -194,8 +191,6 @@ async fn hosts_have_the_services_of_their_networks() {
     assert_eq!(cloud.world.gateway(cloud.gateway).services.watched, watched);
     for host in [0, 1] {
         assert_eq!(tables(&cloud, host).addresses, addresses, "it has a vNIC");
-        let other = HostSender { vni: cloud.red.vni, host: ip(["192.0.2.22", "192.0.2.21"][host]) };
-        assert_eq!(tables(&cloud, host).senders, [other].into());
     }
     assert_eq!(tables(&cloud, 2), Tables::default());
     let ports = &cloud.world.host(cloud.hosts[0]).ports;
@@ -206,18 +201,14 @@ async fn hosts_have_the_services_of_their_networks() {
     let probed = ports.values().find(|port| !port.options.bonded).unwrap();
     assert_eq!(probed.options.member.unwrap().epoch, cloud.members[0].id.get());
 
-    // The first instance of the VPC on the third host tells hosts with vNICs, and no others.
+    // With its first instance of the VPC, the third host gets the service.
     let vm = new_instance("vm", cloud.web.id, cloud.hosts[2]);
     let vm = cloud.store.create_instance(cloud.red.id, vm).await.unwrap().into_inner();
     cloud.follow().await;
     assert_eq!(tables(&cloud, 2).addresses, addresses);
-    assert_eq!(tables(&cloud, 2).senders, BTreeSet::new());
-    let third = HostSender { vni: cloud.red.vni, host: ip("192.0.2.23") };
-    assert!([0, 1].iter().all(|host| tables(&cloud, *host).senders.contains(&third)));
     cloud.store.delete_instance(vm.id, None).await.unwrap();
     cloud.follow().await;
     assert_eq!(tables(&cloud, 2), Tables::default());
-    assert!([0, 1].iter().all(|host| !tables(&cloud, *host).senders.contains(&third)));
 
     cloud.store.delete_mount(mount.id, None).await.unwrap();
     cloud.follow().await;

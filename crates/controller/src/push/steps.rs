@@ -165,17 +165,17 @@ fn split(mut update: Update) -> Vec<Update> {
     cut!(vteps vips groups meters vrfs endpoints routes public_prefixes);
     cut_by_size!(nat_gateways, nat_gateways);
     cut_by_size!(services, services);
-    cut!(service_addresses senders);
+    cut!(service_addresses);
     cut_by_size!(policies, policies);
     cut_by_size!(ports, ports);
     cut!(keys paths);
     if let Some(part) = parts.last_mut() {
         (part.cluster, part.default_credit) = (update.cluster, update.default_credit);
-            part.watched_hosts = update.watched_hosts;
+        part.watched_hosts = update.watched_hosts;
     }
     cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes
         removed_public_prefixes removed_nat_gateways removed_meters
-        removed_service_addresses removed_services removed_senders removed_ports removed_paths);
+        removed_service_addresses removed_services removed_ports removed_paths);
     parts
 }
 

@@ -1,9 +1,7 @@
 //! Messages of services: their members, the addresses of their mounts, and what hosts and gateways report of them.
 
 use super::{Malformed, Result, address, instance_id, ipv4, ipv6, ipv6_parts, mac, unicast};
-use crate::entries::{
-    HostSender, HostState, MemberProbe, MemberState, Service, ServiceAddress, ServiceAddressKey,
-};
+use crate::entries::{HostState, MemberProbe, MemberState, Service, ServiceAddress, ServiceAddressKey};
 use crate::{MAX_EVIDENCE_BYTES, proto};
 use prost::Message;
 use sluice_types::{SERVICE_MEMBERS_MAX, ServiceMember, Vni};
@@ -94,20 +92,6 @@ impl TryFrom<proto::ServiceAddressKey> for ServiceAddressKey {
     fn try_from(message: proto::ServiceAddressKey) -> Result<Self> {
         let (ipv4, ipv6) = mount(message.ipv4, message.ipv6)?;
         Ok(Self { vni: Vni::new(message.vni)?, ipv4, ipv6 })
-    }
-}
-
-impl From<HostSender> for proto::HostSender {
-    fn from(sender: HostSender) -> Self {
-        Self { vni: sender.vni.get(), host: Some(sender.host.into()) }
-    }
-}
-
-impl TryFrom<proto::HostSender> for HostSender {
-    type Error = Malformed;
-    fn try_from(message: proto::HostSender) -> Result<Self> {
-        let host = unicast("sender", address(message.host, "sender")?)?;
-        Ok(Self { vni: Vni::new(message.vni)?, host })
     }
 }
 

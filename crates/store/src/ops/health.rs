@@ -159,7 +159,7 @@ pub(crate) async fn start(w: &mut Write, new: &NewHealthMigration) -> Result<Hea
         return Ok(HealthMigrationOutcome::Unavailable);
     };
     record(w, new, &moving, class).await?;
-    Ok(HealthMigrationOutcome::Started(moving))
+    Ok(HealthMigrationOutcome::Started(Box::new(moving)))
 }
 
 /// Remembers a migration that has started, and records it as an event.

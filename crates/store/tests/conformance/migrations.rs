@@ -81,7 +81,7 @@ pub async fn a_switch_is_committed_once(f: Fixture) {
     assert_eq!(s.report_migration(c.host.id, &switched).await.unwrap(), MigrationOutcome::Ignored);
     let outcome = s.report_migration(target.id, &switched).await.unwrap();
     let moved = s.instance(vm.id).await.unwrap();
-    assert_eq!(outcome, MigrationOutcome::Finished(moved.clone()));
+    assert_eq!(outcome, MigrationOutcome::Finished(Box::new(moved.clone())));
     assert_eq!((moved.host, &moved.migration), (target.id, &None));
     let told = Change::InstanceMoved {
         vpc: c.vpc.clone(),
