@@ -2,8 +2,8 @@
 //! rest of an update is applied, and the omitted entries are reported.
 
 use crate::entries::{
-    Endpoint, EndpointKey, Group, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed, Update, Vip,
-    Vrf,
+    Endpoint, EndpointKey, Group, MemberProbe, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed,
+    Update, Vip, Vrf,
 };
 use crate::proto::{self, address::Family};
 pub(crate) use options::prefix;
@@ -94,6 +94,9 @@ pub enum Malformed {
     /// The key, the hosts or the mode of a migration are missing or out of range.
     #[error("migration {0} has {1}")]
     Migration(u64, &'static str),
+    /// A number of a member is not in 1..=127.
+    #[error("{1} is not the number of a member of service {0}: it is not between 1 and 127")]
+    ServiceMember(u32, u32),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
@@ -105,6 +108,7 @@ mod options;
 mod paths;
 mod policies;
 mod public;
+mod services;
 
 type Result<T> = std::result::Result<T, Malformed>;
 
@@ -417,6 +421,8 @@ impl From<Port> for proto::Port {
             unprotected: port.options.unprotected,
             qos: (port.options.qos != Qos::default()).then(|| port.options.qos.into()),
             migration: port.migration.map(Into::into),
+            member: port.options.member.map(Into::into),
+            bonded: port.options.bonded,
         }
     }
 }
@@ -454,6 +460,8 @@ impl TryFrom<proto::Port> for Port {
                 pairs: port.pairs.into_iter().map(TryInto::try_into).collect::<Result<_>>()?,
                 unprotected: port.unprotected,
                 qos: port.qos.map(TryInto::try_into).transpose()?.unwrap_or_default(),
+                member: port.member.map(MemberProbe::from),
+                bonded: port.bonded,
             },
             migration: port.migration.map(TryInto::try_into).transpose()?,
         })
@@ -552,6 +560,15 @@ impl Update {
             nat_gateways: read_all(message.nat_gateways, b, TryInto::try_into),
             removed_nat_gateways: read_all(message.removed_nat_gateways, b, |vni| Ok(Vni::new(vni)?)),
             removed_meters: read_all(message.removed_meters, b, meter_id),
+            services: read_all(message.services, b, TryInto::try_into),
+            service_addresses: read_all(message.service_addresses, b, TryInto::try_into),
+            removed_service_addresses: read_all(message.removed_service_addresses, b, TryInto::try_into),
+            removed_services: read_all(message.removed_services, b, services::service_id),
+            senders: read_all(message.senders, b, TryInto::try_into),
+            removed_senders: read_all(message.removed_senders, b, TryInto::try_into),
+            watched_hosts: message
+                .watched_hosts_set
+                .then(|| read_all(message.watched_hosts, b, services::watched_host)),
         };
         (update, bad)
     }
@@ -597,6 +614,14 @@ impl From<Update> for proto::NodeUpdate {
             nat_gateways: all(update.nat_gateways),
             removed_nat_gateways: update.removed_nat_gateways.into_iter().map(Vni::get).collect(),
             removed_meters: update.removed_meters,
+            services: all(update.services),
+            service_addresses: all(update.service_addresses),
+            removed_service_addresses: all(update.removed_service_addresses),
+            removed_services: update.removed_services,
+            senders: all(update.senders),
+            removed_senders: all(update.removed_senders),
+            watched_hosts_set: update.watched_hosts.is_some(),
+            watched_hosts: all(update.watched_hosts.unwrap_or_default()),
             ending_sessions: None,
         }
     }

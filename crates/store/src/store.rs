@@ -119,6 +119,7 @@ mod internet;
 mod migrations;
 mod network_classes;
 mod security;
+mod services;
 
 pub use security::InstanceWithGroups;
 

@@ -35,9 +35,9 @@ pub use digest::{
 };
 pub use health::AnomalyClass;
 pub use id::{
-    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, NetworkClassId,
-    PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,
-    TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MemberId, MeterId, MountId, NatGatewayId,
+    NetworkClassId, PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId,
+    SecurityRuleId, ServiceId, SubnetId, TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use ipv6_mode::Ipv6Mode;

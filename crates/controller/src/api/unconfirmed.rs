@@ -321,7 +321,7 @@ async fn adopt_unconfirmed(
 /// What the instance had besides its addresses, as its host knows it. Who holds the addresses of its pairs is found out
 /// again, when an instance announces them. Hosts do not know which network class it had, so it has none.
 fn settings_of(port: &Port) -> PortSettings {
-    let PortOptions { additional, pairs, unprotected, qos } = &port.options;
+    let PortOptions { additional, pairs, unprotected, qos, member: _, bonded: _ } = &port.options;
     let (secondary, delegated): (Vec<IpNet>, Vec<IpNet>) =
         additional.iter().partition(|net| net.prefix_len() == net.max_prefix_len());
     let pair = |pair: &sluice_southbound::AddressPair| AddressPair { address: pair.address, mac: pair.mac };

@@ -307,6 +307,8 @@ impl Listener {
                         self.push.note_ending(host, answer);
                     }
                 }
+                // States of members and hosts are not used yet.
+                Some(Report::Members(_) | Report::Hosts(_)) => {}
                 // A kind of report that a newer agent sends.
                 None => {}
             }

@@ -400,6 +400,8 @@ mod tests {
             pairs: (1..=16).map(pair).collect(),
             unprotected: true,
             qos: Qos { dscp: Some(63), rate_mbps: None, credit: Some(credit) },
+            member: None,
+            bonded: false,
         };
         let large = |id: u64| Port { name: "n".repeat(127), options: options.clone(), ..port(id) };
         let update = Update { ports: (1..=20_000).map(large).collect(), ..Update::default() };

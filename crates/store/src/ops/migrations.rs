@@ -16,7 +16,7 @@
 //! several times, late, and to several replicas: each names its migration, and only the target host of the migration that the
 //! instance has changes anything.
 
-use super::{events, families, instances, keys, removals};
+use super::{events, families, instances, keys, members, removals};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args};
@@ -106,6 +106,7 @@ pub(crate) async fn start(
     if instance.host == to {
         return Err(MigrationConflict::OnHostAlready { instance: instance.name, host: target.name }.into());
     }
+    members::check_no_member(w.q(), &instance).await?;
     let source: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     check_hosts(w.q(), &vpc, &source, &target).await?;

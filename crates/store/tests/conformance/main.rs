@@ -30,6 +30,7 @@ mod postgres;
 mod random;
 mod removals;
 mod security;
+mod services;
 mod settings;
 mod southbound;
 mod subnets;
@@ -111,6 +112,8 @@ fn cases() -> Vec<Case> {
         network_classes: lifecycle, refused_policies, instances_have_classes, rates_and_classes_exclude_each_other,
             a_changed_class_sends_its_instances, used_classes_are_not_deleted;
         port_forwards: port_forwards, impossible_port_forwards, port_forwards_and_eips_exclude_each_other, instances_take_their_port_forwards_with_them;
+        services: lifecycle, owners_consent_to_mounts, members_have_numbers_and_vnics, members_stay_where_they_are,
+            mounts_have_addresses_of_their_own, mounts_have_security_groups, states_are_recorded_once, limits;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;
