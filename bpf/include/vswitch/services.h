@@ -56,18 +56,19 @@ static __always_inline struct session_data *session_of_sender(const struct frame
 __attribute__((noinline)) __u32 choose_member(__u32 service_cell, const struct frame *frame, __u32 filtered)
 {
 	struct session_data *data;
-	__u32 pin = 0, number;
+	__u32 pin, number;
 	__u64 member;
 
 	if (!frame)
 		return 0;
 	data = filtered ? session_of_sender(frame) : NULL;
-	if (data)
-		pin = READ_ONCE(*pin_of(data));
+	if (!data)
+		return find_member(service_cell, frame, 0);
+	pin = READ_ONCE(*pin_of(data));
 	member = find_member(service_cell, frame, pin & SESSION_MEMBER_MASK);
 	number = member >> MEMBER_NUMBER_SHIFT;
 	/* The other bit of the byte never changes, so one store is enough. The agent repeats its own if this comes between. */
-	if (data && number && (pin & SESSION_MEMBER_MASK) != number)
+	if (number && (pin & SESSION_MEMBER_MASK) != number)
 		WRITE_ONCE(*pin_of(data), (pin & ~SESSION_MEMBER_MASK) | number);
 	return member;
 }
