@@ -104,6 +104,11 @@ pub trait Role: Send + 'static {
         context.reject(format_args!("plan of {}", plan.cluster));
     }
 
+    /// Takes the VTEPs of the hosts that this node probes, in place of those before.
+    fn set_watched_hosts(&mut self, context: &mut UpdateContext<'_>, _hosts: Vec<IpAddr>) {
+        context.reject(format_args!("watched hosts"));
+    }
+
     /// Adds or changes a meter. Its removal is the same for all roles.
     fn upsert_meter(&mut self, context: &mut UpdateContext<'_>, meter: &Meter) {
         context.reject(format_args!("meter {}", meter.id));

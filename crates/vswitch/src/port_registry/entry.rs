@@ -93,7 +93,7 @@ impl Writer<'_> {
             adopt_until_s: policy.map_or(0, |_| self.adopt_until_s(known, port)),
             qos,
             sources: sources(&port.options),
-            bonded: port.bonded,
+            bonded: port.options.bonded,
         }
     }
 
