@@ -6,7 +6,7 @@ pub mod echo;
 pub mod findings;
 pub mod links;
 pub mod monitor;
-mod random;
+pub(crate) mod random;
 mod reports;
 pub mod rules;
 pub mod sample;

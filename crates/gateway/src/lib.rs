@@ -7,7 +7,6 @@ mod args;
 mod health;
 mod identities;
 mod load_monitor;
-mod mailbox;
 mod meter_shares;
 mod meters;
 mod nat;

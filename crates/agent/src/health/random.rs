@@ -2,7 +2,7 @@
 
 /// SplitMix64 (Steele, Lea, Flood, 2014): 64 bits of state; every seed is suitable.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
