@@ -97,8 +97,8 @@ impl MemberProbes {
         let (changes, inbox) = mailbox().map_err(failed())?;
         let (closed, to_close) = std::sync::mpsc::channel::<PacketSocket>();
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let probing =
-            ProbeThread::new(inbox, closed, reports, u64::from(nonce[0]) << 32 | u64::from(nonce[1]));
+        let seed = nonce.iter().fold(0, |seed: u64, byte| seed << 4 ^ u64::from(*byte));
+        let probing = ProbeThread::new(inbox, closed, reports, seed);
         let probing = spawn("member-probes").spawn(move || probing.run()).map_err(failed())?;
         // To close a socket takes as long as to open one.
         let closing = spawn("member-sockets").spawn(move || to_close.into_iter().for_each(drop));
