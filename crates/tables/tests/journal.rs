@@ -150,6 +150,7 @@ impl World {
         let seen = |(vni, address)| match reader.locate(vni, address) {
             Location::Found(location) => Some((location, self.tables.role(location.host))),
             Location::NotFound => None,
+            Location::Mount(_) => panic!("there is no service"),
             Location::Busy => panic!("the tables are at rest"),
         };
         places().map(seen).collect()
