@@ -276,7 +276,8 @@ impl Lab {
     pub async fn hang_vm(&self, machine: &str, interfaces: &[&str]) -> Result<f64> {
         let devices = interfaces.join(", ");
         let rules = format!(
-            "table netdev hung {{ chain silence {{ type filter hook ingress devices = {{ {devices} }} priority 0; policy drop; }} }}"
+            "table netdev hung {{\nchain silence {{\n\
+             type filter hook ingress devices = {{ {devices} }} priority 0; policy drop;\n}}\n}}\n"
         );
         self.fault(machine, &["nft", &rules]).await
     }
