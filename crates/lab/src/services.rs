@@ -241,6 +241,30 @@ impl Lab {
         Ok(nic)
     }
 
+    /// Attaches the interface that a VM had for a vNIC to the vNIC that it has since it is a member again.
+    ///
+    /// # Errors
+    /// Errors of the API and of the commands.
+    pub async fn reattach_vnic(
+        &self,
+        nic: &VmState,
+        member: &ServiceMember,
+        mount: &Mount,
+    ) -> Result<VmState> {
+        let unknown = || bad("the API's list", format!("no vNIC of {} in {}", nic.machine, mount.name));
+        let vnics = self.api.vnics(mount.id).await?;
+        let vnic = vnics.into_iter().find(|vnic| vnic.member == member.instance).ok_or_else(unknown)?;
+        let nic = VmState { id: vnic.id, mac: member.mac, ..nic.clone() };
+        let text = format!("ip link set {} address {}\n", nic.interface, nic.mac);
+        let (address, attached) = tokio::join!(
+            script(&self.paths, &nic.machine, "setting the MAC address of a vNIC", &text),
+            attach(self, &nic)
+        );
+        address?;
+        attached?;
+        Ok(nic)
+    }
+
     /// Starts the program that answers datagrams to ports of interfaces of a VM with the VM's name.
     ///
     /// # Errors
