@@ -171,3 +171,61 @@ impl Drop for MemberProbes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port_registry::Attachment;
+    use crate::scopes::{Scopes, port_maps};
+    use sluice_southbound::{Port, PortOptions};
+    use sluice_tables::sessions::SessionShares;
+    use sluice_tables::{Immediate, Memory, NodeTables, Sizes, Vrf};
+    use sluice_types::{MacAddr, Vni};
+
+    const PROBE: MemberProbe = MemberProbe { interval_ms: 10, failures: 3, epoch: 7 };
+
+    fn port(number: u64, member: Option<MemberProbe>) -> Port {
+        Port {
+            instance: InstanceId::new(number),
+            name: format!("svc/fw-{number}"),
+            vni: Vni::new(1).unwrap(),
+            mac: MacAddr::local(number),
+            ipv4: Some(format!("10.0.0.{number}/24").parse().unwrap()),
+            router4: Some("10.0.0.1".parse().unwrap()),
+            ipv6: None,
+            ipv6_dhcp: false,
+            mtu: 1430,
+            dns4: Vec::new(),
+            identity: 0,
+            options: PortOptions { member, ..PortOptions::default() },
+            migration: None,
+        }
+    }
+
+    /// Catches an instance that is no member and is probed, and a member without an interface that is not reported.
+    #[test]
+    fn members_are_probed_on_their_own_interfaces() {
+        let directory = tempfile::tempdir().unwrap();
+        let scopes = Scopes::new(SessionShares::anonymous().unwrap(), port_maps(), 100);
+        let (mut registry, _) = PortRegistry::load(directory.path(), scopes, 0).unwrap();
+        let memory = Memory::anonymous(1 << 14).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+        let vni = Vni::new(1).unwrap();
+        let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+        tables.upsert_vrf(&vrf).unwrap();
+        assert_eq!(members(&registry), []);
+        for port in [port(2, Some(PROBE)), port(3, None), port(4, Some(PROBE))] {
+            registry.upsert_instance(&mut tables, port).unwrap();
+        }
+        for (ifindex, number) in [(50, 2), (51, 3)] {
+            let instance = InstanceId::new(number);
+            let attachment = Attachment { ifindex, instance, peer_redirect: false, scope: 0 };
+            registry.attach(&mut tables, &format!("tap{ifindex}"), attachment).unwrap();
+        }
+        let found = members(&registry);
+        assert_eq!(found.iter().map(|it| it.instance.get()).collect::<Vec<_>>(), [2, 4]);
+        assert!(found.iter().all(|member| member.probe == PROBE));
+        let interfaces = found.iter().map(|it| it.port.as_ref().map(|port| (port.ifindex, port.mac)));
+        assert_eq!(interfaces.collect::<Vec<_>>(), [Some((50, MacAddr::local(2))), None]);
+    }
+}
