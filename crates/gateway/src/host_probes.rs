@@ -2,13 +2,16 @@
 //! cannot be reached. The kernels of hosts answer, so the death of an agent is not that of its host. This file changes with what
 //! decides which hosts are probed.
 //!
-//! A thread with a real-time priority probes ([`thread`]); nothing else that the agent does delays it.
+//! A thread with a real-time priority probes ([`thread`]); nothing else that the agent does delays it. The hosts are saved: an agent
+//! that starts again continues with its tables, and the controller sends it changes only.
 
 mod echo;
+mod saved;
 mod thread;
 
 use std::io;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use sluice_agent::mailbox::{Mailbox, mailbox};
@@ -20,6 +23,7 @@ use thread::HostThread;
 
 /// The running thread. It ends when this is dropped.
 pub struct HostProbes {
+    state_dir: PathBuf,
     /// `None` only while this is dropped.
     hosts: Option<Mailbox<Vec<IpAddr>>>,
     reports: StateReports<HostState>,
@@ -27,18 +31,21 @@ pub struct HostProbes {
 }
 
 impl HostProbes {
-    /// Starts the thread in the current network namespace. It probes from these addresses.
+    /// Starts the thread in the current network namespace. It probes from these addresses, and first the hosts that an earlier
+    /// agent has saved.
     ///
     /// # Errors
     /// If the system has no sockets, threads or random numbers.
-    pub fn start(vteps: Vteps) -> Result<Self, Error> {
+    pub fn start(vteps: Vteps, state_dir: &Path) -> Result<Self, Error> {
         let failed = || Error::io("start the thread that probes hosts");
         let nonce = random_nonce().ok_or_else(|| io::Error::other("no random bytes")).map_err(failed())?;
         let (hosts, inbox) = mailbox().map_err(failed())?;
         let reports = StateReports::default();
         let thread = HostThread::new(vteps, inbox, reports.clone(), nonce);
         let spawned = std::thread::Builder::new().name("host-probes".to_owned()).spawn(move || thread.run());
-        Ok(Self { hosts: Some(hosts), reports, thread: Some(spawned.map_err(failed())?) })
+        hosts.send(saved::read(state_dir));
+        let (state_dir, thread) = (state_dir.to_owned(), Some(spawned.map_err(failed())?));
+        Ok(Self { state_dir, hosts: Some(hosts), reports, thread })
     }
 
     /// What was found.
@@ -47,10 +54,15 @@ impl HostProbes {
     }
 
     /// Probes these hosts from now on.
-    pub fn watch(&self, watched: Vec<IpAddr>) {
+    ///
+    /// # Errors
+    /// If they cannot be saved. They are probed nevertheless.
+    pub fn watch(&self, watched: Vec<IpAddr>) -> io::Result<()> {
+        let written = saved::write(&self.state_dir, &watched);
         if let Some(hosts) = &self.hosts {
             hosts.send(watched);
         }
+        written
     }
 }
 

@@ -103,7 +103,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let role_nat = RoleNat::new(nat.clone());
     let mut role = GatewayRole::new(&mut opened.tables, load.clone(), public.clone(), role_nat);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
-    role.watch_hosts(HostProbes::start(vteps)?);
+    role.watch_hosts(HostProbes::start(vteps, &common.state_dir()?)?);
     let (plan, units) = (role.plan(), role.nat_units());
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.

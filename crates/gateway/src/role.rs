@@ -179,9 +179,11 @@ impl Role for GatewayRole {
         self.host_probes.as_ref().map(HostProbes::reports).unwrap_or_default()
     }
 
-    fn set_watched_hosts(&mut self, _: &mut UpdateContext<'_>, hosts: Vec<IpAddr>) {
-        if let Some(probes) = &self.host_probes {
-            probes.watch(hosts);
+    fn set_watched_hosts(&mut self, context: &mut UpdateContext<'_>, hosts: Vec<IpAddr>) {
+        if let Some(probes) = &self.host_probes
+            && let Err(error) = probes.watch(hosts)
+        {
+            context.fail(|| format!("watched hosts: {}", error_chain(&error)));
         }
     }
 
