@@ -72,6 +72,7 @@ mod rsp_tenant;
 mod same_host;
 mod security_groups;
 mod self_configuration;
+mod services;
 mod session_timeouts;
 mod spoofing;
 mod stalls;
@@ -212,6 +213,7 @@ fn all() -> Vec<Scenario> {
         nat_partition: OwnLab,
         port_forwards: OwnLab,
         connections: OwnLab,
+        services: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,
         guests: OwnLab,

@@ -185,8 +185,9 @@ async fn ended<T>(task: &mut Option<JoinHandle<T>>) -> Result<T, JoinError> {
     }
 }
 
-/// 128 unpredictable bits.
-fn nonce() -> Option<Nonce> {
+/// 128 unpredictable bits; `None` if the operating system supplies none.
+#[must_use]
+pub fn random_nonce() -> Option<Nonce> {
     let numbers = [BootId::random()?.number(), BootId::random()?.number()];
     let mut nonce = Nonce::default();
     nonce[..8].copy_from_slice(&numbers[0].to_be_bytes());
@@ -324,7 +325,8 @@ impl<R: Role> HealthTask<R> {
         self.receive();
         let mtu = self.monitor.underlay_mtu().unwrap_or(MTU_MIN);
         let long = |headers: u32| mtu.saturating_sub(headers) as usize;
-        let probes = self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), nonce);
+        let probes =
+            self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), random_nonce);
         if late_us >= LATE_US {
             self.monitor.links.discard();
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 use sluice_southbound::{
-    ClusterPlan, Group, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route,
-    RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
+    ClusterPlan, Group, HostState, MemberState, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port,
+    PublicPrefix, Route, RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
 };
 use sluice_tables::{NatAddress, NodeTables, Target};
 use sluice_types::{CreditPolicy, EntryHash, EntryKey, InstanceId, Vni};
@@ -19,7 +19,7 @@ use crate::claims::Claims;
 use crate::failures::Failures;
 use crate::migrations::MigrationReports;
 use crate::rsp::KeyKind;
-use crate::{NatAddresses, NodeLoad, error_chain};
+use crate::{NatAddresses, NodeLoad, StateReports, error_chain};
 
 /// Numbers of sessions by instance, or why they cannot be found.
 pub type EndingSessionsJob = Box<dyn FnOnce() -> Result<BTreeMap<InstanceId, u64>, String> + Send>;
@@ -72,6 +72,16 @@ pub trait Role: Send + 'static {
         MigrationReports::default()
     }
 
+    /// The states of members of services that the stream sends. Roles without ports of VMs have none.
+    fn members(&self) -> StateReports<MemberState> {
+        StateReports::default()
+    }
+
+    /// The states of watched hosts that the stream sends. Roles that watch none have none.
+    fn hosts(&self) -> StateReports<HostState> {
+        StateReports::default()
+    }
+
     /// A new stream begins: forgets what an unfinished step of an earlier stream left behind.
     fn begin_stream(&mut self) {}
 
@@ -102,6 +112,11 @@ pub trait Role: Send + 'static {
     /// Takes the controller's plan of this node's cluster.
     fn set_cluster_plan(&mut self, context: &mut UpdateContext<'_>, plan: ClusterPlan) {
         context.reject(format_args!("plan of {}", plan.cluster));
+    }
+
+    /// Takes the VTEPs of the hosts that this node probes, in place of those before.
+    fn set_watched_hosts(&mut self, context: &mut UpdateContext<'_>, _hosts: Vec<IpAddr>) {
+        context.reject(format_args!("watched hosts"));
     }
 
     /// Adds or changes a meter. Its removal is the same for all roles.

@@ -49,7 +49,8 @@ fn find_path(
     }
     let location = match reader.locate(destination.vni, destination.address) {
         Location::Found(location) => location,
-        Location::NotFound => return PathLookup::ViaGateway,
+        // Hosts of a mount's network know the members of its service. Others send to a gateway, which chooses for each flow.
+        Location::Mount(_) | Location::NotFound => return PathLookup::ViaGateway,
         Location::Busy => return PathLookup::Busy,
     };
     let InstanceLocation { vni, mac, host, mtu, network, metered, by_network, by_peer } = location;
@@ -108,20 +109,26 @@ impl Notifier {
     fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, event: &FlowEvent) -> Outcome {
         // The sender's host is looked up by the source address. The packet may have come from a host that the
         // destination has left, which encapsulates with the destination's VNI.
-        let sender = match reader.locate(event.vni, event.source) {
-            Location::Found(sender) => sender,
+        let (vni, host) = match reader.locate(event.vni, event.source) {
+            Location::Found(sender) => (sender.vni, sender.host),
+            // Members of a service send from the addresses of its mounts.
+            Location::Mount(mount) => match reader.is_sender(mount.vni, event.sender) {
+                Ok(true) => (mount.vni, event.sender),
+                Ok(false) => return Outcome::NoSource,
+                Err(_) => return Outcome::Busy,
+            },
             Location::NotFound => return Outcome::NoSource,
             Location::Busy => return Outcome::Busy,
         };
-        let destination = Destination { vni: sender.vni, address: event.destination };
-        let (path, permit) = match find_path((reader, &self.journal), revision, sender.host, &destination) {
+        let destination = Destination { vni, address: event.destination };
+        let (path, permit) = match find_path((reader, &self.journal), revision, host, &destination) {
             PathLookup::Direct(path, permit) => (path, permit),
             PathLookup::ViaGateway => return Outcome::NoPath,
             PathLookup::Busy => return Outcome::Busy,
         };
         match self.check_permit(now_us, permit, destination) {
             PermitState::Confirmed => {
-                self.notify(now_us, sender.host, destination, self.with_reception(path, permit))
+                self.notify(now_us, host, destination, self.with_reception(path, permit))
             }
             PermitState::Waiting => Outcome::Waiting,
             PermitState::Unconfirmed => Outcome::Unpermitted,

@@ -3,8 +3,10 @@
 
 use super::*;
 use sluice_rsp::{Answer, Capabilities};
-use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Target, Vrf};
-use sluice_types::{MacAddr, Vni};
+use sluice_tables::{
+    Endpoint, Immediate, MemberService, Memory, NodeTables, Role, Route, Sizes, Target, Vrf,
+};
+use sluice_types::{MacAddr, ServiceMember, Vni};
 
 const REVISION: u64 = 42;
 /// What all hosts can receive.
@@ -184,6 +186,36 @@ fn destinations_without_a_direct_path_are_not_notified() {
     fixture.tables.set_applied_revision(0);
     assert_eq!(fixture.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::Busy);
     assert_eq!(fixture.notifier.due_us(), None);
+}
+
+/// Flows to a mount have no direct path, also from a peered network: each has a member of its own. What a member sends has one, if the
+/// packets come from its host.
+#[test]
+fn mounts_have_no_direct_path_and_their_members_have_paths_to_others() {
+    let mut fixture = Fixture::new();
+    let member = |number, host| ServiceMember {
+        number,
+        mac: MacAddr::local(u64::from(number)),
+        host: ip(host),
+        selected: true,
+    };
+    let service = MemberService { id: 9, seed: [1, 2], members: vec![member(1, B), member(2, A)] };
+    fixture.tables.upsert_service(&service).unwrap();
+    let absent = Answer::Absent { revision: REVISION };
+    for (mount, of_peer, other) in [("10.1.0.50", "10.2.0.2", "10.1.0.2"), ("fd01::50", "fd02::2", "fd01::2")]
+    {
+        fixture.tables.upsert_service_address(vni(1), ip(mount), 9).unwrap();
+        fixture.tables.set_applied_revision(REVISION);
+        assert_eq!(fixture.note(0, elephant(1, other, mount)), Outcome::NoPath);
+        assert_eq!(fixture.note(0, elephant(2, of_peer, mount)), Outcome::NoPath);
+        assert_eq!(reply(&fixture.tables, A, &[query(1, mount, REVISION)]), std::slice::from_ref(&absent));
+        // The first member is on another host than this one.
+        assert_eq!(fixture.note(0, elephant(1, mount, other)), Outcome::Notified);
+        let answers = vec![answered(1, other, path(1, other, B))];
+        assert_eq!(fixture.take(0), [(ip(A), Message::Notify { answers })]);
+        let stranger = FlowEvent { sender: ip("192.0.2.99"), ..elephant(1, mount, other) };
+        assert_eq!(fixture.note(0, stranger), Outcome::NoSource);
+    }
 }
 
 /// Makes the peering of the networks 1 and 2 one with meters, in one of the directions.

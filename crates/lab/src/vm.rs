@@ -156,7 +156,7 @@ pub(crate) async fn bring_up(lab: &Lab) -> Result<()> {
 }
 
 /// The line of `ip -batch` that connects a VM to its host.
-fn link(paths: &Paths, vm: &VmState) -> String {
+pub(crate) fn link(paths: &Paths, vm: &VmState) -> String {
     let (guest, host) = (paths.namespace(&vm.machine), paths.namespace(&vm.host));
     let VmState { mac, port, interface, .. } = vm;
     format!("link add {interface} address {mac} netns {guest} type veth peer name {port} netns {host}\n")

@@ -50,7 +50,7 @@ pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
 pub use journal::{CHANGES_MAX, Changes, Journal, PEER_ROUTES_MAX, PEERS_MAX};
-pub use locate::{InstanceLocation, Location};
+pub use locate::{InstanceLocation, Location, MountLocation};
 pub use memory::Memory;
 pub use named_meters::{FoundMeter, MeterReader, NamedMeters};
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};

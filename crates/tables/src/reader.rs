@@ -88,7 +88,7 @@ pub enum NextHop {
 /// Reads tables as packet programs do.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    memory: Memory,
+    pub(crate) memory: Memory,
 }
 
 /// Result of the search of one bucket.

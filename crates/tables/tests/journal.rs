@@ -154,6 +154,7 @@ impl World {
                 Some((location, self.tables.role(location.host), is_told))
             }
             Location::NotFound => None,
+            Location::Mount(_) => panic!("there is no service"),
             Location::Busy => panic!("the tables are at rest"),
         };
         places().map(seen).collect()

@@ -47,7 +47,7 @@ pub(crate) fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = Wat
 
 /// A VM without a router for its IPv4 address is asked for its IPv6 address only: a question without a sender means to a
 /// VM that another one begins to use its address.
-fn watched_port(ifname: &str, attachment: &Attachment, port: &Port) -> WatchedPort {
+pub(crate) fn watched_port(ifname: &str, attachment: &Attachment, port: &Port) -> WatchedPort {
     WatchedPort {
         ifindex: attachment.ifindex,
         ifname: ifname.to_owned(),

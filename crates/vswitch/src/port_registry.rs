@@ -264,13 +264,15 @@ impl PortRegistry {
         self.attachments.iter().filter_map(rated).collect()
     }
 
-    /// Finds an instance by id, by `VPC/NAME`, or by a name that is unique on this host.
+    /// Finds an instance by id, by `VPC/NAME`, or by a name that is unique on this host. A bonding vNIC has the name of its member behind
+    /// that of its mount, by which only the member is found.
     pub fn find(&self, name: &str) -> Result<&Port, RegistryError> {
         if let Some(port) = name.parse().ok().and_then(|id: InstanceId| self.instances.get(&id)) {
             return Ok(port);
         }
         let has_name = |port: &&Port| {
-            port.name == name || port.name.rsplit_once('/').is_some_and(|(_, short)| short == name)
+            let short = port.name.rsplit_once('/').filter(|_| !port.options.bonded);
+            port.name == name || short.is_some_and(|(_, short)| short == name)
         };
         let found: Vec<&Port> = self.instances.values().filter(has_name).collect();
         match found.as_slice() {

@@ -36,9 +36,10 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{
-    Claims, EndingSessionsJob, MigrationReports, Role, UpdateContext, elephant_bytes, error_chain,
+    Claims, EndingSessionsJob, MigrationReports, Role, StateReports, UpdateContext, elephant_bytes,
+    error_chain,
 };
-use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
+use sluice_southbound::{Group, MemberState, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
 use sluice_types::{CreditPolicy, EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
@@ -65,6 +66,8 @@ pub struct HostRole {
     claims: Claims,
     /// States of migrations for the controller.
     migrations: MigrationReports,
+    /// States of members of services for the controller.
+    members: StateReports<MemberState>,
     /// The groups for which this host detects elephant flows itself, and the time in milliseconds for which such flows must last.
     detection: watch::Sender<BTreeMap<u32, u32>>,
     /// The sessions of the ports.
@@ -82,6 +85,7 @@ impl HostRole {
             absent_policies: BTreeSet::new(),
             claims: Claims::default(),
             migrations: MigrationReports::default(),
+            members: StateReports::default(),
             detection: watch::Sender::default(),
             sessions: None,
         }
@@ -220,6 +224,10 @@ impl Role for HostRole {
 
     fn migrations(&self) -> MigrationReports {
         self.migrations.clone()
+    }
+
+    fn members(&self) -> StateReports<MemberState> {
+        self.members.clone()
     }
 
     fn begin_stream(&mut self) {

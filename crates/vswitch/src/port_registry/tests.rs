@@ -79,11 +79,15 @@ fn registry(dir: &Path) -> (PortRegistry, NodeTables) {
 #[test]
 fn instances_are_found_by_id_full_name_and_unique_name() {
     let dir = tempfile::tempdir().unwrap();
-    let (registry, _) = registry(dir.path());
+    let (mut registry, mut tables) = registry(dir.path());
+    let options = sluice_southbound::PortOptions { bonded: true, ..Default::default() };
+    let vnic = Port { options, ..port(5, "blue/fw@red/db", 1) };
+    registry.upsert_instance(&mut tables, vnic).unwrap();
     let id = |name: &str| registry.find(name).map(|port| port.instance.get());
     assert_eq!(id("inst-3"), Ok(3));
     assert_eq!(id("red/web"), Ok(3));
     assert_eq!(id("db"), Ok(4));
+    assert_eq!(id("blue/fw@red/db"), Ok(5));
     assert_eq!(id("unknown"), Err(RegistryError::Unknown("unknown".to_owned())));
     let ambiguous = id("web").unwrap_err().to_string();
     assert!(ambiguous.contains("blue/web, red/web"), "{ambiguous}");
