@@ -212,9 +212,7 @@ impl NodeTables {
             return Err(error);
         }
         self.release_displaced(&replaced);
-        // A host may send to the new port as soon as the port is found.
         let before = old.and_then(|old| self.bonded_vni(old));
-        self.count_bonded(self.bonded_vni(run), before);
         if let Some(old) = old {
             // After an error the port is still recorded with its old cells, so that a repetition removes the
             // rest of its old addresses.
@@ -222,6 +220,7 @@ impl NodeTables {
             self.retire_port(old);
         }
         self.ports.insert(port.ifindex, run);
+        self.count_bonded(self.bonded_vni(run), before);
         Ok(true)
     }
 
