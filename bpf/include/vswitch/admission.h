@@ -378,6 +378,12 @@ __attribute__((noinline)) __u32 admit_by_policy(struct frame *frame, struct admi
 	return kind == ICMP_OTHER ? ADMIT_PASS : ADMIT_BEGIN;
 }
 
+/* The member of a service to which the VM's packets of the session go, as in `action` (services.h). */
+static __always_inline __u32 pinned_member(const struct session_data *data)
+{
+	return READ_ONCE(data->action[1]) & SESSION_MEMBER_MASK << SESSION_MEMBER_SHIFT;
+}
+
 /*
  * Instead of the second step: a packet of a session whose originator has another identity now. If the policy permits the
  * packet, the session has that identity from then on. Otherwise the packet is dropped, and the session stays: the policy that
@@ -408,6 +414,7 @@ __attribute__((noinline)) __u32 admit_again(struct frame *frame, struct admissio
 	if (!data)
 		return DROP_stale_index;
 	WRITE_ONCE(((__u16 *)&data->state)[1], memory->query.identity);
+	memory->rule |= pinned_member(data);
 	WRITE_ONCE(*(__u64 *)data->action, policy_generation(policy) | (__u64)memory->rule << 32);
 	return touch_session(config, memory, ipv6);
 }

@@ -4,7 +4,7 @@
  *
  * A flow keeps its member as long as its session exists and the member may have flows: the session record of the sending port
  * has the member's number. A port without a policy has no sessions, and its flows follow the table. So do fragments, all of which
- * must reach the same member: a later one has no ports, and no session.
+ * must reach the same member: a later one has no ports, and no session. An ICMP error goes to the member of the flow that it quotes.
  *
  * Contract: an exact match has found a service. choose_member() changes at most the session record; the packet is not changed.
  * send_to_member() routes it and sends it, or drops and counts it, and returns the verdict. Uses the maps `cells`, `admissions` and
@@ -30,17 +30,16 @@ static __always_inline __u8 *pin_of(struct session_data *data)
 	return (__u8 *)&data->action[1] + SESSION_MEMBER_SHIFT / 8;
 }
 
-/* The record of the session by which the frame has passed its own port, which is filtered. NULL: it passed without one. */
-static __always_inline struct session_data *session_of_sender(const struct frame *frame)
+/*
+ * The record of the session by which the frame has passed its own port, which is filtered: for an ICMP error, that of the packet
+ * that it quotes. NULL: it passed without one.
+ */
+static __always_inline struct session_data *session_of_sender(const struct frame *frame, enum icmp_kind kind)
 {
 	__u32 zero = 0;
 	struct admission *memory;
-	enum icmp_kind kind;
 
-	if (frame->flags & (FRAME_FRAGMENT | FRAME_LATER))
-		return NULL;
-	kind = icmp_kind(frame);
-	if (kind == ICMP_ERROR || kind == ICMP_OTHER)
+	if (frame->flags & (FRAME_FRAGMENT | FRAME_LATER) || kind == ICMP_OTHER)
 		return NULL;
 	memory = bpf_map_lookup_elem(&admissions, &zero);
 	if (!memory)
@@ -57,18 +56,23 @@ __attribute__((noinline)) __u32 choose_member(__u32 service_cell, const struct f
 {
 	struct session_data *data;
 	__u32 pin, number;
+	enum icmp_kind kind;
 	__u64 member;
 
 	if (!frame)
 		return 0;
-	data = filtered ? session_of_sender(frame) : NULL;
+	kind = icmp_kind(frame);
+	data = filtered ? session_of_sender(frame, kind) : NULL;
 	if (!data)
 		return find_member(service_cell, frame, 0);
 	pin = READ_ONCE(*pin_of(data));
 	member = find_member(service_cell, frame, pin & SESSION_MEMBER_MASK);
 	number = member >> MEMBER_NUMBER_SHIFT;
-	/* The other bit of the byte never changes, so one store is enough. The agent repeats its own if this comes between. */
-	if (number && (pin & SESSION_MEMBER_MASK) != number)
+	/*
+	 * The other bit of the byte never changes, so one store is enough. The agent repeats its own if this comes between. The slot
+	 * of an ICMP error is not that of the flow that it quotes.
+	 */
+	if (kind != ICMP_ERROR && number && (pin & SESSION_MEMBER_MASK) != number)
 		WRITE_ONCE(*pin_of(data), (pin & ~SESSION_MEMBER_MASK) | number);
 	return member;
 }

@@ -16,7 +16,7 @@
 
 use std::net::IpAddr;
 
-use crate::health::random::Random;
+use sluice_types::Random;
 
 /// Answers in a row after which something is up.
 pub const SUCCESSES: u32 = 3;

@@ -20,6 +20,7 @@ mod interleave;
 mod journal;
 mod locate;
 mod lpm;
+mod member_table;
 mod memory;
 mod named_meters;
 mod node;

@@ -106,6 +106,10 @@ impl Reader {
         Self { memory }
     }
 
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     fn hashing(&self) -> Hashing {
         Hashing {
             seed: self.root_word(offset_of!(exact_root, seed)),

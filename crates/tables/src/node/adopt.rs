@@ -102,11 +102,10 @@ impl Found {
                 }
                 Key::Index { vni: 0, id } => match (policy_of_index(id), service_of_index(id)) {
                     (Some(id), _) => found.add_policy(memory, reachable, key, id, entry.next)?,
-                    (_, Some(id)) if services::adopt(memory, entry.next, id, reachable)? => {
-                        let known = services::Known { cell: entry.next, ..Default::default() };
-                        found.services.insert(id, known);
-                    }
-                    (_, Some(_)) => drop(found.invalid.insert(key)),
+                    (_, Some(id)) => match services::adopt(memory, entry.next, id, reachable)? {
+                        Some(known) => drop(found.services.insert(id, known)),
+                        None => drop(found.invalid.insert(key)),
+                    },
                     _ => found.add_port(memory, reachable, key, id, entry.next)?,
                 },
                 Key::Index { vni, id: 0 } => found.add_vrf(memory, reachable, key, vni, entry.next)?,

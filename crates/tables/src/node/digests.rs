@@ -264,6 +264,7 @@ impl NodeTables {
         for key in unknown {
             self.exact.take(&mut self.pool, key)?;
         }
+        self.count_service_addresses();
         self.forget_damaged_groups();
         let cells: Vec<u32> = self.vrfs.values().copied().collect();
         let rebuilt = cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and);

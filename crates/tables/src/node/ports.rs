@@ -210,9 +210,7 @@ impl NodeTables {
             return Err(error);
         }
         self.release_displaced(&replaced);
-        // A host may send to the new port as soon as the port is found.
         let before = old.and_then(|old| self.bonded_vni(old));
-        self.count_bonded(self.bonded_vni(run), before);
         if let Some(old) = old {
             // After an error the port is still recorded with its old cells, so that a repetition removes the
             // rest of its old addresses.
@@ -223,6 +221,7 @@ impl NodeTables {
         if !sources.delegated().is_empty() {
             self.remove_delegated_paths()?;
         }
+        self.count_bonded(self.bonded_vni(run), before);
         Ok(true)
     }
 

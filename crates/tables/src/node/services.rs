@@ -2,20 +2,18 @@
 //!
 //! A service has next hops of its own, one for each member, as a group has: packets are sent to a member's host by them, but
 //! none are accepted because of them. A host of a member may send in the VNIs of all mounts, like a host that has an endpoint there.
-//!
-//! Which member has a slot is decided by rendezvous hashing: of all members that are selected, the one whose number has
-//! the highest hash together with the slot. So all nodes that know the same members choose the same, and a member that comes or leaves
-//! changes only the slots that it has.
+//! Which of the members has a flow is decided in `member_table.rs`.
 
 use super::NodeTables;
 use super::endpoints::{check_instance, tenant_key};
 use super::ports::ReplacedEntry;
-use super::underlay::{encode_vtep, next_hop_address};
-use crate::encoding::{kind_of, mac_from_bytes, mac_to_bytes};
+use super::underlay::encode_vtep;
+use crate::encoding::{kind_of, mac_to_bytes};
 use crate::entries::MemberService;
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, next_hop, service};
+use crate::member_table::{member_cell, service_at, slots, table_run};
 use crate::memory::Memory;
 use crate::pool::ReachableCells;
 use sluice_types::{ROUTER_MAC, ServiceMember, Vni};
@@ -25,14 +23,17 @@ use std::net::IpAddr;
 
 /// Highest identifier of a service.
 const ID_MAX: u32 = layout::EXACT_POLICY_ID / 2 - 1;
-const SLOTS: usize = layout::SERVICE_SLOTS as usize;
 const CELL_BYTES: usize = layout::CELL_BYTES as usize;
 
-/// What is known of a service besides its cells.
+/// What is known of a service besides its cells, which damage can change: no run that they name is freed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// The cell of the `struct service`.
     pub cell: u32,
+    /// The word of its table.
+    table: u64,
+    /// The VTEPs of the members' hosts, which are counted as senders in the VNIs of the mounts.
+    hosts: BTreeSet<IpAddr>,
     /// Number of addresses of mounts by VNI.
     pub addresses: BTreeMap<u32, u32>,
 }
@@ -44,27 +45,6 @@ pub(super) fn service_key(id: u32) -> Key {
 /// The identifier of a service whose key has this number; `None` if it is that of an interface or a policy.
 pub(super) fn service_of_index(id: u32) -> Option<u32> {
     (id & layout::EXACT_SERVICE_ID == layout::EXACT_SERVICE_ID).then_some(id & !layout::EXACT_SERVICE_ID)
-}
-
-/// First cell of the table in the word, its number of cells, and the highest number of a member.
-fn table_run(table: u64) -> (u32, u32, u8) {
-    let highest = (table >> 32) as u8;
-    (table as u32 & layout::CELL_INDEX_MASK, layout::SERVICE_SLOT_CELLS + u32::from(highest), highest)
-}
-
-fn mix(value: u64) -> u64 {
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
-}
-
-/// The number of the member that has each slot: 0 without a member that is selected.
-fn slots(service: &MemberService) -> [u8; SLOTS] {
-    let numbers = || service.members.iter().filter(|member| member.selected).map(|member| member.number);
-    let score = |slot: usize, number: u8| {
-        mix(mix(service.seed[0] ^ slot as u64) ^ service.seed[1] ^ u64::from(number) << 32)
-    };
-    std::array::from_fn(|slot| numbers().max_by_key(|&number| score(slot, number)).unwrap_or(0))
 }
 
 fn encode_member(member: &ServiceMember) -> next_hop {
@@ -91,46 +71,16 @@ fn check(service: &MemberService) -> Result<(), Error> {
     Ok(())
 }
 
-/// The service in a cell, if its table is whole.
-pub(super) fn service_at(memory: &Memory, cell: u32) -> Option<MemberService> {
-    if !memory.contains(cell, 1) || kind_of(memory, cell) != layout::NEXT_HOP_SERVICE {
-        return None;
-    }
-    let head: service = memory.read(cell);
-    let mut found = MemberService { id: head.id, seed: head.seed, members: Vec::new() };
-    let (run, cells, highest) = table_run(head.table);
-    if run == 0 {
-        return Some(found);
-    }
-    if !memory.contains(run, cells) {
-        return None;
-    }
-    for number in 1..=highest {
-        let cell = run + layout::SERVICE_SLOT_CELLS - 1 + u32::from(number);
-        match kind_of(memory, cell) {
-            0 => continue,
-            layout::NEXT_HOP_VTEP => {}
-            _ => return None,
-        }
-        let hop: next_hop = memory.read(cell);
-        found.members.push(ServiceMember {
-            number,
-            mac: mac_from_bytes(hop.mac),
-            host: next_hop_address(memory, cell),
-            selected: u32::from(hop.flags) & layout::NEXT_HOP_SELECTED != 0,
-        });
-    }
-    (read_slots(memory, run) == slots(&found)).then_some(found)
+/// The VNIs of the mounts of a service.
+fn vnis_of(known: &Known) -> Vec<u32> {
+    known.addresses.keys().copied().collect()
 }
 
-fn read_slots(memory: &Memory, run: u32) -> [u8; SLOTS] {
-    let word = |slot: usize| {
-        memory.load32(run + (slot / CELL_BYTES) as u32, slot % CELL_BYTES / 4 * 4).to_le_bytes()[slot % 4]
-    };
-    std::array::from_fn(word)
+fn hosts_of(service: &MemberService) -> BTreeSet<IpAddr> {
+    service.members.iter().map(|member| member.host).collect()
 }
 
-/// Marks the cells of a service. False if it is damaged.
+/// Marks the cells of a service. `None` if it is damaged.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if another entry has one of them.
@@ -139,36 +89,37 @@ pub(super) fn adopt(
     cell: u32,
     id: u32,
     reachable: &mut ReachableCells,
-) -> Result<bool, Error> {
-    if service_at(memory, cell).is_none_or(|found| found.id != id) {
-        return Ok(false);
-    }
+) -> Result<Option<Known>, Error> {
+    let Some(found) = service_at(memory, cell).filter(|found| found.id == id) else { return Ok(None) };
     reachable.claim(cell, 1)?;
-    let (run, cells, _) = table_run(memory.load64(cell, offset_of!(service, table)));
+    let table = memory.load64(cell, offset_of!(service, table));
+    let (run, cells, _) = table_run(table);
     if run != 0 {
         reachable.claim(run, cells)?;
     }
-    Ok(true)
+    Ok(Some(Known { cell, table, hosts: hosts_of(&found), addresses: BTreeMap::new() }))
 }
 
 impl NodeTables {
     /// Adds or changes a service. Flows whose member stays keep it.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Full`], [`Error::Grace`].
+    /// [`Error::Invalid`], [`Error::Full`], [`Error::Grace`]. The service is then as it was.
     pub fn upsert_service(&mut self, service: &MemberService) -> Result<bool, Error> {
         check(service)?;
-        let old = self.services.get(&service.id).map(|known| known.cell);
-        if self.is_service_linked(service.id) && self.visible_service(service.id).as_ref() == Some(service) {
+        let mut service = service.clone();
+        service.members.sort_unstable_by_key(|member| member.number);
+        if self.is_service_linked(service.id) && self.visible_service(service.id).as_ref() == Some(&service) {
             return Ok(false);
         }
-        let (table, added) = self.write_table(service)?;
-        let hosts = old.map(|cell| self.hosts_of(cell)).unwrap_or_default();
-        let entered = self.enter_hosts(service.id, service.members.iter().map(|member| member.host));
-        let placed = entered.and_then(|()| self.place_service(service, old, table));
-        let cell = placed.inspect_err(|_| self.pool.give_back(added.0, added.1))?;
-        self.services.entry(service.id).or_default().cell = cell;
-        self.count_hosts(service.id, &hosts);
+        let (table, (run, cells)) = self.write_table(&service)?;
+        let placed = self.enter_hosts(&service).and_then(|()| self.place_service(&service, table));
+        let cell = placed.inspect_err(|_| self.pool.give_back(run, cells))?;
+        let known = self.services.entry(service.id).or_default();
+        known.cell = cell;
+        let old = std::mem::replace(&mut known.table, table);
+        self.retire_table(old);
+        self.count_hosts(service.id, hosts_of(&service));
         Ok(true)
     }
 
@@ -185,79 +136,89 @@ impl NodeTables {
             memory.store32(run + (i * 4 / CELL_BYTES) as u32, i * 4 % CELL_BYTES, word);
         }
         for member in &service.members {
-            let cell = run + layout::SERVICE_SLOT_CELLS - 1 + u32::from(member.number);
-            memory.write(cell, &encode_member(member));
+            memory.write(member_cell(run, member.number), &encode_member(member));
         }
         Ok((u64::from(run) | u64::from(highest) << 32, (run, cells)))
     }
 
-    /// Publishes the table, and retires the one before. Returns the cell of the service.
-    fn place_service(&mut self, service: &MemberService, old: Option<u32>, table: u64) -> Result<u32, Error> {
-        let head = layout::service {
-            kind: layout::NEXT_HOP_SERVICE as u8,
-            id: service.id,
-            seed: service.seed,
-            table,
-            ..Default::default()
-        };
-        if let Some(cell) = old {
-            let before: layout::service = self.memory().read(cell);
-            if before.seed == service.seed && kind_of(self.memory(), cell) == layout::NEXT_HOP_SERVICE {
-                self.memory().store64(cell, offset_of!(layout::service, table), table);
-            } else {
-                // Only another history of the database has another seed. Flows may get other members for a moment.
+    /// Publishes the table. Returns the cell of the service. After an error nothing leads to the table.
+    fn place_service(&mut self, service: &MemberService, table: u64) -> Result<u32, Error> {
+        let (id, kind) = (service.id, layout::NEXT_HOP_SERVICE as u8);
+        let head = layout::service { kind, id, seed: service.seed, table, ..Default::default() };
+        let old = self.services.get(&id).map(|known| known.cell);
+        let cell = match old {
+            Some(cell) => cell,
+            None => {
+                let cell = self.pool.allocate(1)?;
                 self.memory().write(cell, &head);
+                cell
             }
-            let entry = Entry { mac: 0, next: cell };
-            self.exact.put(&mut self.pool, service_key(service.id), entry)?;
-            self.retire_table(before.table);
-            return Ok(cell);
+        };
+        if let Err(error) = self.exact.put(&mut self.pool, service_key(id), Entry { mac: 0, next: cell }) {
+            if old.is_none() {
+                self.pool.give_back(cell, 1);
+            }
+            return Err(error);
         }
-        let cell = self.pool.allocate(1)?;
-        self.memory().write(cell, &head);
-        let put = self.exact.put(&mut self.pool, service_key(service.id), Entry { mac: 0, next: cell });
-        put.map(|_| cell).inspect_err(|_| self.pool.give_back(cell, 1))
+        let known: layout::service = self.memory().read(cell);
+        if known != (layout::service { table: known.table, ..head }) {
+            // Only another history of the database has another seed, and only damage another kind. A table belongs to
+            // one seed: a writer that is killed in between leaves the service without one.
+            self.memory().store64(cell, offset_of!(service, table), 0);
+            self.memory().write(cell, &layout::service { table: 0, ..head });
+        }
+        self.memory().store64(cell, offset_of!(service, table), table);
+        Ok(cell)
     }
 
     fn retire_table(&mut self, table: u64) {
         let (run, cells, _) = table_run(table);
-        if run != 0 && self.memory().contains(run, cells) {
+        if run != 0 {
             self.pool.retire(run, cells);
         }
     }
 
-    /// The VTEPs of the members' hosts.
-    fn hosts_of(&self, cell: u32) -> BTreeSet<IpAddr> {
-        let found = service_at(self.memory(), cell);
-        found.map(|it| it.members.iter().map(|member| member.host).collect()).unwrap_or_default()
-    }
-
-    /// Lets these hosts send in the VNIs of the service's mounts.
-    fn enter_hosts(&mut self, id: u32, hosts: impl Iterator<Item = IpAddr>) -> Result<(), Error> {
-        let vnis: Vec<u32> =
-            self.services.get(&id).map(|it| it.addresses.keys().copied().collect()).unwrap_or_default();
-        let cells: Vec<u32> = hosts.filter_map(|host| self.vtep_cell(host)).collect();
+    /// Lets the hosts of a service's members send in the VNIs of its mounts.
+    fn enter_hosts(&mut self, service: &MemberService) -> Result<(), Error> {
+        let vnis: Vec<u32> = self.services.get(&service.id).map(vnis_of).unwrap_or_default();
+        let cells = self.vtep_cells(hosts_of(service).iter());
         vnis.iter().try_for_each(|vni| cells.iter().try_for_each(|cell| self.enter_sender(*vni, *cell)))
     }
 
-    fn vtep_cell(&self, host: IpAddr) -> Option<u32> {
-        self.vteps.get(&host).filter(|hop| hop.accepted).map(|hop| hop.cell)
+    /// The cells of those of these nodes that are accepted.
+    fn vtep_cells<'a>(&self, hosts: impl Iterator<Item = &'a IpAddr>) -> Vec<u32> {
+        let known = hosts.filter_map(|host| self.vteps.get(host));
+        known.filter(|hop| hop.accepted).map(|hop| hop.cell).collect()
     }
 
     /// Counts the hosts of the members, in place of those before, as senders in the VNIs of the mounts.
-    fn count_hosts(&mut self, id: u32, before: &BTreeSet<IpAddr>) {
-        let Some(known) = self.services.get(&id).cloned() else { return };
-        let after = self.hosts_of(known.cell);
-        for vni in known.addresses.into_keys() {
-            for cell in after.difference(before).filter_map(|host| self.vtep_cell(*host)).collect::<Vec<_>>()
-            {
-                self.add_sender_endpoint(vni, cell);
-            }
-            for cell in before.difference(&after).filter_map(|host| self.vtep_cell(*host)).collect::<Vec<_>>()
-            {
-                self.release_sender(vni, cell);
-            }
+    fn count_hosts(&mut self, id: u32, after: BTreeSet<IpAddr>) {
+        let Some(known) = self.services.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut known.hosts, after.clone());
+        let vnis = vnis_of(known);
+        let (added, removed) =
+            (self.vtep_cells(after.difference(&before)), self.vtep_cells(before.difference(&after)));
+        for vni in vnis {
+            added.iter().for_each(|cell| self.add_sender_endpoint(vni, *cell));
+            removed.iter().for_each(|cell| self.release_sender(vni, *cell));
         }
+    }
+
+    /// Counts an accepted node, which was not accepted before, as the host of the members that it has. Returns whether it has any.
+    pub(super) fn count_members_of(&mut self, host: IpAddr, cell: u32) -> bool {
+        let vnis = self.vnis_of_members(host);
+        vnis.iter().for_each(|vni| self.add_sender_endpoint(*vni, cell));
+        !vnis.is_empty()
+    }
+
+    /// Undoes what [`NodeTables::count_members_of`] has done, for a node that is not accepted any longer.
+    pub(super) fn release_members_of(&mut self, host: IpAddr, cell: u32) {
+        self.vnis_of_members(host).into_iter().for_each(|vni| self.release_sender(vni, cell));
+    }
+
+    /// The VNIs of the mounts of each service that has a member on this host.
+    fn vnis_of_members(&self, host: IpAddr) -> Vec<u32> {
+        self.services.values().filter(|known| known.hosts.contains(&host)).flat_map(vnis_of).collect()
     }
 
     /// Removes a service, and the addresses of mounts that still lead to it.
@@ -281,7 +242,7 @@ impl NodeTables {
         }
         self.exact.take(&mut self.pool, service_key(id))?;
         self.services.remove(&id);
-        self.retire_table(self.memory().load64(known.cell, offset_of!(service, table)));
+        self.retire_table(known.table);
         self.pool.retire(known.cell, 1);
         Ok(true)
     }
@@ -308,8 +269,7 @@ impl NodeTables {
             let holder = "a port of this host".to_owned();
             return Err(Error::AddressTaken { vni: vni.get(), address, holder });
         }
-        let hosts: Vec<u32> =
-            self.hosts_of(cell).into_iter().filter_map(|host| self.vtep_cell(host)).collect();
+        let hosts = self.cells_of_hosts(id);
         hosts.iter().try_for_each(|host| self.enter_sender(vni.get(), *host))?;
         let old = self.exact.put(&mut self.pool, key, entry)?;
         if old.is_some() {
@@ -322,6 +282,11 @@ impl NodeTables {
             hosts.into_iter().for_each(|host| self.add_sender_endpoint(vni.get(), host));
         }
         Ok(true)
+    }
+
+    /// The cells of the hosts of a service's members.
+    fn cells_of_hosts(&self, id: u32) -> Vec<u32> {
+        self.services.get(&id).map(|known| self.vtep_cells(known.hosts.iter())).unwrap_or_default()
     }
 
     /// Releases what the endpoint, the direct path or the service led to that another entry has replaced.
@@ -360,10 +325,33 @@ impl NodeTables {
         *addresses -= 1;
         if *addresses == 0 {
             known.addresses.remove(&vni);
-            for host in
-                self.hosts_of(cell).into_iter().filter_map(|host| self.vtep_cell(host)).collect::<Vec<_>>()
+            self.cells_of_hosts(id).into_iter().for_each(|host| self.release_sender(vni, host));
+        }
+    }
+
+    /// Counts the addresses of all services again, after damage: as many as lookups find.
+    pub(super) fn count_service_addresses(&mut self) {
+        if self.services.is_empty() {
+            return;
+        }
+        let mut counts = BTreeMap::<u32, BTreeMap<u32, u32>>::new();
+        self.exact.visit_visible(self.memory(), |key, entry| {
+            let is_service = kind_of(self.memory(), entry.next) == layout::NEXT_HOP_SERVICE;
+            if let (Key::Ip { vni: vni @ 1.., .. }, true) = (key, is_service)
+                && let Some(id) = self.service_of_address(entry)
             {
-                self.release_sender(vni, host);
+                *counts.entry(id).or_default().entry(vni).or_default() += 1;
+            }
+        });
+        for id in self.services.keys().copied().collect::<Vec<_>>() {
+            let found = counts.remove(&id).unwrap_or_default();
+            let Some(known) = self.services.get_mut(&id) else { continue };
+            let before = std::mem::replace(&mut known.addresses, found.clone());
+            for cell in self.cells_of_hosts(id) {
+                let lost = before.keys().filter(|vni| !found.contains_key(vni));
+                lost.for_each(|vni| self.release_sender(*vni, cell));
+                let new = found.keys().filter(|vni| !before.contains_key(vni));
+                new.for_each(|vni| self.add_sender_endpoint(*vni, cell));
             }
         }
     }
@@ -402,14 +390,15 @@ impl NodeTables {
         })
     }
 
-    /// The VNIs of mounts with the hosts of members that may send in them, for the adoption of senders.
+    /// The VNIs of mounts with the accepted hosts of members, which may send in them: for the adoption of senders.
     pub(super) fn service_senders(&self) -> Vec<(u32, IpAddr)> {
-        let mut senders = Vec::new();
-        for known in self.services.values() {
-            for host in self.hosts_of(known.cell) {
-                senders.extend(known.addresses.keys().map(|vni| (*vni, host)));
-            }
-        }
-        senders
+        let is_accepted = |host: &&IpAddr| self.vteps.get(host).is_some_and(|hop| hop.accepted);
+        let of_service = |known: &Known| {
+            let hosts: Vec<IpAddr> = known.hosts.iter().filter(is_accepted).copied().collect();
+            vnis_of(known)
+                .into_iter()
+                .flat_map(move |vni| hosts.clone().into_iter().map(move |host| (vni, host)))
+        };
+        self.services.values().flat_map(of_service).collect()
     }
 }

@@ -9,6 +9,7 @@ mod ports;
 mod public;
 mod schedules;
 mod senders;
+mod services;
 mod vip_slots;
 
 use super::*;
