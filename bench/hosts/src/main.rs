@@ -4,6 +4,7 @@
 mod agent;
 mod changes;
 mod credit;
+mod ecmp;
 mod gateway;
 mod load;
 mod migration;
@@ -48,6 +49,9 @@ struct Args {
     /// Rounds of the stages of elastic credit
     #[arg(long, default_value_t = CREDIT_ROUNDS)]
     credit_rounds: usize,
+    /// Rounds of each kind of change of a service's members
+    #[arg(long, default_value_t = ECMP_ROUNDS)]
+    ecmp_rounds: usize,
     /// Moves of each kind of a VM that is a namespace
     #[arg(long, default_value_t = MOVES)]
     moves: usize,
@@ -65,11 +69,12 @@ const VMS: u32 = 1_500_000;
 const ROUNDS: usize = 20;
 const LARGEST: u32 = programming::SIZES[2].0;
 const CREDIT_ROUNDS: usize = 3;
+const ECMP_ROUNDS: usize = 100;
 const MOVES: usize = 100;
 const GUESTS: usize = 20;
 /// After this time without an answer, applications connect again that do so by a timer, as in the paper.
 const TIMER: Duration = Duration::from_secs(32);
-const PARTS: [&str; 4] = ["cache", "programming", "credit", "migrations"];
+const PARTS: [&str; 5] = ["cache", "programming", "credit", "ecmp", "migrations"];
 /// The traffic of a host of which RSP has a share.
 const TRAFFIC_BPS: f64 = 1e9;
 const PEER: &str = "one by one";
@@ -124,6 +129,12 @@ fn main() -> Result<(), Failure> {
         all.extend(more);
         notes.extend(said);
     }
+    if wants("ecmp") {
+        let (binary, rounds) = (args.binary.clone(), args.ecmp_rounds);
+        let (more, said) = ecmp::measure(&ecmp::Settings { binary, rounds })?;
+        all.extend(more);
+        notes.extend(said);
+    }
     if wants("migrations") {
         let Args { binary, probe, moves, guests, .. } = args.clone();
         let settings = migration::Settings { binary, probe, moves, guests, timer: TIMER };
@@ -132,11 +143,11 @@ fn main() -> Result<(), Failure> {
         notes.extend(said);
     }
     let how = format!(
-        "{} simulated seconds, {} new instances, {} rounds of credit, {} moves of each kind and {} migrations of guests of \
+        "{} simulated seconds, {} new instances, {} rounds of credit, {} of each change of members, {} moves of each kind and {} migrations of guests of \
          QEMU of each kind",
-        args.seconds, args.rounds, args.credit_rounds, args.moves, args.guests
+        args.seconds, args.rounds, args.credit_rounds, args.ecmp_rounds, args.moves, args.guests
     );
-    let method = [METHOD, credit::METHOD, migration::METHOD].join("\n\n");
+    let method = [METHOD, credit::METHOD, ecmp::METHOD, migration::METHOD].join("\n\n");
     let text = run.section("Hosts", &how, &method, &all, &notes)?;
     run.finish(&all, &text, args.is_whole() && !args.dry_run)?;
     Ok(())
@@ -147,7 +158,8 @@ impl Args {
     fn is_whole(&self) -> bool {
         let has_all_parts = PARTS.iter().all(|part| self.parts.iter().any(|wanted| wanted == part));
         let is_long = self.seconds >= SECONDS && self.vms == VMS;
-        let is_often = self.rounds >= ROUNDS && self.credit_rounds >= CREDIT_ROUNDS;
+        let is_often =
+            self.rounds >= ROUNDS && self.credit_rounds >= CREDIT_ROUNDS && self.ecmp_rounds >= ECMP_ROUNDS;
         let moves_all = self.moves >= MOVES && self.guests >= GUESTS;
         has_all_parts && is_long && is_often && self.largest == LARGEST && moves_all
     }

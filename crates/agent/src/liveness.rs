@@ -62,7 +62,7 @@ impl Liveness {
         let config =
             LivenessConfig { interval_us: config.interval_us.max(1), failures: config.failures.max(1) };
         let mut random = Random::new(seed);
-        let due_us = now_us.saturating_add(random.next() % config.interval_us);
+        let due_us = now_us.saturating_add(random.number() % config.interval_us);
         Self {
             config,
             random,

@@ -218,10 +218,10 @@ impl NodeTables {
             self.retire_port(old);
         }
         self.ports.insert(port.ifindex, run);
+        self.count_bonded(self.bonded_vni(run), before);
         if !sources.delegated().is_empty() {
             self.remove_delegated_paths()?;
         }
-        self.count_bonded(self.bonded_vni(run), before);
         Ok(true)
     }
 
