@@ -4,6 +4,7 @@
  * queries, which are answered in place.
  */
 #include "common/policy.h"
+#include "common/services.h"
 #include "gateway/nat_forwards.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -29,20 +30,24 @@ enum table_query_kind {
 	QUERY_NAT,
 	/* The endpoint for which another one stands at the NAT gateway of a VNI. */
 	QUERY_NAT_FORWARD,
+	/* The member of a service to which a packet goes. */
+	QUERY_MEMBER4,
+	QUERY_MEMBER6,
 };
 
 struct table_query {
 	__u32 kind;
 	__u32 vni;    /* QUERY_POLICY: id of the policy */
-	__u64 high;   /* IPv6: high half */
-	__u64 low;    /* IPv6: low half; key of a struct nat_forward; IPv4 address or index otherwise */
+	__u64 high;   /* IPv6: high half; QUERY_MEMBER*: source, of IPv6 the low half */
+	__u64 low;    /* IPv6: low half; QUERY_MEMBER*: destination, of IPv6 the low half; key of a struct nat_forward; IPv4 address or index otherwise */
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
 	__u32 cell; /* public prefix: its VNI, and its length in bits 24..31; NAT gateway: its VNI, and number of addresses there */
 	/*
 	 * QUERY_POLICY, before the answer: what QUERY_PACKET_* say of the packet. Public prefix: the halves of its
 	 * outside addresses, combined by exclusive or, plus three times those of its inside addresses. NAT gateway by its VNI: its
 	 * limit of sessions, and the numbers of its addresses, added up with their places as weights, in bits 32..63; by an
-	 * address: the number of that.
+	 * address: the number of that. QUERY_MEMBER*, before the answer: what QUERY_FLOW_* say of the packet, and its transport word;
+	 * then the member's MAC address, with its number in `cell`.
 	 */
 	__u64 mac;
 };
@@ -51,6 +56,13 @@ struct table_query {
 #define QUERY_PACKET_IDENTITY_SHIFT 32
 #define QUERY_PACKET_IPV6 (1ull << 48)
 #define QUERY_PACKET_EGRESS (1ull << 49)
+
+/* The transport word is in bits 0..31. */
+#define QUERY_FLOW_PROTOCOL_SHIFT 32
+#define QUERY_FLOW_PINNED_SHIFT 40
+#define QUERY_FLOW_FRAGMENT (1ull << 48)
+/* High half of all IPv6 addresses of packets to a service. */
+#define QUERY_FLOW_HIGH (0xfd00ull << 48)
 
 /* Global, so that the verifier processes it once and not for every query. */
 __attribute__((noinline)) int answer_route(struct table_query *query)
@@ -200,6 +212,39 @@ __attribute__((noinline)) int answer_policy(struct table_query *query)
 	return 0;
 }
 
+__attribute__((noinline)) int answer_member(struct table_query *query)
+{
+	const struct next_hop *hop;
+	struct exact_hit hit = {};
+	struct frame frame = {};
+	enum exact_answer found;
+	__u64 member = 0;
+
+	if (!query)
+		return 0;
+	frame.source[1] = query->high;
+	frame.destination[1] = query->low;
+	frame.transport = query->mac;
+	frame.protocol = query->mac >> QUERY_FLOW_PROTOCOL_SHIFT;
+	if (query->mac & QUERY_FLOW_FRAGMENT)
+		frame.flags = FRAME_FRAGMENT;
+	if (query->kind == QUERY_MEMBER6) {
+		frame.flags |= FRAME_IPV6;
+		frame.source[0] = QUERY_FLOW_HIGH;
+		frame.destination[0] = QUERY_FLOW_HIGH;
+		found = find_ipv6(query->vni, frame.destination[0], frame.destination[1], &hit);
+	} else {
+		found = find_ipv4(query->vni, frame.destination[1], &hit);
+	}
+	if (found == EXACT_HIT)
+		member = find_member(hit.next, &frame, query->mac >> QUERY_FLOW_PINNED_SHIFT & 0xff);
+	hop = member ? next_hop_at(member, NEXT_HOP_VTEP) : NULL;
+	query->answer = hop ? EXACT_HIT : EXACT_MISS;
+	query->cell = member >> MEMBER_NUMBER_SHIFT;
+	query->mac = hop ? load_mac(hop->mac) : 0;
+	return 0;
+}
+
 /* Answers as the fast path does, which finds most entries. False: it did not find the entry. */
 static __always_inline int answer_entry(struct table_query *query)
 {
@@ -266,6 +311,8 @@ int tables_test(struct xdp_md *ctx)
 		query.cell = 0;
 		if (query.kind == QUERY_POLICY) {
 			answer_policy(&query);
+		} else if (query.kind == QUERY_MEMBER4 || query.kind == QUERY_MEMBER6) {
+			answer_member(&query);
 		} else {
 			query.mac = 0;
 			if (query.kind == QUERY_NAT_FORWARD)

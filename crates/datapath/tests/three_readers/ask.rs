@@ -2,6 +2,7 @@
 
 use libbpf_rs::ProgramInput;
 use sluice_datapath::{Datapath, ObjectName, Settings};
+use sluice_tables::sessions::Flow;
 use sluice_tables::{
     Busy, Direction, Lookup, NatGateway, PolicyPacket, PublicPrefix, Reader, Verdict, layout,
 };
@@ -30,6 +31,18 @@ pub enum Query {
     Nat(u32),
     /// The endpoint for which another one stands at the NAT gateway of a VNI: an inside one (true) or an outside one.
     NatForward(u32, ForwardProtocol, SocketAddrV4, bool),
+    /// The member to which a packet of a flow to a service's address in a VNI goes.
+    Member(u32, ServicePacket),
+}
+
+/// A packet to a service.
+#[derive(Clone, Copy, Debug)]
+pub struct ServicePacket {
+    /// IPv6 addresses begin with fd00::/64.
+    pub flow: Flow,
+    /// The number of the member that the flow has; 0: none.
+    pub pinned: u8,
+    pub is_fragment: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +81,16 @@ impl Query {
             Self::NatForward(vni, protocol, end, is_inside) => {
                 let is_udp = protocol == ForwardProtocol::Udp;
                 (13, vni, 0, bits(end) | u64::from(is_udp) << 48 | u64::from(is_inside) << 49)
+            }
+            Self::Member(vni, packet) => {
+                let Flow { protocol, source, destination, .. } = packet.flow;
+                let ports = u64::from(source.port()) << 16 | u64::from(destination.port());
+                packet_word = ports
+                    | u64::from(protocol) << 32
+                    | u64::from(packet.pinned) << 40
+                    | u64::from(packet.is_fragment) << 48;
+                let kind = if source.is_ipv4() { 14 } else { 15 };
+                (kind, vni, halves(source.ip()).1, halves(destination.ip()).1)
             }
             Self::Policy(id, packet) => {
                 packet_word = word_of(&packet);
@@ -216,6 +239,18 @@ pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
         Query::NatForward(vni, protocol, end, is_inside) => {
             let found = reader.nat_gateway(Vni::new(vni).unwrap()).expect("nothing writes");
             return Answer::of_forward(found.as_ref(), protocol, end, is_inside);
+        }
+        Query::Member(vni, ServicePacket { mut flow, pinned, is_fragment }) => {
+            if is_fragment {
+                flow.source.set_port(0);
+                flow.destination.set_port(0);
+            }
+            let Lookup::Hit(hit) = reader.find(vni, flow.destination.ip()) else { return Answer::NONE };
+            return reader.member(hit.cell, &flow, pinned).map_or(Answer::NONE, |member| Answer {
+                answer: HIT,
+                cell: member.number.into(),
+                mac: member.mac.to_u64(),
+            });
         }
         Query::Policy(id, packet) => {
             let cell = reader.policy_cell(id).expect("nothing writes").unwrap_or(0);

@@ -5,6 +5,7 @@ mod ask;
 mod policies;
 mod public;
 mod routes;
+mod services;
 
 use ask::{Answer, BUSY, HIT, Kernel, Query, ask_rust};
 use proptest::prelude::*;
@@ -251,8 +252,9 @@ impl Model {
             | Query::Source(..)
             | Query::Nat(_)
             | Query::NatForward(..)
-            | Query::NatAddress(_) => {
-                unreachable!("the histories of policies.rs and public.rs have these")
+            | Query::NatAddress(_)
+            | Query::Member(..) => {
+                unreachable!("the histories of policies.rs, public.rs and services.rs have these")
             }
         }
     }

@@ -227,6 +227,8 @@ impl NodeTables {
     /// [`Error::Grace`].
     pub fn remove_service(&mut self, id: u32) -> Result<bool, Error> {
         let Some(known) = self.services.get(&id).cloned() else { return Ok(false) };
+        // The service comes before its addresses: without it, the successor of a killed writer removes them.
+        self.exact.take(&mut self.pool, service_key(id))?;
         let mut addresses = Vec::new();
         if !known.addresses.is_empty() {
             self.exact.visit_visible(self.memory(), |key, entry| {
@@ -240,7 +242,6 @@ impl NodeTables {
                 self.remove_service_address(vni, address)?;
             }
         }
-        self.exact.take(&mut self.pool, service_key(id))?;
         self.services.remove(&id);
         self.retire_table(known.table);
         self.pool.retire(known.cell, 1);

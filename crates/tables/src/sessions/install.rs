@@ -195,7 +195,7 @@ mod tests {
             state: layout::SESSION_REPLIED | layout::SESSION_CONFIRMED | 5 << layout::SESSION_IDENTITY_SHIFT,
             packets: [3, 4],
             bytes: [300, 400],
-            action: [77, layout::SESSION_EGRESS | 2],
+            action: [77, layout::SESSION_EGRESS | 99 << layout::SESSION_MEMBER_SHIFT | 2],
             generation: 0,
         }
     }
@@ -212,6 +212,8 @@ mod tests {
             assert_eq!(direction, Direction::Original);
             let state = found.state & !layout::SESSION_ORIGINATOR;
             assert_eq!(Session { state, generation: 0, ..found }, copy);
+            // Members have the same numbers on all hosts, so the flow keeps its member.
+            assert_eq!((found.member(), found.rule()), (99, 2));
             let (_, direction) = sessions.reader().lookup(&copy.flow.reversed(), NOW).unwrap();
             assert_eq!(direction, Direction::Reply);
         }

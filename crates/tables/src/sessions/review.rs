@@ -68,6 +68,12 @@ impl Session {
         if self.action[1] & layout::SESSION_EGRESS != 0 { Direction::Egress } else { Direction::Ingress }
     }
 
+    /// On a host: number of the member of a service to which the VM's packets go; 0: none.
+    #[must_use]
+    pub fn member(&self) -> u8 {
+        (self.action[1] >> layout::SESSION_MEMBER_SHIFT & layout::SESSION_MEMBER_MASK) as u8
+    }
+
     /// On a host: identity of the remote by which the session was permitted; 0 if it was not known.
     #[must_use]
     pub fn identity(&self) -> u16 {

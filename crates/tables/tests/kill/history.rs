@@ -1,12 +1,13 @@
 //! The history of operations, which is a pure function of a seed and a number, and its application to tables.
 
 use crate::policies::Random as PolicyRandom;
+use sluice_tables::sessions::Flow;
 use sluice_tables::{
-    DirectPath, Endpoint, Error, NatAddress, NatGateway, NodeTables, Policy, PolicyPacket, PublicPrefix,
-    Role, Route, Target, Vip, Vrf,
+    DirectPath, Endpoint, Error, MemberService, NatAddress, NatGateway, NodeTables, Policy, PolicyPacket,
+    PublicPrefix, Role, Route, Target, Vip, Vrf,
 };
-use sluice_types::{ForwardProtocol, IpNet, MacAddr, PortForward, Vni};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
+use sluice_types::{ForwardProtocol, IpNet, MacAddr, PortForward, ServiceMember, Vni};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::sync::LazyLock;
 
 /// With this many endpoints, tables that have grown once are nearly full, so that insertions move other
@@ -28,6 +29,11 @@ pub const POLICY_PACKETS: u32 = 60;
 /// Public prefixes, and the vIPs that they may have.
 pub const PUBLIC_PREFIXES: u32 = 60;
 pub const VIPS: u32 = 3;
+/// Services, with identifiers from 1 on; and addresses of mounts, whose numbers follow those of the direct paths.
+pub const SERVICES: u32 = 3;
+pub const MOUNTS: u32 = 20;
+/// Different members that each service has.
+pub const SERVICE_VARIANTS: u32 = 8;
 /// Different inside addresses of each public prefix.
 pub const INSIDES: u32 = 2;
 /// Addresses that the NAT gateway of each VPC may have.
@@ -128,6 +134,21 @@ pub enum Op {
         mac: MacAddr,
     },
     RemoveVip {
+        number: u32,
+    },
+    /// `variant` is the number of its members.
+    Service {
+        number: u32,
+        variant: u32,
+    },
+    RemoveService {
+        number: u32,
+    },
+    Mount {
+        number: u32,
+        service: u32,
+    },
+    RemoveMount {
         number: u32,
     },
     /// Makes the exact match larger, which changes no answer.
@@ -333,6 +354,36 @@ fn public_op(random: &mut Random, number: u64) -> Op {
     }
 }
 
+/// The service with this number, with one of the sets of members that it has in turn.
+pub fn service(number: u32, variant: u32) -> MemberService {
+    let member = |member: u8| ServiceMember {
+        number: member,
+        mac: MacAddr::from_u64(0x0200_0000_0000 | u64::from(number) << 8 | u64::from(member)),
+        host: host(u32::from(member) % HOSTS),
+        selected: u32::from(member) % 3 != variant % 3,
+    };
+    let members = (1..=10).filter(|bit| u32::from(*bit) * 7 % SERVICE_VARIANTS <= variant).map(member);
+    MemberService { id: 1 + number, seed: [u64::from(number) + 1, 0x5eed], members: members.collect() }
+}
+
+/// A flow to the address of a mount.
+pub fn flow_to(address: IpAddr, port: u16) -> Flow {
+    let from =
+        if address.is_ipv4() { Ipv4Addr::from(0x0a09_0909).into() } else { IpAddr::V6(Ipv6Addr::from(9)) };
+    let (source, destination) = (SocketAddr::new(from, port), SocketAddr::new(address, 80));
+    Flow { scope: 0, protocol: 6, source, destination }
+}
+
+fn service_op(random: &mut Random) -> Op {
+    let (number, mount) = (random.below(SERVICES), random.below(MOUNTS));
+    match random.below(20) {
+        0 => Op::RemoveService { number },
+        1..5 => Op::RemoveMount { number: mount },
+        5..12 => Op::Mount { number: mount, service: number },
+        _ => Op::Service { number, variant: random.below(SERVICE_VARIANTS) },
+    }
+}
+
 fn role(random: &mut Random) -> Role {
     if random.below(2) == 0 { Role::Host } else { Role::Gateway }
 }
@@ -379,7 +430,8 @@ pub fn op(seed: u64, number: u64) -> Op {
         0..350 => endpoint_op(&mut random, number),
         350..400 => public_op(&mut random, number),
         400..500 => direct_op(&mut random, number),
-        500..900 => route_op(&mut random, number),
+        500..880 => route_op(&mut random, number),
+        880..900 => service_op(&mut random),
         900..950 => Op::Vrf { vni: vni(&mut random), mtu: 1280 + random.below(200) as u16 },
         950..954 => Op::RemoveVrf { vni: vni(&mut random) },
         954..970 => Op::Policy { number: random.below(POLICIES), variant: random.below(POLICY_VARIANTS) },
@@ -449,6 +501,19 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
         Op::RemoveNat { vni: at } => tables.remove_nat_gateway(vni(at)),
         Op::Vip { number, mac } => tables.upsert_vip(&Vip { address: vip(number), mac, owned: false }),
         Op::RemoveVip { number } => tables.remove_vip(vip(number)),
+        Op::Service { number, variant } => tables.upsert_service(&service(number, variant)),
+        Op::RemoveService { number } => tables.remove_service(1 + number),
+        Op::Mount { number, service } => {
+            let (vni, address) = address_of(ENDPOINTS + DIRECT_PATHS + number);
+            match tables.upsert_service_address(vni, address, 1 + service) {
+                Err(Error::Invalid(_)) if tables.services().all(|known| known.id != 1 + service) => Ok(false),
+                result => result,
+            }
+        }
+        Op::RemoveMount { number } => {
+            let (vni, address) = address_of(ENDPOINTS + DIRECT_PATHS + number);
+            tables.remove_service_address(vni, address)
+        }
         Op::Grow => grow(tables),
     };
     match result {

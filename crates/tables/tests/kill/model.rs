@@ -1,15 +1,15 @@
 //! The model: the expected content of the tables, and the expected answers, after any operation of a history.
 
 use crate::history::{
-    self, DIRECT_PATHS, ENDPOINTS, HOSTS, INSIDES, NAT_ADDRESSES, Nat, Op, POLICIES, POLICY_PACKETS,
-    PREFIXES, PUBLIC_PREFIXES, PolicyVariants, Public, Random, VIPS, VNIS, policies,
+    self, DIRECT_PATHS, ENDPOINTS, HOSTS, INSIDES, MOUNTS, NAT_ADDRESSES, Nat, Op, POLICIES, POLICY_PACKETS,
+    PREFIXES, PUBLIC_PREFIXES, PolicyVariants, Public, Random, SERVICES, VIPS, VNIS, policies,
 };
 use crate::policies::is_right;
 use sluice_tables::{
-    Busy, DirectPath, Endpoint, Lookup, NatGateway, NextHop, NodeTables, PublicPrefix, Reader, Role, Route,
-    Target, Verdict, Vip,
+    Busy, DirectPath, Endpoint, Lookup, MemberService, NatGateway, NextHop, NodeTables, PublicPrefix, Reader,
+    Role, Route, Target, Verdict, Vip,
 };
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{MacAddr, ServiceMember, Vni};
 use std::net::IpAddr;
 
 /// The values of an entry, each with the number of the operation that set it.
@@ -76,6 +76,8 @@ pub enum Question {
     /// The NAT gateway that has an address: that of this VNI with this number.
     NatAddress(u32, u32),
     Vip(u32),
+    /// The member for a flow to the address of a mount: its port, and the number of the member that it has.
+    Member(u32, u16, u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +94,7 @@ pub enum Answer {
     /// The limit of sessions and the addresses of a NAT gateway as bits.
     Nat(Option<(u32, u32)>),
     NatAddress(Option<(Vni, u16)>),
+    Member(Option<ServiceMember>),
     /// A hit that leads to a cell of the wrong kind.
     Stale,
 }
@@ -115,6 +118,9 @@ pub struct Model {
     /// By VNI.
     nats: Vec<ValueHistory<Option<Nat>>>,
     vips: Vec<ValueHistory<Option<MacAddr>>>,
+    /// Number of the members of each service, and number of the service of each mount.
+    services: Vec<ValueHistory<Option<u32>>>,
+    mounts: Vec<ValueHistory<Option<u32>>>,
     probes: Vec<ProbedAddress>,
     first_equal: Vec<u32>,
 }
@@ -161,6 +167,8 @@ pub struct Content {
     pub public_prefixes: Vec<PublicPrefix>,
     pub nat_gateways: Vec<NatGateway>,
     pub vips: Vec<Vip>,
+    pub services: Vec<MemberService>,
+    pub service_addresses: Vec<(Vni, IpAddr, u32)>,
 }
 
 impl Content {
@@ -176,6 +184,8 @@ impl Content {
             public_prefixes: tables.public_prefixes().collect(),
             nat_gateways: tables.nat_gateways().collect(),
             vips: tables.vips().collect(),
+            services: tables.services().collect(),
+            service_addresses: tables.service_addresses().collect(),
         }
         .sorted()
     }
@@ -188,6 +198,7 @@ impl Content {
         self.direct_paths.sort_unstable_by_key(|path| (path.vni, path.address));
         self.public_prefixes.sort_unstable_by_key(|public| public.outside);
         self.vips.sort_unstable_by_key(|vip| vip.address);
+        self.service_addresses.sort_unstable();
         self
     }
 }
@@ -206,6 +217,8 @@ impl Model {
             public_prefixes: vec![ValueHistory::new(); PUBLIC_PREFIXES as usize],
             nats: vec![ValueHistory::new(); VNIS as usize],
             vips: vec![ValueHistory::new(); VIPS as usize],
+            services: vec![ValueHistory::new(); SERVICES as usize],
+            mounts: vec![ValueHistory::new(); MOUNTS as usize],
             probes: probes(),
             first_equal: first_equal(),
         }
@@ -299,6 +312,23 @@ impl Model {
             Op::RemoveNat { vni } => self.nats[vni as usize - 1].push(number, None, floor),
             Op::Vip { number: vip, mac } => self.vips[vip as usize].push(number, Some(mac), floor),
             Op::RemoveVip { number: vip } => self.vips[vip as usize].push(number, None, floor),
+            Op::Service { number: service, variant } => {
+                self.services[service as usize].push(number, Some(variant), floor);
+            }
+            Op::RemoveService { number: service } => {
+                self.services[service as usize].push(number, None, floor);
+                for mount in &mut self.mounts {
+                    if mount.last() == Some(service) {
+                        mount.push(number, None, floor);
+                    }
+                }
+            }
+            Op::Mount { number: mount, service } => {
+                if self.services[service as usize].last().is_some() {
+                    self.mounts[mount as usize].push(number, Some(service), floor);
+                }
+            }
+            Op::RemoveMount { number: mount } => self.mounts[mount as usize].push(number, None, floor),
             Op::Grow => {}
         }
     }
@@ -353,6 +383,14 @@ impl Model {
             Some(Vip { address: history::vip(i), mac: self.vips[i as usize].at(number)?, owned: false })
         });
         content.vips = vips.collect();
+        let services =
+            (0..SERVICES).filter_map(|i| Some(history::service(i, self.services[i as usize].at(number)?)));
+        content.services = services.collect();
+        let mounts = (0..MOUNTS).filter_map(|i| {
+            let (vni, address) = history::address_of(ENDPOINTS + DIRECT_PATHS + i);
+            Some((vni, address, 1 + self.mounts[i as usize].at(number)?))
+        });
+        content.service_addresses = mounts.collect();
         content.sorted()
     }
 
@@ -377,10 +415,17 @@ impl Model {
             .chain((1..=VNIS).map(Question::Nat))
             .chain((1..=VNIS).flat_map(|vni| (0..NAT_ADDRESSES).map(move |i| Question::NatAddress(vni, i))))
             .chain((0..VIPS).map(Question::Vip))
+            .chain(
+                (0..MOUNTS).flat_map(|i| (0..6).map(move |port| Question::Member(i, port, port as u8 * 2))),
+            )
     }
 
     pub fn random_question(&self, random: &mut Random) -> Question {
-        match random.below(26) {
+        match random.below(28) {
+            26.. => {
+                let (port, pinned) = (random.below(1000) as u16, random.below(12) as u8);
+                Question::Member(random.below(MOUNTS), port, pinned)
+            }
             24 => Question::Nat(1 + random.below(VNIS)),
             25 => Question::NatAddress(1 + random.below(VNIS), random.below(NAT_ADDRESSES)),
             20..22 => Question::Public(random.below(PUBLIC_PREFIXES)),
@@ -466,6 +511,19 @@ impl Model {
                     lookup => present(lookup),
                 }
             }
+            Question::Member(number, port, pinned) => {
+                let (vni, address) = history::address_of(ENDPOINTS + DIRECT_PATHS + number);
+                match reader.find(vni.get(), address) {
+                    Lookup::Busy => Answer::Busy,
+                    Lookup::Miss => Answer::Member(None),
+                    Lookup::Hit(hit) => match reader.next_hop(hit.cell) {
+                        Some(NextHop::Service(_)) => {
+                            Answer::Member(reader.member(hit.cell, &history::flow_to(address, port), pinned))
+                        }
+                        _ => Answer::Stale,
+                    },
+                }
+            }
             Question::Vrf(vni) => present(reader.find_index(vni, 0)),
             Question::Vtep(host) => {
                 let address = history::host(host);
@@ -528,11 +586,37 @@ impl Model {
                 };
                 self.policies[number as usize].within(from, to).any(|(_, variant)| is_right(variant))
             }
+            (Question::Member(mount, _, pinned), Answer::Member(seen)) => self.mounts[mount as usize]
+                .within(from, to)
+                .any(|(_, service)| self.allows_member(service, pinned, seen, (from, to))),
             (Question::Route(vni, probe), Answer::Route(seen)) => {
                 self.allows_route(vni, probe, seen, from, to)
             }
             _ => false,
         }
+    }
+
+    /// Whether a flow could have this member of a service then. Which of those that are selected is a matter of hashing.
+    fn allows_member(
+        &self,
+        service: Option<u32>,
+        pinned: u8,
+        seen: Option<ServiceMember>,
+        (from, to): (u64, u64),
+    ) -> bool {
+        let Some(number) = service else { return seen.is_none() };
+        self.services[number as usize].within(from, to).any(|(_, variant)| {
+            let members =
+                variant.map(|variant| history::service(number, variant).members).unwrap_or_default();
+            if let Some(known) = members.iter().find(|member| member.number == pinned) {
+                return seen == Some(*known);
+            }
+            let mut selected = members.into_iter().filter(|member| member.selected).peekable();
+            match seen {
+                None => selected.peek().is_none(),
+                Some(_) => selected.any(|member| seen == Some(member)),
+            }
+        })
     }
 
     fn allows_route(&self, vni: u32, probe: u32, seen: Option<Target>, from: u64, to: u64) -> bool {

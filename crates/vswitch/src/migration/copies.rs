@@ -57,6 +57,7 @@ fn copy_of(session: &Session, timeouts: &Timeouts, now: u32) -> Option<SessionCo
         idle: timeout.saturating_sub(left.cast_unsigned()),
         packets: session.packets,
         bytes: session.bytes,
+        member: session.member(),
     })
 }
 
@@ -74,7 +75,12 @@ pub fn session_of(copy: &SessionCopy, scope: u16, timeouts: &Timeouts, now: u32)
         state,
         packets: copy.packets,
         bytes: copy.bytes,
-        action: [0, if copy.is_egress { layout::SESSION_EGRESS } else { 0 }],
+        // Members of services have the same numbers on all hosts.
+        action: [
+            0,
+            u32::from(copy.member) << layout::SESSION_MEMBER_SHIFT
+                | if copy.is_egress { layout::SESSION_EGRESS } else { 0 },
+        ],
         generation: 0,
     }
 }
@@ -125,7 +131,7 @@ mod tests {
             state: layout::SESSION_REPLIED,
             packets: [1, 2],
             bytes: [3, 4],
-            action: [5, layout::SESSION_EGRESS | 6],
+            action: [5, layout::SESSION_EGRESS | 99 << layout::SESSION_MEMBER_SHIFT | 6],
             generation: 0,
         }
     }
@@ -175,7 +181,8 @@ mod tests {
         let later = NOW + 5000;
         let copied = session_of(&copies[0], 9, &timeouts, later);
         assert_eq!((copied.expires_at, copied.created_at), (later + 50 * 8, later - 100));
-        assert_eq!((copied.flow.scope, copied.action), (9, [0, layout::SESSION_EGRESS]));
+        assert_eq!((copied.flow.scope, copied.member()), (9, 99));
+        assert_eq!(copied.action, [0, layout::SESSION_EGRESS | 99 << layout::SESSION_MEMBER_SHIFT]);
         let short = Timeouts { udp_two_way_s: 50, ..timeouts };
         assert_eq!(session_of(&copies[0], 9, &short, later).expires_at, later, "it has expired here");
     }

@@ -403,7 +403,16 @@ mod tests {
     fn copy() -> SessionCopy {
         let ends: [std::net::SocketAddr; 2] = ["10.0.0.1:1", "10.0.0.2:2"].map(|end| end.parse().unwrap());
         let flow = Flow { scope: 0, protocol: 6, source: ends[0], destination: ends[1] };
-        SessionCopy { flow, is_egress: true, state: 6, age: 1, idle: 1, packets: [1; 2], bytes: [1; 2] }
+        SessionCopy {
+            flow,
+            is_egress: true,
+            state: 6,
+            age: 1,
+            idle: 1,
+            packets: [1; 2],
+            bytes: [1; 2],
+            member: 0,
+        }
     }
 
     fn request(outputs: &[Output]) -> Request {

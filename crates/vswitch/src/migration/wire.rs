@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use sluice_envelope::{HEADER_BYTES, Protocol, TAG_BYTES};
 use sluice_tables::sessions::Flow;
-use sluice_types::InstanceId;
+use sluice_types::{InstanceId, SERVICE_MEMBERS_MAX};
 
 /// The protocol in the envelope.
 pub const PROTOCOL: Protocol = Protocol::new(*b"SV", (1, 0), *b"move").with_body_bytes_min(HEAD_BYTES);
@@ -15,8 +15,8 @@ pub const BODY_BYTES_MAX: usize = 1232 - HEADER_BYTES - TAG_BYTES;
 const HEAD_BYTES: usize = 1 + 8 + 8 + 4;
 /// What a reply has before its sessions: the head, flags, and the next cursor.
 const REPLY_BYTES: usize = HEAD_BYTES + 1 + 8;
-/// Longest session: one of IPv6.
-const COPY_BYTES_MAX: usize = 1 + 1 + 3 * 4 + 2 * (16 + 2) + 4 * 8;
+/// Longest session: one of IPv6, with a member of a service.
+const COPY_BYTES_MAX: usize = 1 + 1 + 3 * 4 + 2 * (16 + 2) + 4 * 8 + 1;
 /// Sessions that a reply has room for, whichever they are.
 pub const COPIES_MAX: usize = (BODY_BYTES_MAX - REPLY_BYTES) / COPY_BYTES_MAX;
 
@@ -31,6 +31,7 @@ const REPLY_FROZEN: u8 = 1;
 const REPLY_MORE: u8 = 2;
 const COPY_IPV6: u8 = 1;
 const COPY_EGRESS: u8 = 2;
+const COPY_MEMBER: u8 = 4;
 
 /// What a message is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,8 @@ pub struct SessionCopy {
     pub packets: [u64; 2],
     /// Numbers of bytes from and to the originator.
     pub bytes: [u64; 2],
+    /// Number of the member of a service that has the flow; 0: none.
+    pub member: u8,
 }
 
 /// A message.
@@ -129,12 +132,16 @@ fn write_end(body: &mut Vec<u8>, end: SocketAddr) {
 impl SessionCopy {
     fn write(&self, body: &mut Vec<u8>) {
         let ipv6 = if self.flow.source.is_ipv6() { COPY_IPV6 } else { 0 };
-        body.push(ipv6 | if self.is_egress { COPY_EGRESS } else { 0 });
+        let member = if self.member == 0 { 0 } else { COPY_MEMBER };
+        body.push(ipv6 | member | if self.is_egress { COPY_EGRESS } else { 0 });
         body.push(self.flow.protocol);
         [self.state, self.age, self.idle].iter().for_each(|word| body.extend(word.to_be_bytes()));
         write_end(body, self.flow.source);
         write_end(body, self.flow.destination);
         self.packets.iter().chain(&self.bytes).for_each(|word| body.extend(word.to_be_bytes()));
+        if self.member != 0 {
+            body.push(self.member);
+        }
     }
 }
 
@@ -230,8 +237,21 @@ impl Reader<'_> {
         let (source, destination) = (self.end(is_ipv6)?, self.end(is_ipv6)?);
         let packets = [self.long()?, self.long()?];
         let bytes = [self.long()?, self.long()?];
+        let member = if flags & COPY_MEMBER == 0 { 0 } else { self.byte()? };
+        if member > SERVICE_MEMBERS_MAX {
+            return None;
+        }
         let flow = Flow { scope: 0, protocol, source, destination };
-        Some(SessionCopy { flow, is_egress: flags & COPY_EGRESS != 0, state, age, idle, packets, bytes })
+        Some(SessionCopy {
+            flow,
+            is_egress: flags & COPY_EGRESS != 0,
+            state,
+            age,
+            idle,
+            packets,
+            bytes,
+            member,
+        })
     }
 }
 
@@ -261,6 +281,7 @@ mod tests {
             idle: 8,
             packets: [1, 2],
             bytes: [3, u64::MAX],
+            member: if ipv6 { 127 } else { 0 },
         }
     }
 
@@ -317,11 +338,11 @@ mod tests {
             any::<[(Ipv4Addr, u16); 2]>().prop_map(|ends| ends.map(SocketAddr::from)),
             any::<[(Ipv6Addr, u16); 2]>().prop_map(|ends| ends.map(SocketAddr::from)),
         ];
-        let fields = any::<(u8, bool, [u32; 3], [u64; 2], [u64; 2])>();
+        let fields = (any::<(u8, bool, [u32; 3], [u64; 2], [u64; 2])>(), 0..=SERVICE_MEMBERS_MAX);
         (ends, fields).prop_map(|([source, destination], fields)| {
-            let (protocol, is_egress, [state, age, idle], packets, bytes) = fields;
+            let ((protocol, is_egress, [state, age, idle], packets, bytes), member) = fields;
             let flow = Flow { scope: 0, protocol, source, destination };
-            SessionCopy { flow, is_egress, state, age, idle, packets, bytes }
+            SessionCopy { flow, is_egress, state, age, idle, packets, bytes, member }
         })
     }
 

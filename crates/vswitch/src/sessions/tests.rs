@@ -158,7 +158,8 @@ proptest! {
         let mut judge = Judge::new(&reader, &map, &|_| None, &|_| false);
         for packet in packets {
             let permitting: Vec<u32> = policy.permitting(&packet).collect();
-            let of_another_policy = session(&packet, generation + 1);
+            let mut of_another_policy = session(&packet, generation + 1);
+            of_another_policy.action[1] |= 99 << layout::SESSION_MEMBER_SHIFT;
             match judge.decide(&of_another_policy) {
                 Fate::Changes([of, rule]) => {
                     prop_assert_eq!(of, generation);

@@ -405,6 +405,7 @@ fn killed_change_of_service_is_complete_or_absent() {
         die_everywhere(|tables| tables.upsert_service(&service(9, &members)));
     }
     die_everywhere(|tables| tables.remove_service(10));
+    die_everywhere(|tables| tables.remove_service(9));
     for address in ["10.0.0.61", "fd00::61", "10.0.0.60", "10.0.0.1", "fd00::9", "10.0.0.20"] {
         die_everywhere(|tables| tables.upsert_service_address(vni(5), ip(address), 10));
     }

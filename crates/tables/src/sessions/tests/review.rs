@@ -89,6 +89,62 @@ fn sessions_end_change_or_stay_as_decided() {
     assert_eq!(sessions.usage(Family::Ipv4).live, 4);
 }
 
+/// Catches a review that moves a flow to another member of its service, and one that overwrites the member that a packet has
+/// stored meanwhile.
+#[test]
+fn a_session_that_is_judged_again_keeps_its_member() {
+    const MEMBER: u32 = 99 << layout::SESSION_MEMBER_SHIFT;
+    let regions = SessionRegions::anonymous(2, 2).unwrap();
+    let mut sessions = sessions(&regions, Immediate);
+    let tables = host(&regions);
+    for family in [Family::Ipv4, Family::Ipv6] {
+        for (number, egress) in [(1, layout::SESSION_EGRESS), (2, 0)] {
+            let flow = flow(family, number);
+            begin(&tables, &flow, 5 | MEMBER | egress);
+            let found = |sessions: &Sessions| sessions.reader().lookup(&flow, NOW).unwrap().0;
+            let before = found(&sessions);
+            assert_eq!((before.rule(), before.begun_by() == PolicyDirection::Egress), (5, egress != 0));
+            // Another policy, by the highest number of a rule.
+            let rule = layout::SESSION_RULE_MASK;
+            let judge = |session: &Session| {
+                if session.flow == flow { Fate::Changes(session.permitted_by(9, rule)) } else { Fate::Stays }
+            };
+            assert_eq!(sessions.review(family, 0..u32::MAX, judge).changed, 1);
+            let after = found(&sessions);
+            assert_eq!(after.action, [9, rule | MEMBER | egress]);
+            assert_eq!((after.rule(), after.first_packet()), (rule, before.first_packet()));
+            // A packet stores another member after the review has read the session: that comes again.
+            let other = 7 << layout::SESSION_MEMBER_SHIFT;
+            let stored = [9, rule | other | egress];
+            let mut packets = 0;
+            let reviewed = sessions.review(family, 0..u32::MAX, |session| {
+                if session.flow != flow {
+                    return Fate::Stays;
+                }
+                packets += store_action(&regions, after.action, stored);
+                Fate::Changes(session.permitted_by(10, 6))
+            });
+            assert_eq!((packets, reviewed.changed, found(&sessions).action), (1, 0, stored));
+            let reviewed = sessions.review(family, 0..u32::MAX, |session| {
+                if session.flow == flow { Fate::Changes(session.permitted_by(10, 6)) } else { Fate::Stays }
+            });
+            assert_eq!((reviewed.changed, found(&sessions).action), (1, [10, 6 | other | egress]));
+        }
+    }
+}
+
+/// Replaces the data of the sessions that have these, as a packet does that stores a member. Returns their number.
+fn store_action(regions: &SessionRegions, from: [u32; 2], to: [u32; 2]) -> u32 {
+    let word = |action: [u32; 2]| u64::from(action[0]) | u64::from(action[1]) << 32;
+    let mut stored = 0;
+    for region in [&regions.ipv4, &regions.ipv6] {
+        for at in (0..region.bytes()).step_by(8) {
+            stored += u32::from(region.compare_and_swap64(at, word(from), word(to)).is_ok());
+        }
+    }
+    stored
+}
+
 /// Catches a review that lets a session live because a packet refreshed it in between.
 #[test]
 fn a_session_that_is_refreshed_meanwhile_ends_as_well() {
