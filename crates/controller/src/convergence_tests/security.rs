@@ -310,13 +310,13 @@ fn changes_of_very_many_policies_are_not_sent_in_a_step() {
         assert_eq!((has.count(), compiled.hosts.changed_policies.len()), (policies, policies));
         assert_eq!(compiled.hosts.resync.contains(&vni), policies == 0);
         // A host without ports of the VPC gets nothing, and one that gets its first port in this step a snapshot.
-        let none = HostStep::Send { targets: Vec::new(), removed_vnis: Vec::new(), keys: BTreeSet::new() };
+        let none = HostStep::Send { targets: Vec::new(), lost: Lost::default(), keys: BTreeSet::new() };
         assert_eq!(view.clone().step(&compiled.hosts, compiled.updates.keys()), none);
         let hosts = HostChanges { ports: first.ports.clone(), ..compiled.hosts.clone() };
         let step = view.clone().step(&hosts, compiled.updates.keys());
         let own = HostStep::Send {
             targets: vec![Target::Policy(vni, 5)],
-            removed_vnis: Vec::new(),
+            lost: Lost::default(),
             keys: BTreeSet::new(),
         };
         assert_eq!(step, if policies == 0 { HostStep::Resync } else { own });

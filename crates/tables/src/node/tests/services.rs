@@ -88,9 +88,9 @@ fn services_are_added_changed_and_removed() {
     ] {
         assert!(tables.upsert_service(&changed).unwrap(), "{changed:?}");
         assert!(!tables.upsert_service(&changed).unwrap(), "{changed:?}");
-        assert_eq!(tables.services().collect::<Vec<_>>(), [changed.clone()]);
+        assert_eq!(tables.services().collect::<Vec<_>>(), std::slice::from_ref(&changed));
         tables = adopt_again(tables);
-        assert_eq!(tables.services().collect::<Vec<_>>(), [changed.clone()]);
+        assert_eq!(tables.services().collect::<Vec<_>>(), std::slice::from_ref(&changed));
         assert!(!tables.upsert_service(&changed).unwrap(), "{changed:?}");
     }
     assert_eq!(used_after_flush(&mut tables), one, "cells leaked");
@@ -533,7 +533,7 @@ fn digests_count_services_their_addresses_and_vnics() {
         (EntryKey::Port(vni(5), mac_address), EntryHash::port(vni(5), mac_address, vnic(7).mac, 42, 0)),
     ];
     assert!(expected.iter().all(|entry| found.contains(entry)), "{found:?}");
-    let mut sums = before.clone();
+    let mut sums = before;
     expected.iter().for_each(|(_, hash)| sums.add(*hash));
     let same = |tables: &NodeTables, sums: &Digests| tables.digests() == *sums;
     assert!(same(&tables, &sums));
@@ -567,7 +567,7 @@ fn a_writer_that_is_killed_while_it_changes_the_seed_leaves_a_service() {
         );
         assert_eq!(tables.service_addresses().count(), 1, "access {accesses}");
         tables.upsert_service(&after).unwrap();
-        assert_eq!(tables.services().collect::<Vec<_>>(), [after.clone()]);
+        assert_eq!(tables.services().collect::<Vec<_>>(), std::slice::from_ref(&after));
         assert!(tables.has_endpoint_in(5, ip(HOSTS[0])));
         tables.remove_service(9).unwrap();
         tables.remove_vtep(ip(HOSTS[0])).unwrap();
@@ -595,7 +595,7 @@ fn a_service_without_memory_for_its_table_stays_as_it_was() {
     }
     for changed in [service(9, &[member(1, 1), member(2, 1)]), service(10, &[member(1, 0)])] {
         assert!(matches!(tables.upsert_service(&changed), Err(Error::Full { .. })));
-        assert_eq!(tables.services().collect::<Vec<_>>(), [known.clone()]);
+        assert_eq!(tables.services().collect::<Vec<_>>(), std::slice::from_ref(&known));
         assert_eq!(senders(&tables, 5), [true, false, false]);
     }
     // A service without members needs no table.
