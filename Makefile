@@ -59,10 +59,11 @@ bench-walls: ## Measure security groups beside nftables and conntrack
 	@sh scripts/build.sh -p sluice -p sluice-bench-walls
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-walls" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
-bench-hosts: ## Measure what hosts learn, and how soon a new instance is reached
+bench-hosts: ## Measure what hosts learn, how soon a new instance is reached, elastic credit and live migration
 	@$(SETUP) build run
-	@sh scripts/build.sh -p sluice -p sluice-bench-hosts
-	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-hosts" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
+	@sh scripts/build.sh -p sluice -p sluice-scenarios -p sluice-bench-hosts
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-hosts" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice" \
+		--probe "$${CARGO_TARGET_DIR:-target}/release/sluice-probe"
 
 bench-internet: ## Measure source NAT and its failover beside nftables, conntrack, keepalived and conntrackd
 	@$(SETUP) build run bench

@@ -7,8 +7,10 @@
  *
  *   VM -> anti-spoofing -> ARP, ND, DHCP, messages to the router: answered here
  *      -> security groups -> DSCP and rate of the port (qos.h)
+ *         segments of connections that end after a migration are answered (reset.h), in both directions
  *                       -> (VNI, destination) is a port of this host: delivered
  *                       -> (VNI, destination) has a direct path: through the tunnel to its host
+ *                       -> (VNI, destination) is a service's: to one of its members (services.h)
  *                       -> otherwise: through the tunnel to the VPC's gateway group; counted (sent_flows.h)
  *   underlay interface -> plain VXLAN, known sender, (VNI, destination) is a port: delivered
  *                      -> otherwise: to the host's stack, which passes VXLAN to the VXLAN device
@@ -27,7 +29,9 @@
 #include "vswitch/dhcp6.h"
 #include "vswitch/pending_checksum.h"
 #include "vswitch/qos.h"
+#include "vswitch/reset.h"
 #include "vswitch/router_advertisement.h"
+#include "vswitch/services.h"
 #include "vswitch/sent_flows.h"
 #include "vswitch/sources.h"
 #include "vswitch/strays.h"
@@ -79,6 +83,8 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	if (to->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, to, hit->next, admit_from(frame));
 
+		if (reason == DROP_session_reset)
+			return reset_local_sender(skb, frame, vrf->vni);
 		if (reason)
 			return port_drop(vrf->vni, reason);
 	}
@@ -93,6 +99,23 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 	return deliver(skb, frame, to, vrf);
 }
 
+/*
+ * The MTU of the direct path that the exact match found, if it has one and the packet, or one that it will be cut into, is longer;
+ * otherwise 0.
+ */
+__attribute__((noinline)) __u32 exceeded_mtu(struct __sk_buff *skb, const struct frame *frame,
+					     const struct exact_hit *hit)
+{
+	const struct next_hop *hop;
+	__u32 mtu;
+
+	if (!frame || !hit)
+		return 0;
+	hop = next_hop_at(hit->next, NEXT_HOP_DIRECT);
+	mtu = hop ? READ_ONCE(hop->mtu) : 0;
+	return mtu && longest_packet(skb, frame) > mtu ? mtu : 0;
+}
+
 /* Sends a VM's packet with a valid source by the direct path that the exact match found. */
 static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell,
 					       __u32 port_cell, struct frame *frame, struct exact_hit *hit)
@@ -101,7 +124,40 @@ static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni,
 
 	if (node && frame->destination_mac == load_mac(node->router_mac) && frame->ttl <= 1)
 		return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
+	if (skb->len - ETH_HLEN > DIRECT_MTU_MIN) {
+		__u32 mtu = exceeded_mtu(skb, frame, hit);
+
+		if (mtu)
+			return send_vm_error(skb, port_cell, frame, DROP_too_big | mtu << VM_ERROR_MTU_SHIFT);
+	}
 	return send_direct(skb, frame, hit, vrf_cell, vni);
+}
+
+/* Forwards a VM's packet with a valid source to a member of the service that the exact match found. */
+static __always_inline int send_to_service(struct __sk_buff *skb, const struct port *port,
+					   const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
+					   struct frame *frame, struct exact_hit *hit)
+{
+	__u32 member = choose_member(hit->next, frame, port->flags & PORT_FILTERED);
+	const struct next_hop *hop = member ? next_hop_at(member, NEXT_HOP_VTEP) : NULL;
+	const struct node_config *node = node_at();
+	enum drop_reason reason;
+	enum exact_answer found;
+	const struct port *to;
+
+	if (!node || !hop)
+		return port_drop(vrf->vni, DROP_no_member);
+	if (frame->destination_mac != load_mac(node->router_mac))
+		return port_drop(vrf->vni, DROP_wrong_mac);
+	if (frame->ttl <= 1)
+		return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
+	if (!is_member_here(node, hop))
+		return send_to_member(skb, frame, member, vrf_cell, vrf->vni);
+	found = find_vnic(vrf->vni, load_mac(hop->mac), hit);
+	to = local_port(found, hit, vrf->vni, &reason);
+	if (!to)
+		return port_drop(vrf->vni, found == EXACT_MISS ? DROP_no_member : reason);
+	return send_to_port(skb, vrf, port_cell, frame, to, hit);
 }
 
 /* Forwards a VM's packet with a valid source. `to_router`: its destination is the router. */
@@ -126,6 +182,8 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		reason = admit(skb, frame, port, port_cell, ADMIT_EGRESS);
 		if (frame->judged && port->flags & PORT_QOS)
 			credit_judged(port->scope);
+		if (reason == DROP_session_reset)
+			reason = reset_from_vm(skb, frame, vrf->vni);
 		if (reason)
 			return port_drop(vrf->vni, reason);
 	}
@@ -152,6 +210,8 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 	to = local_port(found, &hit, vrf->vni, &reason);
 	if (to)
 		return send_to_port(skb, vrf, port_cell, frame, to, &hit);
+	if (is_service(found, &hit))
+		return send_to_service(skb, port, vrf, vrf_cell, port_cell, frame, &hit);
 	if (is_direct(found, &hit))
 		return send_by_direct_path(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
 	return port_drop(vrf->vni, reason);
@@ -310,6 +370,18 @@ int port_ingress(struct __sk_buff *skb)
 	return verdict;
 }
 
+/* Finds the receiver of a frame to an address, of which the exact match found an entry: of a service, the vNIC on this host. */
+static __always_inline enum exact_answer find_bonded(enum exact_answer found, __u32 vni,
+						     const struct frame *frame, struct exact_hit *hit,
+						     enum drop_reason *reason)
+{
+	if (!is_service(found, hit))
+		return found;
+	found = find_vnic(vni, frame->destination_mac, hit);
+	*reason = found == EXACT_MISS ? DROP_no_member : DROP_none;
+	return found;
+}
+
 /*
  * Looks up the destination of a frame from the underlay. `reason` is set to why it must be dropped, or
  * DROP_none.
@@ -326,16 +398,19 @@ static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __
 		return EXACT_MISS;
 	*reason = DROP_none;
 	if (frame->ethertype == ETH_P_IPV6)
-		return find_ipv6(vni, frame->destination[0], frame->destination[1], hit);
+		return find_bonded(find_ipv6(vni, frame->destination[0], frame->destination[1], hit), vni,
+				   frame, hit, reason);
 	if (frame->ethertype == ETH_P_IP)
-		return find_ipv4(vni, frame->destination[1], hit);
+		return find_bonded(find_ipv4(vni, frame->destination[1], hit), vni, frame, hit, reason);
 	/* Gateways send only ARP replies. */
 	header = take_header(&cursor, struct arp_header);
 	*reason = header ? parse_arp(header, frame, &arp) : DROP_inner_truncated;
 	if (!*reason && arp.operation != ARP_REPLY)
 		*reason = DROP_multicast;
 	frame->destination[1] = arp.target;
-	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
+	if (*reason)
+		return EXACT_MISS;
+	return find_bonded(find_ipv4(vni, arp.target, hit), vni, frame, hit, reason);
 }
 
 /* Whether the packet is what a DHCP server sends to a client. Only this host answers its VMs. */
@@ -404,9 +479,12 @@ int uplink_ingress(struct __sk_buff *skb)
 	if (is_stray(found, &hit)) {
 		const struct next_hop *moved = moved_path(found, &hit);
 
+		if (!moved) {
+			found = find_delegated(vrf_cell, vni, frame, &hit);
+			moved = moved_path(found, &hit);
+		}
 		if (moved)
 			return redirect_stray(skb, frame, &from, moved, &hit, vrf_cell, vni);
-		found = find_delegated(vrf_cell, vni, frame, &hit);
 		if (found == EXACT_MISS)
 			return forward_stray(skb, frame, &from, vrf_cell, vni);
 	}
@@ -421,6 +499,8 @@ int uplink_ingress(struct __sk_buff *skb)
 		return port_drop(vni, DROP_forged_control);
 	if (port->flags & PORT_FILTERED && frame->ethertype != ETH_P_ARP && !is_control_icmp6(frame)) {
 		reason = admit(skb, frame, port, hit.next, admit_from(frame));
+		if (reason == DROP_session_reset)
+			return reset_remote_sender(skb, frame, &hit, vrf_cell, vni);
 		if (reason)
 			return port_drop(vni, reason);
 	}
@@ -445,6 +525,7 @@ static __always_inline const struct port *plain_receiver(const struct frame *fra
 		found = find_ipv6(vni, frame->destination[0], frame->destination[1], hit);
 	else
 		found = find_ipv4(vni, frame->destination[1], hit);
+	found = find_bonded(found, vni, frame, hit, &reason);
 	if (is_stray(found, hit))
 		found = find_delegated(vrf_cell, vni, frame, hit);
 	port = local_port(found, hit, vni, &reason);
@@ -485,6 +566,8 @@ static __always_inline int frame_from_underlay(struct __sk_buff *skb, struct fra
 	if (port->flags & PORT_FILTERED) {
 		enum drop_reason reason = admit(skb, frame, port, hit.next, admit_from(frame));
 
+		if (reason == DROP_session_reset)
+			return reset_remote_sender(skb, frame, &hit, vrf_cell, vni);
 		if (reason)
 			return port_drop(vni, reason);
 	}

@@ -250,6 +250,14 @@ long bpf_redirect(__u32 ifindex, __u64 flags)
 	return flags ? TC_ACT_SHOT : TC_ACT_REDIRECT;
 }
 
+/* No packet is examined but the one that a program returns. */
+long bpf_clone_redirect(struct __sk_buff *skb, __u32 ifindex, __u64 flags)
+{
+	if (skb != &tc.skb || ifindex != skb->ifindex || flags)
+		abort();
+	return 0;
+}
+
 long bpf_redirect_peer(__u32 ifindex, __u64 flags)
 {
 	return bpf_redirect(ifindex, flags);

@@ -101,7 +101,7 @@ const LOPSIDED: &str = "import select\n\
     print(answered, sent - answered)\n";
 
 /// Sends a TCP header of each of these flags: ACK, FIN and ACK, RST.
-const STRAY_SEGMENTS: &str = "s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)\n\
+pub const STRAY_SEGMENTS: &str = "s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)\n\
     for flags in 0x10, 0x11, 0x04:\n    \
         s.sendto(struct.pack('!HHIIBBHHH', int(sys.argv[3]), port, 1, 1, 0x50, flags, 512, 0, 0), (at, 0))\n";
 

@@ -107,7 +107,7 @@ fn second_algorithm() -> Result<&'static str, Failure> {
 
 async fn create(lab: &Lab, name: &str, policy: CreditPolicy) -> Result<NetworkClassId, Failure> {
     let CreditPolicy { mbps, kpps, cpu_permille } = policy;
-    let class = NewNetworkClass { name: name.to_owned(), mbps, kpps, cpu_permille };
+    let class = NewNetworkClass { name: name.to_owned(), mbps, kpps, cpu_permille, is_default: false };
     Ok(lab.api().create((), &class).await?.object.id)
 }
 
@@ -117,8 +117,9 @@ async fn set_class(lab: &Lab, vm: &str, class: Option<NetworkClassId>) -> Outcom
     lab.api().wait_programmed::<Instance>(id, PROGRAMMED).await?;
     // The agent has the class now, and enforces it at its next review.
     eventually(PROGRAMMED, async || {
-        let credit = port(lab, vm).await?["credit"].clone();
-        ensure!(credit.is_null() == class.is_none(), "{vm} has the class {class:?}, and the credit {credit}");
+        let terms = port(lab, vm).await?["terms"].clone();
+        let expected = if class.is_some() { "class" } else { "none" };
+        ensure!(terms == expected, "{vm} has the class {class:?}, and the terms {terms}");
         Ok(())
     })
     .await

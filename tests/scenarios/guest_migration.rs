@@ -1,23 +1,27 @@
 //! A guest of QEMU with security groups migrates by QEMU's own live migration, and back: connections in both directions
 //! with VMs on its old host, on its new host and on a third one go on, of both families, and the time in which datagrams
 //! are not answered is little longer than QEMU's own pause. Its first frame on the new host is QEMU's
-//! announcement (RARP).
+//! announcement (RARP). Answers to pings are late afterwards; the guest's own part of that is measured at its tap, and what is left is
+//! bounded. The source of the last migration is told when the guest is stopped, so that what comes during the pause waits in the tap of
+//! the target. All of it goes on for a minute after the last migration, in which nothing is lost.
 //!
 //! Catches: what a namespace that changes its link (`migration`) does not do: a tap that QEMU holds before the guest runs,
 //! frames that wait in the tap of the source, a guest whose clock stands still meanwhile.
 
 use crate::Ground;
+use crate::guest_delays::{GuestDelays, Request};
 use crate::guests::{GUEST, told};
 use crate::migration::{host_id, is_ready, metric};
 use crate::security_groups::{create, group, permit_echo, set_groups};
 use crate::streams::Streams;
-use crate::support::{Failure, Outcome, PROBE, Probe, ensure, ensure_timely, number};
+use crate::support::{Failure, Outcome, PROBE, Probe, address, ensure, ensure_timely, number};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use sluice_client::{Instance, MigrationEnd, Remote, SessionMode};
 use sluice_lab::{Guest, GuestMove, Lab, Options, Vm, VmState};
 use sluice_types::{AddressFamily, IpNet, Protocol};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
@@ -47,13 +51,19 @@ const MIGRATED: Duration = Duration::from_secs(20);
 /// What a gap may have beyond the guest's pause: until the source has closed its port and the target has opened its own,
 /// and until the guest, whose code the target translates for the first time, has answered.
 const SWITCH_MAX: Duration = Duration::from_millis(200);
+/// What an answer to a ping may take besides the guest's own part, after the guest has migrated.
+const NETWORK_MAX: Duration = Duration::from_millis(100);
+/// How long everything is watched after the last migration.
+const WATCH: Duration = Duration::from_secs(60);
+/// The part of the watch that is left out, because streams may send less than they claim.
+const WATCH_MARGIN: Duration = Duration::from_secs(5);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = lab(ground).await?;
     protect(&lab).await?;
     let _servers = serve(&lab).await?;
-    let there = migrate(&lab, lab.vm(GUEST)?, NEW).await?;
-    migrate(&lab, &there, OLD).await.map(drop)
+    let there = migrate(&lab, lab.vm(GUEST)?, (NEW, false), Duration::ZERO).await?;
+    migrate(&lab, &there, (OLD, true), WATCH).await.map(drop)
 }
 
 async fn lab(ground: &Ground) -> Result<Lab, Failure> {
@@ -163,12 +173,53 @@ impl Script {
 /// Pings from a peer, until they are ended.
 struct Pings {
     what: String,
+    /// The peer's address, and the guest's.
+    ends: (IpAddr, IpAddr),
     child: Child,
     output: JoinHandle<std::io::Result<String>>,
 }
 
+/// What a peer has heard after the guest's pause.
+struct Heard {
+    what: String,
+    ends: (IpAddr, IpAddr),
+    /// The longest time between two answers, of which the second came after the pause.
+    gap: Duration,
+    /// The number of each request that was answered, and how long that took.
+    answers: Vec<(u16, Duration)>,
+}
+
+impl Heard {
+    /// The longest time that an answer took, and the longest one besides the guest's own part. Of requests that the guest has
+    /// answered on its new host.
+    fn longest(&self, own: &HashMap<Request, Duration>) -> Result<(Duration, Duration), Failure> {
+        let parts: Vec<(Duration, Duration)> = self
+            .answers
+            .iter()
+            .filter_map(|(number, total)| {
+                let own = own.get(&(self.ends.0, self.ends.1, *number))?;
+                Some((*total, total.saturating_sub(*own)))
+            })
+            .collect();
+        ensure!(parts.len() > 10, "{}: only {} requests were seen at the tap", self.what, parts.len());
+        let longest = |part: fn(&(Duration, Duration)) -> Duration| parts.iter().map(part).max();
+        Ok((longest(|it| it.0).unwrap_or_default(), longest(|it| it.1).unwrap_or_default()))
+    }
+}
+
+/// Number and time of the request that a line of `ping` is about.
+fn answer(line: &str) -> Option<(u16, Duration)> {
+    let word = |key: &'static str| line.split(' ').find_map(|word: &str| word.strip_prefix(key));
+    // It counts further than the 16 bits that are sent.
+    let number: u64 = word("icmp_seq=")?.parse().ok()?;
+    let ms: f64 = word("time=")?.parse().ok()?;
+    Some((number as u16, Duration::from_secs_f64(ms / 1000.0)))
+}
+
 impl Pings {
     fn start(lab: &Lab, from: &str, target: IpAddr) -> Result<Self, Failure> {
+        let own = address(lab.vm(from)?, target.is_ipv6())?;
+        let ends = (own, target);
         let (target, interval) = (target.to_string(), PING_INTERVAL.as_secs_f64().to_string());
         let argv = ["ping", "-n", "-D", "-i", &interval, &target];
         let mut child = lab.command(from, &argv)?.stdout(Stdio::piped()).spawn()?;
@@ -177,23 +228,25 @@ impl Pings {
             let mut text = String::new();
             stdout.read_to_string(&mut text).await.map(|_| text)
         });
-        Ok(Self { what: format!("pings {from} -> {target}"), child, output })
+        Ok(Self { what: format!("pings {from} -> {target}"), ends, child, output })
     }
 
-    /// Ends them; returns the longest time between two answers, of which the second came after `since`.
-    async fn end(mut self, since: Duration) -> Result<(String, Duration), Failure> {
+    /// Ends them; returns what has come after `since`.
+    async fn end(mut self, since: Duration) -> Result<Heard, Failure> {
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok());
         let pid = pid.ok_or_else(|| Failure::new(format!("{} have ended", self.what)))?;
         kill(Pid::from_raw(pid), Signal::SIGINT)?;
         self.child.wait().await?;
         let text = self.output.await??;
-        let answers = text.lines().filter(|line| line.contains(" bytes from "));
-        let times = answers.filter_map(|line| line.strip_prefix('[')?.split(']').next()?.parse().ok());
+        let lines = text.lines().filter(|line| line.contains(" bytes from "));
+        let answers = lines.clone().filter_map(answer).collect();
+        let times = lines.filter_map(|line| line.strip_prefix('[')?.split(']').next()?.parse().ok());
         let times: Vec<f64> = times.collect();
         let after = times.windows(2).filter(|pair| pair[1] > since.as_secs_f64());
         let gaps: Vec<f64> = after.map(|pair| pair[1] - pair[0]).collect();
         ensure!(gaps.len() > 10, "{}: only {} answers after the pause: {text}", self.what, gaps.len());
-        Ok((self.what, Duration::from_secs_f64(gaps.into_iter().fold(0.0, f64::max))))
+        let gap = Duration::from_secs_f64(gaps.into_iter().fold(0.0, f64::max));
+        Ok(Heard { what: self.what, ends: self.ends, gap, answers })
     }
 }
 
@@ -236,22 +289,37 @@ impl<'lab> Traffic<'lab> {
         Ok(Self { lab, streams, talks, pings, own })
     }
 
-    /// Ends all. No connection may have ended, and no gap may be much longer than the guest's pause.
-    async fn end(self, moved: &GuestMove) -> Outcome {
+    /// Ends all. No connection may have ended, and no gap may be much longer than the guest's pause. Nothing may be lost during the
+    /// watch that is at the end. `own` are the guest's own delays at its new host.
+    async fn end(self, moved: &GuestMove, watch: Duration, own: &HashMap<Request, Duration>) -> Outcome {
         let is_short = |what: &str, gap: Duration, interval: Duration| {
             println!("    {what}: no answer for {} ms", gap.as_millis());
-            let most = moved.pause + SWITCH_MAX + interval;
+            // If the source was told, what comes during the pause waits in the tap.
+            let pause = if moved.told { Duration::ZERO } else { moved.pause };
+            let most = pause + SWITCH_MAX + interval;
             ensure_timely!(gap <= most, "{what}: no answer for {gap:?}, {most:?} at most; {moved:?}");
             Ok(())
         };
         let each = Duration::from_secs(1) / u32::try_from(PPS)?;
         for (what, result) in self.streams.results().await? {
             is_short(&format!("stream {what}"), each * longest_lost(&result)?, each)?;
+            lost_nothing(&format!("stream {what}"), &result, watch)?;
         }
         for pings in self.pings {
-            // Not bounded: all peers see the same 0.4 to 0.8 s, in which few datagrams are lost, so answers are late: the emulated guest is.
-            let (what, gap) = pings.end(moved.stopped).await?;
-            println!("    {what}: no answer for {} ms", gap.as_millis());
+            // The gap is not bounded: an emulated guest is late itself.
+            let heard = pings.end(moved.stopped).await?;
+            let (total, network) = heard.longest(own)?;
+            let what = &heard.what;
+            println!(
+                "    {what}: no answer for {} ms; an answer took {} ms at most, and besides the guest {} ms at most",
+                heard.gap.as_millis(),
+                total.as_millis(),
+                network.as_millis()
+            );
+            ensure_timely!(
+                network <= NETWORK_MAX,
+                "{what}: besides the guest's own part an answer took {network:?}, {NETWORK_MAX:?} at most"
+            );
         }
         for (way, mut talk) in self.talks {
             talk.stop().await?;
@@ -272,6 +340,7 @@ impl<'lab> Traffic<'lab> {
             let lost = number(&result, "sent")? - number(&result, "received")?;
             let most = SWITCH_MAX.as_millis() as u64 * PPS / 1000;
             println!("    the guest's {name}: {lost} packets lost");
+            lost_nothing(&format!("the guest's {name}"), &result, watch)?;
             ensure_timely!(lost <= most, "the guest's {name} lost {lost} packets, {most} at most: {result}");
         }
         Ok(())
@@ -285,6 +354,17 @@ fn longest_lost(result: &Value) -> Result<u32, Failure> {
     Ok(u32::try_from(lengths.max().unwrap_or(0))?)
 }
 
+/// A stream has lost nothing of what it has sent during the watch, which is at its end.
+fn lost_nothing(what: &str, result: &Value, watch: Duration) -> Outcome {
+    let watched = watch.saturating_sub(WATCH_MARGIN).as_secs() * PPS;
+    let from = number(result, "sent")?.saturating_sub(watched);
+    let ranges = result["lost"].as_array().into_iter().flatten();
+    let last = ranges.filter_map(|range| range[1].as_u64()).max();
+    let lost_lately = watched > 0 && last.is_some_and(|last| last > from);
+    ensure_timely!(!lost_lately, "{what} has lost packets long after the migration: {}", result["lost"]);
+    Ok(())
+}
+
 /// A connection was not lost.
 fn is_alive(way: &str, result: &Value) -> Outcome {
     let (answered, longest_ms) = (number(result, "answered")?, number(result, "longest_ms")?);
@@ -293,31 +373,41 @@ fn is_alive(way: &str, result: &Value) -> Outcome {
     Ok(())
 }
 
-/// Migrates the guest under traffic.
-async fn migrate(lab: &Lab, vm: &VmState, to: &str) -> Result<VmState, Failure> {
+/// Migrates the guest to a host under traffic, which goes on for `watch`. `tells`: the source is told when the guest is stopped.
+async fn migrate(
+    lab: &Lab,
+    vm: &VmState,
+    (to, tells): (&str, bool),
+    watch: Duration,
+) -> Result<VmState, Failure> {
     let traffic = Traffic::begin(lab).await?;
     let vpc = lab.vpc("web")?.id;
     let (target, mode) = (host_id(lab, to)?, SessionMode::Copy);
     let migration = lab.api().start_migration((vpc, vm.id), target, mode, None).await?;
     let mut waiting = lab.prepare_guest_migration(GUEST, vm, to).await?;
     lab.attach_port(waiting.moved()).await?;
+    let delays = GuestDelays::watch(lab, to, &waiting.moved().port).await?;
     is_ready(lab, vm).await?;
     let copied = metric(lab, to, "sluice_migration_sessions_copied_total").await?;
     // 12 connections and 8 streams.
     ensure!(copied >= 20.0, "{to} has copied only {copied} sessions");
-    let moved = waiting.run(lab).await?;
+    let moved = waiting.run(lab, tells).await?;
     println!(
         "    to {to}: the guest was stopped for {} us; {} KiB were sent within {} ms",
         moved.pause.as_micros(),
         moved.sent_bytes / 1024,
         moved.total.as_millis()
     );
+    let paused = metric(lab, &vm.host, "sluice_migration_ports_paused_total").await?;
+    ensure!(paused == f64::from(u8::from(tells)), "{} has closed {paused} ports of stopped guests", vm.host);
     ensure!(!moved.pause.is_zero(), "QEMU stopped the guest after it ran elsewhere: {moved:?}");
     let end = lab.api().wait_migrated(vpc, &migration, MIGRATED, |_| {}).await?;
     ensure!(matches!(end, MigrationEnd::Migrated(_)), "{end:?}");
     let instance = lab.api().get::<Instance>(vm.id).await?;
     ensure!(instance.host == target, "the instance is on {:?}", instance.host);
     let vm = waiting.finish(lab).await?;
-    traffic.end(&moved).await?;
+    tokio::time::sleep(watch).await;
+    let own = delays.end().await?;
+    traffic.end(&moved, watch, &own).await?;
     Ok(vm)
 }

@@ -3,16 +3,22 @@
 //!
 //! Injected are a VM that hangs, one with another MAC address, one whose hypervisor closes its interface, an instance that is
 //! deleted without its interface, a link that goes down, a switch that drops and delays, a VM that does not take what is sent
-//! to it, and a server that is down. Processors, memory and software interrupts are of the whole machine, so that the rules
-//! about these have unit tests only (`crates/agent/src/health/rules_tests.rs`, `crates/agent/src/health/monitor_tests.rs`).
+//! to it, a VM that gets more packets than its host can process, and a server that is down. Software interrupts are of the whole
+//! machine, so that only one agent has a threshold that the flood exceeds. Processors and memory are so, too: the rules about these
+//! have unit tests only (`crates/agent/src/health/rules_tests.rs`, `crates/agent/src/health/monitor_tests.rs`).
 //!
-//! Catches: probes that a node, a VM or a program does not answer, false alarms, wrong causes, findings that stay.
+//! A policy makes the controller start the migration of one instance of the overloaded host, with an event for whoever moves VMs.
+//!
+//! Catches: probes that a node, a VM or a program does not answer, false alarms, wrong causes, findings that stay, migrations that
+//! no policy wants, or to a host that cannot have the instance.
 
 use crate::Ground;
+use crate::security_groups::{create, group, set_groups};
 use crate::support::{Failure, Outcome, address, ensure, ensure_timely, eventually, execute, iperf};
 use serde_json::json;
-use sluice_client::{Health, Instance};
+use sluice_client::{AnomalyClass, Health, HealthAction, HealthPolicyPatch, Instance, Remote};
 use sluice_lab::{Lab, Options};
+use sluice_types::{AddressFamily, InstanceId, Protocol};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -29,6 +35,11 @@ const SWITCH: &str = "tor-1";
 /// The switch's ports to host-a and host-b, which follow those to the gateways.
 const TO_HOST_A: &str = "p2";
 const TO_HOST_B: &str = "p3";
+/// The flood: 40,000 packets in a second, of which each is processed in software interrupts on its whole way.
+const FLOOD: [&str; 7] = ["-u", "-l", "64", "-b", "20M", "-t", "30"];
+const FLOODED: u16 = 5234;
+/// Part of a processor that the flood exceeds by far, and a quiet lab does not reach.
+const BUSY_PERCENT: u32 = 8;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = Lab::up(Options::standard(&ground.name, &ground.binary)?).await?;
@@ -41,6 +52,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     link_goes_down(&lab).await?;
     switch_is_overloaded(&lab).await?;
     vm_does_not_take_packets(&lab).await?;
+    vswitch_is_overloaded(&lab).await?;
     server_is_down(&lab).await
 }
 
@@ -234,6 +246,81 @@ async fn vm_does_not_take_packets(lab: &Lab) -> Outcome {
     futures::future::try_join(flood, find).await?;
     set_rate(json!({})).await?;
     cleared(lab).await
+}
+
+/// A flood between VMs is too much for the host of its receiver, by the threshold of this agent. The finding names the VM and the
+/// flow, and an instance is to leave the host.
+async fn vswitch_is_overloaded(lab: &Lab) -> Outcome {
+    let (vm, host) = ("web-3", "host-b");
+    let (id, target) = (lab.vm(vm)?.id, address(lab.vm(vm)?, false)?);
+    // Hosts count the flows of filtered ports.
+    let flooded = group(lab, "flooded").await?;
+    for protocol in [Protocol::TCP, Protocol::UDP] {
+        create(lab, flooded, AddressFamily::Ipv4, protocol, FLOODED, Remote::Any).await?;
+    }
+    set_groups(lab, vm, &[flooded]).await?;
+    let argv = lab.process(host)?.argv;
+    let limits = [format!("--health-softirq-percent={BUSY_PERCENT}"), "--health-squeezes=0".to_owned()];
+    lab.restart_with(host, argv.iter().cloned().chain(limits).collect()).await?;
+    lab.synchronized(host, SETTLED).await?;
+    cleared(lab).await?;
+    set_policy(lab, HealthAction::Migrate).await?;
+    let flood = async { iperf(lab, ("web-1", vm), target, FLOODED, &FLOOD).await.map(drop) };
+    let find = async {
+        let health = found(lab, host, "vswitch_overload", "node").await?;
+        let evidence = &health.items[0].evidence;
+        for part in [
+            "in software interrupts".to_owned(),
+            format!("busiest VM: {id}"),
+            format!("heaviest flow: udp {}:", address(lab.vm("web-1")?, false)?),
+            format!("> {target}:{FLOODED}"),
+        ] {
+            ensure!(evidence.contains(&part), "`{part}` is not in the evidence: {evidence}");
+        }
+        instance_is_to_leave(lab, host, "host-a").await
+    };
+    futures::future::try_join(flood, find).await?;
+    lab.restart_with(host, argv).await?;
+    lab.synchronized(host, SETTLED).await?;
+    set_groups(lab, vm, &[]).await?;
+    cleared(lab).await
+}
+
+async fn set_policy(lab: &Lab, action: HealthAction) -> Outcome {
+    let patch = HealthPolicyPatch { action: Some(action), hold_s: Some(5), ..HealthPolicyPatch::default() };
+    lab.api().set_health_policy(AnomalyClass::VswitchOverload, &patch).await?;
+    Ok(())
+}
+
+/// One instance of a host is to migrate to the only host that it can migrate to, which an event says.
+async fn instance_is_to_leave(lab: &Lab, from: &str, to: &str) -> Outcome {
+    let wanted = async || {
+        let events = lab.api().events(None, None, 1000).await?;
+        let wanted = events.into_iter().filter(|event| event.kind == "instance_migration_wanted");
+        Ok::<_, Failure>(wanted.collect::<Vec<_>>())
+    };
+    eventually(FOUND, async || {
+        ensure!(!wanted().await?.is_empty(), "no instance is to migrate");
+        Ok(())
+    })
+    .await?;
+    set_policy(lab, HealthAction::None).await?;
+    let events = wanted().await?;
+    ensure!(events.len() == 1, "more than one instance is to migrate: {events:?}");
+    let (details, subject) = (&events[0].details, &events[0].subject);
+    ensure!(
+        details["from_name"] == from && details["to_name"] == to && details["class"] == "vswitch_overload",
+        "the event has other hosts: {details}"
+    );
+    let id: InstanceId = subject.parse()?;
+    let instance: Instance = lab.api().get(id).await?;
+    let migration = lab.api().migration(instance.vpc, id).await?;
+    ensure!(
+        details["migration"] == migration.id && migration.host.to_string() == lab.node(to)?.id,
+        "another migration is in progress: {migration:?}"
+    );
+    lab.api().cancel_migration(instance.vpc, id, None).await?;
+    Ok(())
 }
 
 /// The node cannot say it itself: those that watch it do.

@@ -51,6 +51,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for gateway in ["gw-a", "gw-b"] {
         let events = lab.metrics(gateway).await?.sum("sluice_flow_events_total", &[]);
         ensure!(events == 0.0, "{gateway} detected {events} elephants");
+        let counts = lab.metrics(gateway).await?.sum("sluice_flows_counted", &[]);
+        ensure!(counts == 0.0, "{gateway} counts flows, although none can be an elephant");
     }
     Ok(())
 }

@@ -10,10 +10,12 @@ mod across_hosts;
 mod address_pairs;
 mod addresses;
 mod attack;
+mod births;
 mod connections;
 mod crash;
 mod credit;
 mod database_killed;
+mod default_class;
 mod deletion;
 mod demonstration;
 mod dhcpv6;
@@ -25,6 +27,7 @@ mod foreign_sender;
 mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
+mod guest_delays;
 mod guest_migration;
 mod guests;
 mod gwzone;
@@ -44,6 +47,7 @@ mod load_awareness;
 mod lossless_takeover;
 mod meter_shares;
 mod migration;
+mod migration_reset;
 mod moved_instance;
 mod nat;
 mod nat64;
@@ -68,6 +72,7 @@ mod rsp_tenant;
 mod same_host;
 mod security_groups;
 mod self_configuration;
+mod services;
 mod session_timeouts;
 mod spoofing;
 mod stalls;
@@ -94,8 +99,9 @@ use support::{Failure, Outcome, describe};
 
 /// `make soak` runs these scenarios, and a word that their name contains. The last three take minutes, `guests` and `guest_migration` because there is no KVM. For
 /// each of the others, the common path has one that is like it, except `health`, whose rules have unit tests: it waits for a quiet minute.
-const LONG: [&str; 12] = [
+const LONG: [&str; 13] = [
     "credit",
+    "default_class",
     "health",
     "gwzone",
     "history_failover",
@@ -191,6 +197,7 @@ fn all() -> Vec<Scenario> {
         security_groups: OwnLab,
         qos: OwnLab,
         credit: OwnLab,
+        default_class: OwnLab,
         addresses: OwnLab,
         internet: OwnLab,
         public_prefixes: OwnLab,
@@ -206,12 +213,14 @@ fn all() -> Vec<Scenario> {
         nat_partition: OwnLab,
         port_forwards: OwnLab,
         connections: OwnLab,
+        services: OwnLab,
         session_timeouts: OwnLab,
         attack: OwnLab,
         guests: OwnLab,
         guest_migration: OwnLab,
         moved_instance: OwnLab,
         migration: OwnLab,
+        migration_reset: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,
         guarded_ports: OwnLab,
@@ -229,6 +238,7 @@ fn all() -> Vec<Scenario> {
         load_awareness: OwnLab,
         full_tables: OwnLab,
         preprogrammed: OwnLab,
+        births: OwnLab,
         gwzone: OwnLab,
         learning: OwnLab,
         two_labs: OwnLab,

@@ -1,7 +1,8 @@
 //! A VM with security groups migrates between hosts while it talks to VMs on its old host, on its new host and on a third one.
 //! Connections in both directions go on, also those that its rules permit only because they exist already; streams lose no more
 //! than what is sent while the guest has no link. The same with the controller away at the switch, with the agent of the target
-//! killed before it, and after a cancelation. Without copies of its sessions the connections end: so the copies matter.
+//! killed before it, to a host whose agent has just started and that has had no instance, and after a cancelation. What is sent to
+//! an address of a prefix that is delegated to the VM follows it as well. Without copies of its sessions the connections end: so the copies matter.
 
 use crate::Ground;
 use crate::attack::sessions;
@@ -9,23 +10,28 @@ use crate::connections::{TALKER, go_on, line, start};
 use crate::moved_instance::{NEW, with_another_host};
 use crate::security_groups::{create, group};
 use crate::streams::Streams;
-use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually, number};
-use serde_json::json;
+use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually, execute, number};
+use serde_json::{Value, json};
 use sluice_client::{Instance, Migration, MigrationEnd, MigrationStatus, Remote, SessionMode};
-use sluice_lab::{CONTROLLER, Lab, VmState};
-use sluice_types::{AddressFamily, HostId, Protocol, SecurityGroupId};
+use sluice_lab::{CONTROLLER, Host, Lab, VmState};
+use sluice_types::{AddressFamily, HostId, Protocol};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::process::Child;
 
-const OLD: &str = "host-b";
-const VM: &str = "mover";
+pub const OLD: &str = "host-b";
+pub const VM: &str = "mover";
 /// On a third host, on the old host, and on the new one.
-const PEERS: [&str; 3] = ["web-1", "web-3", "neighbor"];
+pub const PEERS: [&str; 3] = ["web-1", "web-3", "neighbor"];
+/// Prefixes that are delegated to the VM, outside of the subnets, and the VM's address in each.
+const PREFIXES: [&str; 2] = ["10.244.2.0/24", "fd10:244:0:2::/64"];
+const PODS: [&str; 2] = ["10.244.2.7", "fd10:244:0:2::7"];
+/// A host that has never had an instance.
+const COLD: &str = "host-e";
 /// The VM serves here, and members of one group may connect.
-const SERVED: u16 = 7501;
+pub const SERVED: u16 = 7501;
 /// The peers serve here.
-const OUTWARD: u16 = 7502;
+pub const OUTWARD: u16 = 7502;
 /// The VM echoes datagrams from here on.
 const STREAMS: u16 = 7510;
 const PPS: u64 = 200;
@@ -48,7 +54,15 @@ const CONVERSATION: &str = "import select\n\
     print(int(longest * 1000), count)\n";
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let options = with_another_host(ground)?;
+    let mut options = with_another_host(ground)?;
+    options.topology.hosts.push(Host {
+        name: COLD.to_owned(),
+        switch: "tor-1".to_owned(),
+        ipv4: "192.0.2.25".parse().ok(),
+        ipv6: None,
+        sessions: None,
+        table_memory_mib: None,
+    });
     let lab = Lab::up(options).await?;
     let neighbor = lab.add_vm("neighbor", "web", "front", NEW).await?;
     let vm = lab.add_vm(VM, "web", "front", OLD).await?;
@@ -57,6 +71,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let vm = under_load(&lab, &vm, &neighbor).await?;
     let vm = controller_away(&lab, &vm, &neighbor).await?;
     let vm = target_killed(&lab, &vm, &neighbor).await?;
+    let vm = cold_target(&lab, &vm, &neighbor).await?;
     canceled(&lab, &vm, &neighbor).await?;
     without_copies(&lab, &vm, &neighbor).await?;
     for server in &mut servers {
@@ -66,12 +81,13 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 }
 
 /// The VM of a peer.
-fn peer<'a>(lab: &'a Lab, neighbor: &'a VmState, name: &str) -> Result<&'a VmState, Failure> {
+pub fn peer<'a>(lab: &'a Lab, neighbor: &'a VmState, name: &str) -> Result<&'a VmState, Failure> {
     if name == "neighbor" { Ok(neighbor) } else { Ok(lab.vm(name)?) }
 }
 
-/// The VM's rules permit one port for TCP and those of the streams from members of a group, and nothing else from outside.
-async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Outcome {
+/// The VM's rules permit one port for TCP and those of the streams from members of a group, and nothing else from outside. Returns
+/// that group, which the peers are in.
+pub async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<SecurityGroupId, Failure> {
     let (server, client) = (group(lab, "server").await?, group(lab, "client").await?);
     for family in [AddressFamily::Ipv4, AddressFamily::Ipv6] {
         create(lab, server, family, Protocol::TCP, SERVED, Remote::Group(client)).await?;
@@ -80,23 +96,34 @@ async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Outcome {
             create(lab, server, family, Protocol::UDP, port, Remote::Group(client)).await?;
         }
     }
-    set(lab, vm, server).await?;
-    for name in PEERS {
-        set(lab, peer(lab, neighbor, name)?, client).await?;
+    set(lab, vm, &json!({ "security_groups": [server], "delegated_prefixes": PREFIXES })).await?;
+    for at in PODS {
+        // A single address, of an interface that stays.
+        let add = ["ip", "addr", "add", at, "dev", "lo", "nodad"];
+        execute(lab, VM, if at.contains(':') { &add } else { &add[..6] }).await?;
     }
-    Ok(())
+    for name in PEERS {
+        set(lab, peer(lab, neighbor, name)?, &json!({ "security_groups": [client] })).await?;
+    }
+    Ok(client)
 }
 
-async fn set(lab: &Lab, vm: &VmState, group: SecurityGroupId) -> Outcome {
-    lab.api().update::<Instance>(vm.id, &json!({ "security_groups": [group] }), None).await?;
+async fn set(lab: &Lab, vm: &VmState, patch: &Value) -> Outcome {
+    lab.api().update::<Instance>(vm.id, patch, None).await?;
     lab.api().wait_programmed::<Instance>(vm.id, READY).await?;
     Ok(())
 }
 
+/// The addresses at which the VM is reached, with those of its prefixes.
+fn served(vm: &VmState) -> Result<Vec<IpAddr>, Failure> {
+    let pods = PODS.iter().map(|at| at.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+    Ok(vm.addresses().into_iter().chain(pods).collect())
+}
+
 /// Starts what answers connections, at the VM and at its peers.
-fn serve(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Vec<Child>, Failure> {
+pub fn serve(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Vec<Child>, Failure> {
     let mut servers = Vec::new();
-    for at in vm.addresses() {
+    for at in served(vm)? {
         servers.push(start(lab, VM, TALKER, &at.to_string(), SERVED, "")?);
     }
     for name in PEERS {
@@ -114,7 +141,7 @@ impl Conversations {
     async fn begin(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Self, Failure> {
         let mut begun = Vec::new();
         for name in PEERS {
-            let inward = vm.addresses().into_iter().map(|at| (name, at, SERVED));
+            let inward = served(vm)?.into_iter().map(|at| (name, at, SERVED));
             let outward = peer(lab, neighbor, name)?.addresses().into_iter().map(|at| (VM, at, OUTWARD));
             for (from, at, port) in inward.chain(outward) {
                 begun.push((format!("{from} -> {at}"), talk(lab, from, at, port).await?));
@@ -145,7 +172,7 @@ impl Conversations {
 }
 
 /// Begins a connection. Its server may not listen yet.
-async fn talk(lab: &Lab, from: &str, at: IpAddr, port: u16) -> Result<Child, Failure> {
+pub async fn talk(lab: &Lab, from: &str, at: IpAddr, port: u16) -> Result<Child, Failure> {
     let mut last = String::new();
     for _ in 0..20 {
         let mut child = start(lab, from, CONVERSATION, &at.to_string(), port, "")?;
@@ -165,7 +192,7 @@ pub fn host_id(lab: &Lab, host: &str) -> Result<HostId, Failure> {
 }
 
 /// Starts a migration, and waits until the target is ready for the guest.
-async fn begin(
+pub async fn begin(
     lab: &Lab,
     vm: &VmState,
     to: &str,
@@ -191,7 +218,7 @@ pub async fn is_ready(lab: &Lab, vm: &VmState) -> Outcome {
 }
 
 /// Waits until the controller has moved the instance.
-async fn finish(lab: &Lab, migration: &Migration, moved: &VmState) -> Outcome {
+pub async fn finish(lab: &Lab, migration: &Migration, moved: &VmState) -> Outcome {
     let end = lab.api().wait_migrated(lab.vpc("web")?.id, migration, MIGRATED, |_| {}).await?;
     ensure!(matches!(end, MigrationEnd::Migrated(_)), "{end:?}");
     let instance = lab.api().get::<Instance>(moved.id).await?;
@@ -211,8 +238,8 @@ async fn under_load(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<VmSta
     let streams = Streams::to(lab, &ways, STREAMS, PPS).await?;
     let (migration, moved) = begin(lab, vm, NEW, SessionMode::Copy).await?;
     let copied = metric(lab, NEW, "sluice_migration_sessions_copied_total").await?;
-    // 12 connections and 6 streams.
-    ensure!(copied >= 18.0, "{NEW} has copied only {copied} sessions");
+    // 18 connections and 6 streams.
+    ensure!(copied >= 24.0, "{NEW} has copied only {copied} sessions");
     let away = lab.switch_guest(VM, vm).await?;
     finish(lab, &migration, &moved).await?;
     conversations.end("copy").await?;
@@ -281,10 +308,50 @@ async fn target_killed(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Vm
     Ok(moved)
 }
 
+/// To a host that has never had an instance, and whose agent starts right before the migration: it knows neither the network nor
+/// a path.
+async fn cold_target(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<VmState, Failure> {
+    let conversations = Conversations::begin(lab, vm, neighbor).await?;
+    lab.stop(COLD).await?;
+    lab.restart(COLD)?;
+    lab.synchronized(COLD, Duration::from_secs(30)).await?;
+    eventually(READY, || async {
+        let known = lab.paths_of(COLD).await?;
+        ensure!(known.is_empty(), "{COLD} knows paths already: {known:?}");
+        let opened = metric(lab, COLD, "sluice_migration_ports_opened_total").await?;
+        ensure!(opened == 0.0, "{COLD} has opened {opened} ports before");
+        Ok(())
+    })
+    .await?;
+    let (migration, moved) = begin(lab, vm, COLD, SessionMode::Copy).await?;
+    lab.switch_guest(VM, vm).await?;
+    finish(lab, &migration, &moved).await?;
+    let opened = metric(lab, COLD, "sluice_migration_ports_opened_total").await?;
+    ensure!(opened == 1.0, "{COLD} has opened {opened} ports");
+    conversations.end("cold target").await?;
+    // The VM begins connections there as well.
+    let conversations = Conversations::begin(lab, &moved, neighbor).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    conversations.end("after a migration to a cold host").await?;
+    Ok(moved)
+}
+
 /// A migration that is canceled before the guest runs at the target.
 async fn canceled(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Outcome {
     let conversations = Conversations::begin(lab, vm, neighbor).await?;
     let (_, moved) = begin(lab, vm, OLD, SessionMode::Copy).await?;
+    // The hypervisor says that the guest is stopped, but it continues: its next frame opens the port again.
+    lab.pause_port(vm).await?;
+    let paused = metric(lab, &vm.host, "sluice_migration_ports_paused_total").await?;
+    ensure!(paused == 1.0, "{} has closed {paused} ports of stopped guests", vm.host);
+    eventually(READY, || async {
+        ensure!(sessions(lab, &vm.host, &vm.port).await.is_ok(), "{} has not opened the port again", vm.host);
+        Ok(())
+    })
+    .await?;
+    let again = Conversations::begin(lab, vm, neighbor).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    again.end("stopped and continued").await?;
     lab.api().cancel_migration(lab.vpc("web")?.id, vm.id, None).await?;
     lab.api().wait_programmed::<Instance>(vm.id, READY).await?;
     lab.end_migration(VM).await?;

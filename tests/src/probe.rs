@@ -47,7 +47,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use serde_json::json;
 use sluice_envelope::{BootId, ClusterKey, KeyRing, NodeId};
-use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Sealer};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Reception, Sealer};
 use sluice_sys::PacketSocket;
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::io::{Error, Read, Result, Write};
@@ -209,8 +209,15 @@ fn notify(
     let keys = KeyRing::new(vec![key]).map_err(|error| bad(&error))?;
     let boot = BootId::random().ok_or_else(|| Error::other("no random bytes"))?;
     let mut sealer = Sealer::new(NodeId::from(GatewayId::new(1)), boot);
-    let path =
-        Path { host, mac: MacAddr::local(200), vni, lifetime_ms: 60_000, revision: 1, by_network: false };
+    let path = Path {
+        host,
+        mac: MacAddr::local(200),
+        vni,
+        lifetime_ms: 60_000,
+        revision: 1,
+        by_network: false,
+        reception: Reception::default(),
+    };
     let answers = vec![AnswerEntry {
         destination: Destination { vni, address: destination },
         answer: Answer::Path(path),

@@ -2,11 +2,11 @@
 //! each flow, with the placement and the spreading of the product, at the scale of the paper's test bed, compared
 //! with gateways of host zones. It changes with how flows are spread over gateways.
 
-use crate::demands::Random;
+use crate::demands::ranks;
 use crate::{CLUSTERS, Failure, Outcome, Settings};
 use sluice_bench_report::{Better, Measure};
 use sluice_placement::{Cluster, Placement, Problem, Settings as Rgcm, Vpc, solve};
-use sluice_types::{ClusterId, TenantId, VpcId};
+use sluice_types::{ClusterId, Random, TenantId, VpcId};
 
 const HOSTS: usize = 20;
 const VPCS: usize = 100;
@@ -197,7 +197,7 @@ impl Cloud {
         // A VM's place in the order in which zones are cut: host by host.
         let place = match layout {
             Layout::InSequence => (0..total).collect(),
-            Layout::Scattered => random.ranks(total).into_iter().map(|rank| rank - 1).collect(),
+            Layout::Scattered => ranks(random, total).into_iter().map(|rank| rank - 1).collect(),
         };
         Self { vms, first, place }
     }
@@ -253,7 +253,7 @@ fn draw_flows(workload: Workload, cloud: &Cloud, count: usize, random: &mut Rand
     let mut flow = |vpc: usize, source: usize, bps: f64, start_s: f64| Flow {
         vpc,
         source_host_place: cloud.place[source],
-        hash: random.next() as u32,
+        hash: random.number() as u32,
         start_s,
         bps,
     };

@@ -2,7 +2,7 @@
 
 use sluice_bench_report::shell::Failure;
 use sluice_placement::{Cluster, Problem, Vpc};
-use sluice_types::{ClusterId, TenantId, VpcId};
+use sluice_types::{ClusterId, Random, TenantId, VpcId};
 
 /// Packets a second that a cluster forwards: ten gateways of 10 Mpps.
 const CLUSTER_PPS: u64 = 100_000_000;
@@ -46,35 +46,13 @@ pub struct Cloud {
     pub seed: u64,
 }
 
-/// State of the generator SplitMix64.
-pub(crate) struct Random(u64);
-
-impl Random {
-    /// A generator with this seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
+/// The numbers from 1 to n in random order.
+pub(crate) fn ranks(random: &mut Random, n: usize) -> Vec<usize> {
+    let mut ranks: Vec<usize> = (1..=n).collect();
+    for last in (1..n).rev() {
+        ranks.swap(last, (random.unit() * (last + 1) as f64) as usize);
     }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// The numbers from 1 to n in random order.
-    pub fn ranks(&mut self, n: usize) -> Vec<usize> {
-        let mut ranks: Vec<usize> = (1..=n).collect();
-        for last in (1..n).rev() {
-            ranks.swap(last, (self.unit() * (last + 1) as f64) as usize);
-        }
-        ranks
-    }
+    ranks
 }
 
 impl Cloud {
@@ -121,7 +99,8 @@ impl Cloud {
         let needed = NEEDED * capacities.iter().sum::<u64>() as f64;
         let limit = self.largest.map_or(f64::INFINITY, |part| part * CLUSTER_PPS as f64);
         let demands = self.demands(needed, limit);
-        let (demand_ranks, entry_ranks) = (Random::new(!seed).ranks(self.vpcs), random.ranks(self.vpcs));
+        let (demand_ranks, entry_ranks) =
+            (ranks(&mut Random::new(!seed), self.vpcs), ranks(&mut random, self.vpcs));
         let tenants = self.owners(&mut random);
         let (least, most) = self.entries;
         let spread = (most - least) as f64;

@@ -1,13 +1,13 @@
 //! Instances launched on hosts, under Zeta and with all paths programmed in advance (Zeta figure 25). It changes
 //! with what hosts are sent when instances start.
 
-use crate::demands::{Cloud, Random};
+use crate::demands::Cloud;
 use crate::fleet::{Fleet, Vpc};
 use crate::{Failure, Outcome, Settings};
 use sluice_bench_report::{Better, Measure};
 use sluice_client::{Client, Host};
 use sluice_controller::Model;
-use sluice_types::{ClusterId, HostId};
+use sluice_types::{ClusterId, HostId, Random};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;

@@ -3,9 +3,9 @@
 //! only if the paper was read wrongly.
 
 use crate::Failure;
-use crate::demands::Random;
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Program, SolveOutcome, Variable};
 use sluice_placement::{Placement, Problem};
+use sluice_types::Random;
 use std::collections::BTreeMap;
 
 /// Solution of LP-GCM.

@@ -2,10 +2,11 @@
 //! computed like the bursts (`burst.rs`), and changes with them.
 
 use crate::burst::{gateway_of, place};
-use crate::demands::{Cloud, Random};
+use crate::demands::Cloud;
 use crate::launch::sizes;
 use crate::{CLUSTERS, Failure, Outcome, Settings};
 use sluice_bench_report::{Better, Measure};
+use sluice_types::Random;
 
 /// Clouds, their containers and the names of the measures.
 const CASES: [(&str, Cloud, usize); 2] =
@@ -57,7 +58,7 @@ fn one_draw(sizes: &[usize], seed: u64) -> Result<(Spread, Spread), Failure> {
         for _ in 0..(pairs(*size) * PAIRS * mice).round() as usize {
             let bps = RATES.0 * (ELEPHANT_BPS / RATES.0).powf(random.unit());
             let source = first + (random.unit() * *size as f64) as usize;
-            ours[gateway_of(&placement, vpc, random.next() as u32)] += bps;
+            ours[gateway_of(&placement, vpc, random.number() as u32)] += bps;
             zones[source * gateways / total] += bps;
         }
         first += size;

@@ -1,48 +1,91 @@
 //! A gateway as a host sees it: its answers, and how many bytes they have in the underlay. It changes with what gateways answer.
 
 use sluice_bench_report::shell::Failure;
-use sluice_envelope::{BootId, ClusterKey, KeyRing, NodeId};
+use sluice_envelope::{BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry, Query, Sealer,
+    Answer, AnswerEntry, Capabilities, Destination, Message, NetworkAnswer, NetworkQuery, Opener, Path,
+    PermitEntry, Query, Reception, Sealer,
 };
 use sluice_types::{MacAddr, Vni};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
 
-/// The gateways of the VPC, and the host that is simulated.
+/// The gateways of the VPC.
 pub const GATEWAYS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2))];
-const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
+/// The host that is simulated.
+pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
 const MTU: u16 = 1500;
 const IP_AND_UDP_BYTES: usize = 28;
 const LIFETIME_MS: u32 = 60_000;
-/// A permit is renewed when a path is asked for this time after the last one.
-const PERMIT_MS: u64 = 5_000;
+/// What every host can receive.
+const RECEPTION: Reception = Reception { mtu: 1450, capabilities: Capabilities::OWN };
+/// A permit is renewed when a path is asked for this time after the last one (`RENEW_US` of `crates/gateway`).
+const PERMIT_MS: u64 = 3_000;
+/// When all packets are sealed and opened. What that costs does not depend on the simulated time.
+const SEALED_MS: u64 = 1_000;
 /// Changes in one answer.
 const CHANGES_MAX: usize = 48;
 /// Changes that the journal has.
 const JOURNAL: usize = 1 << 18;
 
-/// The bytes of messages as IP packets.
+/// Messages as IP packets, and what they cost gateways.
 pub struct Wire {
     keys: KeyRing,
     sealer: Sealer,
-    /// Of all messages so far.
+    opener: Opener,
+    /// Bytes of all messages so far.
     pub bytes: u64,
+    /// Packets that gateways have received, and that they have sent.
+    pub packets: [u64; 2],
+    /// Time that gateways need to open the ones and to seal the others.
+    pub busy: Duration,
 }
 
 impl Wire {
-    fn new() -> Result<Self, Failure> {
+    /// A wire that has carried nothing.
+    ///
+    /// # Errors
+    /// None in practice: the key is valid.
+    pub fn new() -> Result<Self, Failure> {
         let key = ClusterKey::new(1, &std::array::from_fn(|byte| byte as u8), 0, u64::MAX)?;
         let sealer = Sealer::new(NodeId::new(1), BootId::from_bytes([7; 16]));
-        Ok(Self { keys: KeyRing::new(vec![key])?, sealer, bytes: 0 })
+        let opener = Opener::new(Limits::default(), 0);
+        let keys = KeyRing::new(vec![key])?;
+        Ok(Self { keys, sealer, opener, bytes: 0, packets: [0; 2], busy: Duration::ZERO })
     }
 
     /// Counts the packets of a message.
+    ///
+    /// # Errors
+    /// If the message cannot be sent or is refused, which would be an error of this program.
     pub fn carry(&mut self, message: &Message) -> Result<(), Failure> {
-        let packets = self.sealer.seal(&self.keys, 0, HOST, MTU, message)?;
+        let mut begun = Instant::now();
+        let packets = self.sealer.seal(&self.keys, SEALED_MS, HOST, MTU, message)?;
+        let of_host = matches!(
+            message,
+            Message::Request { .. } | Message::Reconcile { .. } | Message::Permitted { .. }
+        );
+        if of_host {
+            begun = Instant::now();
+            for packet in &packets {
+                self.opener.open(&self.keys, SEALED_MS, HOST, packet)?;
+            }
+        }
+        self.busy += begun.elapsed();
+        self.packets[usize::from(!of_host)] += packets.len() as u64;
         self.bytes += packets.iter().map(|packet| (packet.len() + IP_AND_UDP_BYTES) as u64).sum::<u64>();
         Ok(())
+    }
+
+    /// Counts the packets of a Permit and of its answer.
+    ///
+    /// # Errors
+    /// As [`Wire::carry`].
+    pub fn carry_permits(&mut self, entries: &[PermitEntry]) -> Result<(), Failure> {
+        self.carry(&Message::Permit { entries: entries.to_vec() })?;
+        self.carry(&Message::Permitted { reception: RECEPTION, entries: entries.to_vec() })
     }
 }
 
@@ -57,6 +100,10 @@ pub struct Gateways {
     /// Where instances have moved to, as a number that is added to that of the host.
     moved: HashMap<IpAddr, u32>,
     permitted_ms: HashMap<IpAddr, u64>,
+    /// Permits that were sent.
+    pub permits: u64,
+    /// Whether each of them has packets of its own, not shared with those of other hosts.
+    pub carries_permits: bool,
     /// What they and the host have sent.
     pub wire: Wire,
 }
@@ -72,6 +119,8 @@ impl Gateways {
             journal: VecDeque::new(),
             moved: HashMap::new(),
             permitted_ms: HashMap::new(),
+            permits: 0,
+            carries_permits: true,
             wire: Wire::new()?,
         })
     }
@@ -111,14 +160,16 @@ impl Gateways {
     fn path(&mut self, now_ms: u64, address: IpAddr) -> Result<Path, Failure> {
         let host = self.host_of(address);
         if self.permitted_ms.get(&host).is_none_or(|at_ms| now_ms - at_ms > PERMIT_MS) {
-            let entries = vec![PermitEntry { vni: self.vni, host: HOST }];
-            self.wire.carry(&Message::Permit { entries: entries.clone() })?;
-            self.wire.carry(&Message::Permitted { entries })?;
+            if self.carries_permits {
+                self.wire.carry_permits(&[PermitEntry { vni: self.vni, host: HOST }])?;
+            }
+            self.permits += 1;
             self.permitted_ms.insert(host, now_ms);
         }
         let (mac, vni) = (MacAddr::local(7), self.vni);
         let (revision, by_network) = (self.revision, self.by_network);
-        Ok(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision, by_network })
+        let (lifetime_ms, reception) = (LIFETIME_MS, RECEPTION);
+        Ok(Path { host, mac, vni, lifetime_ms, revision, by_network, reception })
     }
 
     /// Notifies the host of a path.
@@ -134,7 +185,7 @@ impl Gateways {
     pub fn answer(&mut self, now_ms: u64, message: &Message) -> Result<Vec<Message>, Failure> {
         self.wire.carry(message)?;
         let answers = match message {
-            Message::Request { id, queries } => {
+            Message::Request { id, queries, .. } => {
                 let answer = |query: &Query| -> Result<AnswerEntry, Failure> {
                     let path = self.path(now_ms, query.destination.address)?;
                     Ok(query.answer(Some(&path), self.revision))

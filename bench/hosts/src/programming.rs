@@ -1,7 +1,7 @@
 //! Another instance of a VPC with many: from the call that creates it to the first answer that it gives to an instance on another host
 //! (Achelous figure 10). It changes with how an instance becomes reachable.
 
-use serde_json::json;
+use crate::agent::Agent;
 use sluice_bench_report::Measure;
 use sluice_bench_report::shell::{Failure, run};
 use sluice_bench_spine::programming::{acknowledged, body, create, hosts};
@@ -29,8 +29,8 @@ const UDP_PORT: u16 = 7000;
 const INTERVAL: Duration = Duration::from_micros(200);
 /// How often it is looked for datagrams: the kernel's own time-out has a resolution of some milliseconds.
 const LOOK: Duration = Duration::from_micros(50);
-/// The agent does not know the instance for the first milliseconds.
-const ATTACH_INTERVAL: Duration = Duration::from_micros(500);
+/// Between two attempts to create an instance whose address is still held.
+const CREATE_INTERVAL: Duration = Duration::from_micros(500);
 /// An instance that does not answer within this time has failed. An address of an instance that was deleted can be used
 /// as soon as all nodes have confirmed it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -100,7 +100,7 @@ struct Birth {
     subnet: SubnetId,
     host: HostId,
     mac: MacAddr,
-    agent: reqwest::Client,
+    agent: Agent,
     probe: Arc<UdpSocket>,
     echo: Arc<UdpSocket>,
 }
@@ -139,7 +139,7 @@ impl Birth {
             subnet: *vpc.subnets.get("all").ok_or("the lab has no subnet `all`")?,
             host: lab.node(NEW_HOST)?.id.parse()?,
             mac,
-            agent: reqwest::Client::builder().unix_socket(lab.paths().socket(NEW_HOST)).build()?,
+            agent: Agent::of(lab, NEW_HOST)?,
             probe: socket(PROBE.0, PROBE.1, Some(NEW.1))?,
             echo: socket(NEW.0, NEW.1, None)?,
         })
@@ -185,18 +185,11 @@ impl Birth {
                 Ok(created) => break (begun, created.object.id),
                 Err(error) if begun > patience => return Err(error.into()),
                 // Its address is held until all nodes have confirmed that the previous one is deleted.
-                Err(_) => tokio::time::sleep(ATTACH_INTERVAL).await,
+                Err(_) => tokio::time::sleep(CREATE_INTERVAL).await,
             }
         };
-        let port = json!({ "ifname": PORT, "instance": id.to_string() });
-        loop {
-            let answer = self.agent.post("http://agent/ports/attach").json(&port).send().await?;
-            match answer.error_for_status_ref() {
-                Ok(_) => return Ok((begun, id)),
-                Err(_) if begun.elapsed() < PATIENCE / 2 => tokio::time::sleep(ATTACH_INTERVAL).await,
-                Err(_) => return Err(format!("the port is not attached: {}", answer.text().await?).into()),
-            }
-        }
+        self.agent.attach(PORT, id).await?;
+        Ok((begun, id))
     }
 }
 

@@ -21,6 +21,33 @@ fn paths_follow_instances_and_questions_do_not_depend_on_paths() {
     assert!((9.0..10.5).contains(&each[1]), "{theirs:?}");
 }
 
+/// The numbers of docs/decisions/rsp.md: catches a protocol that asks more than it says.
+#[test]
+fn gateways_of_10_000_hosts_are_asked_what_the_decision_says() {
+    let quiet = scale::run(5, 0, Reconciled::ByNetwork).unwrap();
+    let busy = scale::run(5, 600, Reconciled::ByNetwork).unwrap();
+    let one_by_one = scale::run(1, 600, Reconciled::OneByOne).unwrap();
+    let of_host = |all: f64| all / f64::from(scale::HOSTS);
+    let is = |all: f64, least: f64, most: f64| assert!((least..most).contains(&of_host(all)), "{all}");
+    // One question in 150 ms while nothing changes, and three if 90 changes have come: 48 fit into an answer.
+    is(quiet.networks, 6.4, 7.0);
+    is(busy.networks, 18.0, 22.0);
+    // 3,700 paths, each every 3.75 to 5 s; what changed is asked for again.
+    is(quiet.paths, 830.0, 860.0);
+    is(busy.paths, 835.0, 890.0);
+    is(one_by_one.paths, 18_000.0, 20_700.0);
+    // A packet with questions to each of two gateways in each round of 50 ms, those about the network, and those with permits.
+    is(quiet.packets[0], 50.0, 58.0);
+    is(busy.packets[0], 60.0, 75.0);
+    is(quiet.permits, 600.0, 860.0);
+    assert!((5.2e9..6.4e9).contains(&(quiet.bytes * 8.0)), "{quiet:?}");
+    assert!((5.9e9..7.2e9).contains(&(busy.bytes * 8.0)), "{busy:?}");
+    assert!(
+        busy.processors > 0.0 && one_by_one.processors > 3.0 * busy.processors,
+        "{busy:?} {one_by_one:?}"
+    );
+}
+
 #[test]
 fn popular_destinations_are_chosen_by_the_law_of_zipf() {
     let (zipf, mut random) = (load::Zipf::new(1_000), load::Random::new(1));

@@ -13,7 +13,10 @@
 #include "gateway/answer_tenant.h"
 #include "gateway/forward.h"
 
-/* The cell of the host of the instance that sent the packet, also if a prefix with its source is delegated to that. 0: none. */
+/*
+ * The cell of the host of the instance that sent the packet, also if a prefix with its source is delegated to that. 0: none. It may be
+ * any member of a service that has the source: none then.
+ */
 __attribute__((noinline)) __u32 find_sender_host(struct packet *packet)
 {
 	struct exact_hit hit = {};
@@ -28,7 +31,7 @@ __attribute__((noinline)) __u32 find_sender_host(struct packet *packet)
 	reason = find_endpoint(packet->vni, packet->frame.flags & FRAME_IPV6, packet->frame.source, &hit);
 	if (reason == DROP_no_endpoint)
 		reason = find_delegate(packet, vrf, packet->frame.source, &hit);
-	return reason ? 0 : hit.next;
+	return reason || service_at(hit.next) ? 0 : hit.next;
 }
 
 /* As drop_with_error(), for a packet that another gateway has passed on: the error goes to the sender's host. */

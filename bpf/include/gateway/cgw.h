@@ -13,6 +13,7 @@
 
 #include "common/icmp_error.h"
 #include "common/lookup.h"
+#include "common/services.h"
 #include "gateway/packet.h"
 
 /* Finds the VPC of the VNI in the VXLAN header. */
@@ -163,6 +164,23 @@ static __always_inline enum drop_reason find_endpoint(__u32 vni, int ipv6, const
 	return answer == EXACT_HIT ? DROP_none : DROP_no_endpoint;
 }
 
+/* If the endpoint is a service, takes the member of the packet's flow, by the table that hosts have as well (Achelous section 5.2). */
+static __always_inline enum drop_reason choose_member(struct packet *packet)
+{
+	const struct next_hop *hop;
+	__u64 member;
+
+	if (!service_at(packet->next_hop))
+		return DROP_none;
+	member = find_member(packet->next_hop, &packet->frame, 0);
+	hop = member ? next_hop_at(member, NEXT_HOP_VTEP) : NULL;
+	if (!hop)
+		return DROP_no_member;
+	packet->endpoint_mac = load_mac(hop->mac);
+	packet->next_hop = member;
+	return DROP_none;
+}
+
 /* A router drops a packet that it would send with a TTL of 0 (RFC 1812 section 5.3.1). */
 static __always_inline enum drop_reason check_ttl(struct packet *packet)
 {
@@ -203,7 +221,7 @@ __attribute__((noinline)) enum drop_reason route(struct packet *packet)
 		return DROP_ttl_exceeded;
 	packet->endpoint_mac = hit.mac;
 	packet->next_hop = hit.next;
-	return DROP_none;
+	return choose_member(packet);
 }
 
 #endif

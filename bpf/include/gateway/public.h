@@ -245,7 +245,8 @@ __attribute__((noinline)) enum drop_reason find_inside(struct packet *packet, __
 		return reason;
 	packet->endpoint_mac = hit.mac;
 	packet->next_hop = hit.next;
-	return check_ttl(packet);
+	reason = choose_member(packet);
+	return reason ? reason : check_ttl(packet);
 }
 
 #endif

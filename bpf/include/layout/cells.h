@@ -24,7 +24,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 8
+#define TABLES_LAYOUT_VERSION 9
 /* An agent that knows the present version adopts tables of versions from this one on, whose entries are also its own. */
 #define TABLES_LAYOUT_OLDEST 3
 
@@ -86,7 +86,7 @@ struct superblock {
 #define EXACT_IPV6 2ull /* (VNI, digest of an IPv6 address) */
 /*
  * (VNI, 0): the VNI's struct vrf; (0, 0): the struct vrf of the Internet side, see SCOPE_PUBLIC; (0, ifindex): a
- * struct port; (0, EXACT_POLICY_ID | id): a struct policy;
+ * struct port; (0, EXACT_POLICY_ID | id): a struct policy; (0, EXACT_SERVICE_ID | id): a struct service;
  * (EXACT_GROUP_VNI, id): a struct group.
  * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
  * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the
@@ -103,8 +103,10 @@ struct superblock {
 #define SENDER_IPV6 0x20000000ull /* this bit is set in the value of each IPv6 address */
 /* Group ids are not 0, so the VRF of the last VNI has another key. */
 #define EXACT_GROUP_VNI 0x00ffffffu
-/* Added to the id of a policy. The kernel's interface indices are below it. */
+/* Added to the id of a policy, which is below 2^30. The kernel's interface indices are below it. */
 #define EXACT_POLICY_ID 0x80000000u
+/* Added to the id of a service, which is below 2^30. */
+#define EXACT_SERVICE_ID 0xc0000000u
 
 /* value: the endpoint's MAC address (byte 0 in bits 40..47) and, for IPv6, 16 more bits of the digest. */
 #define EXACT_MAC_MASK 0x0000ffffffffffffull
@@ -256,9 +258,10 @@ struct lpm_skip {
 #define SCOPE_PEER 2u  /* argument: the peer's VNI, where the packet is routed again */
 #define SCOPE_DROP 3u  /* the operator wants such packets to be dropped */
 /*
- * Gateway: the argument's cell, which belongs to this route, says where the packet goes. A struct next_hop of kind
+ * The argument's cell, which belongs to this route, says where the packet goes. A struct next_hop of kind
  * NEXT_HOP_INSTANCE: to the instance of this VNI that has its address, to which the prefix is delegated. A struct peering: to a
- * peer, as by SCOPE_PEER, through meters.
+ * peer, as by SCOPE_PEER, through meters. Hosts have only the first, with NEXT_HOP_MOVED: a packet from the underlay takes the
+ * direct path of the address.
  */
 #define SCOPE_NEXT_HOP 4u
 #define SCOPE_PORT \
@@ -280,6 +283,11 @@ struct lpm_skip {
  * the meter, or the meter without the flag, and take from none.
  */
 #define VRF_METERED 0x2
+/*
+ * Host: the VRF has bonding vNICs (PORT_BONDED). Any host that is in the tables may send in it: the hosts of the members'
+ * peers choose a member by themselves, and no gateway permits them.
+ */
+#define VRF_BONDED 0x4
 /*
  * Host: from here on, the threshold of elephants in bytes per period: a mantissa, and the number of zeros behind it. 0: that of
  * the flow table; VRF_ELEPHANT_NEVER: no flow is one. So it is up to 1.6 % below what was set (1 of 64 to 127).
@@ -335,6 +343,7 @@ struct vrf {
 #define NEXT_HOP_INTERNET 8 /* not a next hop: struct internet */
 #define NEXT_HOP_NAT 9	    /* not a next hop: struct nat_gateway */
 #define NEXT_HOP_PEERING 10 /* not a next hop: struct peering; see SCOPE_NEXT_HOP */
+#define NEXT_HOP_SERVICE 11 /* not a next hop: struct service */
 
 #define NEXT_HOP_IPV6 0x1  /* `address` is IPv6; otherwise IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
@@ -347,17 +356,23 @@ struct vrf {
 #define NEXT_HOP_FOREIGN 0x10
 /*
  * Direct path, also NEXT_HOP_FIXED: an instance that migrates is at this host now, or still. Packets from the underlay take the
- * path as well, by redirect_stray (strays.h).
+ * path as well, by redirect_stray (strays.h). Instance: the same for a prefix that is delegated to it; the path is found by
+ * `address`.
  */
 #define NEXT_HOP_MOVED 0x20
+/* Member of a service, only for the writer: new flows go to it. */
+#define NEXT_HOP_SELECTED 0x40
+
+/* Of a direct path. No node of IPv6 refuses packets of this length (RFC 8200 section 5). */
+#define DIRECT_MTU_MIN 1280
 
 struct next_hop {
 	__u8 kind;
 	__u8 flags;
-	__u16 reserved16;
+	__u16 mtu; /* direct path: longest IP packet that the host can receive, at least DIRECT_MTU_MIN; 0: not known */
 	__u32 vni; /* direct path: the destination's VNI, for the encapsulation; instance: the route's VNI */
 	__u8 address[16]; /* network order */
-	__u8 mac[8];	  /* vIP: its vMAC, in the first 6 bytes */
+	__u8 mac[8]; /* vIP: its vMAC; member of a service: the MAC address of its vNICs. In the first 6 bytes */
 	/*
 	 * Cached by packets from the kernel's FIB and neighbor tables, by one store: the first 6 bytes are the
 	 * destination MAC address as in a packet, the last 2 the index of the underlay port. Valid until
@@ -514,7 +529,33 @@ struct vip_slot {
 	__u8 mac[8]; /* the vMAC, in the first 6 bytes */
 };
 
+/*
+ * A service: the VMs that share the addresses of each of its mounts by vNICs (Achelous section 5.2). Each address of a mount,
+ * in the VNI of its VPC, refers to it, with the MAC address of the router, so that neighbors send by the router. Its table is a
+ * run of cells: SERVICE_SLOTS numbers of members, one byte each, chosen by the hash of a flow under `seed`; behind them a struct next_hop of
+ * kind NEXT_HOP_VTEP for each number from 1 on, with the VTEP of the member's host. One without a member has kind 0. All nodes that know the
+ * same members have the same slots. The table is replaced as a whole.
+ */
+#define SERVICE_SLOT_BITS 11
+#define SERVICE_SLOTS (1 << SERVICE_SLOT_BITS)
+#define SERVICE_SLOT_CELLS (SERVICE_SLOTS / CELL_BYTES)
+#define SERVICE_MEMBERS_MAX 127
+struct service {
+	__u8 kind; /* NEXT_HOP_SERVICE */
+	__u8 reserved8[3];
+	__u32 id;
+	__u64 seed[2]; /* the same on all nodes, never 0; no tenant knows it */
+	/* First cell of the table in bits 0..27, the highest number of a member in bits 32..39; 0: the service has no member. */
+	__u64 table;
+	__u64 reserved[4];
+};
+
 /* A VM's port on this host, two cells. (EXACT_INDEX, 0, ifindex) and its addresses refer to it. */
+/*
+ * The port is a bonding vNIC: other ports have its addresses, too. Packets to them find it by its MAC address: by (VNI, link-local
+ * address that follows from it).
+ */
+#define PORT_BONDED 0x1
 #define PORT_PEER_REDIRECT 0x2 /* the port is a veth: deliver directly into its peer */
 #define PORT_FILTERED 0x4      /* the port has a policy: its packets need a session (admission.h) */
 #define PORT_DHCP6 0x8	       /* router advertisements tell the VM to take its IPv6 address by DHCPv6 */
@@ -574,14 +615,14 @@ struct port {
 	 */
 	__u32 adopt_until_s;
 	__u16 identity; /* of the VM's groups within its VPC; 0: none */
-	__u16 qos;	/* PORT_QOS_*; 0: packets of the VM keep their DSCP, and it has no class */
+	__u16 qos;	/* PORT_QOS_*; 0: packets of the VM keep their DSCP, and are not counted */
 	__u32 rate_mbps; /* of the IP packets that the VM sends, and of those that it receives; 0: not limited */
 	__u64 sources[2]; /* root words for IPv4 and IPv6 of what the VM has besides address4 and address6 */
 };
 
 #define PORT_QOS_DSCP 0x3f   /* the DSCP that packets of the VM get */
 #define PORT_QOS_MARKS 0x40  /* they get one */
-#define PORT_QOS_CREDIT 0x80 /* what the VM may use changes with its credit (credit.h); `rate_mbps` is 0 */
+#define PORT_QOS_CREDIT 0x80 /* what the VM uses is counted, and its limits may change (credit.h) */
 
 /*
  * What the security groups of a port permit (docs/decisions/policies.md). Rules only permit: a packet that no

@@ -21,8 +21,13 @@
 #define CREDIT_CPU 4 /* thousandths of a processor, both directions together */
 #define CREDIT_DIMENSIONS 5
 
+/* Values of port_credit.active. */
+#define CREDIT_SHAPED \
+	1 /* limits are enforced; the interface's queueing discipline has that of received bytes */
+#define CREDIT_POLICED 2 /* limits are enforced; the packet program has that of received bytes, too */
+
 /*
- * A port whose instance has a network class. In an array map, by the port's `scope`. Each line has one kind of writers: packets
+ * What a port uses and may use. In an array map, by the port's `scope`. Each line has one kind of writers: packets
  * take from the buckets, and count; only the agent writes limits and credit.
  */
 struct port_credit {
@@ -31,13 +36,15 @@ struct port_credit {
 	__u64 cpu_arrival;
 	__u64 dropped_packets[2]; /* over the packet rate, by direction */
 	__u64 dropped_cpu[2];	  /* over the share of the processors, by direction */
-	__u64 active;		  /* the agent enforces a class here; 0: nothing is counted and limited */
+	__u64 active;		  /* CREDIT_*; 0: nothing is counted and limited */
 
 	/* What has passed since the port has its number. */
 	__u64 bytes[2]; /* of IP packets, by direction */
 	__u64 packets[2];
 	__u64 cpu_ns;
-	__u64 reserved_use[3];
+	__u64 frames; /* for which `cpu_ns` was charged: one that is cut into packets later is one */
+	__u64 received_arrival; /* a bucket: of received bytes, with CREDIT_POLICED */
+	__u64 dropped_received; /* packets over the rate of received bytes, with CREDIT_POLICED */
 
 	/* In Mbit/s, 1000 packets per second and thousandths of a processor; 0: not limited. */
 	__u64 limit[CREDIT_DIMENSIONS];

@@ -80,7 +80,9 @@
 	DROP(68, nat64_packet, "packet that NAT64 cannot translate to the other family: options, extension headers, fragments of ICMP, messages of ICMP without an equivalent") \
 	DROP(69, pass_limit, "packet for a NAT gateway that another gateway owns, above the rate at which packets of one VPC are passed on to the owner") \
 	DROP(70, packet_rate, "port sent or would get more packets a second than its network class grants now") \
-	DROP(71, cpu_limit, "packets of the port take more of the host's processors than its network class grants now")
+	DROP(71, cpu_limit, "packets of the port take more of the host's processors than its network class grants now") \
+	DROP(72, no_member, "packet to an address of a service that has no member, or none on the host to which the packet was sent") \
+	DROP(73, session_reset, "packet of a TCP connection that is to end because its instance has migrated; a segment gets a RST as answer")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

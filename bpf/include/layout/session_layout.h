@@ -121,6 +121,13 @@ struct session_key6 {
 #define SESSION_REVOKED 0x80u
 #define SESSION_REVOKED_TICKS 16
 /*
+ * On a host, set by the agent: the VM has migrated here, and the TCP connection is to end at both ends. Its segments are answered
+ * by RST (reset.h) and refresh nothing. Such a session lives for SESSION_RESET_TICKS, or until a SYN begins another one. With
+ * SESSION_RST, the VM has got its RST.
+ */
+#define SESSION_RESET 0x100u
+#define SESSION_RESET_TICKS 480
+/*
  * Bits 16..31: on a host, the identity of the remote by which the session was permitted. A packet of the originator with
  * another identity replaces it, if the policy permits that as well.
  */
@@ -146,6 +153,9 @@ struct session_data {
 /* On a host, action[1]. How the session began, for judging it again: a session's key has no direction. */
 #define SESSION_RULE_MASK 0xffffffu /* the rule that permitted it */
 #define SESSION_EGRESS 0x80000000u  /* by the VM, not by the other end */
+/* Number of the member of a service that has the flow, in bits 24..30; 0: none. Packets store it, as a byte (services.h). */
+#define SESSION_MEMBER_SHIFT 24
+#define SESSION_MEMBER_MASK 0x7fu
 
 struct session4 {
 	struct session_key4 key;

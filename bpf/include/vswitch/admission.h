@@ -12,7 +12,8 @@
  *   later fragment    passes if its first fragment has
  *   ICMP error        passes if the session of the packet that it quotes exists
  *   of a session      passes, and refreshes the session. If its sender began the session and has another identity than
- *                     then, the policy must permit it. Is dropped if the session was revoked (SESSION_REVOKED)
+ *                     then, the policy must permit it. Is dropped if the session was revoked (SESSION_REVOKED), and with
+ *                     DROP_session_reset if it is to end (SESSION_RESET), which the caller answers (reset.h); a SYN ends it
  *   otherwise         TCP: must be a SYN (RFC 9293), ICMP: not an answer. If the policy permits it, it begins a session
  */
 #ifndef SLUICE_ADMISSION_H
@@ -168,7 +169,7 @@ __attribute__((noinline)) __u32 admit_error(struct __sk_buff *skb, struct frame 
 	query_flow(config, &memory->query, scope, quoted->protocol, ipv6, quoted->source, quoted->destination,
 		   quoted->ports);
 	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT ||
-	    memory->hit.state & SESSION_REVOKED)
+	    memory->hit.state & (SESSION_REVOKED | SESSION_RESET))
 		return DROP_no_session;
 	return ADMIT_PASS;
 }
@@ -211,12 +212,39 @@ static __always_inline int has_other_identity(const struct admission *memory, in
 	return data && !(READ_ONCE(data->action[1]) & SESSION_EGRESS);
 }
 
+/*
+ * A packet of a session that is to end. The SYN of a new connection ends it, and is judged as any other; a reason for all
+ * others. The agent provokes no more segments of the VM (SESSION_RST) when the VM has sent one that is answered.
+ */
+static __always_inline __u32 pass_by_reset(struct session_config *config, struct admission *memory, int ipv6)
+{
+	const __u32 mask = SESSION_TCP_SYN | SESSION_TCP_ACK | SESSION_TCP_RST | SESSION_TCP_FIN;
+	__u32 flags = memory->query.tcp_flags;
+	struct session_data *data;
+
+	if ((flags & mask) == SESSION_TCP_SYN) {
+		enum session_answer answer =
+			ipv6 ? session_end(6, config, &memory->hit) : session_end(4, config, &memory->hit);
+
+		return answer == SESSION_BUSY ? DROP_table_busy : ADMIT_JUDGE;
+	}
+	if (memory->query.identity != IDENTITY_NOT_COMPARED || memory->hit.state & SESSION_RST ||
+	    (flags & (SESSION_TCP_ACK | SESSION_TCP_RST)) != SESSION_TCP_ACK)
+		return DROP_session_reset;
+	data = ipv6 ? session_data_at(6, &memory->hit) : session_data_at(4, &memory->hit);
+	if (data)
+		OR(&data->state, SESSION_RST);
+	return DROP_session_reset;
+}
+
 /* Counts the packet in its session, if that exists. Otherwise the policy is asked. */
 static __always_inline __u32 pass_by_session(struct session_config *config, struct admission *memory,
 					     int ipv6)
 {
 	if (find_session(&memory->query, ipv6, memory->now, &memory->hit) != SESSION_HIT)
 		return ADMIT_JUDGE;
+	if (memory->hit.state & SESSION_RESET)
+		return pass_by_reset(config, memory, ipv6);
 	if (memory->hit.state & SESSION_REVOKED)
 		return memory->query.identity == IDENTITY_NOT_COMPARED ? DROP_egress_denied
 								       : DROP_ingress_denied;
@@ -350,6 +378,12 @@ __attribute__((noinline)) __u32 admit_by_policy(struct frame *frame, struct admi
 	return kind == ICMP_OTHER ? ADMIT_PASS : ADMIT_BEGIN;
 }
 
+/* The member of a service to which the VM's packets of the session go, as in `action` (services.h). */
+static __always_inline __u32 pinned_member(const struct session_data *data)
+{
+	return READ_ONCE(data->action[1]) & SESSION_MEMBER_MASK << SESSION_MEMBER_SHIFT;
+}
+
 /*
  * Instead of the second step: a packet of a session whose originator has another identity now. If the policy permits the
  * packet, the session has that identity from then on. Otherwise the packet is dropped, and the session stays: the policy that
@@ -380,6 +414,7 @@ __attribute__((noinline)) __u32 admit_again(struct frame *frame, struct admissio
 	if (!data)
 		return DROP_stale_index;
 	WRITE_ONCE(((__u16 *)&data->state)[1], memory->query.identity);
+	memory->rule |= pinned_member(data);
 	WRITE_ONCE(*(__u64 *)data->action, policy_generation(policy) | (__u64)memory->rule << 32);
 	return touch_session(config, memory, ipv6);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * vSwitch: elastic credit (Achelous section 5.1, docs/decisions/credit.md). Ports whose instance has a network class have limits for
- * packets per second, in each direction, and for the time that the host's processors spend on them. The agent changes the limits
- * by what the port has used before. (The limits for bytes: of what the VM sends in qos.h, of what it gets by the queueing
- * discipline of its interface.)
+ * vSwitch: elastic credit (Achelous section 5.1, docs/decisions/credit.md). What ports use is counted. Those whose instance has a
+ * network class have limits for packets per second, in each direction, and for the time that the host's processors spend on them;
+ * others while the host is contended. The agent changes the limits by what the port has used before. (The limit for bytes that the
+ * VM sends is in qos.h; that of what it gets is here if the queueing discipline of its interface does not have it.)
  *
  * What a packet costs is an estimate by its class and length, which the agent derives from packets that are timed: one in COST_SAMPLE.
  *
@@ -21,6 +21,8 @@
 
 #define CREDIT_BURST (QOS_BURST_NS << METER_UNIT_SHIFT)
 #define CREDIT_NS_PER_MS 1000000ull
+/* Units of a meter that a byte takes at 1 Mbit/s. */
+#define METER_UNITS_PER_BYTE (8000ull << METER_UNIT_SHIFT)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -45,7 +47,7 @@ struct {
 	__type(value, struct packet_times);
 } packet_times SEC(".maps");
 
-/* NULL: the port has no class. */
+/* NULL: the port is neither counted nor limited. */
 static __always_inline struct port_credit *port_credit_at(__u32 scope)
 {
 	struct port_credit *credit = bpf_map_lookup_elem(&port_credits, &scope);
@@ -94,15 +96,44 @@ static __always_inline __u64 packet_cost(__u32 class, __u32 bytes)
 	return READ_ONCE(costs->packet_ns[class]) + ((__u64)bytes * READ_ONCE(costs->kib_ns) >> 10);
 }
 
-/* Takes `ns` from the bucket of the processors. 0: it has too little. */
-static __always_inline int take_cpu(struct port_credit *credit, __u64 ns, __u64 now)
+/*
+ * Takes what a packet costs from a bucket of bytes. A packet that costs more than the bucket holds passes when the
+ * bucket is full, unless the bucket could not tell its debt from a clock that has wrapped (METER_SKEW). One of high priority passes as long as there is anything in the bucket, and normal packets leave a
+ * quarter of it: so they do not displace those of high priority that are sent below the rate.
+ */
+static __always_inline int within_rate(__u64 *arrival, __u32 rate_mbps, __u32 bytes, int high)
 {
-	__u64 limit = READ_ONCE(credit->limit[CREDIT_CPU]), after;
+	__u64 cost = bytes * METER_UNITS_PER_BYTE / rate_mbps;
+	__u64 burst = QOS_BURST_BYTES * METER_UNITS_PER_BYTE / rate_mbps, after;
+	__u64 now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
+
+	if (burst < QOS_BURST_NS << METER_UNIT_SHIFT)
+		burst = QOS_BURST_NS << METER_UNIT_SHIFT;
+	if (cost > burst / 2 + METER_SKEW)
+		return 0;
+	if (high)
+		burst += cost;
+	else
+		burst -= burst / 4;
+	return meter_take_cost(arrival, now, cost, burst > cost ? burst : cost, &after);
+}
+
+/* The time, if something is limited: without limits it is not needed, and it is the largest part of what counting costs. */
+static __always_inline __u64 time_if(__u64 limits)
+{
+	return limits ? bpf_ktime_get_ns() << METER_UNIT_SHIFT : 0;
+}
+
+/* Takes `ns` from the bucket of the processors. 0: it has too little. */
+static __always_inline int take_cpu(struct port_credit *credit, __u64 ns)
+{
+	__u64 limit = READ_ONCE(credit->limit[CREDIT_CPU]), now = time_if(limit), after;
 
 	if (limit && !meter_take_cost(&credit->cpu_arrival, now, (ns << METER_UNIT_SHIFT) * 1000 / limit,
 				      CREDIT_BURST, &after))
 		return 0;
 	ADD(&credit->cpu_ns, ns);
+	ADD(&credit->frames, 1);
 	return 1;
 }
 
@@ -143,8 +174,7 @@ __attribute__((noinline)) enum drop_reason credit_enter(__u32 scope, __u32 bytes
 {
 	struct port_credit *credit = port_credit_at(scope);
 
-	if (!credit ||
-	    take_cpu(credit, packet_cost(COST_SENT, bytes), bpf_ktime_get_ns() << METER_UNIT_SHIFT))
+	if (!credit || take_cpu(credit, packet_cost(COST_SENT, bytes)))
 		return DROP_none;
 	ADD(&credit->dropped_cpu[CREDIT_SENT], 1);
 	return DROP_cpu_limit;
@@ -161,28 +191,37 @@ __attribute__((noinline)) int credit_judged(__u32 scope)
 	judged -= sent;
 	ADD(&credit->cpu_ns, judged);
 	limit = READ_ONCE(credit->limit[CREDIT_CPU]);
-	now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
+	now = time_if(limit);
 	/* A bucket that is full has an arrival time in the past. credit_enter() has brought it up to date a moment ago. */
 	if (limit && (__s64)(READ_ONCE(credit->cpu_arrival) - now) > -(__s64)CREDIT_BURST)
 		ADD(&credit->cpu_arrival, (judged << METER_UNIT_SHIFT) * 1000 / limit);
 	return 0;
 }
 
-/* Whether a port may get a frame that is or will be cut into so many packets, of `bytes` together. DROP_none, or why not. */
+/*
+ * Whether a port may get a frame that is or will be cut into so many packets, of `bytes` together. `high`: it has high priority.
+ * DROP_none, or why not.
+ */
 __attribute__((noinline)) enum drop_reason credit_receive(__u32 scope, __u32 packets, __u32 bytes,
-							  __u32 judged)
+							  __u32 judged, __u32 high)
 {
 	struct port_credit *credit = port_credit_at(scope);
-	__u64 now;
+	__u64 rate_mbps = 0, now;
 
 	if (!credit)
 		return DROP_none;
-	now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
+	now = time_if(READ_ONCE(credit->limit[CREDIT_RECEIVED_KPPS]));
 	if (!has_packets(credit, CREDIT_RECEIVED, packets, now)) {
 		ADD(&credit->dropped_packets[CREDIT_RECEIVED], 1);
 		return DROP_packet_rate;
 	}
-	if (!take_cpu(credit, packet_cost(judged ? COST_RECEIVED_JUDGED : COST_RECEIVED, bytes), now)) {
+	if (READ_ONCE(credit->active) == CREDIT_POLICED)
+		rate_mbps = READ_ONCE(credit->limit[CREDIT_RECEIVED_MBPS]);
+	if (rate_mbps && !within_rate(&credit->received_arrival, rate_mbps, bytes, high)) {
+		ADD(&credit->dropped_received, 1);
+		return DROP_rate_limit;
+	}
+	if (!take_cpu(credit, packet_cost(judged ? COST_RECEIVED_JUDGED : COST_RECEIVED, bytes))) {
 		ADD(&credit->dropped_cpu[CREDIT_RECEIVED], 1);
 		return DROP_cpu_limit;
 	}

@@ -27,8 +27,33 @@ static __always_inline const struct port *local_port(enum exact_answer found, co
 }
 
 /*
+ * Finds the path of an instance that migrates, to which a prefix with the destination is delegated. The cell is the argument of
+ * the prefix's leaf. Packets with another MAC address than the instance's are for one that has left, whose address the
+ * prefix covers.
+ */
+static __always_inline enum exact_answer find_moved(__u32 cell, __u32 vni, const struct frame *frame,
+						    struct exact_hit *hit)
+{
+	const struct next_hop *hop = next_hop_at(cell, NEXT_HOP_INSTANCE);
+	enum exact_answer found;
+
+	if (!hop || !(READ_ONCE(hop->flags) & NEXT_HOP_MOVED) || READ_ONCE(hop->vni) != vni)
+		return EXACT_MISS;
+	if (READ_ONCE(hop->flags) & NEXT_HOP_IPV6)
+		found = find_ipv6(vni, load_half(hop->address), load_half(hop->address + 8), hit);
+	else
+		found = find_ipv4(vni, bpf_ntohl(LOAD32(hop->address)), hit);
+	if (found != EXACT_HIT)
+		return found;
+	hop = next_hop_at(hit->next, NEXT_HOP_DIRECT);
+	return hop && READ_ONCE(hop->flags) & NEXT_HOP_MOVED && frame->destination_mac == hit->mac
+		     ? EXACT_HIT
+		     : EXACT_MISS;
+}
+
+/*
  * Finds the port at which the VM is to which a prefix with the destination is delegated, after an exact match that found
- * no port. `hit` is then as for the port's own address.
+ * no port, or the path of a VM that migrates. `hit` is then as for the VM's own address.
  */
 __attribute__((noinline)) enum exact_answer find_delegated(__u32 vrf_cell, __u32 vni,
 							   const struct frame *frame, struct exact_hit *hit)
@@ -43,6 +68,8 @@ __attribute__((noinline)) enum exact_answer find_delegated(__u32 vrf_cell, __u32
 		leaf = find_route6(READ_ONCE(vrf->lpm6), frame->destination[0], frame->destination[1]);
 	else
 		leaf = find_route4(READ_ONCE(vrf->lpm4), frame->destination[1]);
+	if (leaf >> LEAF_SCOPE_SHIFT == SCOPE_NEXT_HOP)
+		return find_moved(leaf & LEAF_ARGUMENT_MASK, vni, frame, hit);
 	if (leaf >> LEAF_SCOPE_SHIFT != SCOPE_PORT)
 		return EXACT_MISS;
 	cell = find_index(0, leaf & LEAF_ARGUMENT_MASK);

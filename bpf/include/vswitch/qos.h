@@ -21,8 +21,6 @@
 #define DSCP_SHIFT 2
 /* The kernel's gso_size of a packet whose segments have sizes of their own. */
 #define GSO_BY_FRAGS 0xffff
-/* Units of a meter that a byte takes at 1 Mbit/s. */
-#define METER_UNITS_PER_BYTE (8000ull << METER_UNIT_SHIFT)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -133,28 +131,6 @@ static __always_inline struct wire_packets wire_packets(struct __sk_buff *skb, _
 	return (struct wire_packets){ 1 + more, bytes + more * headers };
 }
 
-/*
- * Takes what a packet costs from the bucket of the port. A packet that costs more than the bucket holds passes when the
- * bucket is full, unless the bucket could not tell its debt from a clock that has wrapped (METER_SKEW). One of high priority passes as long as there is anything in the bucket, and normal packets leave a
- * quarter of it: so they do not displace those of high priority that are sent below the rate.
- */
-static __always_inline int within_rate(struct port_meter *meter, __u32 rate_mbps, __u32 bytes, int high)
-{
-	__u64 cost = bytes * METER_UNITS_PER_BYTE / rate_mbps;
-	__u64 burst = QOS_BURST_BYTES * METER_UNITS_PER_BYTE / rate_mbps, after;
-	__u64 now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
-
-	if (burst < QOS_BURST_NS << METER_UNIT_SHIFT)
-		burst = QOS_BURST_NS << METER_UNIT_SHIFT;
-	if (cost > burst / 2 + METER_SKEW)
-		return 0;
-	if (high)
-		burst += cost;
-	else
-		burst -= burst / 4;
-	return meter_take_cost(&meter->arrival, now, cost, burst > cost ? burst : cost, &after);
-}
-
 /* Marks and meters a packet that the VM at the port in `port_cell` sends. DROP_none, or why it is dropped. */
 __attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struct frame *frame,
 						    __u32 port_cell, __u32 longest)
@@ -163,7 +139,7 @@ __attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struc
 	struct port_credit *credit = NULL;
 	struct wire_packets wire;
 	struct port_meter *meter;
-	__u32 scope, rate_mbps;
+	__u32 scope, rate_mbps, limit_mbps;
 	__u64 now = 0;
 	int high;
 
@@ -177,8 +153,11 @@ __attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struc
 	if (service->qos & PORT_QOS_CREDIT)
 		credit = port_credit_at(scope);
 	if (credit) {
-		now = bpf_ktime_get_ns() << METER_UNIT_SHIFT;
-		rate_mbps = READ_ONCE(credit->limit[CREDIT_SENT_MBPS]);
+		now = time_if(READ_ONCE(credit->limit[CREDIT_SENT_KPPS]));
+		/* Without a class, the rate of the port stays. */
+		limit_mbps = READ_ONCE(credit->limit[CREDIT_SENT_MBPS]);
+		if (limit_mbps)
+			rate_mbps = limit_mbps;
 		if (!has_packets(credit, CREDIT_SENT, wire.packets, now)) {
 			ADD(&credit->dropped_packets[CREDIT_SENT], 1);
 			return DROP_packet_rate;
@@ -186,7 +165,7 @@ __attribute__((noinline)) enum drop_reason qos_send(struct __sk_buff *skb, struc
 	}
 	meter = bpf_map_lookup_elem(&port_meters, &scope);
 	high = has_high_priority(frame);
-	if (rate_mbps && meter && !within_rate(meter, rate_mbps, wire.bytes, high)) {
+	if (rate_mbps && meter && !within_rate(&meter->arrival, rate_mbps, wire.bytes, high)) {
 		ADD(&meter->dropped[high], 1);
 		return DROP_rate_limit;
 	}
@@ -204,7 +183,7 @@ __attribute__((noinline)) enum drop_reason qos_receive(struct __sk_buff *skb, st
 	if (!frame || !port_credit_at(scope))
 		return DROP_none;
 	wire = wire_packets(skb, longest_packet(skb, frame));
-	return credit_receive(scope, wire.packets, wire.bytes, frame->judged & 1);
+	return credit_receive(scope, wire.packets, wire.bytes, frame->judged & 1, has_high_priority(frame));
 }
 
 #endif

@@ -11,7 +11,7 @@
  * count.h and event_share.h.
  *
  * While an instance migrates (Achelous section 6.2), the destination has a path with NEXT_HOP_MOVED to the host
- * that has it. A unicast IP packet, also from a gateway, is sent there with the identity of its sender. It
+ * that has it, or is in a delegated prefix whose route leads to that path (find_delegated() in deliver.h). A unicast IP packet, also from a gateway, is sent there with the identity of its sender. It
  * never returns to the node from which it came: two hosts that lead to each other do not make a loop. It has a mark
  * in its VXLAN header (VXLAN_REDIRECTED), with which the other host does not send it to a gateway, if the instance is not
  * there either: the gateway could send it to this host again.

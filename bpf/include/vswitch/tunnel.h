@@ -207,9 +207,18 @@ __attribute__((noinline)) enum drop_reason check_gateway(struct tunnel_sender *f
 	return READ_ONCE(sender->flags) & NEXT_HOP_HOST ? DROP_foreign_sender : DROP_none;
 }
 
+/* Whether any host may send to this one in the VNI (VRF_BONDED). */
+static __always_inline int accepts_any_host(__u32 vni)
+{
+	__u32 cell = vni ? find_index(vni, 0) : 0;
+	const struct vrf *vrf = cell == INDEX_BUSY ? NULL : vrf_at(cell, vni);
+
+	return vrf && READ_ONCE(vrf->flags) & VRF_BONDED;
+}
+
 /*
- * Whether the sender may send to this host in the VNI: any gateway (one lookup), or a host that a gateway has
- * permitted (one more, which also finds the VRF).
+ * Whether the sender may send to this host in the VNI: any gateway (one lookup), a host that a gateway has
+ * permitted (one more, which also finds the VRF), or in a VNI with bonding vNICs any host (two more).
  */
 static __always_inline enum drop_reason check_tunnel_sender(struct tunnel_sender *from, __u32 vni)
 {
@@ -224,7 +233,10 @@ static __always_inline enum drop_reason check_tunnel_sender(struct tunnel_sender
 	case EXACT_BUSY:
 		return DROP_table_busy;
 	default:
-		return DROP_foreign_sender;
+		if (!accepts_any_host(vni))
+			return DROP_foreign_sender;
+		from->is_host = 1;
+		return DROP_none;
 	}
 }
 

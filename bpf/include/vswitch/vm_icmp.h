@@ -45,9 +45,13 @@ static __always_inline int write_vm_error(struct __sk_buff *skb, const struct fr
 	return 0;
 }
 
+/* Of the cause of an error: the drop reason, and the MTU of "too big"; 0: that of the port. */
+#define VM_ERROR_REASON 0xffff
+#define VM_ERROR_MTU_SHIFT 16
+
 /* Describes a "too big", or a "time exceeded". */
 static __always_inline void describe_vm_error(struct icmp_error *error, const struct port *port,
-					      const struct node_config *node, int ipv6, int too_big)
+					      const struct node_config *node, int ipv6, __u32 cause)
 {
 	error->router4 = port->router4 ? bpf_ntohl(port->router4) : DUMMY_ROUTER4;
 	error->router6[0] = ROUTER6_HIGH;
@@ -57,21 +61,21 @@ static __always_inline void describe_vm_error(struct icmp_error *error, const st
 		error->router6[1] = load_half(port->prefix6 + 8) + 1;
 	}
 	error->router_mac = load_mac(node->router_mac);
-	if (!too_big) {
+	if ((cause & VM_ERROR_REASON) != DROP_too_big) {
 		error->type = ipv6 ? ICMP6_TIME_EXCEEDED : ICMP4_TIME_EXCEEDED;
 		return;
 	}
 	error->type = ipv6 ? ICMP6_TOO_BIG : ICMP4_UNREACHABLE;
 	error->code = ipv6 ? 0 : ICMP4_NEEDS_FRAGMENTATION;
-	error->mtu = port->mtu;
+	error->mtu = cause >> VM_ERROR_MTU_SHIFT ?: port->mtu;
 }
 
 /*
- * Drops the VM's packet for `reason`, DROP_too_big or DROP_ttl_exceeded, and sends the ICMP error. The
- * drop is counted whether or not the error can be sent.
+ * Drops the VM's packet and sends the ICMP error. `cause` is VM_ERROR_*, of DROP_too_big or DROP_ttl_exceeded. The drop is
+ * counted whether or not the error can be sent.
  */
 __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_cell, struct frame *frame,
-					    __u32 reason)
+					    __u32 cause)
 {
 	const struct port *port = vm_port_at(port_cell);
 	const struct node_config *node = node_at();
@@ -85,7 +89,7 @@ __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_ce
 
 	if (!port || !node || !frame || !quote)
 		return port_drop(0, DROP_stale_index);
-	count_drop(port->vni, reason);
+	count_drop(port->vni, cause & VM_ERROR_REASON);
 	if (!icmp_error_allowed(frame))
 		return VERDICT_DROPPED;
 	vrf = vrf_at(READ_ONCE(port->vrf), port->vni);
@@ -97,7 +101,7 @@ __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_ce
 		bytes = frame->ip_bytes;
 	if (bytes < IPV4_BYTES || context_load(skb, ETH_HLEN, quote, bytes))
 		return port_drop(port->vni, DROP_inner_truncated);
-	describe_vm_error(&error, port, node, frame->flags & FRAME_IPV6, reason == DROP_too_big);
+	describe_vm_error(&error, port, node, frame->flags & FRAME_IPV6, cause);
 	error.quoted = bytes;
 	headers = ETH_HLEN + (frame->flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES);
 	failed = reply_begin(skb, headers + bytes);

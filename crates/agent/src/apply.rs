@@ -7,7 +7,7 @@
 //! an entry of both the old and the new state is never absent.
 //!
 //! A snapshot of another history of the database, which went back to an earlier state, removes nothing that it did
-//! not mention of networks and instances: these are kept as [`UnconfirmedEntries`].
+//! not mention of networks and instances: these are kept as [`UnconfirmedEntries`]. Services are removed.
 //!
 //! ```text
 //!                        message with snapshot flag:
@@ -26,6 +26,7 @@
 
 mod public;
 mod retries;
+mod services;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -269,8 +270,11 @@ impl<R: Role> Applier<R> {
             verification.note(&update);
         }
         self.entries += update.entry_count() as u64;
-        // Keys and plans belong to no step. They are not part of the tables.
-        self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
+        // Keys, plans and watched hosts belong to no step. They are not part of the tables.
+        let of_no_step = update.keys.len()
+            + usize::from(update.cluster.is_some())
+            + usize::from(update.watched_hosts.is_some());
+        self.in_step |= update.entry_count() > of_no_step;
         if self.is_in_step() {
             self.tables.begin_step();
         }
@@ -438,7 +442,8 @@ impl<R: Role> Applier<R> {
     }
 
     /// Entries come in the order in which they refer to each other: endpoints to VTEPs and VRFs, VRFs to
-    /// groups and meters, routes to VRFs and meters, public prefixes and NAT gateways to VRFs, vIPs and meters.
+    /// groups and meters, routes to VRFs and meters, public prefixes and NAT gateways to VRFs, vIPs and meters, addresses of
+    /// mounts to services.
     fn upsert(&mut self, update: &mut Update) {
         self.update_keys(std::mem::take(&mut update.keys));
         for vtep in &update.vteps {
@@ -455,6 +460,10 @@ impl<R: Role> Applier<R> {
             let (role, mut context) = self.split(false);
             role.set_cluster_plan(&mut context, plan);
         }
+        if let Some(hosts) = update.watched_hosts.take() {
+            let (role, mut context) = self.split(false);
+            role.set_watched_hosts(&mut context, hosts);
+        }
         for group in update.groups.drain(..) {
             let copy = group.clone();
             if self.fails(false, |role, context| role.upsert_group(context, copy)) {
@@ -470,11 +479,16 @@ impl<R: Role> Applier<R> {
             self.write_metered(Entry::Route(*route), |_, context| context.upsert_route(route));
         }
         self.upsert_public(update);
+        self.upsert_services(update);
         for policy in update.policies.drain(..) {
             let copy = policy.clone();
             if self.fails(false, |role, context| role.upsert_policy(context, copy)) {
                 self.try_again(Entry::Policy(policy));
             }
+        }
+        if let Some(policy) = update.default_credit.take() {
+            let (role, mut context) = self.split(false);
+            role.set_default_credit(&mut context, policy);
         }
         for port in update.ports.drain(..) {
             let copy = port.clone();
@@ -531,6 +545,7 @@ impl<R: Role> Applier<R> {
                 self.try_removal_again(Key::Port(*instance));
             }
         }
+        self.remove_services(update);
         for key in &update.removed_endpoints {
             for address in addresses(key.ipv4, key.ipv6) {
                 let result = self.tables.remove_endpoint(key.vni, address);
@@ -678,6 +693,8 @@ fn frees_memory(update: &Update) -> bool {
         && update.removed_routes.is_empty()
         && update.removed_public_prefixes.is_empty()
         && update.removed_nat_gateways.is_empty()
+        && update.removed_service_addresses.is_empty()
+        && update.removed_services.is_empty()
         && update.removed_vnis.is_empty()
         && update.removed_groups.is_empty()
         && update.removed_vips.is_empty()

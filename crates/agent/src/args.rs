@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::Error;
+use crate::health::Limits;
 use crate::health::echo::HEALTH_PORT;
 
 /// Size of a cell in bytes, as a power of two.
@@ -52,6 +53,16 @@ pub struct CommonArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=30))]
     pub health_link_s: u64,
 
+    /// Part of its time that a processor may spend with packets, in software interrupts; from more on, and if it drops packets or
+    /// leaves them for later, the health checks find an overload
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub health_softirq_percent: u64,
+
+    /// Times in a second from which on a processor that is so busy and leaves packets for later is overloaded; 0: it is
+    /// overloaded even if it does not
+    #[arg(long, value_name = "NUMBER", default_value_t = 10)]
+    pub health_squeezes: u64,
+
     /// Remove the programs, tables and devices that an agent has left in place, restore the settings of
     /// interfaces that it has changed, then exit
     #[arg(long)]
@@ -59,6 +70,12 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
+    /// Thresholds of the health checks.
+    #[must_use]
+    pub fn health_limits(&self) -> Limits {
+        Limits { softirq_permille: self.health_softirq_percent * 10, squeezed: self.health_squeezes }
+    }
+
     /// Number of cells in the tables.
     #[must_use]
     pub fn cells(&self) -> u32 {

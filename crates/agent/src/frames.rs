@@ -1,7 +1,7 @@
 //! Frames that an agent builds and parses: announcements of vIPs and neighbor probes on the underlay, and
-//! router advertisements to VMs. This file changes when an agent has to send another kind of frame.
+//! router advertisements and TCP segments to VMs. This file changes when an agent has to send another kind of frame.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use sluice_types::{Ipv6Net, MacAddr, ROUTER_LINK_LOCAL, ROUTER_MAC, solicited_node};
 
@@ -13,7 +13,12 @@ const ETHERTYPE_RARP: u16 = 0x8035;
 const ARP_REQUEST: u8 = 1;
 const ARP_REPLY: u8 = 2;
 const RARP_REQUEST: u8 = 3;
+const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
+const PROTOCOL_TCP: u8 = 6;
+const TCP_SYN: u8 = 0x02;
+const TCP_WINDOW: u16 = 1024;
+const TTL: u8 = 64;
 const FRAME_BYTES_MIN: usize = 60;
 const NEXT_HEADER_ICMPV6: u8 = 58;
 const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -170,16 +175,69 @@ fn icmpv6(from: (Ipv6Addr, MacAddr), to: (Ipv6Addr, MacAddr), mut message: Vec<u
 }
 
 fn icmpv6_checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
+    transport_checksum((source.into(), destination.into()), NEXT_HEADER_ICMPV6, message)
+}
+
+/// The checksum of a message with the pseudo header of its family, whose fields have the same sum in both.
+fn transport_checksum((source, destination): (IpAddr, IpAddr), protocol: u8, message: &[u8]) -> u16 {
     let mut bytes = Vec::with_capacity(40 + message.len());
-    bytes.extend(source.octets());
-    bytes.extend(destination.octets());
+    for address in [source, destination] {
+        match address {
+            IpAddr::V4(address) => bytes.extend(address.octets()),
+            IpAddr::V6(address) => bytes.extend(address.octets()),
+        }
+    }
     bytes.extend((message.len() as u32).to_be_bytes());
-    bytes.extend([0, 0, 0, NEXT_HEADER_ICMPV6]);
+    bytes.extend([0, 0, 0, protocol]);
     bytes.extend(message);
+    checksum(&bytes)
+}
+
+/// The Internet checksum (RFC 1071).
+fn checksum(bytes: &[u8]) -> u16 {
     let sum: u32 =
         bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |b| u32::from(*b))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     !(((folded & 0xffff) + (folded >> 16)) as u16)
+}
+
+/// A SYN with this sequence number, from one endpoint to another, with the MAC addresses of both; `None` if they are of different
+/// families.
+pub fn tcp_syn(from: (SocketAddr, MacAddr), to: (SocketAddr, MacAddr), sequence: u32) -> Option<Vec<u8>> {
+    let ((source, source_mac), (destination, destination_mac)) = (from, to);
+    let mut segment = Vec::with_capacity(20);
+    segment.extend(source.port().to_be_bytes());
+    segment.extend(destination.port().to_be_bytes());
+    segment.extend(sequence.to_be_bytes());
+    // No acknowledgment; a header of 5 words.
+    segment.extend([0, 0, 0, 0, 5 << 4, TCP_SYN]);
+    segment.extend(TCP_WINDOW.to_be_bytes());
+    segment.extend([0; 4]);
+    let sum = transport_checksum((source.ip(), destination.ip()), PROTOCOL_TCP, &segment);
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    let bytes = segment.len() as u16;
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mut header = vec![0x45, 0];
+            header.extend((20 + bytes).to_be_bytes());
+            // Identification, "don't fragment", and a checksum of 0.
+            header.extend([0, 0, 0x40, 0, TTL, PROTOCOL_TCP, 0, 0]);
+            header.extend(source.octets());
+            header.extend(destination.octets());
+            let sum = checksum(&header);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            Some([ethernet(destination_mac, source_mac, ETHERTYPE_IPV4), header, segment].concat())
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let mut header = vec![0x60, 0, 0, 0];
+            header.extend(bytes.to_be_bytes());
+            header.extend([PROTOCOL_TCP, TTL]);
+            header.extend(source.octets());
+            header.extend(destination.octets());
+            Some([ethernet(destination_mac, source_mac, ETHERTYPE_IPV6), header, segment].concat())
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -263,5 +321,29 @@ mod tests {
         assert_eq!(frame[82..86], 1430u32.to_be_bytes());
         assert_eq!(frame[86..90], [3, 4, 64, 0xc0]);
         assert_eq!(frame[102..118], prefix.network().octets());
+    }
+
+    #[test]
+    fn a_syn_has_ports_sequence_number_and_correct_checksums() {
+        let other = MacAddr::new([2, 0, 0, 0, 0, 9]);
+        let end = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (source, destination, ethertype, header) in [
+            ("10.0.0.2:443", "10.0.0.9:40000", ETHERTYPE_IPV4, 20),
+            ("[fd00::2]:443", "[fd00::9]:40000", ETHERTYPE_IPV6, 40),
+        ] {
+            let (source, destination) = (end(source), end(destination));
+            let frame = tcp_syn((source, MAC), (destination, other), 0x0102_0304).unwrap();
+            assert_eq!(frame[..6], other.octets());
+            assert_eq!(frame[6..12], MAC.octets());
+            assert_eq!(frame[12..14], ethertype.to_be_bytes());
+            let segment = &frame[14 + header..];
+            assert_eq!(segment.len(), 20);
+            assert_eq!(segment[..8], [1, 0xbb, 0x9c, 0x40, 1, 2, 3, 4]);
+            assert_eq!(segment[8..14], [0, 0, 0, 0, 0x50, 2]);
+            // The checksum of what has a correct checksum is 0.
+            assert_eq!(transport_checksum((source.ip(), destination.ip()), 6, segment), 0);
+            assert!(ethertype == ETHERTYPE_IPV6 || checksum(&frame[14..34]) == 0);
+        }
+        assert_eq!(tcp_syn((end("10.0.0.2:443"), MAC), (end("[fd00::9]:1"), other), 7), None);
     }
 }

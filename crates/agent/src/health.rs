@@ -4,15 +4,16 @@
 
 pub mod echo;
 pub mod findings;
+mod heavy;
 pub mod links;
 pub mod monitor;
-mod random;
 mod reports;
 pub mod rules;
 pub mod sample;
 pub mod vms;
 
+pub use heavy::{FlowMeter, HeavyFlow};
 pub use monitor::{InterfaceState, Monitor, MonitorConfig, NodeView};
 pub use reports::{HealthReports, MonitorFigures};
-pub use rules::Placement;
+pub use rules::{Limits, Placement};
 pub use vms::WatchedPort;

@@ -19,7 +19,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use crate::health::echo::{self, ECHO_BYTES_MAX, Echo, Nonce, Responder};
 use crate::health::sample::Counters;
 use crate::health::vms::{self, VmProbe, VmReply};
-use crate::health::{InterfaceState, Monitor, MonitorConfig, MonitorFigures, NodeView};
+use crate::health::{
+    FlowMeter, HeavyFlow, InterfaceState, Limits, Monitor, MonitorConfig, MonitorFigures, NodeView,
+};
 use crate::netlink::Netlink;
 use crate::rsp::socket::Socket;
 use crate::rsp::wall_clock_ms;
@@ -28,6 +30,8 @@ use crate::{Applier, Error, Node, Role, error_chain};
 
 /// Interval of samples of the device, which rules count.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest time between the beginnings of two measurements of flows, each of which reads all of them twice.
+const FLOWS_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval at which the tables are read: they may have many nodes.
 const VIEW_INTERVAL: Duration = Duration::from_secs(2);
 /// Datagrams that are received from a socket before other inputs get their turn.
@@ -60,6 +64,8 @@ pub struct HealthConfig {
     pub link_period: Duration,
     /// Average interval of the probes of VMs.
     pub vm_period: Duration,
+    /// Thresholds that an operator may change.
+    pub limits: Limits,
 }
 
 /// The frames to VMs that this round decides about, by interface and address, and the replies.
@@ -109,9 +115,12 @@ struct HealthTask<R: Role> {
     viewed: Option<Instant>,
     /// Whether the last measurement failed, so that each failure is logged once.
     is_failing: bool,
+    /// Measures flows, unless it is measuring; absent on nodes that do not count them.
+    flow_meter: Option<FlowMeter>,
+    flows_begun: Option<Instant>,
 }
 
-/// Runs the health checks of a node, of which `view` reads what is to be watched.
+/// Runs the health checks of a node, of which `view` reads what is to be watched. `flow_meter` measures flows, if the node counts them.
 ///
 /// # Errors
 /// If the port is in use, or [`Error::WriterGone`].
@@ -119,8 +128,9 @@ pub async fn watch_health<R: Role>(
     node: Arc<Node<R>>,
     config: HealthConfig,
     view: fn(&Applier<R>) -> NodeView,
+    flow_meter: Option<FlowMeter>,
 ) -> Result<(), Error> {
-    let HealthConfig { vteps, underlay, is_gateway, port, link_period, vm_period } = config;
+    let HealthConfig { vteps, underlay, is_gateway, port, link_period, vm_period, limits } = config;
     let open = |local: IpAddr| {
         let what = format!("open UDP port {port} of {local} for health checks");
         Socket::bind(local, port).map_err(Error::io(what))
@@ -134,6 +144,7 @@ pub async fn watch_health<R: Role>(
         is_gateway,
         link_period_ms: milliseconds(link_period),
         vm_period_ms: milliseconds(vm_period),
+        limits,
         // Nodes that start in the same millisecond draw different numbers.
         seed: BootId::random().map_or_else(wall_clock_ms, |boot| boot.number()),
     };
@@ -152,6 +163,8 @@ pub async fn watch_health<R: Role>(
         started: Instant::now(),
         viewed: None,
         is_failing: false,
+        flow_meter,
+        flows_begun: None,
     };
     task.run().await
 }
@@ -172,8 +185,9 @@ async fn ended<T>(task: &mut Option<JoinHandle<T>>) -> Result<T, JoinError> {
     }
 }
 
-/// 128 unpredictable bits.
-fn nonce() -> Option<Nonce> {
+/// 128 unpredictable bits; `None` if the operating system supplies none.
+#[must_use]
+pub fn random_nonce() -> Option<Nonce> {
     let numbers = [BootId::random()?.number(), BootId::random()?.number()];
     let mut nonce = Nonce::default();
     nonce[..8].copy_from_slice(&numbers[0].to_be_bytes());
@@ -196,6 +210,7 @@ impl<R: Role> HealthTask<R> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut measurement = None;
         let mut round = None;
+        let mut flows = None;
         loop {
             let links_due = self.monitor.links.due_us();
             let links_at = self.at_us(links_due.unwrap_or(0));
@@ -205,6 +220,13 @@ impl<R: Role> HealthTask<R> {
                 result = ended(&mut measurement) => {
                     measurement = None;
                     self.end_measurement(result)?;
+                    if flows.is_none() {
+                        flows = self.begin_flows();
+                    }
+                }
+                result = ended(&mut flows) => {
+                    flows = None;
+                    self.end_flows(result);
                 }
                 // An error is seen again when the socket is used.
                 _ = readable(self.sockets.first()) => self.receive(),
@@ -303,7 +325,8 @@ impl<R: Role> HealthTask<R> {
         self.receive();
         let mtu = self.monitor.underlay_mtu().unwrap_or(MTU_MIN);
         let long = |headers: u32| mtu.saturating_sub(headers) as usize;
-        let probes = self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), nonce);
+        let probes =
+            self.monitor.links.take_due(self.now_us(), (long(HEADERS.0), long(HEADERS.1)), random_nonce);
         if late_us >= LATE_US {
             self.monitor.links.discard();
         }
@@ -315,6 +338,30 @@ impl<R: Role> HealthTask<R> {
             if let Err(error) = socket.send(to, &echo::request(&probe.nonce, probe.bytes)) {
                 tracing::debug!(%to, %error, "cannot send a probe");
             }
+        }
+    }
+
+    /// Begins to measure which flows are the heaviest, if that is to be known.
+    fn begin_flows(&mut self) -> Option<JoinHandle<(FlowMeter, Vec<HeavyFlow>)>> {
+        let is_due = self.flows_begun.is_none_or(|begun| begun.elapsed() >= FLOWS_INTERVAL);
+        if !is_due || !self.monitor.wants_flows() {
+            return None;
+        }
+        let mut meter = self.flow_meter.take()?;
+        self.flows_begun = Some(Instant::now());
+        Some(spawn_blocking(move || {
+            let flows = meter();
+            (meter, flows)
+        }))
+    }
+
+    fn end_flows(&mut self, result: Result<(FlowMeter, Vec<HeavyFlow>), JoinError>) {
+        match result {
+            Ok((meter, flows)) => {
+                self.flow_meter = Some(meter);
+                self.monitor.set_flows(flows);
+            }
+            Err(error) => self.note_failure(&error),
         }
     }
 

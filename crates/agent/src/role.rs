@@ -9,17 +9,17 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 use sluice_southbound::{
-    ClusterPlan, Group, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port, PublicPrefix, Route,
-    RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
+    ClusterPlan, Group, HostState, MemberState, Meter, NatGateway, Path, PathKey, Policy, PolicyKey, Port,
+    PublicPrefix, Route, RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,
 };
 use sluice_tables::{NatAddress, NodeTables, Target};
-use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
+use sluice_types::{CreditPolicy, EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::claims::Claims;
 use crate::failures::Failures;
 use crate::migrations::MigrationReports;
 use crate::rsp::KeyKind;
-use crate::{NatAddresses, NodeLoad, error_chain};
+use crate::{NatAddresses, NodeLoad, StateReports, error_chain};
 
 /// Numbers of sessions by instance, or why they cannot be found.
 pub type EndingSessionsJob = Box<dyn FnOnce() -> Result<BTreeMap<InstanceId, u64>, String> + Send>;
@@ -72,6 +72,16 @@ pub trait Role: Send + 'static {
         MigrationReports::default()
     }
 
+    /// The states of members of services that the stream sends. Roles without ports of VMs have none.
+    fn members(&self) -> StateReports<MemberState> {
+        StateReports::default()
+    }
+
+    /// The states of watched hosts that the stream sends. Roles that watch none have none.
+    fn hosts(&self) -> StateReports<HostState> {
+        StateReports::default()
+    }
+
     /// A new stream begins: forgets what an unfinished step of an earlier stream left behind.
     fn begin_stream(&mut self) {}
 
@@ -102,6 +112,11 @@ pub trait Role: Send + 'static {
     /// Takes the controller's plan of this node's cluster.
     fn set_cluster_plan(&mut self, context: &mut UpdateContext<'_>, plan: ClusterPlan) {
         context.reject(format_args!("plan of {}", plan.cluster));
+    }
+
+    /// Takes the VTEPs of the hosts that this node probes, in place of those before.
+    fn set_watched_hosts(&mut self, context: &mut UpdateContext<'_>, _hosts: Vec<IpAddr>) {
+        context.reject(format_args!("watched hosts"));
     }
 
     /// Adds or changes a meter. Its removal is the same for all roles.
@@ -151,6 +166,11 @@ pub trait Role: Send + 'static {
     /// Adds or replaces what ports of this host may send and receive. The role removes it when no port has its identity.
     fn upsert_policy(&mut self, context: &mut UpdateContext<'_>, policy: Policy) {
         context.reject(format_args!("policy of VNI {}", policy.key.vni));
+    }
+
+    /// Sets the policy of ports that have neither one of their own nor a rate; `None`: they have none.
+    fn set_default_credit(&mut self, context: &mut UpdateContext<'_>, _policy: Option<CreditPolicy>) {
+        context.reject("default network class");
     }
 
     /// Adds or changes an instance of this host.

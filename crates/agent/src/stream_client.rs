@@ -162,12 +162,13 @@ impl<R: Role> StreamClient<R> {
 
     /// Opens a stream and follows it to its end. Notes in `connected` when it was open.
     async fn stream(&self, connected: &mut Option<Instant>) -> Result<(), Error> {
-        let (hello, claims, migrations) = self
+        let (hello, claims, migrations, (members, hosts)) = self
             .writer
             .run(|applier| {
                 applier.begin_stream();
                 let role = &applier.role;
-                (hello(&applier.tables, role), role.claims(), role.migrations())
+                let states = (role.members(), role.hosts());
+                (hello(&applier.tables, role), role.claims(), role.migrations(), states)
             })
             .await?;
         let revision = hello.applied_revision;
@@ -199,6 +200,8 @@ impl<R: Role> StreamClient<R> {
             result = claims.send(&reports) => result,
             result = migrations.send(&reports) => result,
             result = self.health.send(&reports) => result,
+            result = members.send(|states| reports.members(states)) => result,
+            result = hosts.send(|states| reports.hosts(states)) => result,
         }
     }
 

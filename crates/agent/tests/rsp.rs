@@ -13,7 +13,10 @@ use sluice_agent::rsp::{
 };
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::NodeId;
-use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Query, RSP_PORT, RedirectEntry, host_secret};
+use sluice_rsp::{
+    Answer, AnswerEntry, Capabilities, Destination, Message, Query, RSP_PORT, Reception, RedirectEntry,
+    host_secret,
+};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_types::{MacAddr, Secret, Vni};
 use support::{in_namespace, ip};
@@ -117,8 +120,12 @@ fn queries(count: u32) -> Vec<Query> {
     (0..count).map(query).collect()
 }
 
+fn request(id: u32, count: u32) -> Message {
+    Message::Request { id, capabilities: Capabilities::OWN, queries: queries(count) }
+}
+
 fn answered(message: &Message) -> Message {
-    let Message::Request { id, queries } = message else { panic!("{message:?}") };
+    let Message::Request { id, queries, .. } = message else { panic!("{message:?}") };
     let answer = |query: &Query| AnswerEntry {
         destination: query.destination,
         answer: Answer::Path(sluice_rsp::Path {
@@ -128,6 +135,7 @@ fn answered(message: &Message) -> Message {
             lifetime_ms: 60_000,
             revision: 42,
             by_network: false,
+            reception: Reception::default(),
         }),
     };
     Message::Reply { id: *id, answers: queries.iter().map(answer).collect() }
@@ -138,7 +146,7 @@ fn requests_are_answered_from_the_address_they_came_to_in_both_families() {
     in_namespace(|| async {
         add_addresses(1500);
         let site = Site::new(0xa0);
-        let (mut gateway, request) = (site.gateway(2), Message::Request { id: 3, queries: queries(4) });
+        let (mut gateway, request) = (site.gateway(2), request(3, 4));
         for (own, to) in [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")] {
             let mut host = site.host(own);
             host.send(Some(CLUSTER), address(to), &request);
@@ -163,7 +171,7 @@ fn packets_fit_the_path_mtu_and_follow_it_when_it_shrinks() {
         add_addresses(9000);
         let site = Site::new(0xa0);
         let (mut host, mut host6) = (site.host("192.0.2.1"), site.host("2001:db8::1"));
-        let (mut gateway, request) = (site.gateway(2), Message::Request { id: 3, queries: queries(400) });
+        let (mut gateway, request) = (site.gateway(2), request(3, 400));
         host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         let [one] = receive(&mut gateway, 1).await.try_into().unwrap();
         assert_eq!(one.message, request);
@@ -195,7 +203,7 @@ fn packets_that_are_not_authentic_are_refused_and_counted_by_reason() {
         add_addresses(1500);
         let (site, other_site) = (Site::new(0xa0), Site::new(0xb0));
         let (mut host, mut gateway) = (site.host("192.0.2.1"), site.gateway(2));
-        let request = Message::Request { id: 3, queries: queries(1) };
+        let request = request(3, 1);
         let to = address("192.0.2.2");
         // A packet sealed with another secret of the same key id, random bytes, an empty datagram, and one
         // that is longer than any packet.
@@ -244,10 +252,10 @@ fn no_host_can_forge_messages_of_gateways_or_of_other_hosts() {
         add_addresses(1500);
         let site = Site::new(0xa0);
         let (mut host, mut gateway) = (site.host("192.0.2.1"), site.gateway(2));
-        let answer = answered(&Message::Request { id: 3, queries: queries(1) });
+        let answer = answered(&request(3, 1));
         let Message::Reply { answers, .. } = answer else { unreachable!() };
         let notify = Message::Notify { answers };
-        let request = Message::Request { id: 4, queries: queries(1) };
+        let request = request(4, 1);
         // A host with a valid key of its own sends what a gateway sends, and what another host sends.
         let mut neighbor = site.host("192.0.2.3");
         neighbor.send(Some(CLUSTER), address("192.0.2.1"), &notify);
@@ -273,7 +281,7 @@ fn without_a_key_nothing_is_sent_or_accepted_until_it_comes() {
         let site = Site::new(0xa0);
         let (late, keys) = watch::channel(Arc::new(Keys::default()));
         let (mut host, mut gateway) = (site.host("192.0.2.1"), gateway(2, keys));
-        let request = Message::Request { id: 3, queries: queries(1) };
+        let request = request(3, 1);
         host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         gateway.send(Some(CLUSTER), address("192.0.2.1"), &answered(&request));
         let stats = gateway.stats();
@@ -300,7 +308,7 @@ fn messages_to_a_family_that_the_node_does_not_have_are_counted() {
         let vteps = Vteps { v4: "192.0.2.1".parse().ok(), v6: None };
         let config = TransportConfig { node: NodeId::new(1), vteps, port: RSP_PORT };
         let mut host = RspTransport::open(config.clone(), site.gateways.subscribe()).unwrap();
-        host.send(Some(CLUSTER), address("2001:db8::2"), &Message::Request { id: 3, queries: queries(1) });
+        host.send(Some(CLUSTER), address("2001:db8::2"), &request(3, 1));
         assert_eq!(host.stats().unsent(Unsent::NoAddress), 1);
         let taken = RspTransport::open(config, site.gateways.subscribe())
             .err()

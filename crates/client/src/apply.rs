@@ -236,8 +236,8 @@ impl Applier<'_> {
             self.ids.hosts.insert(spec.name.clone(), id);
         }
         for spec in &cloud.network_classes {
-            let NetworkClassSpec { name, mbps, kpps, cpu_permille } = spec.clone();
-            let body = NewNetworkClass { name, mbps, kpps, cpu_permille };
+            let NetworkClassSpec { name, mbps, kpps, cpu_permille, is_default } = spec.clone();
+            let body = NewNetworkClass { name, mbps, kpps, cpu_permille, is_default };
             let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
             self.ids.classes.insert(spec.name.clone(), id);
         }

@@ -136,6 +136,17 @@ impl Client {
         self.read(action, response).await
     }
 
+    /// The JSON at a path.
+    pub(crate) async fn get_at<T: DeserializeOwned>(&self, action: &str, path: &str) -> Result<T> {
+        self.get_json(action, self.at(path, &[])).await
+    }
+
+    /// Deletes what is at a path.
+    pub(crate) async fn delete_at<T: DeserializeOwned>(&self, action: &str, path: &str) -> Result<T> {
+        let response = self.send(action, self.http.delete(self.at(path, &[]))).await?;
+        self.read(action, response).await
+    }
+
     /// Gets one object.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod removals;
 mod resolve;
 mod scheduler;
 mod security;
+mod services;
 mod unconfirmed;
 mod wait;
 
@@ -33,7 +34,7 @@ pub use cloud::{
 };
 pub use ending::{EndingSessions, HostEndingSessions, InstanceEndingSessions, UnansweredHost};
 pub use error::{Error, Problem};
-pub use health::{Health, HealthFinding};
+pub use health::{ClassPolicy, Health, HealthFinding};
 pub use http::{Client, Created, DEFAULT_API};
 pub use internet::{
     Eip, Meter, NatGateway, NewEip, NewMeter, NewNatGateway, NewPortForward, NewPublicPool, PortForward,
@@ -56,6 +57,8 @@ pub use placement::{
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use security::{DEFAULT_GROUP, NewSecurityGroup, NewSecurityRule, Remote, SecurityGroup, SecurityRule};
+pub use services::{Mount, NewMount, NewService, Service, ServiceMember, Vnic};
+pub use sluice_types::{AnomalyClass, HealthAction, HealthPolicy, HealthPolicyPatch};
 pub use sluice_types::{MigrationStatus, SessionMode};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};

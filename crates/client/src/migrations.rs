@@ -18,7 +18,7 @@ pub struct Migration {
     pub sessions: SessionMode,
     /// How far it is, as the target host reported last.
     pub phase: MigrationStatus,
-    /// Sessions that the target host has.
+    /// Sessions that the target host has; with `reset`: connections that it has made to end.
     pub copied_sessions: u64,
     /// Why it failed; otherwise empty.
     pub problem: String,

@@ -21,9 +21,12 @@ pub struct NetworkClass {
     /// Thousandths of one processor that the host's network processing spends on an instance; `None`: not limited.
     #[serde(default)]
     pub cpu_permille: Option<Allowance>,
+    /// Instances without a class of their own and without a rate have this class.
+    #[serde(default)]
+    pub is_default: bool,
     /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// True if every host that has instances with the class has programmed this revision.
+    /// True if every host that has instances with the class has programmed this revision; of the default class, every host.
     pub programmed: bool,
     /// Entries of the object that nodes could not write.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -48,6 +51,9 @@ pub struct NewNetworkClass {
     /// Thousandths of one processor that the host's network processing spends on an instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_permille: Option<Allowance>,
+    /// Whether it becomes the class of instances that have none of their own.
+    #[serde(default)]
+    pub is_default: bool,
 }
 
 impl NewObject for NewNetworkClass {
@@ -63,5 +69,6 @@ impl NewObject for NewNetworkClass {
         difference("mbps", &self.mbps, &found.mbps)
             .or_else(|| difference("kpps", &self.kpps, &found.kpps))
             .or_else(|| difference("cpu_permille", &self.cpu_permille, &found.cpu_permille))
+            .or_else(|| difference("is_default", &self.is_default, &found.is_default))
     }
 }

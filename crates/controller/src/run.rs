@@ -4,14 +4,15 @@
 use crate::api::{Api, Handles, router};
 use crate::compile::{CompiledClusters, Model};
 use crate::database::Database;
-use crate::moves::{Moves, drive_gateway_moves, drive_vpc_moves};
+use crate::moves::{Moves, drive_gateway_moves, drive_health_migrations, drive_vpc_moves};
 use crate::ownership::{Ownership, Socket, own, renew_keys};
 use crate::place::Place;
 use crate::place::apply::apply_plans;
 use crate::place::scheduler::schedule;
 use crate::push::{
-    NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, process_claims,
-    process_migrations, release_removals, release_writes, save_all, save_node_states,
+    NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, judge_members,
+    process_claims, process_migrations, release_removals, release_writes, save_all, save_health,
+    save_node_states,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
@@ -300,10 +301,13 @@ impl Controller {
         background.spawn(release_removals(push.clone()));
         background.spawn(process_claims(push.clone()));
         background.spawn(process_migrations(push.clone()));
+        background.spawn(judge_members(push.clone()));
         background.spawn(compact_outbox(push.clone()));
         background.spawn(renew_keys(db.clone()));
+        background.spawn(save_health(push.clone(), boot.number() >> 1));
         background.spawn(own(ownership, place.clone(), gateways, boot));
         background.spawn(drive_vpc_moves(moves.clone()));
+        background.spawn(drive_health_migrations(moves.clone()));
         background.spawn(drive_gateway_moves(moves));
         background.spawn(apply_plans(place.clone()));
         background.spawn(schedule(place));

@@ -11,7 +11,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("compile", &["database"]),
     ("push", &["clock", "database", "compile"]),
     ("ownership", &["clock", "database", "compile"]),
-    ("moves", &["database", "push", "ownership"]),
+    ("moves", &["clock", "database", "push", "ownership"]),
     ("place", &["clock", "database", "push", "ownership"]),
     ("api", &["clock", "database", "compile", "push", "ownership", "moves", "place"]),
 ];

@@ -24,7 +24,7 @@ async fn classes_are_created_changed_and_deleted() {
     let (id, path) = (made.id(), format!("/v1/network-classes/{}", made.id()));
     assert_eq!(made.header("location"), path);
     let expected = json!({"id": id, "name": "gold", "mbps": gold(), "kpps": null, "cpu_permille": null,
-        "revision": made.body["revision"], "programmed": true});
+        "is_default": false, "revision": made.body["revision"], "programmed": true});
     cloud.wait_until("known", &path, |body| *body == expected).await;
     assert_eq!(cloud.post("/v1/network-classes", body).await.status, StatusCode::OK);
     let differs = cloud.post("/v1/network-classes", json!({"name": "gold", "kpps": gold()})).await;
@@ -64,6 +64,43 @@ async fn classes_are_created_changed_and_deleted() {
     assert_eq!(cloud.send(stale).await.problem().0, 412);
     assert_eq!(cloud.delete(&path).await.status, StatusCode::OK);
     assert_eq!(cloud.get(&path).await.problem(), (404, "not-found", id.as_str()));
+}
+
+/// Catches: a host that is not told of the default, or of its end, and two classes that are the default.
+#[tokio::test]
+async fn hosts_are_sent_the_default_once() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let class =
+        cloud.make("/v1/network-classes", json!({"name": "gold", "mbps": gold(), "is_default": true})).await;
+    let path = format!("/v1/network-classes/{class}");
+    let identity = cloud.enroll(&basics.host_path()).await;
+    let mut host = join(&cloud, &identity, 0, 0).await;
+    let mbps = Some(Allowance { base: 100, max: 400, clamp: 200, credit: 3000 });
+    let policy = Some(CreditPolicy { mbps, ..CreditPolicy::default() });
+    let (_, snapshot) = host.acked_step().await;
+    let sent: Vec<_> = snapshot.iter().filter_map(|part| part.default_credit).collect();
+    assert_eq!(sent, [policy]);
+    cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+
+    // Another class takes its place: one message, with the new policy.
+    let made =
+        cloud.post("/v1/network-classes", json!({"name": "tin", "kpps": gold(), "is_default": true})).await;
+    assert_eq!((made.status, &made.body["programmed"]), (StatusCode::CREATED, &json!(false)));
+    let step = host.step().await;
+    let sent: Vec<_> = step.iter().filter_map(|part| part.default_credit).collect();
+    assert_eq!(sent, [Some(CreditPolicy { kpps: mbps, ..CreditPolicy::default() })]);
+    host.ack(step.last().unwrap().revision).await;
+    let path = format!("/v1/network-classes/{}", made.id());
+    cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+    let classes = cloud.get("/v1/network-classes").await.body;
+    let defaults: Vec<_> =
+        classes["items"].as_array().unwrap().iter().map(|class| class["is_default"].clone()).collect();
+    assert_eq!(defaults, [json!(false), json!(true)]);
+    patch(&cloud, &path, json!({"is_default": false})).await;
+    let step = host.step().await;
+    let sent: Vec<_> = step.iter().filter_map(|part| part.default_credit).collect();
+    assert_eq!(sent, [None]);
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ pub fn config(args: &Args, ports: &SharedPorts, vteps: Vteps) -> HealthConfig {
         link_period,
         // A gateway has no VMs.
         vm_period: link_period,
+        limits: args.common.health_limits(),
     }
 }
 

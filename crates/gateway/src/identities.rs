@@ -20,7 +20,7 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::Batcher;
 use sluice_rsp::{Destination, IdentityEntry, Message};
-use sluice_tables::{InstanceLocation, Location, Reader, Role};
+use sluice_tables::{Location, Reader, Role};
 use sluice_types::Vni;
 
 /// The destination's host is asked at most once in this time.
@@ -57,8 +57,13 @@ pub fn holder(reader: &Reader, revision: u64, asker: IpAddr, destination: &Desti
     if revision == 0 || !reader.is_sender(destination.vni, asker).unwrap_or(false) {
         return Holder::Unknown;
     }
-    let InstanceLocation { vni, host, .. } = match reader.locate(destination.vni, destination.address) {
-        Location::Found(location) => location,
+    let (vni, host) = match reader.locate(destination.vni, destination.address) {
+        Location::Found(location) => (location.vni, location.host),
+        // All vNICs of a mount have the same identity, so the host of any member can tell it.
+        Location::Mount(mount) => match mount.host {
+            Some(host) => (mount.vni, host),
+            None => return Holder::NoHost,
+        },
         Location::NotFound => return Holder::NoHost,
         Location::Busy => return Holder::Unknown,
     };

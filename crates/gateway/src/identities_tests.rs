@@ -1,8 +1,8 @@
 //! Who is asked, who is told, and what is remembered.
 
 use super::*;
-use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Route, Sizes, Target, Vrf};
-use sluice_types::MacAddr;
+use sluice_tables::{Endpoint, Immediate, MemberService, Memory, NodeTables, Route, Sizes, Target, Vrf};
+use sluice_types::{MacAddr, ServiceMember};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -124,11 +124,19 @@ fn only_a_host_with_a_vswitch_is_asked_about_an_instance_of_the_askers_network()
         };
         tables.upsert_endpoint(&endpoint).unwrap();
     }
+    // The mounts of a service with a member, and of one without.
+    let member = ServiceMember { number: 5, mac: MacAddr::local(9), host: host(2), selected: false };
+    for (id, members, address) in [(1, vec![member], "10.1.0.8"), (2, Vec::new(), "10.1.0.7")] {
+        tables.upsert_service(&MemberService { id, seed: [1, 2], members }).unwrap();
+        tables.upsert_service_address(Vni::new(1).unwrap(), ip(address), id).unwrap();
+    }
     let reader = tables.reader();
     let of = |asker, vni, address| holder(&reader, 42, host(asker), &to(vni, ip(address)));
     assert_eq!(of(1, 1, "10.1.0.2"), Holder::Host(host(2)));
     assert_eq!(of(1, 1, "fd01::2"), Holder::Host(host(2)));
     assert_eq!(of(1, 1, "10.1.0.9"), Holder::NoHost, "no instance");
+    assert_eq!(of(1, 1, "10.1.0.8"), Holder::Host(host(2)), "a member of the service");
+    assert_eq!(of(1, 1, "10.1.0.7"), Holder::NoHost, "a service without members");
     assert_eq!(of(1, 1, "10.2.0.2"), Holder::NoHost, "an instance of a peered network");
     assert_eq!(of(1, 1, "10.1.0.3"), Holder::NoHost, "on a foreign host");
     assert_eq!(of(1, 2, "10.2.0.2"), Holder::Unknown, "the asker has no instance of network 2");

@@ -5,9 +5,9 @@
 
 mod args;
 mod health;
+mod host_probes;
 mod identities;
 mod load_monitor;
-mod mailbox;
 mod meter_shares;
 mod meters;
 mod nat;
@@ -50,6 +50,7 @@ use sluice_southbound::Node;
 use sluice_tables::{AgentHeartbeat, Journal, MeterReader, NamedMeters};
 use sluice_types::GatewayId;
 
+use crate::host_probes::HostProbes;
 use crate::load_monitor::LoadMonitor;
 use crate::meter_shares::{MeterShares, ShareConfig};
 use crate::nat::{NatKeeper, RoleNat};
@@ -102,14 +103,14 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let role_nat = RoleNat::new(nat.clone());
     let mut role = GatewayRole::new(&mut opened.tables, load.clone(), public.clone(), role_nat);
     role.set_own_addresses(&mut opened.tables, netlink.addresses(None).await?);
+    role.watch_hosts(HostProbes::start(vteps, &common.state_dir()?)?);
     let (plan, units) = (role.plan(), role.nat_units());
     // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
     // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
     let node = started.node.clone();
-    let ports = SharedPorts::new(ports);
-    let own = own_id(&started)?;
+    let (ports, own) = (SharedPorts::new(ports), own_id(&started)?);
     let nat = nat.map(|nat| NatParts::start(&args, nat, &node, own, vteps)).transpose()?;
     let ownership = Arc::new(start_ownership(&args, (&started, own), vteps, &ports, owned, heartbeat)?);
     node.add_metrics(Arc::new(ownership.status()));
@@ -127,7 +128,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tables: node.complete_revision.clone(),
         deleted: node.deleted.subscribe(),
     };
-    let health = watch_health(node.clone(), health::config(&args, &ports, vteps), health::view);
+    let health = watch_health(node.clone(), health::config(&args, &ports, vteps), health::view, None);
     let writer = node.writer.clone();
     let vmacs = move |addresses: Vec<IpAddr>| {
         let writer = writer.clone();

@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, gauge};
 use sluice_agent::{Error, Node, NodeLoad, error_chain, flow_bytes};
+use sluice_tables::Vrf;
 use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -38,12 +39,27 @@ const COUNTERS_MAX: usize = 256;
 /// 20 kbit/s (Zeta section IV-C), in bytes per period, for VPCs without a threshold of their own.
 const ELEPHANT_BYTES: u64 = flow_bytes(20, FLOW_PERIOD);
 
-/// Which flows the packet program reports: every flow, or elephants.
-fn flow_policy(all: bool) -> Policy {
+/// Which flows the packet program reports: every flow, elephants, or none. If none, it does not count them either.
+fn flow_policy(all: bool, has_elephants: bool) -> Policy {
     if all {
         return Policy::Every { period: FLOW_PERIOD };
     }
+    if !has_elephants {
+        return Policy::Off;
+    }
     Policy::Detect(FlowConfig { period: FLOW_PERIOD, elephant_bytes: ELEPHANT_BYTES })
+}
+
+/// Whether a flow of a network with this threshold can be an elephant. Where hosts look for elephants themselves (model
+/// `achelous`), gateways have the largest threshold, which means that they answer requests but need not count.
+fn is_reachable(elephant_bytes: Option<u32>) -> bool {
+    elephant_bytes.is_none_or(|bytes| bytes < Vrf::NEVER_ELEPHANTS - 1)
+}
+
+/// Whether a flow of one of these networks can be an elephant. It can as long as there are no networks: those that come may
+/// have the default.
+fn has_elephants(mut thresholds: impl Iterator<Item = Option<u32>>) -> bool {
+    thresholds.next().is_none_or(|first| is_reachable(first) || thresholds.any(is_reachable))
 }
 
 /// The last measured load, for metrics.
@@ -52,6 +68,7 @@ pub struct LoadStats {
     /// Shares in thousandths, in the order of [`Resource::ALL`].
     permille: [AtomicU32; 3],
     offload_all: AtomicBool,
+    counts_flows: AtomicBool,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -70,6 +87,9 @@ impl MetricSource for LoadStats {
         registry.register("gateway_load_ratio", help, loads);
         let all = self.offload_all.load(Ordering::Relaxed).into();
         gauge(registry, "offload_all", "1 while every flow is offloaded, whatever its rate", all);
+        let counts = self.counts_flows.load(Ordering::Relaxed).into();
+        let help = "1 while packets are counted by flow; 0 if no flow could be an elephant";
+        gauge(registry, "flows_counted", help, counts);
     }
 }
 
@@ -97,6 +117,10 @@ pub struct LoadMonitor {
     /// Share of the tables in use, as measured last.
     tables: Option<f64>,
     overload: Overload,
+    /// Whether a flow can be an elephant, as the networks' thresholds were read last.
+    has_elephants: bool,
+    /// What the packet program reports.
+    policy: Policy,
     unreadable_logged: Once,
     /// Whether the last attempt to configure the flow policy failed.
     configure_failed: bool,
@@ -113,8 +137,9 @@ impl LoadMonitor {
         shared: SharedLoad,
         offload_stats: Arc<OffloadStats>,
     ) -> Result<Self, Error> {
-        flows.configure(&flow_policy(false))?;
-        let stats = Arc::new(LoadStats::default());
+        let policy = flow_policy(false, true);
+        flows.configure(&policy)?;
+        let stats = Arc::new(LoadStats { counts_flows: true.into(), ..LoadStats::default() });
         node.add_metrics(stats.clone());
         Ok(Self {
             node,
@@ -127,6 +152,8 @@ impl LoadMonitor {
             memory: None,
             tables: None,
             overload: Overload::default(),
+            has_elephants: true,
+            policy,
             unreadable_logged: Once::new(),
             configure_failed: false,
         })
@@ -155,16 +182,19 @@ impl LoadMonitor {
     }
 
     /// Removes senders that have had no instance for a while. Measures what changes slowly or takes long to read:
-    /// memory, tables, the indices of the packet counters, and the number of lost flow events.
+    /// memory, tables, whether there can be elephants, the indices of the packet counters, and the number of lost flow
+    /// events.
     async fn measure_memory_and_tables(&mut self) -> Result<(), Error> {
         let read = self.node.writer.run(|applier| {
             if let Err(error) = applier.tables.remove_idle_senders(SENDER_LINGER) {
                 tracing::warn!(error = error_chain(&error), "cannot remove senders without instances");
             }
             let counters: Vec<u32> = applier.tables.vrfs().map(|entry| entry.counters).collect();
-            (applier.tables.usage(), counters)
+            let has_elephants = has_elephants(applier.tables.vrfs().map(|entry| entry.vrf.elephant_bytes));
+            (applier.tables.usage(), counters, has_elephants)
         });
-        let (usage, mut counters) = read.await?;
+        let (usage, mut counters, has_elephants) = read.await?;
+        self.has_elephants = has_elephants;
         // Several VNIs may share index 0.
         counters.sort_unstable();
         counters.dedup();
@@ -218,7 +248,8 @@ impl LoadMonitor {
         .ok()
     }
 
-    /// Publishes the load, and changes the flow policy if overload began or ended.
+    /// Publishes the load, and changes the flow policy if overload began or ended, or if networks got or lost thresholds that
+    /// flows reach.
     fn update(&mut self, cpu: CpuLoad) {
         for (to, share) in self.stats.permille.iter().zip([cpu.long, self.memory, self.tables]) {
             if let Some(share) = share {
@@ -232,19 +263,9 @@ impl LoadMonitor {
         let memory_permille = memory.max(tables);
         let mut load = NodeLoad { cpu_permille, memory_permille, offload_all: self.overload.any() };
         self.shared.set(load);
-        if overload == self.overload {
+        if !self.set_policy(flow_policy(overload.any(), self.has_elephants)) || overload == self.overload {
             return;
         }
-        if overload.any() != self.overload.any()
-            && let Err(error) = self.flows.configure(&flow_policy(overload.any()))
-        {
-            // The next sample tries again. A row of failures is logged once.
-            if !std::mem::replace(&mut self.configure_failed, true) {
-                tracing::error!(error = error_chain(&error), "cannot configure which flows are reported");
-            }
-            return;
-        }
-        self.configure_failed = false;
         let percent = |permille: u32| permille / 10;
         tracing::warn!(
             overloaded = %overload,
@@ -261,7 +282,54 @@ impl LoadMonitor {
     }
 }
 
+impl LoadMonitor {
+    /// Configures what the packet program reports, if that is something else than before. Returns false if it cannot.
+    fn set_policy(&mut self, policy: Policy) -> bool {
+        if policy == self.policy {
+            return true;
+        }
+        if let Err(error) = self.flows.configure(&policy) {
+            // The next sample tries again. A row of failures is logged once.
+            if !std::mem::replace(&mut self.configure_failed, true) {
+                tracing::error!(error = error_chain(&error), "cannot configure which flows are reported");
+            }
+            return false;
+        }
+        (self.configure_failed, self.policy) = (false, policy);
+        self.stats.counts_flows.store(policy != Policy::Off, Ordering::Relaxed);
+        true
+    }
+}
+
 /// A share in thousandths.
 fn permille(share: f64) -> u32 {
     (share * 1000.0).round() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_agent::elephant_bytes;
+    use sluice_southbound::{ELEPHANT_DEFAULT, ELEPHANT_NEVER};
+
+    /// Catches a gateway that counts flows for nothing, and one that does not count although it is overloaded, or although a
+    /// network has elephants.
+    #[test]
+    fn flows_are_counted_only_where_one_can_be_reported() {
+        let of = |thresholds: &[u32]| {
+            has_elephants(thresholds.iter().map(|kbps| elephant_bytes(*kbps, FLOW_PERIOD)))
+        };
+        // What gateways get under `achelous` (`Model::gateways_elephant_kbps`), and of VPCs without direct paths.
+        let (hosts_look, never) = (ELEPHANT_NEVER - 1, ELEPHANT_NEVER);
+        assert!(!of(&[hosts_look]) && !of(&[never]) && !of(&[hosts_look, never, hosts_look]));
+        assert!(of(&[]), "the networks have not come yet");
+        for other in [ELEPHANT_DEFAULT, 20, 1_000_000] {
+            assert!(of(&[other]) && of(&[other, never]) && of(&[hosts_look, never, other]));
+        }
+        assert_eq!(flow_policy(false, false), Policy::Off);
+        assert!(matches!(flow_policy(false, true), Policy::Detect(_)));
+        for has_elephants in [false, true] {
+            assert!(matches!(flow_policy(true, has_elephants), Policy::Every { .. }));
+        }
+    }
 }

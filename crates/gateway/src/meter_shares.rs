@@ -20,9 +20,9 @@ use sluice_envelope::{BootId, KeyRing};
 use sluice_types::GatewayId;
 use tokio::sync::watch;
 
-use crate::mailbox::{Mailbox, mailbox};
 use crate::ownership::{ClusterView, Ownership, SocketUse, Sockets, now};
 use peer::SharePeer;
+use sluice_agent::mailbox::{Mailbox, mailbox};
 use thread::{ShareThread, SharedMeters};
 
 pub use status::ShareMetrics;

@@ -7,8 +7,10 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry};
-use sluice_tables::{InstanceLocation, Location, Lookup, NextHop, Reader, Role};
+use sluice_rsp::{
+    AnswerEntry, Destination, Message, Path, PermitEntry, Query, Reception, RedirectEntry, StrayEntry,
+};
+use sluice_tables::{InstanceLocation, Journal, Location, Lookup, NextHop, Reader, Role};
 
 use crate::offload_metrics::{OffloadStats, Outcome};
 use crate::permits::{Permit, PermitState, Permits};
@@ -35,17 +37,23 @@ enum PathLookup {
 
 /// Looks for a direct path from the host at `from` to a destination. `revision` must have been read from the
 /// tables before, so that the path is of this revision or a later one.
-fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destination) -> PathLookup {
+fn find_path(
+    (reader, journal): (&Reader, &Journal),
+    revision: u64,
+    from: IpAddr,
+    destination: &Destination,
+) -> PathLookup {
     // During a snapshot the tables are of no revision: they may lack entries, and have entries that were removed.
     if revision == 0 {
         return PathLookup::Busy;
     }
     let location = match reader.locate(destination.vni, destination.address) {
         Location::Found(location) => location,
-        Location::NotFound => return PathLookup::ViaGateway,
+        // Hosts of a mount's network know the members of its service. Others send to a gateway, which chooses for each flow.
+        Location::Mount(_) | Location::NotFound => return PathLookup::ViaGateway,
         Location::Busy => return PathLookup::Busy,
     };
-    let InstanceLocation { vni, mac, host, mtu, network, metered, by_network } = location;
+    let InstanceLocation { vni, mac, host, mtu, network, metered, by_network, by_peer } = location;
     // A network that does not offload flows, and a peering with meters, also withdraw the paths that hosts still have.
     if !network.is_offloaded || metered {
         return PathLookup::ViaGateway;
@@ -60,7 +68,13 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
     // A host without a vSwitch knows no permits, and accepts the packets of all hosts.
     let permit = Permit { receiver: host, entry: PermitEntry { vni, host: from } };
     let permit = (role != Some(Role::ForeignHost)).then_some(permit);
-    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision, by_network }, permit)
+    // After the lookup: a route that came meanwhile may not be in the journal yet, and one that went is a change.
+    let by_network =
+        by_network || by_peer && journal.tells_of_peer(destination.vni, vni, destination.address);
+    // What the destination's host can receive is known with the permit.
+    let reception = Reception::default();
+    let lifetime_ms = LIFETIME_MS;
+    PathLookup::Direct(Path { host, mac, vni, lifetime_ms, revision, by_network, reception }, permit)
 }
 
 /// Decides which paths hosts get, and batches the messages about them.
@@ -68,12 +82,14 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
 pub struct Notifier {
     batcher: Batcher<IpAddr, Destination, AnswerEntry>,
     permits: Permits,
+    /// What is told by network.
+    journal: Journal,
 }
 
 impl Notifier {
-    /// A notifier without waiting notifications and permits.
-    pub fn new() -> Self {
-        Self { batcher: Batcher::new(QUIET_US, GATHER_US, REMEMBERED_MAX), permits: Permits::new() }
+    /// A notifier without waiting notifications and permits. The journal is that of the tables.
+    pub fn new(journal: Journal) -> Self {
+        Self { batcher: Batcher::new(QUIET_US, GATHER_US, REMEMBERED_MAX), permits: Permits::new(), journal }
     }
 
     /// Notes a flow event. `now_us` is of a monotonic clock; `revision` was read from the tables before.
@@ -93,19 +109,27 @@ impl Notifier {
     fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, event: &FlowEvent) -> Outcome {
         // The sender's host is looked up by the source address. The packet may have come from a host that the
         // destination has left, which encapsulates with the destination's VNI.
-        let sender = match reader.locate(event.vni, event.source) {
-            Location::Found(sender) => sender,
+        let (vni, host) = match reader.locate(event.vni, event.source) {
+            Location::Found(sender) => (sender.vni, sender.host),
+            // Members of a service send from the addresses of its mounts.
+            Location::Mount(mount) => match reader.is_sender(mount.vni, event.sender) {
+                Ok(true) => (mount.vni, event.sender),
+                Ok(false) => return Outcome::NoSource,
+                Err(_) => return Outcome::Busy,
+            },
             Location::NotFound => return Outcome::NoSource,
             Location::Busy => return Outcome::Busy,
         };
-        let destination = Destination { vni: sender.vni, address: event.destination };
-        let (path, permit) = match find_path(reader, revision, sender.host, &destination) {
+        let destination = Destination { vni, address: event.destination };
+        let (path, permit) = match find_path((reader, &self.journal), revision, host, &destination) {
             PathLookup::Direct(path, permit) => (path, permit),
             PathLookup::ViaGateway => return Outcome::NoPath,
             PathLookup::Busy => return Outcome::Busy,
         };
         match self.check_permit(now_us, permit, destination) {
-            PermitState::Confirmed => self.notify(now_us, sender.host, destination, path),
+            PermitState::Confirmed => {
+                self.notify(now_us, host, destination, self.with_reception(path, permit))
+            }
             PermitState::Waiting => Outcome::Waiting,
             PermitState::Unconfirmed => Outcome::Unpermitted,
         }
@@ -119,6 +143,12 @@ impl Notifier {
             self.permits.keep(&permit, destination);
         }
         state
+    }
+
+    /// The path with what its host can receive, as far as that was asked.
+    fn with_reception(&self, path: Path, permit: Option<Permit>) -> Path {
+        let reception = permit.map(|permit| self.permits.reception(&permit)).unwrap_or_default();
+        Path { reception, ..path }
     }
 
     /// Notifies a host of a path, unless it was notified a moment ago.
@@ -147,36 +177,42 @@ impl Notifier {
         if !reader.is_sender(query.destination.vni, from).ok()? {
             return Some(query.answer(None, revision));
         }
-        let (path, permit) = match find_path(reader, revision, from, &query.destination) {
+        let (path, permit) = match find_path((reader, &self.journal), revision, from, &query.destination) {
             PathLookup::Direct(path, permit) => (path, permit),
             PathLookup::ViaGateway => return Some(query.answer(None, revision)),
             PathLookup::Busy => return None,
         };
         match self.check_permit(now_us, permit, query.destination) {
-            PermitState::Confirmed => Some(query.answer(Some(&path), revision)),
+            PermitState::Confirmed => {
+                let path = self.with_reception(path, permit);
+                // The tables do not have what hosts can receive, so no revision says that it has changed.
+                let has_changed = permit.is_some_and(|permit| self.permits.has_changed(now_us, &permit));
+                let query = if has_changed { Query { revision: 0, ..*query } } else { *query };
+                Some(query.answer(Some(&path), revision))
+            }
             PermitState::Waiting => None,
             PermitState::Unconfirmed => Some(query.answer(None, revision)),
         }
     }
 
-    /// Notes that the host at `from` accepts packets of other hosts, which are notified of the paths that waited for it, if the
+    /// Notes that the host at `from` accepts packets of other hosts, and what it can receive; they are notified of the paths that waited for it, if the
     /// tables still have them. `revision` was read from the tables before.
     pub fn confirm(
         &mut self,
         now_us: u64,
         reader: &Reader,
         revision: u64,
-        from: IpAddr,
+        (from, reception): (IpAddr, Reception),
         entries: &[PermitEntry],
     ) {
         for entry in entries {
             let permit = Permit { receiver: from, entry: *entry };
-            for destination in self.permits.confirm(now_us, &permit) {
-                let found = find_path(reader, revision, entry.host, &destination);
+            for destination in self.permits.confirm(now_us, &permit, reception) {
+                let found = find_path((reader, &self.journal), revision, entry.host, &destination);
                 if let PathLookup::Direct(path, needed) = found
                     && needed == Some(permit)
                 {
-                    self.notify(now_us, entry.host, destination, path);
+                    self.notify(now_us, entry.host, destination, Path { reception, ..path });
                 }
             }
         }

@@ -2,11 +2,15 @@
 //! of both families on hosts of either family; network 3 is peered with network 1, and has a smaller MTU.
 
 use super::*;
-use sluice_rsp::Answer;
-use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Target, Vrf};
-use sluice_types::{MacAddr, Vni};
+use sluice_rsp::{Answer, Capabilities};
+use sluice_tables::{
+    Endpoint, Immediate, MemberService, Memory, NodeTables, Role, Route, Sizes, Target, Vrf,
+};
+use sluice_types::{MacAddr, ServiceMember, Vni};
 
 const REVISION: u64 = 42;
+/// What all hosts can receive.
+const OPEN: Reception = Reception { mtu: 1450, capabilities: Capabilities::from_bits(5) };
 const A: &str = "192.0.2.21";
 const B: &str = "192.0.2.22";
 const C: &str = "2001:db8::23";
@@ -71,7 +75,8 @@ fn elephant(number: u32, source: &str, destination: &str) -> FlowEvent {
 
 fn path(number: u32, address: &str, host: &str) -> Path {
     let (host, mac) = (ip(host), mac(address));
-    Path { host, mac, vni: vni(number), lifetime_ms: LIFETIME_MS, revision: REVISION, by_network: false }
+    let (vni, reception) = (vni(number), OPEN);
+    Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision: REVISION, by_network: false, reception }
 }
 
 /// A path within a network, whose changes are told by network.
@@ -87,13 +92,13 @@ fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
 
 /// A notifier with all hosts' permits for all networks.
 fn notifier() -> Notifier {
-    let (mut notifier, tables) = (Notifier::new(), tables());
+    let (mut notifier, tables) = (Notifier::new(Journal::new(REVISION)), tables());
     for receiver in [A, B, C, D].map(ip) {
         for host in [A, B, C, D].map(ip) {
             for number in 1..=3 {
                 let entry = PermitEntry { vni: vni(number), host };
                 notifier.permits.check(0, Permit { receiver, entry });
-                notifier.confirm(0, &tables.reader(), REVISION, receiver, &[entry]);
+                notifier.confirm(0, &tables.reader(), REVISION, (receiver, OPEN), &[entry]);
             }
         }
     }
@@ -119,7 +124,7 @@ impl Fixture {
 
     fn confirm(&mut self, now_us: u64, from: &str, entry: PermitEntry) {
         let reader = self.tables.reader();
-        self.notifier.confirm(now_us, &reader, reader.applied_revision(), ip(from), &[entry]);
+        self.notifier.confirm(now_us, &reader, reader.applied_revision(), (ip(from), OPEN), &[entry]);
     }
 
     fn take(&mut self, now_us: u64) -> Vec<(IpAddr, Message)> {
@@ -183,6 +188,36 @@ fn destinations_without_a_direct_path_are_not_notified() {
     assert_eq!(fixture.notifier.due_us(), None);
 }
 
+/// Flows to a mount have no direct path, also from a peered network: each has a member of its own. What a member sends has one, if the
+/// packets come from its host.
+#[test]
+fn mounts_have_no_direct_path_and_their_members_have_paths_to_others() {
+    let mut fixture = Fixture::new();
+    let member = |number, host| ServiceMember {
+        number,
+        mac: MacAddr::local(u64::from(number)),
+        host: ip(host),
+        selected: true,
+    };
+    let service = MemberService { id: 9, seed: [1, 2], members: vec![member(1, B), member(2, A)] };
+    fixture.tables.upsert_service(&service).unwrap();
+    let absent = Answer::Absent { revision: REVISION };
+    for (mount, of_peer, other) in [("10.1.0.50", "10.2.0.2", "10.1.0.2"), ("fd01::50", "fd02::2", "fd01::2")]
+    {
+        fixture.tables.upsert_service_address(vni(1), ip(mount), 9).unwrap();
+        fixture.tables.set_applied_revision(REVISION);
+        assert_eq!(fixture.note(0, elephant(1, other, mount)), Outcome::NoPath);
+        assert_eq!(fixture.note(0, elephant(2, of_peer, mount)), Outcome::NoPath);
+        assert_eq!(reply(&fixture.tables, A, &[query(1, mount, REVISION)]), std::slice::from_ref(&absent));
+        // The first member is on another host than this one.
+        assert_eq!(fixture.note(0, elephant(1, mount, other)), Outcome::Notified);
+        let answers = vec![answered(1, other, path(1, other, B))];
+        assert_eq!(fixture.take(0), [(ip(A), Message::Notify { answers })]);
+        let stranger = FlowEvent { sender: ip("192.0.2.99"), ..elephant(1, mount, other) };
+        assert_eq!(fixture.note(0, stranger), Outcome::NoSource);
+    }
+}
+
 /// Makes the peering of the networks 1 and 2 one with meters, in one of the directions.
 fn meter_peering(tables: &mut NodeTables, of: u32, to: u32) {
     let target = Target::MeteredPeer { vni: vni(to), out_meter: 0, in_meter: 0 };
@@ -208,7 +243,7 @@ fn no_direct_path_avoids_the_meters_of_a_peering() {
         // The other direction has routes of its own.
         assert_eq!(fixture.note(QUIET_US, elephant(2, destination, source)), Outcome::Notified);
 
-        let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+        let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
         let entry = PermitEntry { vni: vni(2), host: ip(A) };
         assert_eq!(fixture.note(0, elephant(1, source, destination)), Outcome::Waiting);
         fixture.take(0);
@@ -221,7 +256,7 @@ fn no_direct_path_avoids_the_meters_of_a_peering() {
 /// A path that waited is pushed as the tables have it when the destination's host accepts the sender.
 #[test]
 fn path_that_waited_is_of_the_newest_tables() {
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (flow, entry) = (elephant(1, "10.1.0.1", "10.2.0.2"), PermitEntry { vni: vni(2), host: ip(A) });
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
     fixture.take(0);
@@ -231,7 +266,7 @@ fn path_that_waited_is_of_the_newest_tables() {
     let notify = Message::Notify { answers: vec![answered(1, "10.2.0.2", newer)] };
     assert_eq!(fixture.take(10), [(ip(A), notify)]);
     // The destination has moved to a host that was not asked.
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
     fixture.take(0);
     enter(&mut fixture.tables, 2, "10.2.0.2", C);
@@ -279,7 +314,7 @@ fn reply(tables: &NodeTables, from: &str, queries: &[Query]) -> Vec<Answer> {
 
 #[test]
 fn path_waits_until_the_destinations_host_accepts_the_sender() {
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (flow, entry) = (elephant(1, "10.1.0.1", "10.2.0.2"), PermitEntry { vni: vni(2), host: ip(A) });
     let notify = Message::Notify { answers: vec![answered(1, "10.2.0.2", path(2, "10.2.0.2", B))] };
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
@@ -296,7 +331,7 @@ fn path_waits_until_the_destinations_host_accepts_the_sender() {
     assert_eq!(fixture.take(40), []);
     assert_eq!(fixture.note(QUIET_US + 30, flow), Outcome::Notified);
     // A request waits in the same way, and the host is notified instead.
-    let mut other = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut other = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (reader, query) = (other.tables.reader(), query(1, "10.2.0.2", 5));
     assert_eq!(other.notifier.answer(0, &reader, REVISION, ip(A), &query), None);
     assert_eq!(other.take(0), [(ip(B), Message::Permit { entries: vec![entry] })]);
@@ -305,9 +340,81 @@ fn path_waits_until_the_destinations_host_accepts_the_sender() {
     assert!(other.notifier.answer(20, &reader, REVISION, ip(A), &query).is_some());
 }
 
+/// Catches paths to peers about which hosts would ask one by one, and one of which they would not hear a change.
+#[test]
+fn paths_to_peers_are_told_with_the_network() {
+    let mut fixture = Fixture::new();
+    fixture.notifier.journal = fixture.tables.keep_journal();
+    let reader = fixture.tables.reader();
+    let mut path_to = |number, address: &str| {
+        let query = query(number, address, 0);
+        match fixture.notifier.answer(0, &reader, REVISION, ip(A), &query).map(|answered| answered.answer) {
+            Some(Answer::Path(path)) => path.by_network,
+            other => panic!("{other:?}"),
+        }
+    };
+    for address in ["10.2.0.2", "fd02::2", "10.1.0.2"] {
+        assert!(path_to(1, address), "{address}");
+    }
+    let journal = &fixture.notifier.journal;
+    let told = |since, current| journal.changes(vni(1), since, current, 48);
+    let known = |revision, prefixes: &[&str]| {
+        let prefixes = prefixes.iter().map(|it| it.parse().unwrap()).collect();
+        Some(sluice_tables::Changes::Known { revision, prefixes })
+    };
+    assert_eq!(told(REVISION, REVISION), known(REVISION, &[]));
+    enter(&mut fixture.tables, 2, "fd02::2", C);
+    enter(&mut fixture.tables, 3, "10.3.0.2", A);
+    fixture.tables.remove_endpoint(vni(2), ip("10.2.0.4")).unwrap();
+    fixture.tables.set_applied_revision(REVISION + 1);
+    let changed = ["fd02::2/128", "10.2.0.4/32", "10.3.0.2/32"];
+    assert_eq!(told(REVISION, REVISION + 1), known(REVISION + 1, &changed));
+    // Without the route, the path to the peer ends, and what happens there is of no interest.
+    fixture.tables.remove_route(vni(1), "10.2.0.0/16".parse().unwrap()).unwrap();
+    fixture.tables.remove_endpoint(vni(2), ip("10.2.0.2")).unwrap();
+    fixture.tables.set_applied_revision(REVISION + 2);
+    assert_eq!(told(REVISION + 1, REVISION + 2), known(REVISION + 2, &["10.2.0.0/16"]));
+}
+
+/// Catches a host that keeps the MTU of a destination's host after that one has told another.
+#[test]
+fn answers_have_what_the_destinations_host_receives_now() {
+    let mut fixture = Fixture::new();
+    let (query, less) = (query(1, "10.1.0.2", REVISION), Reception { mtu: 1300, ..OPEN });
+    let mut answer = |now_us: u64, told: Option<Reception>| {
+        let reader = fixture.tables.reader();
+        let entry = PermitEntry { vni: vni(1), host: ip(A) };
+        fixture.notifier.permits.check(now_us, Permit { receiver: ip(B), entry });
+        if let Some(reception) = told {
+            fixture.notifier.confirm(now_us, &reader, REVISION, (ip(B), reception), &[entry]);
+        }
+        fixture.notifier.answer(now_us, &reader, REVISION, ip(A), &query).unwrap().answer
+    };
+    let unchanged = Answer::Unchanged { lifetime_ms: LIFETIME_MS, revision: REVISION };
+    let known = own(path(1, "10.1.0.2", B));
+    assert_eq!(answer(0, None), unchanged);
+    assert_eq!(answer(4_000_000, Some(OPEN)), unchanged);
+    for now_us in [8_000_000, 12_000_000] {
+        assert_eq!(answer(now_us, Some(less)), Answer::Path(Path { reception: less, ..known }));
+    }
+    for now_us in (16_000_000..70_000_000).step_by(4_000_000) {
+        answer(now_us, Some(less));
+    }
+    assert_eq!(answer(70_000_000, Some(less)), unchanged, "every host has asked meanwhile");
+    // A foreign host is not asked.
+    fixture.tables.upsert_vtep(ip(B), Role::ForeignHost).unwrap();
+    assert_eq!(fixture.note(70_000_000, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::Notified);
+    let taken = fixture.take(70_000_000);
+    let told = taken.into_iter().find_map(|(_, message)| match message {
+        Message::Notify { answers } => Some(answers[0].answer),
+        _ => None,
+    });
+    assert_eq!(told, Some(Answer::Path(Path { reception: Reception::default(), ..known })));
+}
+
 #[test]
 fn hosts_that_do_not_confirm_have_no_direct_paths_and_foreign_ones_need_not() {
-    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let mut fixture = Fixture { notifier: Notifier::new(Journal::new(REVISION)), ..Fixture::new() };
     let (flow, query) = (elephant(1, "10.1.0.1", "10.1.0.2"), query(1, "10.1.0.2", 5));
     assert_eq!(fixture.note(0, flow), Outcome::Waiting);
     assert_eq!(fixture.note(2_000_000, flow), Outcome::Unpermitted);

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 
 use sluice_agent::error_chain;
 use sluice_agent::rsp::{Admission, Batcher};
-use sluice_rsp::{Destination, Message, PermitEntry};
+use sluice_rsp::{Destination, Message, PermitEntry, Reception};
 use sluice_tables::NodeTables;
 use sluice_types::Vni;
 
@@ -34,8 +34,14 @@ const VALID_US: u64 = 20_000_000;
 const REPEAT_US: u64 = 500_000;
 /// A receiver that has not confirmed a Permit within this time has no direct path to it.
 const ANSWER_US: u64 = 1_000_000;
+/// Senders get whole paths for this time after a receiver has said that it can receive something else: the longest time for
+/// which they use a path.
+const CHANGED_US: u64 = 60_000_000;
 /// Permits within this time are sent together.
 const GATHER_US: u64 = 500;
+/// Permits that are renewed within this time are sent together: each path of each host renews one every few seconds, and nothing
+/// waits for the answer.
+const GATHER_RENEWED_US: u64 = 250_000;
 /// Permits that are remembered.
 const PERMITS_MAX: usize = 262_144;
 /// Permits of one network that are remembered while more than half of the space is used, so that the flows of one tenant
@@ -147,6 +153,10 @@ struct Record {
     confirmed_us: Option<u64>,
     /// When the first of the Permits that are not confirmed was sent.
     asked_us: Option<u64>,
+    /// What the receiver can receive, as it said when it confirmed the last Permit.
+    reception: Reception,
+    /// When it said something else than before.
+    changed_us: Option<u64>,
     /// Destinations to which the sender gets a path after the confirmation.
     waiting: Vec<Destination>,
 }
@@ -169,6 +179,8 @@ pub struct Permits {
     /// Number of records by network.
     by_network: HashMap<Vni, usize>,
     batcher: Batcher<IpAddr, PermitEntry, PermitEntry>,
+    /// Permits that are confirmed, and are sent again.
+    renewed: Batcher<IpAddr, PermitEntry, PermitEntry>,
     swept_us: u64,
 }
 
@@ -178,6 +190,7 @@ impl Permits {
             records: HashMap::new(),
             by_network: HashMap::new(),
             batcher: Batcher::new(REPEAT_US, GATHER_US, PERMITS_MAX),
+            renewed: Batcher::new(REPEAT_US, GATHER_RENEWED_US, PERMITS_MAX),
             swept_us: 0,
         }
     }
@@ -200,11 +213,13 @@ impl Permits {
         if record.is_confirmed_since(now_us.saturating_sub(RENEW_US)) {
             return PermitState::Confirmed;
         }
-        if self.batcher.admit(now_us, permit.receiver, permit.entry) == Admission::New {
+        let is_confirmed = record.is_confirmed_since(now_us.saturating_sub(VALID_US));
+        let batcher = if is_confirmed { &mut self.renewed } else { &mut self.batcher };
+        if batcher.admit(now_us, permit.receiver, permit.entry) == Admission::New {
             record.asked_us.get_or_insert(now_us);
-            self.batcher.push(permit.receiver, permit.entry);
+            batcher.push(permit.receiver, permit.entry);
         }
-        if record.is_confirmed_since(now_us.saturating_sub(VALID_US)) {
+        if is_confirmed {
             PermitState::Confirmed
         } else if record.asked_us.is_some_and(|asked_us| now_us.saturating_sub(asked_us) < ANSWER_US) {
             PermitState::Waiting
@@ -223,12 +238,27 @@ impl Permits {
         }
     }
 
-    /// Notes that a receiver accepts a sender's packets. Returns the destinations that waited for it, unless they have waited too
+    /// What a permit's receiver can receive; nothing is known if it has not confirmed the permit.
+    pub fn reception(&self, permit: &Permit) -> Reception {
+        self.records.get(permit).map(|record| record.reception).unwrap_or_default()
+    }
+
+    /// Whether the permit's sender may have a path with what its receiver could receive before.
+    pub fn has_changed(&self, now_us: u64, permit: &Permit) -> bool {
+        let changed_us = self.records.get(permit).and_then(|record| record.changed_us);
+        changed_us.is_some_and(|changed_us| now_us.saturating_sub(changed_us) < CHANGED_US)
+    }
+
+    /// Notes that a receiver accepts a sender's packets, and which. Returns the destinations that waited for it, unless they have waited too
     /// long. Does nothing if the receiver was not asked.
-    pub fn confirm(&mut self, now_us: u64, permit: &Permit) -> Vec<Destination> {
+    pub fn confirm(&mut self, now_us: u64, permit: &Permit, reception: Reception) -> Vec<Destination> {
         let Some(record) = self.records.get_mut(permit) else { return Vec::new() };
         // The answer may be to any of the Permits that were not confirmed, so the first one counts.
         let Some(asked_us) = record.asked_us.take() else { return Vec::new() };
+        if record.confirmed_us.is_some() && record.reception != reception {
+            record.changed_us = Some(now_us);
+        }
+        record.reception = reception;
         record.confirmed_us = Some(asked_us);
         let waiting = std::mem::take(&mut record.waiting);
         if now_us.saturating_sub(asked_us) < ANSWER_US { waiting } else { Vec::new() }
@@ -255,13 +285,18 @@ impl Permits {
 
     /// Time at which [`Permits::take`] is due; `None` if no Permit waits.
     pub fn due_us(&self) -> Option<u64> {
-        self.batcher.due_us()
+        self.batcher.due_us().into_iter().chain(self.renewed.due_us()).min()
     }
 
     /// Takes the Permits that wait to be sent, with their receivers.
     pub fn take(&mut self, now_us: u64) -> BTreeMap<IpAddr, Message> {
-        let permits = self.batcher.take(now_us).into_iter();
-        permits.map(|(receiver, entries)| (receiver, Message::Permit { entries })).collect()
+        let mut permits = self.batcher.take(now_us);
+        if self.renewed.due_us().is_some_and(|due_us| due_us <= now_us) {
+            for (receiver, mut entries) in self.renewed.take(now_us) {
+                permits.entry(receiver).or_default().append(&mut entries);
+            }
+        }
+        permits.into_iter().map(|(receiver, entries)| (receiver, Message::Permit { entries })).collect()
     }
 }
 

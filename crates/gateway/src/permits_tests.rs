@@ -1,10 +1,12 @@
 //! The states of permits over time.
 
 use super::*;
+use sluice_rsp::Capabilities;
 use sluice_tables::{Endpoint, Immediate, Memory, Role, Sizes, Vrf};
 use sluice_types::{MacAddr, Vni};
 
 const SECOND_US: u64 = 1_000_000;
+const OPEN: Reception = Reception { mtu: 1450, capabilities: Capabilities::NONE };
 
 fn ip(last: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, last])
@@ -28,23 +30,45 @@ fn confirmed_permit_is_renewed_while_paths_are_wanted() {
     let (mut permits, one) = (Permits::new(), permit(2));
     assert_eq!(permits.check(0, one), PermitState::Waiting);
     assert_eq!(sent(&mut permits, 0), 1);
-    permits.confirm(2_000, &one);
+    permits.confirm(2_000, &one, OPEN);
     for now_us in [2_000, RENEW_US] {
         assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 0));
     }
     // It is asked again, and paths are given meanwhile.
     let mut now_us = RENEW_US + 1;
     assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 1));
-    permits.confirm(now_us, &one);
+    permits.confirm(now_us, &one, OPEN);
     now_us += RENEW_US;
     assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 0));
+}
+
+/// Catches a gateway that confirms paths as unchanged to senders of which one still has the receiver's larger MTU.
+#[test]
+fn what_a_receiver_receives_is_what_it_said_last() {
+    let (mut permits, one) = (Permits::new(), permit(2));
+    let less = Reception { mtu: 1400, ..OPEN };
+    assert_eq!(permits.reception(&one), Reception::default());
+    permits.check(0, one);
+    permits.confirm(1_000, &one, OPEN);
+    assert_eq!((permits.reception(&one), permits.has_changed(1_000, &one)), (OPEN, false));
+    let mut now_us = 0;
+    for (reception, has_changed) in [(OPEN, false), (less, true), (less, true)] {
+        now_us += RENEW_US + 1;
+        permits.check(now_us, one);
+        permits.confirm(now_us, &one, reception);
+        assert_eq!((permits.reception(&one), permits.has_changed(now_us, &one)), (reception, has_changed));
+    }
+    let changed_us = 2 * (RENEW_US + 1);
+    assert!(permits.has_changed(changed_us + CHANGED_US - 1, &one));
+    assert!(!permits.has_changed(changed_us + CHANGED_US, &one));
+    assert_eq!(permits.reception(&permit(3)), Reception::default(), "of another sender");
 }
 
 #[test]
 fn receiver_that_no_longer_answers_gets_no_more_paths() {
     let (mut permits, one) = (Permits::new(), permit(2));
     permits.check(0, one);
-    permits.confirm(1_000, &one);
+    permits.confirm(1_000, &one, OPEN);
     let mut asked = 0;
     for now_us in (0..60 * SECOND_US).step_by(50_000) {
         let state = permits.check(now_us, one);
@@ -60,27 +84,60 @@ fn receiver_that_no_longer_answers_gets_no_more_paths() {
     let mut late = Permits::new();
     late.check(0, one);
     late.keep(&one, destination(1));
-    assert_eq!(late.confirm(ANSWER_US, &one), [], "its flow may have ended by now");
+    assert_eq!(late.confirm(ANSWER_US, &one, OPEN), [], "its flow may have ended by now");
     assert_eq!(late.check(RENEW_US + 1, one), PermitState::Confirmed);
     assert_eq!(late.check(VALID_US + 1, one), PermitState::Unconfirmed);
+}
+
+/// Catches a gateway that sends a packet for each permit that it renews: with many hosts, these are most of its packets.
+#[test]
+fn renewed_permits_share_packets_and_others_do_not_wait() {
+    let mut permits = Permits::new();
+    let senders = 2..=101;
+    for sender in senders.clone() {
+        permits.check(0, permit(sender));
+    }
+    permits.take(0);
+    senders.clone().for_each(|sender| drop(permits.confirm(1_000, &permit(sender), OPEN)));
+    // They are renewed one after the other, each of them when its path is asked for.
+    let (mut messages, mut entries) = (0, 0);
+    let begin_us = RENEW_US + 1;
+    for (number, sender) in senders.clone().enumerate() {
+        let now_us = begin_us + number as u64 * 10_000;
+        assert_eq!(permits.check(now_us, permit(sender)), PermitState::Confirmed);
+        if permits.due_us().is_some_and(|due_us| due_us <= now_us) {
+            let taken = permits.take(now_us);
+            messages += taken.len();
+            entries += taken.values().map(Message::len).sum::<usize>();
+        }
+    }
+    assert!((3..=5).contains(&messages) && entries > 60, "{messages} messages with {entries} entries");
+    // One that is new is sent at once, without those that wait.
+    let now_us = begin_us + 1_000_000;
+    permits.take(now_us);
+    permits.check(now_us + 1_000, permit(2 + 200));
+    assert_eq!(permits.check(now_us + RENEW_US, permit(2)), PermitState::Confirmed);
+    assert!(permits.due_us().is_some_and(|due_us| due_us <= now_us + 1_000));
+    let rest = permits.take(now_us + RENEW_US).values().map(Message::len).sum::<usize>();
+    assert_eq!(rest, 2, "the new one, and one that is renewed after a pause");
 }
 
 #[test]
 fn paths_wait_for_the_answer_and_are_bounded() {
     let (mut permits, one, other) = (Permits::new(), permit(2), permit(3));
     permits.keep(&one, destination(1));
-    assert_eq!(permits.confirm(0, &one), [], "nobody was asked");
+    assert_eq!(permits.confirm(0, &one, OPEN), [], "nobody was asked");
     permits.check(0, one);
     for last in [1, 1, 2] {
         permits.keep(&one, destination(last));
     }
     permits.check(0, other);
-    assert_eq!(permits.confirm(10, &other), []);
-    assert_eq!(permits.confirm(10, &one), [destination(1), destination(2)]);
-    assert_eq!(permits.confirm(10, &one), []);
+    assert_eq!(permits.confirm(10, &other, OPEN), []);
+    assert_eq!(permits.confirm(10, &one, OPEN), [destination(1), destination(2)]);
+    assert_eq!(permits.confirm(10, &one, OPEN), []);
     permits.check(RENEW_US + 1, one);
     (0..=255).for_each(|last| permits.keep(&one, destination(last)));
-    assert_eq!(permits.confirm(RENEW_US + 10, &one).len(), WAITING_MAX);
+    assert_eq!(permits.confirm(RENEW_US + 10, &one, OPEN).len(), WAITING_MAX);
 }
 
 #[test]
@@ -101,7 +158,7 @@ fn permits_are_forgotten_and_bounded() {
     }
     assert_eq!(accepted(18, 1), 0);
     assert_eq!((permits.len(), sent(&mut permits, SECOND_US)), (PERMITS_MAX, PERMITS_MAX));
-    permits.confirm(SECOND_US, &of(1, 0));
+    permits.confirm(SECOND_US, &of(1, 0), OPEN);
     let later = SECOND_US + VALID_US;
     assert_eq!(permits.check(later, of(18, 0)), PermitState::Waiting);
     assert_eq!((permits.len(), permits.by_network.len()), (1, 1));

@@ -1,5 +1,5 @@
-//! What a gateway tells hosts of their networks as a whole: which paths have changed since a revision (Achelous section 4.3). Pure: reads the
-//! tables and their journal. This file changes with what is told by network.
+//! What a gateway tells hosts of their networks as a whole, peers included: which paths have changed since a revision (Achelous
+//! section 4.3). Pure: reads the tables and their journal. This file changes with what is told by network.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

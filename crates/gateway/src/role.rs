@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
-use sluice_agent::{NatAddresses, NodeLoad, Role, UpdateContext, elephant_bytes, error_chain};
-use sluice_southbound::{ClusterPlan, Meter, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf};
+use sluice_agent::{NatAddresses, NodeLoad, Role, StateReports, UpdateContext, elephant_bytes, error_chain};
+use sluice_southbound::{ClusterPlan, HostState, Meter, NatGateway, PolicyKey, PublicPrefix, Vip, Vrf};
 use sluice_tables::NodeTables;
 use sluice_types::IpNet;
 use tokio::sync::watch;
 
+use crate::host_probes::HostProbes;
 use crate::nat::RoleNat;
 use crate::nat::sync::NatUnits;
 use crate::permits::NamedTargets;
@@ -50,6 +51,8 @@ pub struct GatewayRole {
     nat: RoleNat,
     /// The hosts that others have named as targets of migrations.
     pub targets: NamedTargets,
+    /// Probes the hosts of members of services.
+    host_probes: Option<HostProbes>,
 }
 
 impl GatewayRole {
@@ -68,6 +71,7 @@ impl GatewayRole {
             own_addresses: Vec::new(),
             nat,
             targets: NamedTargets::default(),
+            host_probes: None,
         }
     }
 
@@ -142,6 +146,11 @@ impl GatewayRole {
         }
     }
 
+    /// Sets what probes the hosts that the controller names.
+    pub fn watch_hosts(&mut self, probes: HostProbes) {
+        self.host_probes = Some(probes);
+    }
+
     /// The NAT gateways of the tables.
     pub fn nat_units(&self) -> watch::Receiver<Option<NatUnits>> {
         self.nat.units()
@@ -164,6 +173,18 @@ impl Role for GatewayRole {
 
     fn nat_addresses(&self) -> Option<NatAddresses> {
         self.nat.addresses()
+    }
+
+    fn hosts(&self) -> StateReports<HostState> {
+        self.host_probes.as_ref().map(HostProbes::reports).unwrap_or_default()
+    }
+
+    fn set_watched_hosts(&mut self, context: &mut UpdateContext<'_>, hosts: Vec<IpAddr>) {
+        if let Some(probes) = &self.host_probes
+            && let Err(error) = probes.watch(hosts)
+        {
+            context.fail(|| format!("watched hosts: {}", error_chain(&error)));
+        }
     }
 
     fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {

@@ -10,7 +10,10 @@ use sluice_agent::Error;
 use sluice_agent::event_source::EventSource;
 use sluice_agent::rsp::{Keys, Received, RspTransport};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{Destination, IdentityEntry, Message, NetworkQuery, PermitEntry, Query, StrayEntry};
+use sluice_rsp::{
+    AnswerEntry, Capabilities, Destination, IdentityEntry, Message, NetworkQuery, PermitEntry, Query,
+    Reception, StrayEntry,
+};
 use sluice_tables::{Journal, Reader, SharedReader};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
@@ -61,9 +64,9 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             transport,
             flow_events,
             reader,
-            journal,
             keys,
-            notifier: Notifier::new(),
+            notifier: Notifier::new(journal.clone()),
+            journal,
             identities: Identities::new(),
             stats,
             accept_targets,
@@ -134,10 +137,10 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
 
     fn handle_message(&mut self, from: SocketAddr, message: &Message) {
         match message {
-            Message::Request { id, queries } => self.answer(from, *id, queries),
+            Message::Request { id, capabilities, queries } => self.answer(from, *id, *capabilities, queries),
             Message::Reconcile { queries } => self.reconcile(from, queries),
             Message::Stray { entries } => self.redirect(from.ip(), entries),
-            Message::Permitted { entries } => self.confirm(from.ip(), entries),
+            Message::Permitted { reception, entries } => self.confirm(from.ip(), *reception, entries),
             Message::Identify { entries } => self.identify(from.ip(), entries),
             Message::Identity { entries } => self.note_identities(from.ip(), entries),
             Message::Permit { entries } => (self.accept_targets)(from.ip(), entries.clone()),
@@ -148,7 +151,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         }
     }
 
-    fn answer(&mut self, from: SocketAddr, id: u32, queries: &[Query]) {
+    fn answer(&mut self, from: SocketAddr, id: u32, capabilities: Capabilities, queries: &[Query]) {
         let now_us = self.now_us();
         self.stats.note_requested(queries.len());
         let mut answers = Vec::with_capacity(queries.len());
@@ -160,6 +163,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
                 answers.extend(chunk.iter().filter_map(answer));
             });
         }
+        answers.iter_mut().for_each(|answer: &mut AnswerEntry| answer.restrict(capabilities));
         self.stats.set_permits(self.notifier.permits());
         let cluster = self.cluster();
         self.transport.send_to(cluster, from, &Message::Reply { id, answers });
@@ -179,12 +183,12 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
     }
 
     /// The host at `from` accepts packets of other hosts now.
-    fn confirm(&mut self, from: IpAddr, entries: &[PermitEntry]) {
+    fn confirm(&mut self, from: IpAddr, reception: Reception, entries: &[PermitEntry]) {
         let now_us = self.now_us();
         for chunk in entries.chunks(CONFIRMED_MAX) {
             self.reader.read(|reader| {
                 let revision = reader.applied_revision();
-                self.notifier.confirm(now_us, reader, revision, from, chunk);
+                self.notifier.confirm(now_us, reader, revision, (from, reception), chunk);
             });
         }
         // The hosts that wait for it have waited long enough.

@@ -9,8 +9,8 @@ use sluice_agent::rsp::{KeyKind, KeyStore, MessageKind, TransportConfig};
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::NodeId;
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, NetworkAnswer, NetworkQuery, Path, Query, RSP_PORT, RedirectEntry,
-    host_secret,
+    Answer, AnswerEntry, Capabilities, Destination, NetworkAnswer, NetworkQuery, Path, Query, RSP_PORT,
+    Reception, RedirectEntry, host_secret,
 };
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_tables::{
@@ -167,6 +167,24 @@ async fn changes_are_told(
     assert_eq!(ask(since + 1).await, told(&[current(since + 1, since + 1, 0)]));
 }
 
+/// The path is the same as before, and is sent if the host does not say that it has it, with the capabilities that it has as well.
+async fn a_request_is_answered(
+    host: &mut RspTransport,
+    gateway: IpAddr,
+    destination: Destination,
+    path: Path,
+) {
+    let Path { lifetime_ms, revision, reception, .. } = path;
+    let queries = [revision, revision, revision, 0].map(|revision| Query { destination, revision }).to_vec();
+    let capabilities = Capabilities::from_bits(3);
+    host.send(Some(7), gateway, &Message::Request { id: 9, capabilities, queries });
+    let unchanged = Answer::Unchanged { lifetime_ms, revision };
+    let mut answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
+    let reception = Reception { capabilities: Capabilities::from_bits(2), ..reception };
+    answers.push(AnswerEntry { destination, answer: Answer::Path(Path { reception, ..path }) });
+    assert_eq!(next(host).await.message, Message::Reply { id: 9, answers });
+}
+
 #[test]
 fn elephants_are_notified_and_requests_answered() {
     in_namespace(|| async {
@@ -206,7 +224,8 @@ fn elephants_are_notified_and_requests_answered() {
             let entries = vec![PermitEntry { vni: vni(), host: address(own) }];
             let asked = next(&mut receiver).await;
             assert_eq!(asked.message, Message::Permit { entries: entries.clone() });
-            receiver.send_to(Some(7), asked.from, &Message::Permitted { entries });
+            let reception = Reception { mtu: 1400, capabilities: Capabilities::from_bits(6) };
+            receiver.send_to(Some(7), asked.from, &Message::Permitted { reception, entries });
             let destination = Destination { vni: vni(), address: address(destination) };
             let revision = tables.applied_revision();
             let path = Path {
@@ -216,17 +235,14 @@ fn elephants_are_notified_and_requests_answered() {
                 lifetime_ms: 60_000,
                 revision,
                 by_network: true,
+                reception,
             };
             let answer = AnswerEntry { destination, answer: Answer::Path(path) };
             let notified = next(&mut host).await;
             assert_eq!(notified.message, Message::Notify { answers: vec![answer] });
             assert_eq!(notified.from, SocketAddr::new(address(gateway), RSP_PORT));
 
-            let queries = vec![Query { destination, revision }; 3];
-            host.send(Some(7), address(gateway), &Message::Request { id: 9, queries });
-            let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision };
-            let answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
-            assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
+            a_request_is_answered(&mut host, address(gateway), destination, path).await;
 
             // The other host reports that this one sends it packets for an instance that it does not have. It
             // can speak for itself only, and about nodes only.
@@ -241,6 +257,6 @@ fn elephants_are_notified_and_requests_answered() {
             identities_are_passed_on(&mut host, &mut receiver, address(gateway), destination).await;
             changes_are_told(&mut host, &mut tables, address(gateway), destination).await;
         }
-        assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 6));
+        assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 8));
     });
 }

@@ -12,7 +12,7 @@ use crate::lab::{Lab, VmState};
 use crate::migration::migrated;
 use crate::paths::Paths;
 use crate::process::Process;
-use crate::vm::prepare_port;
+use crate::vm::{pause, prepare_port};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
@@ -58,6 +58,8 @@ pub struct GuestMove {
     pub stopped: Duration,
     /// From then on until it ran on the target host.
     pub pause: Duration,
+    /// Whether the source's agent was told when the guest was stopped, so that the target's tap has kept what came.
+    pub told: bool,
     /// From the begin of the migration to its end.
     pub total: Duration,
     /// The memory and state of devices that were sent.
@@ -125,17 +127,21 @@ impl GuestMigration {
     }
 
     /// Migrates the guest; returns when it runs on the target host. The QEMU of the source remains, with the guest
-    /// stopped.
+    /// stopped. `tells`: as soon as it is stopped, the agent of the source is told.
     ///
     /// # Errors
-    /// [`Error::Command`] if QEMU fails to migrate it, [`Error::Timeout`].
-    pub async fn run(&mut self, lab: &Lab) -> Result<GuestMove> {
+    /// [`Error::Command`] if QEMU fails to migrate it, [`Error::Timeout`], errors of `sluice port pause`.
+    pub async fn run(&mut self, lab: &Lab, tells: bool) -> Result<GuestMove> {
         let (source, target) = (&mut self.source.1, &mut self.target.1);
         source.execute("migrate", json!({ "uri": uri(&lab.paths, &self.guest) })).await?;
         let is_end = |event: &Event| {
             event.name == "MIGRATION" && ["completed", "failed", "cancelled"].contains(&&*event.status)
         };
         let what = format!("migration of {}", self.guest);
+        let is_stop = |event: &Event| event.name == "STOP" || is_end(event);
+        if tells && source.event(&what, MIGRATION_TIMEOUT, is_stop).await?.name == "STOP" {
+            pause(lab, &self.before).await?;
+        }
         let end = source.event(&what, MIGRATION_TIMEOUT, is_end).await?;
         let report = source.execute("query-migrate", json!({})).await?;
         if end.status != "completed" {
@@ -147,6 +153,7 @@ impl GuestMigration {
         let number = |value: &Value| value.as_u64().unwrap_or(0);
         Ok(GuestMove {
             stopped: stopped.at,
+            told: tells,
             pause: running.at.saturating_sub(stopped.at),
             total: Duration::from_millis(number(&report["total-time"])),
             sent_bytes: number(&report["ram"]["transferred"]),

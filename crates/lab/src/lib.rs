@@ -6,7 +6,7 @@
 //! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
 //! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
 //! reads a node's metrics, `guest` boots guests of QEMU, runs commands in them and migrates them, `internet` and `places` have what is behind
-//! the gateways, `failover` lets gateways die, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
+//! the gateways, `failover` lets gateways die, `services` has members of services and their failures, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -27,6 +27,7 @@ mod output;
 mod paths;
 mod places;
 mod process;
+mod services;
 mod show;
 mod topology;
 mod up;
@@ -42,5 +43,6 @@ pub use lab::{CONTROLLER, Lab, Node, State, VmState, VpcState};
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use process::Process;
-pub use topology::{Eip, Guest, Host, Nic, Topology, Vm};
+pub use services::{Program, Watched, monotonic_s};
+pub use topology::{Eip, Guest, Host, Nic, Subnet, Topology, Vm, Vpc};
 pub use up::Options;

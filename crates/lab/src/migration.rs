@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::exec::{ip_batch, script};
 use crate::lab::{Lab, VmState};
-use crate::vm::{attach, prepare_port};
+use crate::vm::{attach, pause, prepare_port};
 use std::time::{Duration, Instant};
 
 /// Name of the guest's end of a link in the namespace where it waits.
@@ -51,6 +51,14 @@ impl Lab {
     /// Errors of the command.
     pub async fn attach_port(&self, vm: &VmState) -> Result<()> {
         attach(self, vm).await
+    }
+
+    /// Says to the agent of a VM's host that the VM is stopped, because it migrates. A frame of the VM says the contrary.
+    ///
+    /// # Errors
+    /// Errors of the command.
+    pub async fn pause_port(&self, vm: &VmState) -> Result<()> {
+        pause(self, vm).await
     }
 
     /// Exchanges the links of a VM, with the same addresses, routes and neighbors. Returns for how long the guest had none.

@@ -156,7 +156,7 @@ pub(crate) async fn bring_up(lab: &Lab) -> Result<()> {
 }
 
 /// The line of `ip -batch` that connects a VM to its host.
-fn link(paths: &Paths, vm: &VmState) -> String {
+pub(crate) fn link(paths: &Paths, vm: &VmState) -> String {
     let (guest, host) = (paths.namespace(&vm.machine), paths.namespace(&vm.host));
     let VmState { mac, port, interface, .. } = vm;
     format!("link add {interface} address {mac} netns {guest} type veth peer name {port} netns {host}\n")
@@ -302,6 +302,14 @@ pub(crate) async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<
 async fn attach_and_wait(lab: &Lab, vm: &VmState) -> Result<()> {
     attach(lab, vm).await?;
     lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await.map(drop).map_err(Error::from)
+}
+
+/// Says to the agent of a VM's host that the VM is stopped, because it migrates.
+pub(crate) async fn pause(lab: &Lab, vm: &VmState) -> Result<()> {
+    let binary = lab.state.binary.display().to_string();
+    let (instance, socket) = (vm.id.to_string(), lab.paths.socket(&vm.host).display().to_string());
+    let argv = words(&[&binary, "port", "pause", "--instance", &instance, "--socket", &socket]);
+    feed("pausing a port", command(&lab.paths, None, &argv), "").await.map(drop)
 }
 
 /// Attaches a VM's port; repeated while the agent starts or does not know the instance yet.

@@ -37,7 +37,6 @@ mod lp;
 mod place;
 mod plan;
 mod problem;
-mod random;
 mod rebalance;
 mod relaxation;
 mod repair;

@@ -8,10 +8,10 @@
 //! small, all placements are tried ([`exact`]).
 
 use crate::problem::{InputError, Placement, Problem};
-use crate::random::Random;
 use crate::relaxation::{Detail, Relaxation, SolverError, relax};
 use crate::state::State;
 use crate::{exact, repair, rounding};
+use sluice_types::Random;
 
 /// Settings of the search.
 #[derive(Clone, Copy, Debug)]

@@ -10,8 +10,8 @@
 //! get as many as it needs.
 
 use crate::problem::Problem;
-use crate::random::Random;
 use crate::relaxation::Relaxation;
+use sluice_types::Random;
 
 /// Rounds in which a tenant may get no cluster. In each, that happens with a probability of at most 1/e.
 const ROUNDS_MAX: u32 = 64;

@@ -31,7 +31,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::message::{Answer, AnswerEntry, Destination, Message, NetworkQuery, Path, Query, RedirectEntry};
+use crate::message::{
+    Answer, AnswerEntry, Capabilities, Destination, Message, NetworkQuery, Path, Query, Reception,
+    RedirectEntry,
+};
 use networks::Network;
 use sluice_types::Vni;
 use std::collections::BTreeMap;
@@ -67,6 +70,8 @@ pub struct Config {
     /// A path is removed if its hit counter has not changed for this time. Must be longer than the interval
     /// between two [`Input::Hits`].
     pub idle_ms: u64,
+    /// What this host can do with packets of direct paths.
+    pub capabilities: Capabilities,
     /// First gateway to query; random, so that hosts choose different gateways.
     pub seed: u32,
 }
@@ -83,6 +88,7 @@ impl Default for Config {
             resolve_for_ms: 1000,
             lifetime_max_ms: 60_000,
             idle_ms: 30_000,
+            capabilities: Capabilities::OWN,
             seed: 0,
         }
     }
@@ -303,11 +309,12 @@ impl Cache {
 
     /// Appends the Requests, and a wake if no wake is pending.
     fn finish(&mut self, now_ms: u64, queries: Queries, out: &mut Vec<Output>) {
-        let id = self.round;
+        let (id, capabilities) = (self.round, self.config.capabilities);
         let Queries { paths, networks } = queries;
         let send = |(to, message)| Output::Send { to, message };
         out.extend(networks.into_iter().map(|(to, queries)| (to, Message::Reconcile { queries })).map(send));
-        out.extend(paths.into_iter().map(|(to, queries)| (to, Message::Request { id, queries })).map(send));
+        let request = |(to, queries)| (to, Message::Request { id, capabilities, queries });
+        out.extend(paths.into_iter().map(request).map(send));
         if self.wake_at_ms.is_none() && self.table.len() != 0 {
             let at_ms = now_ms.saturating_add(self.config.round_ms);
             self.wake_at_ms = Some(at_ms);
@@ -360,9 +367,11 @@ impl Cache {
         match message {
             Message::Notify { answers } | Message::Reply { answers, .. } => {
                 let solicited = matches!(message, Message::Reply { .. });
-                for entry in answers {
+                for mut entry in answers.iter().copied() {
                     if key_covers(entry.destination.vni) {
-                        self.learn(now_ms, entry, solicited, out);
+                        // A gateway that notifies does not know what this host can do.
+                        entry.restrict(self.config.capabilities);
+                        self.learn(now_ms, &entry, solicited, out);
                     } else {
                         self.stats.other_cluster += 1;
                     }
@@ -427,6 +436,13 @@ impl Cache {
             self.stats.stale += 1;
             return;
         }
+        // A gateway of an earlier version does not know what the host can receive.
+        let path = match entry.path {
+            Some(Path { host, reception, .. }) if host == path.host && path.reception.mtu == 0 => {
+                Path { reception, ..path }
+            }
+            _ => path,
+        };
         let changed = entry.path.as_ref().map(next_hop) != Some(next_hop(&path));
         self.confirm(now_ms, slot, path);
         if changed {
@@ -650,6 +666,6 @@ impl Cache {
 }
 
 /// The part of a path that the forwarding table uses.
-fn next_hop(path: &Path) -> (IpAddr, sluice_types::MacAddr, Vni) {
-    (path.host, path.mac, path.vni)
+fn next_hop(path: &Path) -> (IpAddr, sluice_types::MacAddr, Vni, Reception) {
+    (path.host, path.mac, path.vni, path.reception)
 }

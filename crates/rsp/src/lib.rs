@@ -26,11 +26,11 @@ mod seal;
 mod wire;
 
 pub use message::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry,
-    Query, RedirectEntry, StrayEntry,
+    Answer, AnswerEntry, Capabilities, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery,
+    Path, PermitEntry, Query, Reception, RedirectEntry, StrayEntry,
 };
 pub use open::{Opened, Opener};
-pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, host_secret};
+pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RECEPTION_MTU_MIN, RSP_PORT, VERSION, host_secret};
 pub use refusal::{BodyError, Refusal};
 pub use seal::{SealError, Sealer};
 pub use wire::{Body, decode};

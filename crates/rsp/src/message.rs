@@ -1,5 +1,6 @@
 //! The messages of RSP and their entries, independent of how they are laid out in packets.
 
+use crate::protocol::RECEPTION_MTU_MIN;
 use crate::refusal::BodyError;
 use sluice_types::{IpNet, MacAddr, Vni, is_unicast};
 use std::net::IpAddr;
@@ -11,6 +12,47 @@ pub struct Destination {
     pub vni: Vni,
     /// Address of the destination; never an IPv4 address mapped into IPv6.
     pub address: IpAddr,
+}
+
+/// What nodes can do with the packets of direct paths, as a set. Each bit stands for one cipher. No cipher is assigned to a
+/// bit yet, so nodes of this version have none, and no two nodes have one in common. All bits are valid in a message: gateways pass on
+/// those that they do not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Capabilities(u8);
+
+impl Capabilities {
+    /// The empty set.
+    pub const NONE: Self = Self(0);
+    /// What this version can do. Packets of direct paths are not encrypted.
+    pub const OWN: Self = Self::NONE;
+
+    /// The set with these bits.
+    #[must_use]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    /// The bits of the set.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// What both sets have.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+/// What a host can receive by direct paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reception {
+    /// Longest IP packet of a tenant in bytes: the MTU of the host's underlay without the tunnel's headers, at least
+    /// [`RECEPTION_MTU_MIN`]. 0: not known.
+    pub mtu: u16,
+    /// What the host can do. In a path of a Reply, only what the sender of the Request can do as well.
+    pub capabilities: Capabilities,
 }
 
 /// A direct path to a destination, which avoids the gateway.
@@ -29,6 +71,8 @@ pub struct Path {
     pub revision: u64,
     /// The gateways say in their answers about the sender's network when the path changes ([`NetworkAnswer`]).
     pub by_network: bool,
+    /// What the destination's host can receive.
+    pub reception: Reception,
 }
 
 /// An entry of a Request: asks for the path to one destination.
@@ -66,6 +110,15 @@ pub struct AnswerEntry {
     pub destination: Destination,
     /// What the gateway knows about the destination.
     pub answer: Answer,
+}
+
+impl AnswerEntry {
+    /// Leaves of a path's capabilities what the sender of the query can do as well.
+    pub fn restrict(&mut self, sender: Capabilities) {
+        if let Answer::Path(Path { reception, .. }) = &mut self.answer {
+            reception.capabilities = reception.capabilities.common(sender);
+        }
+    }
 }
 
 /// An entry of a Reconcile: asks which paths of a network have changed.
@@ -156,6 +209,8 @@ pub enum Message {
     Request {
         /// Any number; replies carry the same one.
         id: u32,
+        /// What the sender can do.
+        capabilities: Capabilities,
         /// Destinations whose paths are wanted.
         queries: Vec<Query>,
     },
@@ -190,6 +245,8 @@ pub enum Message {
     },
     /// Host to gateway: packets of these hosts are accepted now.
     Permitted {
+        /// What the sender can receive.
+        reception: Reception,
         /// The entries of the Permit, but for those that could not be written.
         entries: Vec<PermitEntry>,
     },
@@ -240,7 +297,7 @@ impl Message {
             Self::Reply { answers, .. } | Self::Notify { answers } => answers.len(),
             Self::Redirect { entries } => entries.len(),
             Self::Stray { entries } => entries.len(),
-            Self::Permit { entries } | Self::Permitted { entries } => entries.len(),
+            Self::Permit { entries } | Self::Permitted { entries, .. } => entries.len(),
             Self::Identify { entries } => entries.len(),
             Self::Identity { entries } => entries.len(),
             Self::Reconcile { queries } => queries.len(),
@@ -269,6 +326,12 @@ pub(crate) fn check_prefix(prefix: IpNet) -> Result<(), BodyError> {
         return Ok(());
     }
     Err(BodyError::Prefix { address: prefix.addr(), length: prefix.prefix_len() })
+}
+
+/// Accepts MTUs with which IPv6 works, and 0, which says that the MTU is not known.
+pub(crate) fn check_mtu(mtu: u32) -> Result<u16, BodyError> {
+    let known = u16::try_from(mtu).ok().filter(|mtu| *mtu == 0 || *mtu >= RECEPTION_MTU_MIN);
+    known.ok_or(BodyError::Mtu { mtu })
 }
 
 pub(crate) fn check_mac(mac: MacAddr) -> Result<(), BodyError> {

@@ -8,13 +8,16 @@ pub const RSP_PORT: u16 = 4797;
 
 /// Major and minor version of the packets that are sent. Another major version is refused; packets of a newer
 /// minor version are understood in part.
-pub const VERSION: (u8, u8) = (2, 3);
+pub const VERSION: (u8, u8) = (2, 4);
 
 /// Size of the part of a body before its entries.
 pub const BODY_HEADER_BYTES: usize = 8;
 
 /// Smallest permitted MTU of the underlay: every IPv4 host accepts this size (RFC 1122 section 3.3.2).
 pub const MTU_MIN: u16 = 576;
+
+/// Smallest MTU of a tenant's packets on a direct path: every IPv6 node accepts this size (RFC 8200 section 5).
+pub const RECEPTION_MTU_MIN: u16 = 1280;
 
 /// RSP in the envelope. The shortest body is one without entries.
 pub(crate) const RSP: Protocol =

@@ -98,11 +98,28 @@ pub enum BodyError {
         /// The length.
         length: u8,
     },
+    /// An MTU is smaller than IPv6 permits, or larger than an IP packet can be.
+    #[error("{mtu} is no MTU of a direct path")]
+    Mtu {
+        /// The MTU.
+        mtu: u32,
+    },
 }
 
 impl BodyError {
-    const NAMES: [&'static str; 10] =
-        ["kind", "reserved", "empty", "truncated", "trailing", "form", "vni", "address", "mac", "prefix"];
+    const NAMES: [&'static str; 11] = [
+        "kind",
+        "reserved",
+        "empty",
+        "truncated",
+        "trailing",
+        "form",
+        "vni",
+        "address",
+        "mac",
+        "prefix",
+        "mtu",
+    ];
 
     const fn number(&self) -> u8 {
         match self {
@@ -116,6 +133,7 @@ impl BodyError {
             Self::Address { .. } => 21,
             Self::Mac => 22,
             Self::Prefix { .. } => 23,
+            Self::Mtu { .. } => 24,
         }
     }
 }
@@ -138,6 +156,7 @@ mod tests {
             (21, "address", BodyError::Address { address }),
             (22, "mac", BodyError::Mac),
             (23, "prefix", BodyError::Prefix { address, length: 33 }),
+            (24, "mtu", BodyError::Mtu { mtu: 1279 }),
         ];
         for (number, name, error) in all {
             let refusal = Refusal::from(error);
@@ -145,6 +164,6 @@ mod tests {
         }
         let outer = Refusal::from(envelope::Refusal::AuthenticationFailed);
         assert_eq!((outer.number(), outer.name()), (13, "authentication_failed"));
-        assert_eq!(Refusal::NAMES.len(), 24);
+        assert_eq!(Refusal::NAMES.len(), 25);
     }
 }

@@ -2,8 +2,9 @@
 //! endian.
 
 use crate::message::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Path, PermitEntry,
-    Query, RedirectEntry, StrayEntry, check_address, check_mac, check_prefix,
+    Answer, AnswerEntry, Capabilities, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery,
+    Path, PermitEntry, Query, Reception, RedirectEntry, StrayEntry, check_address, check_mac, check_mtu,
+    check_prefix,
 };
 use crate::protocol::{BODY_HEADER_BYTES, VERSION};
 use crate::refusal::{BodyError, Refusal};
@@ -39,6 +40,8 @@ const UNKNOWN: u8 = 0x40;
 const BY_NETWORK: u8 = 0x01;
 /// The first minor version whose paths have flags.
 const FLAGS_SINCE: u8 = 3;
+/// The first minor version that says what hosts can receive, and what they can do.
+const RECEPTION_SINCE: u8 = 4;
 
 /// Size of an entry's length and form bytes.
 const ENTRY_HEADER_BYTES: usize = 2;
@@ -59,11 +62,11 @@ pub struct Body {
 
 /// Writes a message as bodies of at most `body_bytes_max` bytes each.
 pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec<u8>>, BodyError> {
-    let mut bodies = Bodies { kind: 0, id: 0, body_bytes_max, done: Vec::new() };
+    let mut bodies = Bodies { kind: 0, capabilities: 0, id: 0, body_bytes_max, done: Vec::new() };
     let mut entry = Vec::with_capacity(64);
     match message {
-        Message::Request { id, queries } => {
-            (bodies.kind, bodies.id) = (REQUEST, *id);
+        Message::Request { id, capabilities, queries } => {
+            (bodies.kind, bodies.capabilities, bodies.id) = (REQUEST, capabilities.bits(), *id);
             for query in queries {
                 write_entry(&mut entry, 0, &query.destination)?;
                 entry.extend(query.revision.to_be_bytes());
@@ -105,13 +108,11 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
                 bodies.push(&mut entry);
             }
         }
-        Message::Permit { entries } | Message::Permitted { entries } => {
-            bodies.kind = if matches!(message, Message::Permit { .. }) { PERMIT } else { PERMITTED };
-            for permit in entries {
-                write_network(&mut entry, v6(permit.host, HOST_V6), permit.vni);
-                write_address(&mut entry, permit.host)?;
-                bodies.push(&mut entry);
-            }
+        Message::Permit { entries } => bodies.push_permits(PERMIT, entries)?,
+        Message::Permitted { reception, entries } => {
+            bodies.id = check_mtu(reception.mtu.into())?.into();
+            bodies.capabilities = reception.capabilities.bits();
+            bodies.push_permits(PERMITTED, entries)?;
         }
         Message::Identify { entries } => {
             bodies.kind = IDENTIFY;
@@ -137,12 +138,25 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
 /// Collects entries into bodies.
 struct Bodies {
     kind: u8,
+    capabilities: u8,
+    /// Of a Permitted, the MTU.
     id: u32,
     body_bytes_max: usize,
     done: Vec<Vec<u8>>,
 }
 
 impl Bodies {
+    fn push_permits(&mut self, kind: u8, permits: &[PermitEntry]) -> Result<(), BodyError> {
+        self.kind = kind;
+        for permit in permits {
+            let mut entry = Vec::new();
+            write_network(&mut entry, v6(permit.host, HOST_V6), permit.vni);
+            write_address(&mut entry, permit.host)?;
+            self.push(&mut entry);
+        }
+        Ok(())
+    }
+
     fn push_queries(&mut self, queries: &[NetworkQuery]) {
         self.kind = RECONCILE;
         for NetworkQuery { vni, since } in queries {
@@ -172,7 +186,7 @@ impl Bodies {
         };
         if !self.done.last().is_some_and(fits) {
             let mut body = Vec::with_capacity(self.body_bytes_max);
-            body.extend([self.kind, 0, 0, 0]);
+            body.extend([self.kind, self.capabilities, 0, 0]);
             body.extend(self.id.to_be_bytes());
             self.done.push(body);
         }
@@ -249,6 +263,8 @@ fn write_answer(out: &mut Vec<u8>, entry: &AnswerEntry) -> Result<(), BodyError>
             out.extend(path.lifetime_ms.to_be_bytes());
             out.extend(path.revision.to_be_bytes());
             out.push(if path.by_network { BY_NETWORK } else { 0 });
+            out.extend(check_mtu(path.reception.mtu.into())?.to_be_bytes());
+            out.push(path.reception.capabilities.bits());
         }
         Answer::Unchanged { lifetime_ms, revision } => {
             write_entry(out, UNCHANGED, &entry.destination)?;
@@ -271,16 +287,24 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
     let (head, rest) = body
         .split_first_chunk::<BODY_HEADER_BYTES>()
         .ok_or(envelope::Refusal::Short { bytes: body.len() })?;
-    let [kind, reserved, count @ .., _, _, _, _] = *head;
+    let [kind, capabilities, count @ .., _, _, _, _] = *head;
     let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
     let mut entries = Entries { minor, rest, read: 0, skipped: 0 };
-    if !entries.is_newer() && (reserved != 0 || id != 0 && matches!(kind, NOTIFY..=RECONCILED)) {
+    let tells = |kinds: &[u8]| minor >= RECEPTION_SINCE && kinds.contains(&kind);
+    let is_reserved = capabilities != 0 && !tells(&[REQUEST, PERMITTED])
+        || id != 0 && matches!(kind, NOTIFY..=RECONCILED) && !tells(&[PERMITTED]);
+    if !entries.is_newer() && is_reserved {
         return Err(BodyError::Reserved.into());
     }
+    let capabilities = Capabilities::from_bits(if minor >= RECEPTION_SINCE { capabilities } else { 0 });
     let count = u16::from_be_bytes(count);
     let answers = |entries: &mut Entries<'_>, forms: &[u8]| entries.read_all(count, forms, read_answer);
     let message = match kind {
-        REQUEST => Message::Request { id, queries: entries.read_all(count, &[ADDRESS_V6], read_query)? },
+        REQUEST => Message::Request {
+            id,
+            capabilities,
+            queries: entries.read_all(count, &[ADDRESS_V6], read_query)?,
+        },
         REPLY => Message::Reply {
             id,
             answers: answers(
@@ -296,7 +320,10 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
         },
         STRAY => Message::Stray { entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6], read_stray)? },
         PERMIT => Message::Permit { entries: entries.read_all(count, &[HOST_V6], read_permit)? },
-        PERMITTED => Message::Permitted { entries: entries.read_all(count, &[HOST_V6], read_permit)? },
+        PERMITTED => Message::Permitted {
+            reception: Reception { mtu: check_mtu(if tells(&[PERMITTED]) { id } else { 0 })?, capabilities },
+            entries: entries.read_all(count, &[HOST_V6], read_permit)?,
+        },
         IDENTIFY => {
             Message::Identify { entries: entries.read_all(count, &[ADDRESS_V6], Fields::destination)? }
         }
@@ -328,6 +355,7 @@ fn read_answer(fields: &mut Fields<'_>) -> Result<AnswerEntry, BodyError> {
             lifetime_ms: fields.u32()?,
             revision: fields.u64()?,
             by_network: fields.flags()? & BY_NETWORK != 0,
+            reception: fields.reception()?,
         }),
     };
     Ok(AnswerEntry { destination, answer })
@@ -477,6 +505,16 @@ impl Fields<'_> {
             return Err(BodyError::Reserved);
         }
         Ok(flags)
+    }
+
+    /// Reads what a path's host can receive, which older minor versions do not say.
+    fn reception(&mut self) -> Result<Reception, BodyError> {
+        if self.minor < RECEPTION_SINCE {
+            return Ok(Reception::default());
+        }
+        let mtu = check_mtu(self.u16()?.into())?;
+        let [capabilities] = self.take()?;
+        Ok(Reception { mtu, capabilities: Capabilities::from_bits(capabilities) })
     }
 
     /// Reads a prefix, of which any address is valid.

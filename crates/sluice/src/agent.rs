@@ -84,8 +84,17 @@ pub enum PortCommand {
         socket: Socket,
     },
     /// Open the port of an instance that migrates to this host, because its guest runs here now; without this command, its
-    /// first frame does that
+    /// first frame does that. On the host from which it migrates: the guest continues there after `pause`
     Resume {
+        /// Instance: NAME, VPC/NAME or id
+        #[arg(long)]
+        instance: String,
+        #[command(flatten)]
+        socket: Socket,
+    },
+    /// Send the packets of an instance that migrates from this host to its new one, because its guest is stopped: the interface there
+    /// keeps them until the guest continues. Without this command they are lost
+    Pause {
         /// Instance: NAME, VPC/NAME or id
         #[arg(long)]
         instance: String,
@@ -169,13 +178,27 @@ pub enum NatCommand {
     Copies(GatewaySocket),
 }
 
-const PATH_COLUMNS: [&str; 8] =
-    ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
+const PATH_COLUMNS: [&str; 9] =
+    ["vni", "destination", "host", "mac", "path_vni", "mtu", "revision", "installed", "fixed"];
 
-const PORT_COLUMNS: [&str; 11] =
-    ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6", "identity", "filter", "dscp", "rate_mbps"];
+const PORT_COLUMNS: [&str; 12] = [
+    "ifname",
+    "instance",
+    "active",
+    "vni",
+    "mac",
+    "ipv4",
+    "ipv6",
+    "identity",
+    "filter",
+    "dscp",
+    "rate_mbps",
+    "terms",
+];
 
 const CREDIT_COLUMNS: [&str; 5] = ["dimension", "used", "limit", "credit", "limited"];
+
+const COST_COLUMNS: [&str; 6] = ["packet_ns", "kib_ns", "sent_ns", "received_ns", "calibrated", "windows"];
 
 const SESSION_COLUMNS: [&str; 13] = [
     "ifname",
@@ -281,6 +304,11 @@ impl PortCommand {
                 let body = json!({"instance": instance});
                 let action = format!("resume the port of {instance}");
                 socket.request(&action, "/ports/resume", Some(body)).await.map(drop)
+            }
+            Self::Pause { instance, socket } => {
+                let body = json!({"instance": instance});
+                let action = format!("pause the port of {instance}");
+                socket.request(&action, "/ports/pause", Some(body)).await.map(drop)
             }
             Self::List(socket) => {
                 let answer = socket.request("list ports", "/ports", None).await?;
@@ -399,7 +427,7 @@ fn named_port<'a>(ports: &'a [Value], name: &str) -> Result<&'a Value, Failure> 
     }
 }
 
-/// Prints a port. What its network class grants is a table of its own: its entries would not fit into one line.
+/// Prints a port. What it uses and may use, and what its packets cost, are tables of their own: they would not fit into one line.
 fn show_port(output: Format, port: &Value) -> Result<(), Failure> {
     let credit = list_field(port, "credit");
     if output != Format::Table || credit.is_empty() {
@@ -408,10 +436,14 @@ fn show_port(output: Format, port: &Value) -> Result<(), Failure> {
     let mut others = port.clone();
     if let Some(fields) = others.as_object_mut() {
         fields.remove("credit");
+        fields.remove("packet_costs");
     }
     output::one(output, &others)?;
     output::print("\n")?;
-    output::list(output, &CREDIT_COLUMNS, credit)
+    output::list(output, &CREDIT_COLUMNS, credit)?;
+    let Some(costs) = port.get("packet_costs").filter(|costs| costs.is_object()) else { return Ok(()) };
+    output::print("\n")?;
+    output::list(output, &COST_COLUMNS, std::slice::from_ref(costs))
 }
 
 /// Checks the name of an interface by the rules of the kernel.

@@ -4,12 +4,13 @@ use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
 use crate::proto::{
-    Ack, AddressClaims, EndingSessions, EnrollRequest, Heartbeat, Hello, MigrationStates, NodeReport,
-    NodeUpdate, TableDigests, TableRepair,
+    Ack, AddressClaims, EndingSessions, EnrollRequest, Heartbeat, Hello, HostStates, MemberStates,
+    MigrationStates, NodeReport, NodeUpdate, TableDigests, TableRepair,
 };
 use crate::{
-    AddressClaim, EnrollmentBundle, Error, HealthReport, Identity, MAX_CLAIMS, MAX_ENDING_PORTS,
-    MAX_FAILURES, MAX_MIGRATIONS, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, MigrationState, Missing, transport,
+    AddressClaim, EnrollmentBundle, Error, HealthReport, HostState, Identity, MAX_CLAIMS, MAX_ENDING_PORTS,
+    MAX_FAILURES, MAX_MEMBER_STATES, MAX_MIGRATIONS, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, MAX_WATCHED_HOSTS,
+    MemberState, MigrationState, Missing, transport,
 };
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};
@@ -119,6 +120,26 @@ impl ReportSender {
         states.truncate(MAX_MIGRATIONS);
         let states = states.into_iter().map(Into::into).collect();
         self.send(Report::Migrations(MigrationStates { states })).await
+    }
+
+    /// Reports which instances that are members of services answer; those beyond the limit of a report are left out.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn members(&self, mut states: Vec<MemberState>) -> Result<(), Error> {
+        states.truncate(MAX_MEMBER_STATES);
+        let states = states.into_iter().map(Into::into).collect();
+        self.send(Report::Members(MemberStates { states })).await
+    }
+
+    /// Reports which of the watched hosts answer; those beyond the limit of a report are left out.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn hosts(&self, mut states: Vec<HostState>) -> Result<(), Error> {
+        states.truncate(MAX_WATCHED_HOSTS);
+        let states = states.into_iter().map(Into::into).collect();
+        self.send(Report::Hosts(HostStates { states })).await
     }
 
     /// Reports what health checks have found.

@@ -1,8 +1,11 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Meter, NatGateway, Policy, Port, PublicPrefix, Route, Scope, Update, Vrf, VtepRole, proto};
+use crate::{
+    Meter, NatGateway, Policy, Port, PublicPrefix, Route, Scope, Service, ServiceAddress, Update, Vrf,
+    VtepRole, proto,
+};
 use prost::Message;
-use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash};
+use sluice_types::{DigestTarget, EntryHash, EntryKey, IpNet, address_hash, bytes_hash, link_local_address};
 use std::net::IpAddr;
 
 impl Update {
@@ -32,6 +35,9 @@ impl Update {
         let meters = self.meters.iter().map(Meter::entry_hash);
         let policies = self.policies.iter().map(Policy::entry_hash);
         let entries = vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(public).chain(nat);
+        let services = self.services.iter().map(Service::entry_hash);
+        let addresses = self.service_addresses.iter().flat_map(ServiceAddress::entry_hashes);
+        let entries = entries.chain(services).chain(addresses);
         entries.chain(meters).chain(endpoints).chain(policies).chain(ports)
     }
 }
@@ -98,6 +104,24 @@ impl Meter {
     }
 }
 
+impl Service {
+    /// Hash of the service: of its seed and its members.
+    pub fn entry_hash(&self) -> (EntryKey, EntryHash) {
+        (EntryKey::Service(self.id), EntryHash::service(self.id, self.seed, &self.members))
+    }
+}
+
+impl ServiceAddress {
+    /// Hashes of the addresses of the mount.
+    pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + use<> {
+        let Self { vni, service, ipv4, ipv6 } = *self;
+        let addresses = ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6));
+        addresses.map(move |address| {
+            (EntryKey::ServiceAddress(vni, address), EntryHash::service_address(vni, address, service))
+        })
+    }
+}
+
 impl From<Scope> for DigestTarget {
     fn from(scope: Scope) -> Self {
         match scope {
@@ -112,10 +136,15 @@ impl From<Scope> for DigestTarget {
 }
 
 impl Port {
-    /// Hashes of the port's addresses, of those of its pairs only if it holds them, and of its delegated prefixes.
+    /// Hashes of the port's addresses, of those of its pairs only if it holds them, and of its delegated prefixes. A bonding
+    /// vNIC has the link-local address of its MAC address instead.
     pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + '_ {
         let Self { vni, mac, instance, identity, .. } = *self;
-        let own = [self.ipv4.map(|net| net.addr().into()), self.ipv6.map(|net| net.addr().into())];
+        let own = if self.options.bonded {
+            [Some(link_local_address(mac).into()), None]
+        } else {
+            [self.ipv4.map(|net| net.addr().into()), self.ipv6.map(|net| net.addr().into())]
+        };
         let (single, prefixes): (Vec<IpNet>, Vec<IpNet>) =
             self.options.additional.iter().partition(|net| net.prefix_len() == net.max_prefix_len());
         let own = own.into_iter().flatten().chain(single.into_iter().map(|net| net.addr()));

@@ -4,7 +4,7 @@
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{
     CreditPolicy, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimit, MigrationKey, PortForward,
-    ROUTER_MAC, RuleMatch, SecurityGroupId, SecurityRuleId, SessionMode, Vni,
+    ROUTER_MAC, RuleMatch, SecurityGroupId, SecurityRuleId, ServiceMember, SessionMode, Vni,
 };
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -278,7 +278,7 @@ pub struct MigrationState {
     pub migration: u64,
     /// How far it is on this host.
     pub phase: MigrationPhase,
-    /// Number of sessions that the target host has.
+    /// Number of sessions that the target host has; with [`SessionMode::Reset`]: connections that it has made to end.
     pub sessions: u64,
     /// Why it failed; otherwise empty.
     pub problem: String,
@@ -309,6 +309,88 @@ pub struct PortOptions {
     pub unprotected: bool,
     /// Marking and rate of its packets.
     pub qos: Qos,
+    /// The instance is a member of a service: its host probes the VM, and reports the result.
+    pub member: Option<MemberProbe>,
+    /// The port is a bonding vNIC: its addresses belong to a mount, which all members of the service share, and packets to
+    /// it are found by its MAC address.
+    pub bonded: bool,
+}
+
+/// How a host probes the VM of a member of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MemberProbe {
+    /// Time between two probes in milliseconds, not 0.
+    pub interval_ms: u32,
+    /// Probes without an answer after which the VM is silent, not 0.
+    pub failures: u32,
+    /// With another one, the host begins to count again, and reports the state again.
+    pub epoch: u64,
+}
+
+/// The members among which a service spreads the flows to its mounts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Service {
+    /// Identifies it, never 0.
+    pub id: u32,
+    /// The seed of rendezvous hashing.
+    pub seed: [u64; 2],
+    /// In ascending order of numbers. Members that wait for their first report, or that are down, are not among them, unless
+    /// no member is up: then those that are down are.
+    pub members: Vec<ServiceMember>,
+}
+
+/// The addresses of a mount, which belong to all members of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceAddress {
+    /// The VNI of the VPC that has the mount.
+    pub vni: Vni,
+    /// The id of the [`Service`].
+    pub service: u32,
+    /// IPv4 address. At least one of both is set.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address. At least one of both is set.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+impl ServiceAddress {
+    /// The key that removes it.
+    #[must_use]
+    pub fn key(&self) -> ServiceAddressKey {
+        ServiceAddressKey { vni: self.vni, ipv4: self.ipv4, ipv6: self.ipv6 }
+    }
+}
+
+/// The addresses of a mount to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceAddressKey {
+    /// The VNI of the VPC that has the mount.
+    pub vni: Vni,
+    /// IPv4 address. At least one of both is set.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address. At least one of both is set.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+/// What a host reports of an instance that is a member of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberState {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Whether its VM answers probes.
+    pub up: bool,
+    /// What was measured.
+    pub evidence: String,
+}
+
+/// What a gateway reports of a host that it watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostState {
+    /// The VTEP of the host.
+    pub host: IpAddr,
+    /// Whether it answers probes.
+    pub reachable: bool,
+    /// What was measured.
+    pub evidence: String,
 }
 
 /// An address that a VM may have in turn with other VMs.
@@ -459,12 +541,20 @@ pub struct Update {
     pub nat_gateways: Vec<NatGateway>,
     /// What the host's ports may send and receive. For hosts only.
     pub policies: Vec<Policy>,
+    /// Services whose mounts the node forwards to.
+    pub services: Vec<Service>,
+    /// Addresses of mounts of these services.
+    pub service_addresses: Vec<ServiceAddress>,
+    /// VTEPs of the hosts that the gateway probes; `None`: no change. For gateways only.
+    pub watched_hosts: Option<Vec<IpAddr>>,
     /// Instances of the host. For hosts only.
     pub ports: Vec<Port>,
     /// Keys: for gateways those of their cluster, for hosts those of all clusters of their VPCs.
     pub keys: Vec<ClusterKeys>,
     /// The plan of the cluster. For gateways only.
     pub cluster: Option<ClusterPlan>,
+    /// The policy of ports without one of their own and without a rate; `Some(None)`: they have none. For hosts only.
+    pub default_credit: Option<Option<CreditPolicy>>,
     /// Direct paths. For hosts only, under the model `preprogrammed`.
     pub paths: Vec<Path>,
     /// Addresses of nodes to remove from `vteps`.
@@ -485,6 +575,10 @@ pub struct Update {
     pub removed_nat_gateways: Vec<Vni>,
     /// Ids of meters to remove from `meters`, when no VRF and no public prefix has them any more.
     pub removed_meters: Vec<u32>,
+    /// Addresses of mounts to remove from `service_addresses`.
+    pub removed_service_addresses: Vec<ServiceAddressKey>,
+    /// Ids to remove from `services`, when no address has them any more.
+    pub removed_services: Vec<u32>,
     /// Instances to remove from `ports`.
     pub removed_ports: Vec<InstanceId>,
     /// Direct paths to remove from `paths`.
@@ -509,9 +603,13 @@ impl Update {
             + self.public_prefixes.len()
             + self.nat_gateways.len()
             + self.policies.len()
+            + self.services.len()
+            + self.service_addresses.len()
+            + usize::from(self.watched_hosts.is_some())
             + self.ports.len()
             + self.keys.len()
             + usize::from(self.cluster.is_some())
+            + usize::from(self.default_credit.is_some())
             + self.paths.len()
             + self.removed_vteps.len()
             + self.removed_vips.len()
@@ -522,6 +620,8 @@ impl Update {
             + self.removed_public_prefixes.len()
             + self.removed_nat_gateways.len()
             + self.removed_meters.len()
+            + self.removed_service_addresses.len()
+            + self.removed_services.len()
             + self.removed_ports.len()
             + self.removed_paths.len()
     }

@@ -37,17 +37,17 @@ pub use client::{Connection, ReportSender, UpdateStream, connect, enroll};
 pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
-    AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Meter,
-    MigrationPhase, MigrationSide, MigrationState, NatGateway, Path, PathKey, Policy, PolicyKey, Port,
-    PortMigration, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope, SecurityRule, Unconfirmed, Update,
-    Vip, Vrf, Vtep, VtepRole,
+    AddressClaim, AddressPair, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, HostState,
+    MemberProbe, MemberState, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway, Path,
+    PathKey, Policy, PolicyKey, Port, PortMigration, PortOptions, PublicPrefix, Qos, Route, RouteKey, Scope,
+    SecurityRule, Service, ServiceAddress, ServiceAddressKey, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use health::{Finding, HealthReport, HealthSubject, LinkHealth};
 pub use identity::{EnrollmentBundle, Identity};
 pub use missing::Missing;
 pub use node::{Node, NodeError};
-pub use sluice_types::{MigrationKey, NAT_ADDRESSES_MAX, SessionMode};
+pub use sluice_types::{MigrationKey, NAT_ADDRESSES_MAX, ServiceMember, SessionMode};
 pub use transport::{server_builder, server_service};
 pub use wire::Malformed;
 
@@ -77,6 +77,12 @@ pub const MAX_MIGRATIONS: usize = 1024;
 pub const MAX_FINDINGS: usize = 256;
 /// See [`MAX_FINDINGS`].
 pub const MAX_HEALTH_LINKS: usize = 64;
+/// Most states of members in one report of a host.
+pub const MAX_MEMBER_STATES: usize = 4096;
+/// Most hosts that a gateway probes, and most states in its report.
+pub const MAX_WATCHED_HOSTS: usize = 4096;
+/// Longest text about a member or a host in a report, in bytes.
+pub const MAX_EVIDENCE_BYTES: usize = 128;
 /// Most unconfirmed entries in one report.
 pub const MAX_UNCONFIRMED: usize = 1024;
 /// The name of a table of nodes in metrics, in the API and in messages; `None` if this version does not know it.

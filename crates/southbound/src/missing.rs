@@ -55,6 +55,8 @@ fn write(key: EntryKey) -> Option<Entry> {
         EntryKey::PublicPrefix(prefix) => Entry::PublicPrefix(prefix.into()),
         EntryKey::NatGateway(vni) => Entry::NatGateway(vni.get()),
         EntryKey::Meter(id) => Entry::Meter(id),
+        EntryKey::ServiceAddress(vni, address) => Entry::ServiceAddress(endpoint_key(vni, address)),
+        EntryKey::Service(id) => Entry::Service(id),
         EntryKey::Interface(_) => return None,
     })
 }
@@ -79,6 +81,10 @@ fn read(entry: Option<Entry>) -> Result<EntryKey, Malformed> {
         Entry::PublicPrefix(outside) => EntryKey::PublicPrefix(prefix(outside)?),
         Entry::NatGateway(vni) => EntryKey::NatGateway(Vni::new(vni)?),
         Entry::Meter(id) => EntryKey::Meter(id),
+        Entry::ServiceAddress(key) => {
+            one(key).map(|(vni, address)| EntryKey::ServiceAddress(vni, address))?
+        }
+        Entry::Service(id) => EntryKey::Service(id),
         Entry::Policy(key) => PolicyKey::try_from(key).map(|key| EntryKey::Policy(key.vni, key.identity))?,
     })
 }
@@ -131,6 +137,8 @@ mod tests {
             EntryKey::PublicPrefix("198.51.100.1/32".parse().unwrap()),
             EntryKey::NatGateway(vni),
             EntryKey::Meter(9),
+            EntryKey::ServiceAddress(vni, "10.0.0.9".parse().unwrap()),
+            EntryKey::Service(5),
         ];
         for key in keys {
             missing.add(key, format!("no memory for {key}"));
@@ -141,7 +149,7 @@ mod tests {
     #[test]
     fn every_kind_of_entry_survives_the_message() {
         let message = proto::MissingEntries::from(all());
-        assert_eq!(message.entries.len(), 14);
+        assert_eq!(message.entries.len(), 16);
         assert_eq!(Missing::from(message), all());
     }
 
@@ -151,13 +159,13 @@ mod tests {
         let mut missing = all();
         missing.add(EntryKey::Interface(5), String::new());
         let message = proto::MissingEntries::from(missing);
-        assert!(message.others && message.entries.len() == 14);
+        assert!(message.others && message.entries.len() == 16);
 
         let mut message = proto::MissingEntries::from(all());
         message.entries[4].entry = Some(Entry::Vni(1 << 24));
         message.entries[5].entry = None;
         let missing = Missing::from(message);
-        assert!(missing.others && missing.entries.len() == 12);
+        assert!(missing.others && missing.entries.len() == 14);
 
         let mut many = Missing::default();
         for id in 0..MAX_MISSING as u32 + 1 {

@@ -2,11 +2,12 @@
 //! rest of an update is applied, and the omitted entries are reported.
 
 use crate::entries::{
-    Endpoint, EndpointKey, Group, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed, Update, Vip,
-    Vrf,
+    Endpoint, EndpointKey, Group, MemberProbe, Port, PortOptions, Qos, Route, RouteKey, Scope, Unconfirmed,
+    Update, Vip, Vrf,
 };
 use crate::proto::{self, address::Family};
 pub(crate) use options::prefix;
+use options::{default_credit, default_credit_message};
 use sluice_types::{
     CreditPolicyError, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, MeterLimitError, Vni, VniError,
     ipv6_from_halves, ipv6_halves, is_unicast,
@@ -94,6 +95,9 @@ pub enum Malformed {
     /// The key, the hosts or the mode of a migration are missing or out of range.
     #[error("migration {0} has {1}")]
     Migration(u64, &'static str),
+    /// A number of a member is not in 1..=127.
+    #[error("{1} is not the number of a member of service {0}: it is not between 1 and 127")]
+    ServiceMember(u32, u32),
     /// This version does not know the kind of an unconfirmed entry.
     #[error("an unconfirmed entry is of an unknown kind")]
     UnknownKind,
@@ -105,6 +109,7 @@ mod options;
 mod paths;
 mod policies;
 mod public;
+mod services;
 
 type Result<T> = std::result::Result<T, Malformed>;
 
@@ -417,6 +422,8 @@ impl From<Port> for proto::Port {
             unprotected: port.options.unprotected,
             qos: (port.options.qos != Qos::default()).then(|| port.options.qos.into()),
             migration: port.migration.map(Into::into),
+            member: port.options.member.map(Into::into),
+            bonded: port.options.bonded,
         }
     }
 }
@@ -454,6 +461,8 @@ impl TryFrom<proto::Port> for Port {
                 pairs: port.pairs.into_iter().map(TryInto::try_into).collect::<Result<_>>()?,
                 unprotected: port.unprotected,
                 qos: port.qos.map(TryInto::try_into).transpose()?.unwrap_or_default(),
+                member: port.member.map(MemberProbe::from),
+                bonded: port.bonded,
             },
             migration: port.migration.map(TryInto::try_into).transpose()?,
         })
@@ -538,6 +547,7 @@ impl Update {
             ports: read_all(message.ports, b, TryInto::try_into),
             keys: read_all(message.keys, b, TryInto::try_into),
             cluster: read_all(message.cluster.into_iter().collect(), b, TryInto::try_into).pop(),
+            default_credit: read_all(message.default_credit.into_iter().collect(), b, default_credit).pop(),
             paths: read_all(message.paths, b, TryInto::try_into),
             removed_vteps: read_all(message.removed_vteps, b, |address| address.read("VTEP")),
             removed_vips: read_all(message.removed_vips, b, |address| address.read("vIP")),
@@ -552,6 +562,13 @@ impl Update {
             nat_gateways: read_all(message.nat_gateways, b, TryInto::try_into),
             removed_nat_gateways: read_all(message.removed_nat_gateways, b, |vni| Ok(Vni::new(vni)?)),
             removed_meters: read_all(message.removed_meters, b, meter_id),
+            services: read_all(message.services, b, TryInto::try_into),
+            service_addresses: read_all(message.service_addresses, b, TryInto::try_into),
+            removed_service_addresses: read_all(message.removed_service_addresses, b, TryInto::try_into),
+            removed_services: read_all(message.removed_services, b, services::service_id),
+            watched_hosts: message
+                .watched_hosts_set
+                .then(|| read_all(message.watched_hosts, b, services::watched_host)),
         };
         (update, bad)
     }
@@ -583,6 +600,7 @@ impl From<Update> for proto::NodeUpdate {
             ports: all(update.ports),
             keys: all(update.keys),
             cluster: update.cluster.map(Into::into),
+            default_credit: update.default_credit.map(default_credit_message),
             paths: all(update.paths),
             removed_vteps: all(update.removed_vteps),
             removed_vips: all(update.removed_vips),
@@ -597,6 +615,12 @@ impl From<Update> for proto::NodeUpdate {
             nat_gateways: all(update.nat_gateways),
             removed_nat_gateways: update.removed_nat_gateways.into_iter().map(Vni::get).collect(),
             removed_meters: update.removed_meters,
+            services: all(update.services),
+            service_addresses: all(update.service_addresses),
+            removed_service_addresses: all(update.removed_service_addresses),
+            removed_services: update.removed_services,
+            watched_hosts_set: update.watched_hosts.is_some(),
+            watched_hosts: all(update.watched_hosts.unwrap_or_default()),
             ending_sessions: None,
         }
     }

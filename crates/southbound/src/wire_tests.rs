@@ -1,13 +1,14 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{
-    AddressPair, ELEPHANT_NEVER, Meter, MigrationPhase, MigrationSide, MigrationState, NatGateway, Path,
-    PathKey, Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule, Vtep, VtepRole,
+    AddressPair, ELEPHANT_NEVER, MemberProbe, Meter, MigrationPhase, MigrationSide, MigrationState,
+    NatGateway, Path, PathKey, Policy, PolicyKey, PortMigration, PublicPrefix, SecurityRule, Service,
+    ServiceAddress, Vtep, VtepRole,
 };
 use sluice_types::{
     AddressFamily, Allowance, ClusterId, CreditPolicy, Direction, ForwardProtocol, GatewayId, MeterLimit,
     MigrationKey, NatSeed, PortForward, PortRange, Protocol, Remote, RuleMatch, Secret, SecurityGroupId,
-    SecurityRuleId, SessionMode,
+    SecurityRuleId, ServiceMember, SessionMode,
 };
 
 fn vni(number: u32) -> Vni {
@@ -116,6 +117,8 @@ fn options() -> PortOptions {
         ],
         unprotected: true,
         qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100), credit: None },
+        member: Some(MemberProbe { interval_ms: 10, failures: 3, epoch: 9 }),
+        bonded: true,
     }
 }
 
@@ -271,7 +274,31 @@ fn routes() -> Vec<Route> {
     scopes.map(|(prefix, scope)| Route { key: route_key(prefix), scope }).into()
 }
 
+fn service() -> Service {
+    let host = "fd00::7".parse().unwrap();
+    let member = ServiceMember { number: 1, mac: MacAddr::local(7), host, selected: true };
+    let members = vec![member, ServiceMember { number: 127, selected: false, ..member }];
+    Service { id: u32::MAX, seed: [5, 6], members }
+}
+
+fn service_address() -> ServiceAddress {
+    let ipv6 = Some("2001:db8::9".parse().unwrap());
+    ServiceAddress { vni: vni(5), service: u32::MAX, ipv4: Some("10.0.0.9".parse().unwrap()), ipv6 }
+}
+
+/// An update with every kind of entry.
 fn full_update() -> Update {
+    Update {
+        services: vec![service()],
+        service_addresses: vec![service_address()],
+        removed_service_addresses: vec![ServiceAddress { ipv4: None, ..service_address() }.key()],
+        removed_services: vec![8],
+        watched_hosts: Some(vec!["192.0.2.7".parse().unwrap(), "fd00::7".parse().unwrap()]),
+        ..without_services()
+    }
+}
+
+fn without_services() -> Update {
     let endpoint = Endpoint {
         vni: vni(5),
         ipv4: Some("10.0.0.2".parse().unwrap()),
@@ -331,6 +358,7 @@ fn full_update() -> Update {
         }],
         keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
         cluster: Some(plan()),
+        default_credit: Some(options().qos.credit),
         removed_vteps: vec!["fd00::2".parse().unwrap()],
         removed_vips: vec!["192.0.2.10".parse().unwrap()],
         removed_groups: vec![2],
@@ -442,6 +470,14 @@ fn every_kind_of_malformed_entry_is_reported() {
         |m| m.cluster.as_mut().unwrap().members[1].vtep6 = None,
         |m| m.cluster.as_mut().unwrap().preferred_owners[1].slot = 0,
         |m| m.cluster.as_mut().unwrap().preferred_owners[1].gateway = u64::MAX,
+        |m| m.services[0].id = 0,
+        |m| m.services[0].members.swap(0, 1),
+        |m| m.services[0].members[1].number = 128,
+        |m| m.service_addresses[0].service = 0,
+        |m| m.removed_service_addresses[0].ipv6 = None,
+        |m| m.removed_services[0] = 0,
+        |m| m.senders[0].host = None,
+        |m| m.watched_hosts[1].family = None,
         |m| m.removed_groups[0] = 0,
         |m| m.removed_vnis[0] = 0,
         |m| m.removed_ports[0] = u64::MAX,

@@ -14,9 +14,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 ///
 /// Version 1: instances without an identity. Version 2: without options. Version 3: VPCs and EIPs without meters. Version 4:
 /// EIPs without NPTv6. Version 5: peerings without meters. Version 6: NAT gateways without a prefix of NAT64.
-/// Version 7: without a mapping. Version 8: instances without a network class and migrations. The migrations to schema versions
-/// 9, 11, 14 and 16 to 21 delete their rows.
-const VERSION: u8 = 9;
+/// Version 7: without a mapping. Version 8: instances without a network class and migrations. Version 9: network classes of which
+/// none is the default, and instances without a membership of a service. The migrations to schema versions 9, 11, 14 and 16 to 23
+/// delete their rows.
+const VERSION: u8 = 10;
 
 /// As many bytes of payloads are decoded on two threads.
 const BYTES_OF_TWO_THREADS: usize = 4 << 20;

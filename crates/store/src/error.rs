@@ -18,6 +18,8 @@ pub enum Conflict {
     AddressTaken { address: String, instance: String },
     #[error("{address} is in the address pairs of instance `{instance}`")]
     AddressIsPair { address: String, instance: String },
+    #[error("{address} is an address of mount `{mount}`")]
+    AddressIsMounted { address: String, mount: String },
     #[error("{address} is inside {prefix}, which is delegated to instance `{instance}`")]
     AddressDelegated { address: String, prefix: String, instance: String },
     #[error(
@@ -99,6 +101,8 @@ pub enum Conflict {
     NoVipForHost { cluster: String, family: &'static str, host: String, vtep: String, vpc: String },
     #[error(transparent)]
     Migration(#[from] MigrationConflict),
+    #[error(transparent)]
+    Service(#[from] ServiceConflict),
     #[error("cluster `{cluster}` has no gateway to forward for the VPC")]
     NoGateways { cluster: String },
     #[error("gateway `{gateway}` is the last of its cluster that neither drains nor leaves")]
@@ -188,12 +192,48 @@ pub enum MigrationConflict {
          IPv6 address"
     )]
     MigrationAcrossFamilies { from: String, to: String },
-    #[error(
-        "sessions `reset` is not possible yet: hosts cannot make peers connect again; choose `copy` or `none`"
-    )]
-    ResetImpossible,
     #[error("host `{host}` takes part in {max} migrations already in this direction, which is the limit")]
     TooManyMigrations { host: String, max: u64 },
+}
+
+/// Reason why a service cannot have a member or a mount, or why an instance must stay as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServiceConflict {
+    #[error(
+        "mount `{mount}` of VPC `{vpc}` needs the permission of service `{service}`: delete the mount first"
+    )]
+    StillMounted { service: String, mount: String, vpc: String },
+    #[error(
+        "service `{service}` does not permit the tenant of VPC `{vpc}` to mount it: the owner of the service must permit it \
+         first"
+    )]
+    TenantNotPermitted { service: String, vpc: String },
+    #[error("VPC `{vpc}` has mount `{mount}` of service `{service}`, and a VPC has at most one of a service")]
+    MountedAlready { service: String, vpc: String, mount: String },
+    #[error("instance `{instance}` is a member of service `{service}`: remove it from the service first")]
+    InstanceIsMember { instance: String, service: String },
+    #[error("instance `{instance}` is not in the VPC of service `{service}`")]
+    ForeignMember { instance: String, service: String },
+    #[error("instance `{instance}` is migrating; wait until it has arrived, or cancel its migration")]
+    MemberMigrates { instance: String },
+    #[error(
+        "instance `{instance}` cannot be a member: its host `{host}` runs no vSwitch, which members need for their vNICs"
+    )]
+    MemberWithoutVswitch { instance: String, host: String },
+    #[error("service `{service}` has {max} members already, which is the limit")]
+    TooManyMembers { service: String, max: u8 },
+    #[error("instance `{instance}` is a member of {max} services already, which is the limit")]
+    TooManyServices { instance: String, max: u64 },
+    #[error("service `{service}` would have more than {max} vNICs: one for each member and mount")]
+    TooManyVnics { service: String, max: u64 },
+    #[error("service `{service}` has {max} mounts already, which is the limit")]
+    TooManyMounts { service: String, max: u64 },
+}
+
+impl From<ServiceConflict> for StoreError {
+    fn from(conflict: ServiceConflict) -> Self {
+        Self::Conflict(conflict.into())
+    }
 }
 
 impl From<MigrationConflict> for StoreError {

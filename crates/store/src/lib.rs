@@ -13,6 +13,7 @@ mod backend;
 mod check;
 mod codec;
 mod error;
+mod health;
 mod internet;
 mod migrations;
 mod model;
@@ -24,6 +25,7 @@ mod requests;
 mod rows;
 mod schema;
 mod security;
+mod services;
 mod sqlite;
 mod store;
 mod url;
@@ -31,7 +33,8 @@ mod value;
 mod write;
 
 pub use check::{MAX_DNS, MAX_VIPS, MTU};
-pub use error::{Conflict, MigrationConflict, StoreError};
+pub use error::{Conflict, MigrationConflict, ServiceConflict, StoreError};
+pub use health::*;
 pub use internet::*;
 pub use migrations::*;
 pub use model::*;
@@ -42,6 +45,7 @@ pub use security::{
     DEFAULT_GROUP, GroupSet, MAX_GROUPS, MAX_GROUPS_OF_INSTANCE, MAX_RULES, MAX_RULES_OF_INSTANCE, MAX_SETS,
     NewSecurityGroup, NewSecurityRule, SecurityGroup, SecurityGroupUpdate, SecurityRule,
 };
+pub use services::*;
 pub use sluice_types::{PortSettings, Qos, Remote, RuleMatch};
 pub use store::{InstanceWithGroups, SNAPSHOTS_MAX, Store};
 pub use url::Options;

@@ -54,7 +54,7 @@ pub enum MigrationOutcome {
     /// The progress was recorded, or is known already.
     Recorded,
     /// The instance is on the target host now.
-    Finished(Instance),
+    Finished(Box<Instance>),
     /// The target host has switched although the migration was canceled: an event says so.
     Refused,
     /// It is not of the target host, or not of the migration that the instance has.

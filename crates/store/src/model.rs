@@ -4,8 +4,8 @@
 //! revision that nodes must acknowledge before the object counts as programmed.
 
 use crate::{
-    ClassOfInstance, Eip, GroupSet, Meter, NatGateway, NetworkClass, PortForward, PublicPool, SecurityGroup,
-    SecurityRule,
+    ClassOfInstance, Eip, GroupSet, Meter, Mount, NatGateway, NetworkClass, PortForward, PortsOfHost,
+    PublicPool, SecurityGroup, SecurityRule, Service, StoredMember, Vnic,
 };
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -286,6 +286,8 @@ pub struct InstanceOptions {
     pub qos: Qos,
     /// Boxed, because most instances have none or share one.
     pub network_class: Option<Box<ClassOfInstance>>,
+    /// Number of its newest membership of a service ([`StoredMember::id`]); its host probes members of services.
+    pub member: Option<u64>,
 }
 
 /// An address that an instance may have in turn with others.
@@ -623,7 +625,7 @@ pub enum Change {
     PortForwardCreated(PortForward),
     PortForwardRemoved(PortForward),
     /// The network class was created, or anything of it was changed. What it means for instances follows in changes of
-    /// their own.
+    /// their own; whether it is the default is sent to all hosts. If another class was the default, its change comes first.
     NetworkClassUpserted(NetworkClass),
     NetworkClassRemoved(NetworkClass),
     /// The network class of these instances has another policy, which they have here; nothing else of them
@@ -640,6 +642,35 @@ pub enum Change {
         hosts: Vec<Host>,
         instance: Instance,
         before: Option<Migration>,
+    },
+    /// The service was created, or permits other tenants. No node has a service without mounts.
+    ServiceUpserted(Service),
+    ServiceRemoved(Service),
+    /// `vnics` are those of the member: one for each mount of the service.
+    MemberAdded {
+        member: StoredMember,
+        vnics: Vec<Vnic>,
+    },
+    MemberRemoved {
+        member: StoredMember,
+        vnics: Vec<Vnic>,
+    },
+    /// Members of any services have another status, or drain or not.
+    MembersChanged {
+        members: Vec<StoredMember>,
+    },
+    /// `subnets` are all subnets of the VPC, `vnics` those of the mount, and `ports` those of instances of the VPC.
+    MountCreated {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+        mount: Mount,
+        vnics: Vec<Vnic>,
+        ports: Vec<PortsOfHost>,
+    },
+    MountRemoved {
+        vpc: Vpc,
+        mount: Mount,
+        vnics: Vec<Vnic>,
     },
 }
 
@@ -661,7 +692,7 @@ impl InstanceChange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The instance holds the address now.
-    Taken(Instance),
+    Taken(Box<Instance>),
     /// It held the address already.
     Held,
     /// The holder has announced the address later.

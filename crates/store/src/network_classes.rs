@@ -10,6 +10,8 @@ pub struct NetworkClass {
     pub name: String,
     /// Limits at least one dimension.
     pub policy: CreditPolicy,
+    /// Instances without a class of their own and without a rate have this class. At most one class is the default.
+    pub is_default: bool,
     pub revision: u64,
 }
 
@@ -26,6 +28,8 @@ pub struct ClassOfInstance {
 pub struct NewNetworkClass {
     pub name: String,
     pub policy: CreditPolicy,
+    /// The class becomes the default in place of the one that is it.
+    pub is_default: bool,
 }
 
 /// A change of a network class; fields that are `None` keep their values, and `Some(None)` removes a limit.
@@ -35,4 +39,6 @@ pub struct NetworkClassUpdate {
     pub mbps: Option<Option<Allowance>>,
     pub kpps: Option<Option<Allowance>>,
     pub cpu_permille: Option<Option<Allowance>>,
+    /// The class becomes the default in place of the one that is it, or is the default no more.
+    pub is_default: Option<bool>,
 }

@@ -2,8 +2,9 @@
 //! snapshots.
 
 use crate::{
-    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, NatGateway, NodeId, Peering,
-    PortForward, Route, RouteTarget, SecurityGroup, SecurityRule, Subnet, Vpc,
+    Cluster, ClusterKey, Eip, Gateway, GroupSet, Host, Instance, Meter, Mount, NatGateway, NetworkClass,
+    NodeId, Peering, PortForward, PortsOfHost, Route, RouteTarget, SecurityGroup, SecurityRule, Service,
+    StoredMember, Subnet, Vnic, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, MeterId, NatSeed,
@@ -160,6 +161,14 @@ pub struct Topology {
     pub nat_gateways: Vec<NatGateway>,
     pub meters: Vec<Meter>,
     pub port_forwards: Vec<PortForward>,
+    /// The class of instances that have none of their own.
+    pub default_class: Option<NetworkClass>,
+    pub services: Vec<Service>,
+    pub service_members: Vec<StoredMember>,
+    pub mounts: Vec<Mount>,
+    pub vnics: Vec<Vnic>,
+    /// Of instances, in the VPCs that have mounts.
+    pub mounted_ports: Vec<PortsOfHost>,
     /// In order of id.
     pub keys: Vec<ClusterKey>,
     /// Chosen at random when the database is created, and never changed.

@@ -4,14 +4,15 @@ use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
     ClassOfInstance, Cluster, ClusterKey, ClusterVip, Eip, EipAttachment, EipTarget, Gateway, GatewayMove,
-    Host, Instance, InstanceOptions, Meter, Migration, Move, NatGateway, NetworkClass, Page, Peering,
+    Host, Instance, InstanceOptions, Meter, Migration, Mount, Move, NatGateway, NetworkClass, Page, Peering,
     PortForward, PublicPool, Remote, Result, Route, RouteTable, RouteTarget, RuleMatch, SecurityGroup,
-    SecurityRule, StoreError, Subnet, Tenant, Vpc,
+    SecurityRule, Service, StoreError, StoredMember, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MeterId, MeterRate, MigrationKey,
-    NatGatewayId, NetworkClassId, PeeringId, PortForwardId, Protocol, PublicPoolId, RouteId, RouteTableId,
-    Secret, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, Vni, VpcId,
+    ClusterId, CreditPolicy, EipId, GatewayId, HostId, InstanceId, MacAddr, MemberId, MeterId, MeterRate,
+    MigrationKey, MountId, NatGatewayId, NetworkClassId, PeeringId, PortForwardId, Protocol, PublicPoolId,
+    RouteId, RouteTableId, Secret, SecurityGroupId, SecurityRuleId, ServiceId, SubnetId, TenantId, Vni,
+    VpcId,
 };
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -316,6 +317,57 @@ record!(
     }
 );
 
+record!(
+    Service,
+    ServiceId,
+    "service",
+    "services",
+    "id, name, vpc, seed_high, seed_low, any_tenant, tenants, revision",
+    row => Service {
+        id: ServiceId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        vpc: VpcId::new(row.number(2)?),
+        seed: [row.number(3)?, row.number(4)?],
+        any_tenant: row.int(5)? != 0,
+        tenants: row.parse_list::<u64>(6)?.into_iter().map(TenantId::new).collect(),
+        revision: row.number(7)?,
+    }
+);
+
+record!(
+    StoredMember,
+    MemberId,
+    "member",
+    "service_members",
+    "id, service, instance, name, host, number, mac, status, draining, evidence, since_ms, revision",
+    row => StoredMember {
+        id: MemberId::new(row.number(0)?),
+        service: ServiceId::new(row.number(1)?),
+        instance: InstanceId::new(row.number(2)?),
+        name: row.text(3)?.to_owned(),
+        host: HostId::new(row.number(4)?),
+        number: row.unsigned(5)?,
+        mac: MacAddr::from_u64(row.number(6)?),
+        status: row.parse(7)?,
+        draining: row.int(8)? != 0,
+        evidence: row.text(9)?.to_owned(),
+        since_ms: row.number(10)?,
+        revision: row.number(11)?,
+    }
+);
+
+record!(Mount, MountId, "mount", "mounts", "id, name, vpc, subnet, service, ipv4, ipv6, identity, revision", row => Mount {
+    id: MountId::new(row.number(0)?),
+    name: row.text(1)?.to_owned(),
+    vpc: VpcId::new(row.number(2)?),
+    subnet: SubnetId::new(row.number(3)?),
+    service: ServiceId::new(row.number(4)?),
+    ipv4: row.parse_opt(5)?,
+    ipv6: row.parse_opt(6)?,
+    identity: identity(row.int(7)?)?,
+    revision: row.number(8)?,
+});
+
 /// Rate and burst of one direction of a meter; the rate is in this column, and the burst in the next one.
 fn meter_rate(row: &Row, column: usize) -> Result<Option<MeterRate>> {
     let Some(kbps) = row.opt_int(column)? else { return Ok(None) };
@@ -361,11 +413,12 @@ pub(crate) fn identity(number: i64) -> Result<u16> {
     u16::try_from(number).map_err(|_| StoreError::Corrupt(format!("identity {number}")))
 }
 
-record!(NetworkClass, NetworkClassId, "network class", "network_classes", "id, name, policy, revision", row => NetworkClass {
+record!(NetworkClass, NetworkClassId, "network class", "network_classes", "id, name, policy, revision, is_default", row => NetworkClass {
     id: NetworkClassId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     policy: policy(row.text(2)?)?,
     revision: row.number(3)?,
+    is_default: row.int(4)? != 0,
 });
 
 /// The network class of an instance: its id is in this column, and its policy in the next one.

@@ -6,7 +6,7 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::{GatewayId, NatSeed};
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 21] = [
+const MIGRATIONS: [&str; 24] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
@@ -28,6 +28,9 @@ const MIGRATIONS: [&str; 21] = [
     include_str!("../migrations/0019.sql"),
     include_str!("../migrations/0020.sql"),
     include_str!("../migrations/0021.sql"),
+    include_str!("../migrations/0022.sql"),
+    include_str!("../migrations/0023.sql"),
+    include_str!("../migrations/0024.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.

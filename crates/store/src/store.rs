@@ -115,10 +115,12 @@ macro_rules! write_unversioned {
 }
 
 mod addresses;
+mod health;
 mod internet;
 mod migrations;
 mod network_classes;
 mod security;
+mod services;
 
 pub use security::InstanceWithGroups;
 

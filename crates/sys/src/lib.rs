@@ -1,9 +1,11 @@
-//! Linux system calls that agents need and that no library of the workspace offers: packet sockets with a filter, and
-//! the priority of a thread. It does not depend on Sluice's tables and programs.
+//! Linux system calls that agents need and that no library of the workspace offers: packet sockets with a filter, sockets
+//! of ICMP, and the priority of a thread. It does not depend on Sluice's tables and programs.
 
+mod echo;
 mod packet;
 mod priority;
 
+pub use echo::EchoSocket;
 pub use packet::{LinkReply, PacketSocket};
 pub use priority::{Scheduling, raise_thread_priority};
 

@@ -105,13 +105,28 @@ impl PacketSocket {
     /// # Errors
     /// If the process lacks CAP_NET_RAW, or the interface was deleted.
     pub fn tap(ifindex: u32) -> Result<Self, Error> {
+        let socket = Self::tap_filtered()?;
+        // Without the privilege the system's limit applies.
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, TAP_BUFFER_BYTES, "size a packet socket");
+        socket.bind(ETH_P_ALL, ifindex)?;
+        Ok(socket)
+    }
+
+    /// Like [`PacketSocket::tap`], for one interface, whose VM is asked all the time: it has a buffer of the usual size.
+    ///
+    /// # Errors
+    /// As [`PacketSocket::tap`].
+    pub fn tap_port(ifindex: u32) -> Result<Self, Error> {
+        let socket = Self::tap_filtered()?;
+        socket.bind(ETH_P_ALL, ifindex)?;
+        Ok(socket)
+    }
+
+    fn tap_filtered() -> Result<Self, Error> {
         let socket = Self::without_protocol()?;
         socket.attach(&REPLIES)?;
         // Otherwise every packet that is sent would be copied for the filter.
         socket.turn_on(PACKET_IGNORE_OUTGOING, "let a packet socket ignore what is sent")?;
-        // Without the privilege the system's limit applies.
-        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, TAP_BUFFER_BYTES, "size a packet socket");
-        socket.bind(ETH_P_ALL, ifindex)?;
         Ok(socket)
     }
 

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 /// The content of a cell that belongs to a route.
 pub(crate) enum HopCell {
-    /// Of a prefix that is delegated to an instance.
+    /// Of a prefix that is delegated to an instance, which may migrate.
     Instance(next_hop),
     /// Of a route to a peer, through meters.
     Peering(peering),
@@ -30,7 +30,9 @@ impl Target {
             Self::Local => scope(layout::SCOPE_LOCAL),
             Self::Peer(vni) => scope(layout::SCOPE_PEER) | vni.get(),
             Self::Drop => scope(layout::SCOPE_DROP),
-            Self::NextHop(_) | Self::MeteredPeer { .. } => scope(layout::SCOPE_NEXT_HOP) | cell,
+            Self::NextHop(_) | Self::MeteredPeer { .. } | Self::Moved(_) => {
+                scope(layout::SCOPE_NEXT_HOP) | cell
+            }
             Self::Internet => scope(layout::SCOPE_INTERNET),
             Self::Port(ifindex) => scope(layout::SCOPE_PORT) | ifindex,
         }
@@ -40,11 +42,12 @@ impl Target {
     pub(crate) fn to_cell(self, vni: Vni) -> Option<HopCell> {
         let vni = vni.get();
         match self {
-            Self::NextHop(address) => {
+            Self::NextHop(address) | Self::Moved(address) => {
                 let (address, is_ipv6) = address_to_bytes(address);
                 Some(HopCell::Instance(next_hop {
                     kind: layout::NEXT_HOP_INSTANCE as u8,
-                    flags: if is_ipv6 { layout::NEXT_HOP_IPV6 as u8 } else { 0 },
+                    flags: if is_ipv6 { layout::NEXT_HOP_IPV6 as u8 } else { 0 }
+                        | if matches!(self, Self::Moved(_)) { layout::NEXT_HOP_MOVED as u8 } else { 0 },
                     vni,
                     address,
                     ..Default::default()
@@ -71,7 +74,9 @@ impl Target {
                 match u32::from(hop.kind) {
                     layout::NEXT_HOP_INSTANCE => {
                         let is_ipv6 = u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0;
-                        Some(Self::NextHop(address_from_bytes(hop.address, is_ipv6)))
+                        let address = address_from_bytes(hop.address, is_ipv6);
+                        let is_moved = u32::from(hop.flags) & layout::NEXT_HOP_MOVED != 0;
+                        Some(if is_moved { Self::Moved(address) } else { Self::NextHop(address) })
                     }
                     layout::NEXT_HOP_PEERING => {
                         let peering { peer, out_meter, in_meter, .. } = memory.read(argument);

@@ -3,7 +3,7 @@
 //! A new kind of entry, or a new property of one, is added here, in `cells.h`, and in its file in `node`.
 
 use crate::layout;
-use sluice_types::{IpNet, MacAddr, MeterLimit, PortForward, Vni};
+use sluice_types::{IpNet, MacAddr, MeterLimit, PortForward, ServiceMember, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
@@ -72,6 +72,17 @@ pub struct Group {
     pub id: u32,
     /// 1 to 63 vIPs (`GROUP_BUCKETS_MAX`), in bucket order. A vIP may occur more than once.
     pub vips: Vec<IpAddr>,
+}
+
+/// A service: VMs that share the addresses of each of its mounts (Achelous section 5.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberService {
+    /// Identifier, from 1 to 2^30 - 1.
+    pub id: u32,
+    /// Under which flows are hashed: the same on all nodes, and not 0.
+    pub seed: [u64; 2],
+    /// The members that may have flows, in ascending order of their numbers.
+    pub members: Vec<ServiceMember>,
 }
 
 /// Properties of a VNI.
@@ -149,6 +160,8 @@ pub struct DirectPath {
     /// VNI with which packets are encapsulated: that of the instance's own VPC. It differs from `vni` if the
     /// two VPCs are peered.
     pub path_vni: Vni,
+    /// Longest IP packet that its host can receive, in bytes: at least 1280; 0: not known, the MTU of the sender's port is the only one.
+    pub mtu: u16,
     /// The controller programmed this path (`docs/decisions/models.md`): learned paths do not replace it.
     pub fixed: bool,
     /// The instance migrates, and is at this host now, or still: packets from the underlay take the path as well. Such a path is
@@ -183,6 +196,9 @@ pub enum Target {
     /// Hosts: they go to the port with this interface index, below 2^28. Only ports make such routes:
     /// [`PortSources::additional`].
     Port(u32),
+    /// Hosts: packets from the underlay take the direct path of this address, of either family, whose instance migrates and has all
+    /// addresses of the prefix. Digests leave such routes out: [`NodeTables::upsert_moved_route`](crate::NodeTables::upsert_moved_route).
+    Moved(IpAddr),
 }
 
 /// Gateways: what the cell of a route to a peer through meters says ([`Target::MeteredPeer`]).
@@ -331,6 +347,9 @@ pub struct Port {
     pub qos: PortQos,
     /// What the VM has besides `ipv4` and `ipv6`.
     pub sources: PortSources,
+    /// The port is a bonding vNIC: its addresses are those of a mount of a service, and packets to them find it by its MAC
+    /// address. It has no further addresses that it receives.
+    pub bonded: bool,
 }
 
 /// How the packets of a port are marked and limited (`bpf/include/vswitch/qos.h`).
@@ -341,7 +360,8 @@ pub struct PortQos {
     /// What the VM may send, in Mbit/s of IP packets; `None`: any number. The port then needs a number for its meter
     /// ([`Port::scope`]).
     pub rate_mbps: Option<NonZeroU32>,
-    /// Whether what the VM sends and gets is limited by [`crate::PortCredits`]. The port then needs a number, too, and has no rate.
+    /// Whether what the VM sends and gets is counted and limited by [`crate::PortCredits`]. The port then needs a number, too. A limit
+    /// there of what it sends replaces the rate.
     pub credit: bool,
 }
 

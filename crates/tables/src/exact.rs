@@ -68,7 +68,7 @@ use crate::pool::Pool;
 pub(crate) use adopt::Survey;
 use conflict::{ConflictEntry, Conflicts};
 use hash::PreparedKey;
-pub(crate) use hash::{Hashing, Key, buckets_of, is_filled};
+pub(crate) use hash::{Hashing, Key, buckets_of, is_filled, mix};
 pub(crate) use pairs::{PairCounts, PairMap};
 use std::mem::offset_of;
 use std::net::IpAddr;

@@ -10,7 +10,15 @@
 //! ```
 //!
 //! Endpoints that are added are no changes: a path leads only to an endpoint that there was.
+//!
+//! With the changes of a network those of its peers are told, as far as its routes lead there: so one question covers the paths into
+//! peered networks, too.
 
+mod peers;
+
+pub use peers::{PEER_ROUTES_MAX, PEERS_MAX};
+
+use peers::{Peers, common_part};
 use sluice_types::{IpNet, Vni};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,6 +26,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Changes that are remembered, of all networks. At 1200 changes a second, those of more than three minutes.
 pub const CHANGES_MAX: usize = 1 << 18;
+
+/// Changes of one network that a question looks at. If there are more, the answer is of an earlier revision.
+const SCAN_MAX: usize = 256;
 
 /// The revision of changes whose revision is not recorded yet.
 const PENDING: u64 = u64::MAX;
@@ -50,6 +61,7 @@ struct Log {
     order: VecDeque<(u64, Vni)>,
     /// The changes of each network, in the same order. A network without changes has no entry.
     networks: HashMap<Vni, VecDeque<(u64, IpNet)>>,
+    peers: Peers,
     /// Number of the last changes of `order` whose revision is not recorded yet.
     pending: usize,
     changes_max: usize,
@@ -69,6 +81,7 @@ impl Journal {
             recorded: revision,
             order: VecDeque::new(),
             networks: HashMap::new(),
+            peers: Peers::default(),
             pending: 0,
             changes_max,
         })))
@@ -91,6 +104,39 @@ impl Journal {
         }
     }
 
+    /// Takes over where routes to peers lead, which were there before the journal.
+    pub(crate) fn adopt_routes(&self, routes: impl Iterator<Item = (Vni, IpNet, Vni)>) {
+        let mut log = self.log();
+        for (vni, prefix, peer) in routes {
+            log.peers.set(vni, prefix, Some(peer));
+        }
+    }
+
+    /// Notes that the route of a network with this prefix has changed: to which peer it leads now, if it leads to one without meters.
+    pub(crate) fn note_route(&self, vni: Vni, prefix: IpNet, peer: Option<Vni>) {
+        let is_told = self.log().peers.set(vni, prefix, peer);
+        self.note(vni, prefix);
+        if !is_told {
+            self.note_network(vni);
+        }
+    }
+
+    /// Notes that many routes of a network have changed: where those with these prefixes lead now.
+    pub(crate) fn note_routes(&self, vni: Vni, routes: impl Iterator<Item = (IpNet, Option<Vni>)>) {
+        let mut log = self.log();
+        for (prefix, peer) in routes {
+            log.peers.set(vni, prefix, peer);
+        }
+        drop(log);
+        self.note_network(vni);
+    }
+
+    /// Notes that a network has ended, with its routes.
+    pub(crate) fn note_end(&self, vni: Vni) {
+        self.log().peers.forget(vni);
+        self.note_network(vni);
+    }
+
     /// Notes that any path may have changed.
     pub(crate) fn note_all(&self) {
         let mut log = self.log();
@@ -106,7 +152,14 @@ impl Journal {
         }
     }
 
-    /// What has changed in a network after the revision `since`, up to the revision `current`, which was read from the tables
+    /// Whether changes of an address of a peer are told with those of the network: a route of the network leads there, and it
+    /// has at most [`PEERS_MAX`] peers and [`PEER_ROUTES_MAX`] routes to them.
+    #[must_use]
+    pub fn tells_of_peer(&self, vni: Vni, peer: Vni, address: IpAddr) -> bool {
+        self.log().peers.tell(vni, peer, address)
+    }
+
+    /// What has changed in a network, and in its peers as far as its routes lead there, after the revision `since`, up to the revision `current`, which was read from the tables
     /// before. If more than `max` prefixes have, the answer is of an earlier revision than `current`; if more have in one revision, it has
     /// shorter prefixes, which contain them. `None`: the tables are older than `since`, or of no revision.
     #[must_use]
@@ -181,27 +234,48 @@ impl Log {
         if since < self.known_since {
             return Changes::Unknown;
         }
-        let Some(of_network) = self.networks.get(&vni) else {
-            return Changes::Known { revision: current, prefixes: Vec::new() };
-        };
-        let from = of_network.partition_point(|(revision, _)| *revision <= since);
-        let to = of_network.partition_point(|(revision, _)| *revision <= current);
-        let (mut end, mut revision) = (to, current);
-        if to - from > max {
+        let (mut found, mut revision) = self.part(vni, since, current);
+        for (peer, routed) in self.peers.of(vni) {
+            let (of_peer, up_to) = self.part(peer, since, current);
+            revision = revision.min(up_to);
+            let part = move |(at, prefix): (u64, IpNet)| {
+                routed.iter().filter_map(move |routed| Some((at, common_part(prefix, *routed)?)))
+            };
+            found.extend(of_peer.into_iter().flat_map(part));
+        }
+        found.retain(|(at, _)| *at <= revision);
+        found.sort_by_key(|(at, _)| *at);
+        if found.len() > max {
             // Changes of one revision stay together, because a host asks for those after a revision.
-            let (first_left_out, _) = of_network[from + max];
-            end = of_network.partition_point(|(revision, _)| *revision < first_left_out);
-            if end == from {
-                end = of_network.partition_point(|(revision, _)| *revision <= first_left_out);
-                let all = of_network.range(from..end).map(|(_, prefix)| *prefix);
+            let (first_left_out, _) = found[max];
+            let end = found.partition_point(|(at, _)| *at < first_left_out);
+            if end == 0 {
+                let all = found.iter().take_while(|(at, _)| *at == first_left_out).map(|(_, prefix)| *prefix);
                 return Changes::Known { revision: first_left_out, prefixes: common_prefixes(all) };
             }
-            revision = of_network[end - 1].0;
+            revision = found[end - 1].0;
+            found.truncate(end);
         }
-        Changes::Known {
-            revision,
-            prefixes: of_network.range(from..end).map(|(_, prefix)| *prefix).collect(),
+        Changes::Known { revision, prefixes: found.into_iter().map(|(_, prefix)| prefix).collect() }
+    }
+
+    /// The changes of one network after a revision, up to the revision that is returned, which is `current` unless there are many.
+    fn part(&self, vni: Vni, since: u64, current: u64) -> (Vec<(u64, IpNet)>, u64) {
+        let Some(of_network) = self.networks.get(&vni) else { return (Vec::new(), current) };
+        let from = of_network.partition_point(|(revision, _)| *revision <= since);
+        let to = of_network.partition_point(|(revision, _)| *revision <= current);
+        if to - from <= SCAN_MAX {
+            return (of_network.range(from..to).copied().collect(), current);
         }
+        let (first_left_out, _) = of_network[from + SCAN_MAX];
+        let end = of_network.partition_point(|(revision, _)| *revision < first_left_out);
+        if end > from {
+            return (of_network.range(from..end).copied().collect(), of_network[end - 1].0);
+        }
+        // One revision has more.
+        let end = of_network.partition_point(|(revision, _)| *revision <= first_left_out);
+        let all = common_prefixes(of_network.range(from..end).map(|(_, prefix)| *prefix));
+        (all.into_iter().map(|prefix| (first_left_out, prefix)).collect(), first_left_out)
     }
 }
 
@@ -286,6 +360,87 @@ mod tests {
         journal.note(vni(3), net("192.0.2.0/24"));
         journal.complete(6);
         assert_eq!(journal.changes(vni(3), 5, 6, 1), known(6, &["0.0.0.0/0"]));
+    }
+
+    #[test]
+    fn changes_of_peers_are_told_as_far_as_routes_lead_there() {
+        let journal = Journal::new(10);
+        let ask = |since, current| journal.changes(vni(1), since, current, 8);
+        journal.note(vni(2), net("10.2.0.9/32"));
+        journal.complete(11);
+        assert_eq!(ask(10, 11), known(11, &[]), "they are no peers");
+        journal.note_route(vni(1), net("10.2.0.0/16"), Some(vni(2)));
+        journal.note_route(vni(2), net("10.0.0.0/8"), Some(vni(3)));
+        journal.complete(12);
+        assert_eq!(
+            ask(11, 12),
+            known(12, &["10.2.0.0/16", "10.2.0.0/16"]),
+            "both networks have other routes"
+        );
+        assert!(journal.tells_of_peer(vni(1), vni(2), net("10.2.0.9/32").addr()));
+        journal.note(vni(2), net("10.2.0.9/32"));
+        journal.note(vni(1), net("10.1.0.1/32"));
+        journal.note(vni(2), net("10.9.0.9/32"));
+        journal.note(vni(3), net("10.2.0.7/32"));
+        journal.complete(13);
+        let both = ["10.1.0.1/32", "10.2.0.9/32"];
+        assert_eq!(ask(12, 13), known(13, &both), "not what no route leads to, nor what is behind two");
+        // The peer as a whole, the newest change at last; then the peer's routes lead nowhere.
+        journal.note_network(vni(2));
+        journal.complete(14);
+        assert_eq!(ask(12, 14), known(14, &["10.1.0.1/32", "10.2.0.9/32", "10.2.0.0/16"]));
+        assert_eq!(journal.changes(vni(1), 12, 14, 2), known(13, &both));
+        journal.note_end(vni(1));
+        journal.note(vni(2), net("10.2.0.9/32"));
+        journal.complete(15);
+        assert_eq!(ask(14, 15), known(15, &["0.0.0.0/0", "::/0"]));
+        assert!(!journal.tells_of_peer(vni(1), vni(2), net("10.2.0.9/32").addr()));
+    }
+
+    #[test]
+    fn busy_peers_are_told_in_parts_of_whole_revisions() {
+        let journal = Journal::new(1);
+        journal.adopt_routes([(vni(1), net("10.2.0.0/24"), vni(2))].into_iter());
+        for revision in 2..=4 {
+            // Most of it is where no route leads.
+            for last in 0..SCAN_MAX {
+                journal.note(vni(2), net(&format!("10.2.{}.{}/32", revision, last % 256)));
+            }
+            journal.note(vni(2), net(&format!("10.2.0.{revision}/32")));
+            journal.complete(revision);
+        }
+        let ask = |since| journal.changes(vni(1), since, 4, 8);
+        // Each revision alone is more than a question looks at: the prefix that contains all of it, as far as it is routed.
+        assert_eq!(ask(1), known(2, &["10.2.0.0/24"]));
+        assert_eq!((ask(2), ask(3)), (known(3, &["10.2.0.0/24"]), known(4, &["10.2.0.0/24"])));
+        assert_eq!(ask(4), known(4, &[]));
+        let quiet = Journal::new(1);
+        quiet.adopt_routes([(vni(1), net("10.2.0.0/24"), vni(2))].into_iter());
+        for revision in 2..=4 {
+            (0..SCAN_MAX / 2).for_each(|last| quiet.note(vni(2), net(&format!("10.9.0.{last}/32"))));
+            quiet.note(vni(2), net(&format!("10.2.0.{revision}/32")));
+            quiet.complete(revision);
+        }
+        assert_eq!(quiet.changes(vni(1), 1, 4, 8), known(2, &["10.2.0.2/32"]));
+        assert_eq!(quiet.changes(vni(1), 2, 4, 8), known(3, &["10.2.0.3/32"]));
+        assert_eq!(quiet.changes(vni(1), 3, 4, 8), known(4, &["10.2.0.4/32"]));
+    }
+
+    #[test]
+    fn paths_to_peers_change_when_there_are_too_many() {
+        let journal = Journal::new(1);
+        let all = ["0.0.0.0/0", "::/0"];
+        for number in 0..=PEERS_MAX as u32 {
+            let route = net(&format!("10.{number}.0.0/16"));
+            journal.note_route(vni(1), route, Some(vni(2 + number)));
+        }
+        journal.complete(2);
+        let Some(Changes::Known { prefixes, .. }) = journal.changes(vni(1), 1, 2, usize::MAX) else {
+            panic!("the journal knows all")
+        };
+        let last: Vec<String> = prefixes.iter().rev().take(2).rev().map(IpNet::to_string).collect();
+        assert_eq!(last, all, "hosts ask about all paths again, and learn that they are not told by network");
+        assert!(!journal.tells_of_peer(vni(1), vni(2), net("10.0.0.1/32").addr()));
     }
 
     /// What was written after its revision was recorded has no revision of its own.

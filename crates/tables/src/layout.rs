@@ -12,6 +12,7 @@ const _: () = {
     assert!(size_of::<exact_bucket>() == cell);
     assert!(size_of::<exact_root>() == cell);
     assert!(size_of::<exact_conflict>() == cell);
+    assert!(size_of::<service>() == cell);
     assert!(size_of::<vrf>() == cell);
     assert!(size_of::<next_hop>() == cell);
     assert!(size_of::<public_prefix>() == cell);

@@ -20,6 +20,7 @@ mod interleave;
 mod journal;
 mod locate;
 mod lpm;
+mod member_table;
 mod memory;
 mod named_meters;
 mod node;
@@ -42,21 +43,22 @@ pub mod nat;
 pub mod sessions;
 
 pub use entries::{
-    AddressPair, DirectPath, Endpoint, Group, Meter, MeteredPeer, NatAddress, NatGateway, NodeConfig, Port,
-    PortIpv4, PortIpv6, PortQos, PortSources, PublicPrefix, Role, Route, Sizes, Target, UnderlayPort, Vip,
-    Vrf, VrfEntry,
+    AddressPair, DirectPath, Endpoint, Group, MemberService, Meter, MeteredPeer, NatAddress, NatGateway,
+    NodeConfig, Port, PortIpv4, PortIpv6, PortQos, PortSources, PublicPrefix, Role, Route, Sizes, Target,
+    UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use error::{Error, PolicyExcess};
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
-pub use journal::{CHANGES_MAX, Changes, Journal};
-pub use locate::{InstanceLocation, Location};
+pub use journal::{CHANGES_MAX, Changes, Journal, PEER_ROUTES_MAX, PEERS_MAX};
+pub use locate::{InstanceLocation, Location, MountLocation};
 pub use memory::Memory;
 pub use named_meters::{FoundMeter, MeterReader, NamedMeters};
 pub use node::{CounterReset, NodeTables, PERMIT_STEP, PolicyEntry};
 pub use policy::{AddressFamily, Direction, Policy, PolicyPacket, Remote, Rule, Service, Verdict};
 pub use port_credits::{
-    COST_CLASSES, CREDIT_DIMENSIONS, CreditDimension, CreditDrops, PacketCosts, PortCredits, PortUse,
+    COST_CLASSES, COST_SAMPLE, CREDIT_DIMENSIONS, CreditDimension, CreditDrops, PacketCosts, PortCredits,
+    PortUse,
 };
 pub use port_meters::PortMeters;
 pub use reader::{Busy, Hit, Lookup, Network, NextHop, PortFilter, Reader};

@@ -5,6 +5,7 @@ use crate::entries::Target;
 use crate::layout;
 use crate::reader::{Busy, Hit, Lookup, Network, NextHop, Reader};
 use sluice_types::{MacAddr, Vni};
+use std::mem::offset_of;
 use std::net::IpAddr;
 
 /// The location of an instance.
@@ -25,6 +26,18 @@ pub struct InstanceLocation {
     /// The address is one of the network itself, and of the instance: the [`Journal`](crate::Journal) has each change of this
     /// location under the network and the address.
     pub by_network: bool,
+    /// A route of the network leads to the network of the instance, whose own address it is: the journal has each change under
+    /// the network if it [tells](crate::Journal::tells_of_peer) of this peer.
+    pub by_peer: bool,
+}
+
+/// The location of a mount of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountLocation {
+    /// VNI of the network that has the mount. It differs from the VNI of the request if the two are peered.
+    pub vni: Vni,
+    /// VTEP of a member's host: each flow has a member of its own. `None`: the service has no member.
+    pub host: Option<IpAddr>,
 }
 
 /// Result of [`Reader::locate`].
@@ -32,10 +45,20 @@ pub struct InstanceLocation {
 pub enum Location {
     /// The address belongs to an instance.
     Found(InstanceLocation),
+    /// The address belongs to a mount of a service.
+    Mount(MountLocation),
     /// Packets cannot reach the address: there is no route, or no instance with that address.
     NotFound,
     /// The tables changed for longer than a lookup retries. The caller may try again.
     Busy,
+}
+
+/// What has an address.
+enum EndpointHit {
+    /// An instance with this MAC address, on the host with this VTEP.
+    Instance(MacAddr, IpAddr),
+    /// The service in this cell.
+    Service(u32),
 }
 
 impl Reader {
@@ -44,15 +67,15 @@ impl Reader {
     /// packet (its MAC, its TTL) is not checked.
     pub fn locate(&self, vni: Vni, address: IpAddr) -> Location {
         match self.try_locate(vni, address) {
-            Ok(Some(location)) => Location::Found(location),
+            Ok(Some(location)) => location,
             Ok(None) => Location::NotFound,
             Err(Busy) => Location::Busy,
         }
     }
 
-    fn try_locate(&self, vni: Vni, address: IpAddr) -> Result<Option<InstanceLocation>, Busy> {
+    fn try_locate(&self, vni: Vni, address: IpAddr) -> Result<Option<Location>, Busy> {
         let (asked, mut vni, mut requested, mut metered) = (vni, vni, None, false);
-        for _ in 0..=layout::PEER_HOPS_MAX {
+        for hops in 0..=layout::PEER_HOPS_MAX {
             let Some(vrf) = self.vrf_cell(vni)? else { return Ok(None) };
             let own = self.network_of(vrf);
             let network = *requested.get_or_insert(own);
@@ -67,29 +90,51 @@ impl Reader {
                     (vni, metered) = (peer, true);
                     continue;
                 }
-                Some(Target::Drop | Target::Internet | Target::Port(_)) | None => return Ok(None),
+                Some(Target::Drop | Target::Internet | Target::Port(_) | Target::Moved(_)) | None => {
+                    return Ok(None);
+                }
             };
-            let endpoint = self.endpoint_at(vni, endpoint)?;
-            return Ok(endpoint.map(|(mac, host)| InstanceLocation {
-                vni,
-                mac,
-                host,
-                mtu: own.mtu,
-                network,
-                metered,
-                by_network: vni == asked && !is_delegated,
-            }));
+            return Ok(match self.endpoint_at(vni, endpoint)? {
+                None => None,
+                Some(EndpointHit::Service(cell)) => {
+                    Some(Location::Mount(MountLocation { vni, host: self.host_of_member(cell) }))
+                }
+                Some(EndpointHit::Instance(mac, host)) => Some(Location::Found(InstanceLocation {
+                    vni,
+                    mac,
+                    host,
+                    mtu: own.mtu,
+                    network,
+                    metered,
+                    by_network: vni == asked && !is_delegated,
+                    by_peer: hops == 1 && !is_delegated && !metered,
+                })),
+            });
         }
         Ok(None)
     }
 
-    /// MAC address of an instance, and the VTEP of its host.
-    fn endpoint_at(&self, vni: Vni, address: IpAddr) -> Result<Option<(MacAddr, IpAddr)>, Busy> {
+    /// The VTEP of the host of a service's first member, which new flows may not go to any more.
+    fn host_of_member(&self, cell: u32) -> Option<IpAddr> {
+        let table = self.memory.load64(cell, offset_of!(layout::service, table));
+        let (run, highest) = (table as u32 & layout::CELL_INDEX_MASK, (table >> 32) as u8);
+        if run == 0 {
+            return None;
+        }
+        let mut cells = (1..=highest).map(|number| run + layout::SERVICE_SLOT_CELLS - 1 + u32::from(number));
+        cells.find_map(|cell| match self.next_hop(cell)? {
+            NextHop::Vtep(host) => Some(host),
+            _ => None,
+        })
+    }
+
+    fn endpoint_at(&self, vni: Vni, address: IpAddr) -> Result<Option<EndpointHit>, Busy> {
         match self.find(vni.get(), address) {
             Lookup::Busy => Err(Busy),
             Lookup::Miss => Ok(None),
             Lookup::Hit(Hit { mac, cell }) => Ok(match self.next_hop(cell) {
-                Some(NextHop::Vtep(host)) => Some((mac, host)),
+                Some(NextHop::Vtep(host)) => Some(EndpointHit::Instance(mac, host)),
+                Some(NextHop::Service(_)) => Some(EndpointHit::Service(cell)),
                 _ => None,
             }),
         }
@@ -99,7 +144,8 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Vrf};
+    use crate::{Endpoint, Immediate, MemberService, Memory, NodeTables, Role, Route, Sizes, Vrf};
+    use sluice_types::ServiceMember;
 
     fn vni(number: u32) -> Vni {
         Vni::new(number).unwrap()
@@ -149,6 +195,7 @@ mod tests {
             network,
             metered: false,
             by_network: true,
+            by_peer: false,
         }
     }
 
@@ -165,6 +212,7 @@ mod tests {
             let from_peer = InstanceLocation {
                 network: Network { mtu: 1401, is_offloaded: true },
                 by_network: false,
+                by_peer: true,
                 ..expected
             };
             assert_eq!(reader.locate(vni(1), ip(address)), Location::Found(from_peer));
@@ -213,6 +261,41 @@ mod tests {
             let network = Network { mtu: 1401, is_offloaded: true };
             let from_peer = Location::Found(InstanceLocation { network, ..expected });
             assert_eq!(tables.reader().locate(vni(1), ip(address)), from_peer);
+        }
+    }
+
+    /// Catches a mount that is taken for an instance, or for nothing, and a member whose number is not the lowest possible.
+    #[test]
+    fn locate_finds_mounts_and_a_host_of_a_member() {
+        let mut tables = tables();
+        let member = |number, host: &str| ServiceMember {
+            number,
+            mac: MacAddr::local(u64::from(number)),
+            host: ip(host),
+            selected: true,
+        };
+        let mut service = MemberService { id: 7, seed: [1, 2], members: Vec::new() };
+        for (prefix, address) in [("10.2.0.0/16", "10.2.0.9"), ("fd02::/64", "fd02::9")] {
+            service.members.clear();
+            tables.upsert_service(&service).unwrap();
+            route(&mut tables, 1, prefix, Target::Peer(vni(2)));
+            route(&mut tables, 2, prefix, Target::Local);
+            tables.upsert_service_address(vni(2), ip(address), 7).unwrap();
+            let found = |tables: &NodeTables, host: Option<&str>| {
+                let expected = Location::Mount(MountLocation { vni: vni(2), host: host.map(ip) });
+                for from in [1, 2] {
+                    assert_eq!(tables.reader().locate(vni(from), ip(address)), expected);
+                }
+            };
+            found(&tables, None);
+            service.members = vec![member(127, "192.0.2.1")];
+            tables.upsert_service(&service).unwrap();
+            found(&tables, Some("192.0.2.1"));
+            service.members.insert(0, member(3, "2001:db8::1"));
+            tables.upsert_service(&service).unwrap();
+            found(&tables, Some("2001:db8::1"));
+            tables.remove_service_address(vni(2), ip(address)).unwrap();
+            assert_eq!(tables.reader().locate(vni(1), ip(address)), Location::NotFound);
         }
     }
 

@@ -62,7 +62,18 @@ macro_rules! plain {
         const _: () = assert!(size_of::<layout::$name>() % 8 == 0);
     )*};
 }
-plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group);
+plain!(
+    superblock,
+    exact_root,
+    exact_bucket,
+    exact_conflict,
+    vrf,
+    next_hop,
+    port,
+    node_config,
+    group,
+    service
+);
 plain!(policy, public_prefix, internet, peering, nat_gateway, nat_addresses, nat_forwards, cell);
 plain!(lpm_scan4, lpm_scan6, lpm_narrow, lpm_wide, lpm_long, lpm_skip);
 plain!(flow_table, meter_table, meter, meter_name);

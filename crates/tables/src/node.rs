@@ -16,6 +16,7 @@ mod ports;
 mod public;
 mod routes;
 mod senders;
+mod services;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ mod vrfs;
 use crate::encoding::{
     ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes, mac_from_bytes, mac_to_bytes,
 };
-use crate::entries::{NodeConfig, Sizes, UnderlayPort};
+use crate::entries::{NodeConfig, Route, Sizes, Target, UnderlayPort};
 use crate::error::Error;
 use crate::exact::{Exact, Hashing, PairMap};
 use crate::grace::Grace;
@@ -53,6 +54,14 @@ pub use vrfs::CounterReset;
 /// Where [`NodeTables::begin_step`] notes a step.
 const OPEN_STEP: usize = offset_of!(node_config, open_step);
 
+/// The network that a route leads to, by which direct paths may lead: not through meters.
+fn peer_of(target: Target) -> Option<Vni> {
+    match target {
+        Target::Peer(peer) => Some(peer),
+        _ => None,
+    }
+}
+
 /// The writer of a node's tables.
 ///
 /// A memory has one writer at a time; packet programs and [`Reader`]s read it meanwhile. An operation that
@@ -75,6 +84,9 @@ pub struct NodeTables {
     policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    // By identifier; and number of bonding vNICs by VNI.
+    services: BTreeMap<u32, services::Known>,
+    bonded: BTreeMap<u32, u32>,
     // Cell of the VRF of VNI 0, with the public prefixes; 0: none. Cells of the NAT gateways by VNI.
     outside: u32,
     nats: BTreeMap<u32, u32>,
@@ -163,6 +175,8 @@ impl NodeTables {
             policies: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
+            services: BTreeMap::new(),
+            bonded: BTreeMap::new(),
             outside: 0,
             nats: BTreeMap::new(),
             meters: None,
@@ -263,16 +277,44 @@ impl NodeTables {
 
     /// Notes from now on what changes of the paths that gateways give to hosts.
     pub fn keep_journal(&mut self) -> Journal {
+        if let Some(journal) = &self.journal {
+            return journal.clone();
+        }
         // An earlier agent may have been killed in a step. It comes again, and what was written of it is no change then.
         let is_in_step = self.memory().load32(layout::CELL_NODE, OPEN_STEP) != 0;
         let revision = if is_in_step { 0 } else { self.applied_revision() };
-        self.journal.get_or_insert_with(|| Journal::new(revision)).clone()
+        let journal = Journal::new(revision);
+        let to_peer = |route: Route| Some((route.vni, route.prefix, peer_of(route.target)?));
+        journal.adopt_routes(self.routes().filter_map(to_peer));
+        self.journal = Some(journal.clone());
+        journal
     }
 
     /// Notes that paths of a network to addresses of a prefix may have changed.
     fn note_change(&self, vni: Vni, prefix: impl Into<IpNet>) {
         if let Some(journal) = &self.journal {
             journal.note(vni, prefix.into());
+        }
+    }
+
+    /// Notes that the route of a network with this prefix has changed, and where it leads now.
+    fn note_route(&self, vni: Vni, prefix: IpNet, target: Option<Target>) {
+        if let Some(journal) = &self.journal {
+            journal.note_route(vni, prefix, target.and_then(peer_of));
+        }
+    }
+
+    /// Notes that many routes of a network have changed.
+    fn note_routes<'a>(&self, vni: Vni, routes: impl Iterator<Item = &'a Route>) {
+        if let Some(journal) = &self.journal {
+            journal.note_routes(vni, routes.map(|route| (route.prefix, peer_of(route.target))));
+        }
+    }
+
+    /// Notes that a network has ended.
+    fn note_end(&self, vni: Vni) {
+        if let Some(journal) = &self.journal {
+            journal.note_end(vni);
         }
     }
 

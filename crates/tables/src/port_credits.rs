@@ -1,4 +1,4 @@
-//! What ports with a network class use, and what they may use now: the maps `port_credits` and `packet_costs`
+//! What ports use, and what they may use now: the maps `port_credits` and `packet_costs`
 //! (`bpf/include/layout/credit_layout.h`). Packets count and take; the agent writes limits and credit. This module changes with
 //! that header.
 
@@ -11,6 +11,9 @@ use std::mem::{offset_of, size_of};
 pub const CREDIT_DIMENSIONS: usize = layout::CREDIT_DIMENSIONS as usize;
 /// Number of classes of packets with a cost of their own: sent, sent and judged by a policy, received, received and judged.
 pub const COST_CLASSES: usize = layout::COST_CLASSES as usize;
+
+/// One of so many packets is timed in the programs.
+pub const COST_SAMPLE: u64 = layout::COST_SAMPLE as u64;
 
 /// What an instance uses. Its number is the index in [`PortCredits::limits`] and [`PortCredits::credit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +45,8 @@ pub struct PortUse {
     pub packets: [u64; 2],
     /// Estimated time of the host's processors, in ns.
     pub cpu_ns: u64,
+    /// Frames for which that time was charged: one that is cut into packets later is one.
+    pub frames: u64,
 }
 
 /// Packets of a port that were dropped over its limits, sent ones and received ones.
@@ -51,6 +56,8 @@ pub struct CreditDrops {
     pub packets: [u64; 2],
     /// Over the share of the processors.
     pub cpu: [u64; 2],
+    /// Over the rate of received bytes, as far as the packet program enforces it.
+    pub received_rate: u64,
 }
 
 /// What packets cost the host's processors.
@@ -106,9 +113,17 @@ impl PortCredits {
         self.ports.load64(Self::at(scope, offset_of!(port_credit, active))) != 0
     }
 
-    /// Sets whether limits are enforced at the port, and what it uses is counted.
+    /// Sets whether limits are enforced at the port, and what it uses is counted. The limit of received bytes is left to the queueing
+    /// discipline of its interface.
     pub fn set_active(&self, scope: u16, active: bool) {
-        self.ports.store64(Self::at(scope, offset_of!(port_credit, active)), u64::from(active));
+        let value = if active { layout::CREDIT_SHAPED } else { 0 };
+        self.ports.store64(Self::at(scope, offset_of!(port_credit, active)), value.into());
+    }
+
+    /// Limits are enforced at the port, and what it uses is counted. The packet program enforces that of received bytes, too: the
+    /// interface has no queueing discipline that does so.
+    pub fn set_policed(&self, scope: u16) {
+        self.ports.store64(Self::at(scope, offset_of!(port_credit, active)), layout::CREDIT_POLICED.into());
     }
 
     /// What has passed the port.
@@ -118,6 +133,7 @@ impl PortCredits {
             bytes: self.pair(scope, offset_of!(port_credit, bytes)),
             packets: self.pair(scope, offset_of!(port_credit, packets)),
             cpu_ns: self.ports.load64(Self::at(scope, offset_of!(port_credit, cpu_ns))),
+            frames: self.ports.load64(Self::at(scope, offset_of!(port_credit, frames))),
         }
     }
 
@@ -127,6 +143,7 @@ impl PortCredits {
         CreditDrops {
             packets: self.pair(scope, offset_of!(port_credit, dropped_packets)),
             cpu: self.pair(scope, offset_of!(port_credit, dropped_cpu)),
+            received_rate: self.ports.load64(Self::at(scope, offset_of!(port_credit, dropped_received))),
         }
     }
 
@@ -181,6 +198,7 @@ impl PortCredits {
             self.ports.store64(Self::at(scope, field + size_of::<u64>()), pair[1]);
         }
         self.ports.store64(Self::at(scope, offset_of!(port_credit, cpu_ns)), usage.cpu_ns);
+        self.ports.store64(Self::at(scope, offset_of!(port_credit, frames)), usage.frames);
     }
 
     fn at(scope: u16, field: usize) -> usize {
@@ -203,7 +221,7 @@ mod tests {
     #[test]
     fn each_field_is_kept_by_itself_and_for_its_port_only() {
         let credits = PortCredits::anonymous().unwrap();
-        let usage = PortUse { bytes: [1, 2], packets: [3, 4], cpu_ns: 5 };
+        let usage = PortUse { bytes: [1, 2], packets: [3, 4], cpu_ns: 5, frames: 6 };
         credits.set_usage(7, usage);
         credits.set_active(7, true);
         for (number, dimension) in CreditDimension::ALL.into_iter().enumerate() {
@@ -216,6 +234,8 @@ mod tests {
         for other in [6, 8, u16::MAX] {
             assert_eq!((credits.usage(other), credits.limits(other)), (PortUse::default(), [0; 5]));
         }
+        credits.set_policed(7);
+        assert!(credits.is_active(7) && !credits.is_active(6));
         credits.reset(7);
         assert_eq!(
             (credits.usage(7), credits.credit(7), credits.is_active(7)),

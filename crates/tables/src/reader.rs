@@ -81,12 +81,14 @@ pub enum NextHop {
         /// VNI with which packets are encapsulated.
         vni: u32,
     },
+    /// A service, by its identifier.
+    Service(u32),
 }
 
 /// Reads tables as packet programs do.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    memory: Memory,
+    pub(crate) memory: Memory,
 }
 
 /// Result of the search of one bucket.
@@ -102,6 +104,10 @@ impl Reader {
     /// Reads the tables that are laid out in this memory.
     pub fn new(memory: Memory) -> Self {
         Self { memory }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     fn hashing(&self) -> Hashing {
@@ -424,6 +430,9 @@ impl Reader {
             layout::NEXT_HOP_DIRECT => Some(NextHop::Direct { host: address, vni: hop.vni }),
             layout::NEXT_HOP_PORT => {
                 Some(NextHop::Port(self.memory.load32(cell, offset_of!(layout::port, ifindex))))
+            }
+            layout::NEXT_HOP_SERVICE => {
+                Some(NextHop::Service(self.memory.load32(cell, offset_of!(layout::service, id))))
             }
             _ => None,
         }

@@ -98,8 +98,8 @@ fn vni(number: u32) -> Vni {
     Vni::new(number).unwrap()
 }
 
-/// A location, and the role of its host.
-type Seen = Option<(InstanceLocation, Option<Role>)>;
+/// A location, the role of its host, and whether its changes are told by network.
+type Seen = Option<(InstanceLocation, Option<Role>, bool)>;
 
 struct World {
     memory: Memory,
@@ -148,8 +148,13 @@ impl World {
     fn look(&self) -> Vec<Seen> {
         let reader = self.tables.reader();
         let seen = |(vni, address)| match reader.locate(vni, address) {
-            Location::Found(location) => Some((location, self.tables.role(location.host))),
+            Location::Found(location) => {
+                let by_peer = location.by_peer && self.journal.tells_of_peer(vni, location.vni, address);
+                let is_told = location.by_network || by_peer;
+                Some((location, self.tables.role(location.host), is_told))
+            }
             Location::NotFound => None,
+            Location::Mount(_) => panic!("there is no service"),
             Location::Busy => panic!("the tables are at rest"),
         };
         places().map(seen).collect()
@@ -224,7 +229,9 @@ impl World {
         let (now, last) = self.seen.last().unwrap();
         for (since, before) in &self.seen {
             for (at, (vni, address)) in places().enumerate() {
-                let Some((location, _)) = before[at].filter(|_| before[at] != last[at]) else { continue };
+                let place = |seen: &Seen| seen.map(|(location, role, _)| (location, role));
+                let is_other = place(&before[at]) != place(&last[at]);
+                let Some((_, _, must_be_told)) = before[at].filter(|_| is_other) else { continue };
                 let changes = self.journal.changes(vni, *since, *now, usize::MAX).unwrap();
                 let is_told = match changes {
                     Changes::Known { revision, prefixes } => {
@@ -233,10 +240,7 @@ impl World {
                     }
                     Changes::Unknown => true,
                 };
-                prop_assert!(
-                    is_told || !location.by_network,
-                    "{address} of VNI {vni} since {since}: {last:?}"
-                );
+                prop_assert!(is_told || !must_be_told, "{address} of VNI {vni} since {since}: {last:?}");
             }
         }
         Ok(())

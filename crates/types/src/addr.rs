@@ -128,6 +128,13 @@ pub fn eui64_address(prefix: &Ipv6Net, mac: MacAddr) -> Option<Ipv6Addr> {
     Some(ipv6_from_halves(ipv6_halves(prefix.network()).0, low))
 }
 
+/// The link-local address that an interface with this MAC configures for itself (RFC 4291, appendix A).
+#[must_use]
+pub fn link_local_address(mac: MacAddr) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.octets();
+    ipv6_from_halves(0xfe80_0000_0000_0000, u64::from_be_bytes([a ^ 0x02, b, c, 0xff, 0xfe, d, e, f]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +185,13 @@ mod tests {
         for too_long in ["10.0.0.0/31", "10.0.0.0/32", "2001:db8::/127", "2001:db8::/128"] {
             assert_eq!(first_host(&parse_prefix(too_long).unwrap()), None, "{too_long}");
         }
+    }
+
+    #[test]
+    fn link_local_addresses_are_those_of_eui64_in_the_link_local_prefix() {
+        let mac: MacAddr = "02:53:01:02:03:0a".parse().unwrap();
+        let prefix: Ipv6Net = "fe80::/64".parse().unwrap();
+        assert_eq!(Some(link_local_address(mac)), eui64_address(&prefix, mac));
     }
 
     #[test]

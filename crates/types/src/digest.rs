@@ -8,13 +8,13 @@
 //!
 //! The hash is part of the southbound protocol: a change of it needs another `DIGEST_VERSION`.
 
-use crate::{MacAddr, MeterLimit, PortForward, Vni, ipv6_halves};
+use crate::{MacAddr, MeterLimit, PortForward, ServiceMember, Vni, ipv6_halves};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Version of the hash. Digests of different versions cannot be compared.
-pub const DIGEST_VERSION: u32 = 7;
+pub const DIGEST_VERSION: u32 = 8;
 /// Number of shards of a digest.
 pub const DIGEST_SHARDS: usize = 64;
 
@@ -52,6 +52,10 @@ pub enum EntryKey {
     NatGateway(Vni),
     /// A meter of Internet traffic, by its identifier.
     Meter(u32),
+    /// An address of a mount of a service.
+    ServiceAddress(Vni, IpAddr),
+    /// The members of a service, by its identifier.
+    Service(u32),
     /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
     /// no interfaces.
     Interface(u32),
@@ -77,6 +81,8 @@ enum Kind {
     PublicPrefix = 11,
     NatGateway = 12,
     Meter = 13,
+    ServiceAddress = 14,
+    Service = 15,
 }
 
 /// Where a route sends packets.
@@ -236,6 +242,25 @@ impl EntryHash {
         Self::new(Kind::Meter, id, Ipv4Addr::UNSPECIFIED.into(), 0, value)
     }
 
+    /// An address of a mount, and the identifier of its service.
+    #[must_use]
+    pub fn service_address(vni: Vni, address: IpAddr, service: u32) -> Self {
+        Self::new(Kind::ServiceAddress, vni.get(), address, 0, [service.into(), 0])
+    }
+
+    /// A service: the seed of its hash, and its members in ascending order of numbers.
+    #[must_use]
+    pub fn service(id: u32, seed: [u64; 2], members: &[ServiceMember]) -> Self {
+        let mut octets = Vec::with_capacity(members.len() * 16);
+        for ServiceMember { number, mac, host, selected } in members {
+            octets.extend([*number, u8::from(*selected)]);
+            octets.extend(mac.octets());
+            octets.extend(address_hash(*host).to_le_bytes());
+        }
+        let value = [bytes_hash(&octets), fold(seed[0] ^ KEYS[0], seed[1] ^ KEYS[1])];
+        Self::new(Kind::Service, id, Ipv4Addr::UNSPECIFIED.into(), 0, value)
+    }
+
     /// A VRF without its routes: MTU and router addresses.
     #[must_use]
     pub fn vrf(vni: Vni, mtu: u16, router4: Option<Ipv4Addr>, router6: Option<Ipv6Addr>) -> Self {
@@ -298,16 +323,19 @@ impl EntryHash {
     #[must_use]
     pub fn unreadable(key: EntryKey) -> Self {
         let (vni, address) = match key {
-            EntryKey::Endpoint(vni, address) | EntryKey::Port(vni, address) => (vni.get(), address),
+            EntryKey::Endpoint(vni, address)
+            | EntryKey::Port(vni, address)
+            | EntryKey::ServiceAddress(vni, address) => (vni.get(), address),
             EntryKey::Route(vni, prefix) | EntryKey::Delegated(vni, prefix) => (vni.get(), prefix.addr()),
             EntryKey::Vrf(vni) | EntryKey::Policy(vni, _) | EntryKey::NatGateway(vni) => {
                 (vni.get(), Ipv4Addr::UNSPECIFIED.into())
             }
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
             EntryKey::PublicPrefix(prefix) => (0, prefix.addr()),
-            EntryKey::Group(number) | EntryKey::Interface(number) | EntryKey::Meter(number) => {
-                (number, Ipv4Addr::UNSPECIFIED.into())
-            }
+            EntryKey::Group(number)
+            | EntryKey::Interface(number)
+            | EntryKey::Meter(number)
+            | EntryKey::Service(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
         };
         let kind = match key {
             EntryKey::Endpoint(..) => Kind::Endpoint,
@@ -323,6 +351,8 @@ impl EntryHash {
             EntryKey::PublicPrefix(_) => Kind::PublicPrefix,
             EntryKey::NatGateway(_) => Kind::NatGateway,
             EntryKey::Meter(_) => Kind::Meter,
+            EntryKey::ServiceAddress(..) => Kind::ServiceAddress,
+            EntryKey::Service(_) => Kind::Service,
         };
         let identity = if let EntryKey::Policy(_, identity) = key { identity.into() } else { u64::MAX };
         Self::new(kind, vni, address, 0, [identity, u64::MAX])
@@ -343,6 +373,8 @@ impl fmt::Display for EntryKey {
             Self::Delegated(vni, prefix) => write!(f, "delegated prefix {prefix} of VNI {vni}"),
             Self::NatGateway(vni) => write!(f, "NAT gateway of VNI {vni}"),
             Self::Meter(id) => write!(f, "meter {id}"),
+            Self::ServiceAddress(vni, address) => write!(f, "service address {address} of VNI {vni}"),
+            Self::Service(id) => write!(f, "service {id}"),
             Self::PublicPrefix(prefix) => write!(f, "public prefix {prefix}"),
             Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
             Self::Vtep(address) => write!(f, "VTEP {address}"),
@@ -541,6 +573,42 @@ mod tests {
             EntryHash::meter(1, [limit(65, 20_000), None]),
             EntryHash::meter(1, [limit(20_000, 64), None]),
             EntryHash::unreadable(EntryKey::Meter(1)),
+        ];
+        assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
+    }
+
+    /// Catches a field of services that the hash ignores.
+    #[test]
+    fn every_field_of_a_service_changes_the_hash() {
+        let member = |number, mac, host: &str, selected| ServiceMember {
+            number,
+            mac: MacAddr::from_u64(mac),
+            host: host.parse().unwrap(),
+            selected,
+        };
+        let one = member(1, 2, "192.0.2.1", true);
+        let two = member(2, 3, "192.0.2.1", true);
+        let address = |number, address: &str, service| {
+            EntryHash::service_address(vni(number), address.parse().unwrap(), service)
+        };
+        let all = [
+            EntryHash::service(1, [1, 2], &[]),
+            EntryHash::service(2, [1, 2], &[]),
+            EntryHash::service(1, [2, 1], &[]),
+            EntryHash::service(1, [1, 3], &[]),
+            EntryHash::service(1, [1, 2], &[one]),
+            EntryHash::service(1, [1, 2], &[two]),
+            EntryHash::service(1, [1, 2], &[one, two]),
+            EntryHash::service(1, [1, 2], &[member(1, 3, "192.0.2.1", true)]),
+            EntryHash::service(1, [1, 2], &[member(1, 2, "192.0.2.2", true)]),
+            EntryHash::service(1, [1, 2], &[member(1, 2, "::c000:201", true)]),
+            EntryHash::service(1, [1, 2], &[member(1, 2, "192.0.2.1", false)]),
+            EntryHash::unreadable(EntryKey::Service(1)),
+            address(7, "10.0.0.9", 1),
+            address(8, "10.0.0.9", 1),
+            address(7, "10.0.0.9", 2),
+            address(7, "::a00:9", 1),
+            EntryHash::unreadable(EntryKey::ServiceAddress(vni(7), "10.0.0.9".parse().unwrap())),
         ];
         assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
     }

@@ -42,6 +42,10 @@ impl AnomalyClass {
         Self::VswitchOverload,
         Self::SwitchOverload,
     ];
+
+    /// Those of a host as a whole, which concern all its instances: these may be better off on another host.
+    pub const OF_HOST: [Self; 4] =
+        [Self::ServerResources, Self::NicFault, Self::VswitchOverload, Self::SwitchOverload];
 }
 
 #[cfg(test)]

@@ -114,6 +114,12 @@ ids! {
     PortForwardId, "fwd", "port forward";
     /// Identifier of a network class: what instances that have it may use of their hosts' network.
     NetworkClassId, "class", "network class";
+    /// Identifier of a service, whose members are instances of a VPC.
+    ServiceId, "svc", "service";
+    /// Identifier of a member of a service.
+    MemberId, "member", "member";
+    /// Identifier of a mount: the addresses by which a VPC reaches a service.
+    MountId, "mount", "mount";
 }
 
 #[cfg(test)]

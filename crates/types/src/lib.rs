@@ -8,6 +8,7 @@ mod addr;
 mod credit;
 mod digest;
 mod health;
+mod health_policy;
 mod id;
 mod ipv6_mode;
 mod mac;
@@ -16,14 +17,16 @@ mod migration;
 mod nat;
 mod placement;
 mod port;
+mod random;
 mod scheduler;
 mod secret;
 mod security;
+mod service;
 mod vni;
 
 pub use addr::{
     AddressError, check_unicast, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_nat64_prefix,
-    is_nptv6_prefix, is_unicast, overlap, parse_prefix, solicited_node,
+    is_nptv6_prefix, is_unicast, link_local_address, overlap, parse_prefix, solicited_node,
 };
 pub use credit::{
     Allowance, AllowanceError, CREDIT_SECONDS_MAX, CreditPolicy, CreditPolicyError, Dimension,
@@ -33,10 +36,11 @@ pub use digest::{
     DIGEST_SHARDS, DIGEST_VERSION, DigestTarget, Digests, EntryHash, EntryKey, address_hash, bytes_hash,
 };
 pub use health::AnomalyClass;
+pub use health_policy::{HealthAction, HealthPolicies, HealthPolicy, HealthPolicyError, HealthPolicyPatch};
 pub use id::{
-    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MeterId, NatGatewayId, NetworkClassId,
-    PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId,
-    TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, IdError, InstanceId, MemberId, MeterId, MountId, NatGatewayId,
+    NetworkClassId, PeeringId, PortForwardId, PublicPoolId, RouteId, RouteTableId, SecurityGroupId,
+    SecurityRuleId, ServiceId, SubnetId, TenantId, VpcId,
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use ipv6_mode::Ipv6Mode;
@@ -58,11 +62,13 @@ pub use port::{
     AddressPair, AddressPairError, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, PortSettings, Qos, given,
 };
+pub use random::Random;
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::{NatSeed, Secret};
 pub use security::{
     AddressFamily, Direction, MatchError, PortRange, Protocol, Remote, RuleError, RuleFields, RuleMatch,
 };
+pub use service::{MemberStatus, SERVICE_MEMBERS_MAX, ServiceMember};
 pub use vni::{Vni, VniError};
 
 /// MAC address of the overlay's router, to which every VM resolves its default gateway. It is the same in

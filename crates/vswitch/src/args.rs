@@ -1,8 +1,10 @@
 //! Command line options of the vSwitch.
 
 use std::net::IpAddr;
+use std::path::Path;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
+use sluice_agent::health::sample::softirq_ns;
 use sluice_agent::netlink::Link;
 use sluice_agent::{CommonArgs, Error, error_chain};
 use sluice_datapath::{Datapath, SESSION_MAPS};
@@ -10,7 +12,7 @@ use sluice_tables::layout::SESSION_SLOTS;
 use sluice_tables::sessions::Timeouts;
 use sluice_tables::{PortCredits, PortMeters};
 
-use crate::credit::{Capacity, CreditKeeper, Overhead};
+use crate::credit::{Calibrator, Capacity, CostSetting, CostSettings, CreditKeeper, Sensors};
 use crate::guard::PortName;
 use crate::rates::Rates;
 
@@ -83,8 +85,9 @@ pub struct Args {
     #[arg(long, value_name = "NAME=SECONDS,...")]
     pub session_timeouts: Option<Timeouts>,
 
-    /// What this host can send, and can receive, in Mbit/s. Instances with a network class are clamped while all of them together
-    /// use more than --contended-percent of it [default: the speed of the uplink, if its driver tells it]
+    /// What this host can send, and can receive, in Mbit/s. Instances are clamped while all of them together use more than
+    /// --contended-percent of it, also for packets between them [default: the speed of the uplink, if it is a device whose
+    /// driver tells it]
     #[arg(long, value_name = "MBIT/S", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub capacity_mbps: Option<u64>,
 
@@ -105,13 +108,28 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub clamped_ports: u32,
 
-    /// Time of a processor that the kernel spends on each packet of an instance, besides the packet program, in ns
-    #[arg(long, value_name = "NS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub packet_cost_ns: u32,
+    /// Instances without a network class, while no class is the default: clamp counts what they use, and gives those that use most an
+    /// equal share of what classes have not reserved while the host is contended; ignore neither counts nor limits them
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Unclassed::Clamp)]
+    pub unclassed: Unclassed,
 
-    /// The same for each 1024 bytes of a packet, which are copied
-    #[arg(long, value_name = "NS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub kib_cost_ns: u32,
+    /// Time of a processor that the kernel spends on each packet of an instance, besides the packet program, in ns. `auto` begins
+    /// with 600 and measures it, but never less than 150 nor more than 2400
+    #[arg(long, value_name = "NS|auto", default_value = "auto")]
+    pub packet_cost_ns: CostSetting,
+
+    /// The same for each 1024 bytes of a packet, which are copied. `auto` begins with 60, and stays between 15 and 240
+    #[arg(long, value_name = "NS|auto", default_value = "auto")]
+    pub kib_cost_ns: CostSetting,
+}
+
+/// What is done with instances without a network class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Unclassed {
+    /// They are counted, and clamped while the host is contended.
+    Clamp,
+    /// They are neither counted nor limited.
+    Ignore,
 }
 
 impl Args {
@@ -129,24 +147,42 @@ impl Args {
         (meters, credits): (PortMeters, PortCredits),
         uplink: &Link,
     ) -> Result<Rates, Error> {
-        let overhead = Overhead { packet_ns: self.packet_cost_ns, kib_ns: self.kib_cost_ns };
         let capacity = self.capacity(uplink);
-        tracing::info!(?capacity, "what instances with network classes share");
+        tracing::info!(?capacity, "what instances share");
         let times = datapath.packet_times()?;
-        let keeper = CreditKeeper::new(credits, capacity, overhead, times.read()?);
+        let keeper = CreditKeeper::new(credits, capacity, Calibrator::new(self.costs()), times.read()?);
         let timed = move || {
             let failed = |error: &sluice_datapath::Error| {
                 tracing::warn!(error = error_chain(error), "cannot read what packets cost")
             };
             times.read().inspect_err(failed).ok()
         };
-        Ok(Rates::new(meters, keeper, timed))
+        let softirq = || {
+            let failed = |error: &std::io::Error| {
+                tracing::warn!(error = error_chain(error), "cannot read the time of software interrupts")
+            };
+            softirq_ns(Path::new("/proc")).inspect_err(failed).ok()
+        };
+        let sensors = Sensors { times: Box::new(timed), softirq_ns: Box::new(softirq) };
+        Ok(Rates::new(meters, keeper, sensors, self.unclassed == Unclassed::Clamp))
+    }
+
+    /// How the costs of packets are chosen. If not all ports are counted, what the machine does says nothing of those that are.
+    fn costs(&self) -> CostSettings {
+        let settings = CostSettings { packet_ns: self.packet_cost_ns, kib_ns: self.kib_cost_ns };
+        match self.unclassed {
+            Unclassed::Clamp => settings,
+            Unclassed::Ignore => settings.without_measurement(),
+        }
     }
 
     fn capacity(&self, uplink: &Link) -> Capacity {
         // A driver that does not know its speed tells -1, or gives an error.
         let speed = std::fs::read_to_string(format!("/sys/class/net/{}/speed", uplink.name));
         let speed = speed.ok().and_then(|text| text.trim().parse().ok()).filter(|mbps| *mbps > 0);
+        // A virtual interface, as a veth, tells a number that means nothing.
+        let is_device = Path::new(&format!("/sys/class/net/{}/device", uplink.name)).exists();
+        let speed = speed.filter(|_| is_device);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let (mbps, kpps) = (self.capacity_mbps.or(speed), self.capacity_kpps);
         let cpu = self.capacity_cpu.unwrap_or(1000 * processors as u64);

@@ -10,20 +10,24 @@
 //!                                                                                           is one of those that use most
 //! ```
 
+mod calibration;
+mod contention;
 mod costs;
 mod keeper;
+mod metrics;
 #[cfg(test)]
 pub mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use serde::Serialize;
 use sluice_tables::{CREDIT_DIMENSIONS, CreditDimension, PortUse};
 use sluice_types::{Allowance, CreditPolicy};
 
-pub use costs::{Overhead, Times};
-pub use keeper::{CreditKeeper, CreditPort, CreditView, STEP};
+pub use calibration::{Calibrator, CostSetting, CostSettings};
+pub use keeper::{CostsView, CreditKeeper, CreditPort, CreditView, STEP, Sensors};
 
 /// A clamp lasts for this time after the host was contended for the last time: what is clamped uses less, so the host would
 /// otherwise be contended in every second step.
@@ -42,6 +46,56 @@ pub struct Capacity {
     pub clamped: usize,
 }
 
+/// What a port may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// What the network class of its instance grants.
+    Class(CreditPolicy),
+    /// What the default class grants: the instance has neither a class of its own nor a rate.
+    Default(CreditPolicy),
+    /// Always the same rate in each direction, in Mbit/s.
+    Fixed(NonZeroU32),
+    /// Anything while the host is not contended.
+    Unclassed,
+}
+
+impl Terms {
+    /// The policy of the class, if there is one.
+    pub fn policy(&self) -> Option<CreditPolicy> {
+        match self {
+            Self::Class(policy) | Self::Default(policy) => Some(*policy),
+            Self::Fixed(_) | Self::Unclassed => None,
+        }
+    }
+
+    /// Whether the interface of the port shapes what its VM gets. If not, the packet program drops what is over the limit.
+    pub fn is_shaped(&self) -> bool {
+        !matches!(self.right(CreditDimension::ReceivedMbps), Right::Share)
+    }
+
+    fn right(&self, dimension: CreditDimension) -> Right {
+        let is_bits = matches!(dimension, CreditDimension::SentMbps | CreditDimension::ReceivedMbps);
+        match self {
+            Self::Class(policy) | Self::Default(policy) => {
+                allowance(policy, dimension).map_or(Right::Share, Right::Class)
+            }
+            Self::Fixed(rate) if is_bits => Right::Fixed(rate.get()),
+            Self::Fixed(_) | Self::Unclassed => Right::Share,
+        }
+    }
+}
+
+/// What a port may use of one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Right {
+    /// What a class grants.
+    Class(Allowance),
+    /// A rate that never changes, and is enforced without credit.
+    Fixed(u32),
+    /// Anything, and while the host is contended an equal share of what classes have not reserved.
+    Share,
+}
+
 /// Why a port may not use its maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -55,8 +109,8 @@ pub enum Limited {
 /// One dimension of a port.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    allowance: Allowance,
-    /// In units times milliseconds: kbit, packets or microseconds. Negative: the port owes.
+    right: Right,
+    /// In units times milliseconds: kbit, packets or microseconds. Negative: the port owes. Without a class it stays as it was.
     credit: i64,
     bursts: bool,
     /// What was used in the last step, in units times milliseconds.
@@ -64,53 +118,88 @@ struct Account {
     /// `used` as a rate, in units.
     rate: u64,
     limited: Option<Limited>,
+    /// What it may use while it is clamped, if no class says that.
+    share: u32,
+}
+
+/// What a second of burst takes.
+fn burst(allowance: &Allowance) -> i64 {
+    i64::from(allowance.max - allowance.base) * BURST_MS
+}
+
+/// The most that can be saved.
+fn most(allowance: &Allowance) -> i64 {
+    i64::try_from(allowance.credit.saturating_mul(1000)).unwrap_or(i64::MAX)
 }
 
 impl Account {
-    fn new(allowance: Allowance, credit: i64) -> Self {
-        let mut account = Self { allowance, credit, bursts: false, used: 0, rate: 0, limited: None };
-        account.credit = credit.clamp(-account.burst(), account.most());
-        account.judge();
+    fn new(right: Right, credit: i64) -> Self {
+        let mut account = Self { right, credit, bursts: false, used: 0, rate: 0, limited: None, share: 1 };
+        if let Right::Class(allowance) = right {
+            account.save(&allowance, 0);
+            let is_at_base = !account.bursts && allowance.max > allowance.base;
+            account.limited = is_at_base.then_some(Limited::NoCredit);
+        }
         account
     }
 
-    /// What a second of burst takes.
-    fn burst(&self) -> i64 {
-        i64::from(self.allowance.max - self.allowance.base) * BURST_MS
+    /// Notes what was used in a step: what was not used of the base is saved, and what was used above it is taken.
+    fn note(&mut self, used: u64, elapsed: Duration) {
+        self.used = used;
+        self.rate = used * 1000 / u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+        if let Right::Class(allowance) = self.right {
+            let granted = i64::try_from(amount(allowance.base, elapsed)).unwrap_or(i64::MAX);
+            self.save(&allowance, granted - i64::try_from(used).unwrap_or(i64::MAX));
+        }
     }
 
-    /// The most that can be saved.
-    fn most(&self) -> i64 {
-        i64::try_from(self.allowance.credit.saturating_mul(1000)).unwrap_or(i64::MAX)
-    }
-
-    /// Adds what was not used of the base, or takes what was used above it.
-    fn settle(&mut self, elapsed: Duration) {
-        let granted = amount(self.allowance.base, elapsed);
-        let saved = i64::try_from(granted).unwrap_or(i64::MAX) - i64::try_from(self.used).unwrap_or(i64::MAX);
-        self.credit = self.credit.saturating_add(saved).clamp(-self.burst(), self.most());
-        self.judge();
-    }
-
-    fn judge(&mut self) {
+    /// Adds to the credit, within its bounds, and decides whether it is enough for a burst.
+    fn save(&mut self, allowance: &Allowance, more: i64) {
+        self.credit = self.credit.saturating_add(more).clamp(-burst(allowance), most(allowance));
         if self.credit <= 0 {
             self.bursts = false;
-        } else if self.credit >= self.burst().min(self.most()) {
+        } else if self.credit >= burst(allowance).min(most(allowance)) {
             self.bursts = true;
         }
     }
 
-    /// The limit for the next step.
-    fn limit(&self) -> u32 {
-        match self.limited {
-            None => self.allowance.max,
-            Some(Limited::NoCredit) => self.allowance.base,
-            Some(Limited::Contended) => self.allowance.clamp,
+    /// Decides why it may not use its maximum until the next step.
+    fn judge(&mut self, is_clamped: bool) {
+        self.limited = match self.right {
+            Right::Fixed(_) => None,
+            Right::Class(allowance) if allowance.base == allowance.max => None,
+            Right::Class(_) if !self.bursts => Some(Limited::NoCredit),
+            Right::Class(_) | Right::Share => is_clamped.then_some(Limited::Contended),
+        };
+    }
+
+    /// The limit for the next step; `None`: credit sets none.
+    fn limit(&self) -> Option<u32> {
+        match (self.right, self.limited) {
+            (Right::Class(allowance), None) => Some(allowance.max),
+            (Right::Class(allowance), Some(Limited::NoCredit)) => Some(allowance.base),
+            (Right::Class(allowance), Some(Limited::Contended)) => Some(allowance.clamp),
+            (Right::Share, Some(Limited::Contended)) => Some(self.share),
+            (Right::Share | Right::Fixed(_), _) => None,
         }
     }
 
+    /// What the queueing discipline of an interface lets pass.
+    fn shaped(&self) -> Option<u32> {
+        match self.right {
+            Right::Fixed(rate) => Some(rate),
+            Right::Class(_) => self.limit(),
+            Right::Share => None,
+        }
+    }
+
+    /// Whether it uses more than what it may use always. `elapsed` is the time of the last step.
     fn is_above_base(&self, elapsed: Duration) -> bool {
-        self.used > amount(self.allowance.base, elapsed)
+        match self.right {
+            Right::Class(allowance) => self.used > amount(allowance.base, elapsed),
+            Right::Share => self.used > amount(self.share, elapsed),
+            Right::Fixed(_) => false,
+        }
     }
 }
 
@@ -138,26 +227,26 @@ fn allowance(policy: &CreditPolicy, dimension: CreditDimension) -> Option<Allowa
 /// The accounts of a port.
 #[derive(Clone, Debug)]
 struct PortAccounts {
-    policy: CreditPolicy,
+    terms: Terms,
     /// What it had used at the last step.
     totals: [u64; CREDIT_DIMENSIONS],
-    accounts: [Option<Account>; CREDIT_DIMENSIONS],
+    accounts: [Account; CREDIT_DIMENSIONS],
 }
 
 /// What is known of one dimension of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// What it may use, used in the last step, and could save, each in the unit of the dimension.
-    pub limit: u32,
+    /// What it may use, in the unit of the dimension; `None`: credit sets no limit.
+    pub limit: Option<u32>,
     /// Use in the last step.
     pub rate: u64,
-    /// Saved credit, in units times seconds; negative: it owes.
-    pub credit: i64,
+    /// Saved credit, in units times seconds; negative: it owes. `None`: no class grants any.
+    pub credit: Option<i64>,
     /// Why it may not use its maximum.
     pub limited: Option<Limited>,
 }
 
-/// The credits of all ports with a class.
+/// The credits of all ports.
 #[derive(Debug)]
 pub struct Credits {
     capacity: Capacity,
@@ -176,36 +265,28 @@ impl Credits {
         }
     }
 
-    /// Adds a port, or gives it another policy. A new one goes on with the credit that an earlier agent has saved, and counts from what it has used so far.
-    /// Of another policy, credit up to its maximum stays.
+    /// Adds a port, or gives it other terms. A new one goes on with the credit that an earlier agent has saved, and counts from what it has used so far.
+    /// With other terms, credit up to the maximum of the new class stays.
     pub fn set_port(
         &mut self,
         scope: u16,
-        policy: CreditPolicy,
+        terms: Terms,
         saved: impl FnOnce() -> (PortUse, [i64; CREDIT_DIMENSIONS]),
     ) {
         let known = self.ports.get(&scope);
-        if known.is_some_and(|known| known.policy == policy) {
+        if known.is_some_and(|known| known.terms == terms) {
             return;
         }
         let (before, credit) = match known {
-            Some(known) => {
-                (known.totals, known.accounts.map(|account| account.map_or(0, |account| account.credit)))
-            }
+            Some(known) => (known.totals, known.accounts.map(|account| account.credit)),
             None => {
                 let (used, credit) = saved();
                 (totals(used), credit)
             }
         };
-        let accounts = CreditDimension::ALL.map(|dimension| {
-            allowance(&policy, dimension).map(|allowance| Account::new(allowance, credit[dimension as usize]))
-        });
-        let mut port = PortAccounts { policy, totals: before, accounts };
-        for account in port.accounts.iter_mut().flatten() {
-            account.limited =
-                (!account.bursts && account.limit() > account.allowance.base).then_some(Limited::NoCredit);
-        }
-        self.ports.insert(scope, port);
+        let account = |dimension| Account::new(terms.right(dimension), credit[dimension as usize]);
+        let accounts = CreditDimension::ALL.map(account);
+        self.ports.insert(scope, PortAccounts { terms, totals: before, accounts });
     }
 
     /// Forgets all other ports.
@@ -220,16 +301,10 @@ impl Credits {
         for (scope, port) in &mut self.ports {
             let now = totals(used(*scope));
             for (number, account) in port.accounts.iter_mut().enumerate() {
-                if let Some(account) = account {
-                    account.used = now[number].saturating_sub(port.totals[number]);
-                    if number == CreditDimension::ReceivedMbps as usize {
-                        // Counted in front of the queueing discipline, which lets no more pass.
-                        account.used = account.used.min(amount(account.limit(), elapsed));
-                    }
-                    account.rate =
-                        account.used * 1000 / u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
-                    account.settle(elapsed);
-                }
+                let used = now[number].saturating_sub(port.totals[number]);
+                // Counted in front of the queueing discipline, which lets no more pass.
+                let shaped = account.shaped().filter(|_| number == CreditDimension::ReceivedMbps as usize);
+                account.note(used.min(shaped.map_or(u64::MAX, |limit| amount(limit, elapsed))), elapsed);
             }
             port.totals = now;
         }
@@ -238,65 +313,32 @@ impl Credits {
         }
         for (scope, port) in &mut self.ports {
             for (account, (hold, clamped)) in port.accounts.iter_mut().zip(&self.clamps) {
-                if let Some(account) = account {
-                    let is_clamped = !hold.is_zero() && clamped.contains(scope);
-                    account.limited = match account.bursts {
-                        _ if account.allowance.base == account.allowance.max => None,
-                        false => Some(Limited::NoCredit),
-                        true if is_clamped => Some(Limited::Contended),
-                        true => None,
-                    };
-                }
+                account.judge(!hold.is_zero() && clamped.contains(scope));
             }
         }
     }
 
-    /// Decides whether the host is contended, and which ports are clamped.
-    fn find_contention(&mut self, number: usize, elapsed: Duration) {
-        let accounts = || {
-            self.ports
-                .iter()
-                .filter_map(|(scope, port)| port.accounts[number].as_ref().map(|it| (*scope, it)))
-        };
-        let sum = accounts().fold(0u64, |sum, (_, account)| sum.saturating_add(account.used));
-        let threshold = self.capacity.total[number]
-            .map(|total| amount(total, elapsed) / 100 * u64::from(self.capacity.contended_percent));
-        if threshold.is_none_or(|threshold| sum <= threshold) {
-            self.clamps[number].0 = self.clamps[number].0.saturating_sub(elapsed);
-            return;
-        }
-        let mut most: Vec<(u64, u16)> = accounts()
-            .filter(|(_, it)| it.is_above_base(elapsed))
-            .map(|(scope, it)| (it.used, scope))
-            .collect();
-        most.sort_unstable_by(|a, b| b.cmp(a));
-        let most: BTreeSet<u16> =
-            most.into_iter().take(self.capacity.clamped).map(|(_, scope)| scope).collect();
-        let (hold, clamped) = &mut self.clamps[number];
-        // A port that is clamped already uses less because of that.
-        if hold.is_zero() {
-            clamped.clear();
-        }
-        clamped.extend(most);
-        *hold = CLAMP_HOLD;
-    }
-
-    /// The state of each dimension of a port, which is `None` if its class does not limit it.
+    /// The state of each dimension of a port, which is `None` if there is no such port.
     pub fn standing(&self, scope: u16) -> [Option<Standing>; CREDIT_DIMENSIONS] {
         let port = self.ports.get(&scope);
         std::array::from_fn(|number| {
-            let account = port?.accounts[number]?;
-            let (limit, limited) = (account.limit(), account.limited);
-            Some(Standing { limit, rate: account.rate, credit: account.credit / 1000, limited })
+            let account = port?.accounts[number];
+            let credit = matches!(account.right, Right::Class(_)).then_some(account.credit / 1000);
+            let (limit, rate, limited) = (account.limit(), account.rate, account.limited);
+            Some(Standing { limit, rate, credit, limited })
         })
+    }
+
+    /// What a port may use.
+    pub fn terms(&self, scope: u16) -> Option<Terms> {
+        self.ports.get(&scope).map(|port| port.terms)
     }
 
     /// What the next agent goes on with.
     pub fn saved(&self, scope: u16) -> [i64; CREDIT_DIMENSIONS] {
-        let port = self.ports.get(&scope);
-        std::array::from_fn(|number| {
-            port.and_then(|port| port.accounts[number]).map_or(0, |account| account.credit)
-        })
+        self.ports
+            .get(&scope)
+            .map_or([0; CREDIT_DIMENSIONS], |port| port.accounts.map(|account| account.credit))
     }
 
     /// The numbers of all ports.

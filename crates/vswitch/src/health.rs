@@ -8,7 +8,7 @@ use sluice_agent::health::{NodeView, Placement, WatchedPort};
 use sluice_southbound::Port;
 use sluice_tables::{NodeTables, Role};
 
-use crate::port_registry::{Attachment, PortRegistry};
+use crate::port_registry::{Attachment, MovingPort, PortRegistry};
 use crate::role::HostRole;
 
 /// What is to be watched now.
@@ -37,13 +37,17 @@ fn peers(tables: &NodeTables) -> impl Iterator<Item = (IpAddr, bool)> {
 pub(crate) fn watched_ports(registry: &PortRegistry) -> impl Iterator<Item = WatchedPort> {
     registry.attachments().iter().filter_map(|(ifname, attachment)| {
         let port = registry.instance(attachment.instance).filter(|port| registry.is_open(port))?;
+        // A guest that is stopped answers nothing.
+        if registry.moving_port(port) == Some(MovingPort::Receiving) {
+            return None;
+        }
         Some(watched_port(ifname, attachment, port))
     })
 }
 
 /// A VM without a router for its IPv4 address is asked for its IPv6 address only: a question without a sender means to a
 /// VM that another one begins to use its address.
-fn watched_port(ifname: &str, attachment: &Attachment, port: &Port) -> WatchedPort {
+pub(crate) fn watched_port(ifname: &str, attachment: &Attachment, port: &Port) -> WatchedPort {
     WatchedPort {
         ifindex: attachment.ifindex,
         ifname: ifname.to_owned(),

@@ -191,7 +191,7 @@ fn used_ms(now_ms: u64, entry: RemoteIdentity) -> u64 {
 /// The subnets of the ports of each network, as far as they were needed.
 type Subnets = BTreeMap<Vni, BTreeSet<IpNet>>;
 
-/// The port that has an address, or to which a prefix with the address is delegated.
+/// The port that has an address, as all vNICs of a mount have those of the mount, or to which a prefix with the address is delegated.
 fn port_with(
     tables: &NodeTables,
     reader: &Reader,
@@ -202,6 +202,7 @@ fn port_with(
     match reader.find(vni.get(), address) {
         Lookup::Hit(hit) => match reader.next_hop(hit.cell)? {
             NextHop::Port(ifindex) => tables.port(ifindex),
+            NextHop::Service(_) => tables.ports().find(|port| is_vnic_of(port, destination)),
             _ => None,
         },
         Lookup::Busy => None,
@@ -211,6 +212,15 @@ fn port_with(
             tables.port(ifindex).filter(|port| !is_in_covered_subnet(subnets, port, address))
         }
     }
+}
+
+/// Whether a port is a bonding vNIC of the mount that has this address.
+fn is_vnic_of(port: &Port, Destination { vni, address }: Destination) -> bool {
+    let has_address = match address {
+        IpAddr::V4(address) => port.ipv4.is_some_and(|v4| v4.address == address),
+        IpAddr::V6(address) => port.ipv6.as_ref().is_some_and(|v6| v6.address == address),
+    };
+    port.bonded && port.vni == vni && has_address
 }
 
 fn subnets_of(tables: &NodeTables, vni: Vni) -> BTreeSet<IpNet> {
@@ -244,7 +254,9 @@ pub fn identities_of_ports(tables: &NodeTables, destinations: &[Destination]) ->
 mod tests {
     use super::*;
     use prometheus_client::encoding::text;
-    use sluice_tables::{Immediate, Memory, PortIpv4, PortIpv6, PortQos, PortSources, Sizes, Vrf};
+    use sluice_tables::{
+        Immediate, MemberService, Memory, PortIpv4, PortIpv6, PortQos, PortSources, Sizes, Vrf,
+    };
     use sluice_types::MacAddr;
 
     fn ip(text: &str) -> IpAddr {
@@ -275,6 +287,7 @@ mod tests {
                     .to_vec(),
                 ..PortSources::default()
             },
+            bonded: false,
         }
     }
 
@@ -303,6 +316,31 @@ mod tests {
         ];
         let told = [0, 1, 3, 5, 7, 8].map(|at| (asked[at], if at == 3 { 0 } else { 258 }));
         let told = told.map(|(destination, identity)| IdentityEntry { destination, identity });
+        assert_eq!(identities_of_ports(&tables, &asked), told);
+    }
+
+    /// Catches the identity of a vNIC of another network, and of a port that has another mount's address.
+    #[test]
+    fn a_host_of_a_member_tells_the_identity_of_the_mount() {
+        let memory = Memory::anonymous(1 << 12).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+        let [one, other] = [1, 2].map(|number| Vni::new(number).unwrap());
+        tables.upsert_service(&MemberService { id: 9, seed: [1, 2], members: Vec::new() }).unwrap();
+        for vni in [one, other] {
+            let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+            tables.upsert_vrf(&vrf).unwrap();
+            for address in ["10.0.0.5", "fd00::5", "10.0.0.6"] {
+                tables.upsert_service_address(vni, ip(address), 9).unwrap();
+            }
+            let identity = 256 + vni.get() as u16;
+            let vnic = port(vni.get(), vni, identity);
+            let vnic = Port { bonded: true, sources: PortSources::default(), ..vnic };
+            tables.upsert_port(&vnic).unwrap();
+        }
+        let to = |vni, address| Destination { vni, address: ip(address) };
+        let asked = [to(other, "10.0.0.5"), to(one, "fd00::5"), to(one, "10.0.0.6"), to(one, "10.0.0.5")];
+        let told = [(0, 258), (1, 257), (3, 257)];
+        let told = told.map(|(at, identity)| IdentityEntry { destination: asked[at], identity });
         assert_eq!(identities_of_ports(&tables, &asked), told);
     }
 

@@ -10,9 +10,11 @@ mod ending_sessions;
 mod guard;
 mod guard_metrics;
 mod health;
+mod heavy_flows;
 mod identity_client;
 mod ipsec;
 mod local_api;
+mod member_probes;
 mod migration;
 mod path_learner;
 mod path_metrics;
@@ -54,6 +56,7 @@ use tokio::sync::watch;
 
 use crate::elephants::Elephants;
 use crate::identity_client::IdentityClient;
+use crate::member_probes::MemberProbes;
 use crate::migration::Migrator;
 use crate::port_manager::{PORT_PROGRAM, PortManager, UPLINK_PROGRAM, Underlay};
 use crate::port_registry::PortRegistry;
@@ -105,7 +108,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let changes = registry.subscribe();
     let role = HostRole::new(registry, REMOVAL_DELAY).with_sessions(sessions.reader());
     let detection_groups = role.detection();
-    let (claims, reports) = (role.claims(), role.migrations());
+    let (claims, reports, members) = (role.claims(), role.migrations(), role.members());
     let (receivers, questions) = Receivers::of_map(opened.datapath.remote_identities()?);
     let keeper = SessionKeeper::start(sessions, opened.reader.clone(), scopes, receivers)?;
     let started = opened.start(common, ROLE, role, complete).await?;
@@ -121,6 +124,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
     let (at, copies) = ((own_address(vteps)?, args.migration_port), (keeper.reader(), keeper.installer()));
     let (migrator, resumer) = Migrator::open(node.clone(), at, copies, reports, changes.clone())?;
+    let members = MemberProbes::start(members, node.clone(), changes.clone())?;
     let transport = node.open_rsp(common, vteps)?;
     let strays = AsyncEventRing::new(node.datapath.strays()?)?;
     let detection = detect_elephants(&node.datapath, detection_groups)?;
@@ -133,7 +137,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         .merge(local_api::resume_routes(resumer))
         .merge(local_api::session_routes(listed))
         .merge(local_api::path_routes(paths));
-    let health = watch_health(started.node.clone(), health, health::view);
+    let health = watch_health(started.node.clone(), health, health::view, Some(keeper.flow_meter()));
     let work = async move {
         tokio::select! {
             ended = manager.run() => ended,
@@ -142,6 +146,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = claim_reader => ended,
             () = rates.keep(&netlink) => Ok(()),
             ended = migrator.run() => ended,
+            ended = members.run() => ended,
         }
     };
     let ended = started.serve(common, routes, work).await;
@@ -181,6 +186,7 @@ fn health_config(args: &Args, uplink: &str, vteps: Vteps) -> HealthConfig {
         port: args.common.health_port,
         link_period: Duration::from_secs(args.common.health_link_s),
         vm_period: Duration::from_secs(args.health_vm_s),
+        limits: args.common.health_limits(),
     }
 }
 

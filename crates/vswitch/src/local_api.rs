@@ -48,7 +48,9 @@ impl From<PortError> for ApiError {
                 | RegistryError::InstanceTaken { .. }
                 | RegistryError::InterfaceTaken { .. }
                 | RegistryError::NotMigrating { .. }
-                | RegistryError::NotIncoming(_),
+                | RegistryError::NotIncoming(_)
+                | RegistryError::NotOutgoing(_)
+                | RegistryError::NotStopped(_),
             ) => StatusCode::CONFLICT,
             PortError::Interface(_) => StatusCode::BAD_REQUEST,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -67,9 +69,9 @@ pub fn port_routes(manager: Arc<PortManager>) -> Router {
         .with_state(manager)
 }
 
-/// Route `POST /ports/resume`.
+/// Routes `POST /ports/resume` and `POST /ports/pause`.
 pub fn resume_routes(resumer: Resumer) -> Router {
-    Router::new().route("/ports/resume", post(resume)).with_state(resumer)
+    Router::new().route("/ports/resume", post(resume)).route("/ports/pause", post(pause)).with_state(resumer)
 }
 
 /// Route `GET /sessions`, with `port`, `instance`, `protocol`, `address` and `limit`.
@@ -141,6 +143,14 @@ async fn resume(
     Json(request): Json<ResumeRequest>,
 ) -> Result<Json<Value>, ApiError> {
     resumer.resume(request.instance).await?;
+    Ok(Json(json!({})))
+}
+
+async fn pause(
+    State(resumer): State<Resumer>,
+    Json(request): Json<ResumeRequest>,
+) -> Result<Json<Value>, ApiError> {
+    resumer.pause(request.instance).await?;
     Ok(Json(json!({})))
 }
 

@@ -1,14 +1,16 @@
 //! Live migration of instances (Achelous section 6.2), the hosts' part: the target copies the sessions of an instance from the
 //! source, notices when the guest runs here, and opens the port when the source has closed its own. This file changes with what
-//! starts these steps; `target.rs` decides about them, and the registry of ports does them (`docs/decisions/migration-hosts.md`).
+//! starts these steps; `target.rs` decides about them, and the registry of ports does them (`docs/decisions/migration-hosts.md`). With
+//! sessions `reset`, it lets the connections of the instance end instead.
 
 mod copies;
 mod metrics;
+mod resets;
 mod target;
 mod transport;
 pub mod wire;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant};
 use sluice_agent::{Applier, Error, MigrationReports, Node, error_chain};
 use sluice_southbound::{MigrationSide, MigrationState, PortMigration, SessionMode};
 use sluice_sys::PacketSocket;
+use sluice_tables::Direction;
 use sluice_tables::sessions::{SessionReader, ticks_now};
 use sluice_types::{InstanceId, MacAddr};
 use tokio::io::Interest;
@@ -26,13 +29,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use crate::port_manager::PortError;
-use crate::port_registry::{CopyTarget, PortRegistry, RegistryError};
+use crate::port_registry::{CopyTarget, MovingPort, PortRegistry, RegistryError};
 use crate::role::HostRole;
 use crate::sessions::{InstallCounts, SessionInstaller};
 use metrics::MigrationMetrics;
+use resets::{Ending, Resets};
 use target::{Output, Target};
 use transport::Transport;
-use wire::{Answer, Message, Reply, Request, SessionCopy};
+use wire::{Answer, Head, Message, NOTICE, Reply, Request, SessionCopy};
 
 /// Migrations to this host and from it at a time: the controller lets a host take part in 512 in each direction. Others wait until
 /// one of these has ended.
@@ -48,9 +52,17 @@ const CALLS_MAX: usize = 16;
 /// What is read of a frame. Only whether there is one counts.
 const FRAME_BYTES: usize = 64;
 
-type Call = (String, oneshot::Sender<Result<(), PortError>>);
+/// A hypervisor says of a guest, by the name of its instance, that it runs here, or that it is stopped here.
+struct Call {
+    instance: String,
+    is_stopped: bool,
+    done: oneshot::Sender<Result<(), PortError>>,
+}
 
-/// Tells the migrator that a guest runs here. Cheap to clone.
+/// Receives frames of a guest on the interface with this index.
+type Frames = (u32, AsyncFd<PacketSocket>);
+
+/// Tells the migrator that a guest runs here, or is stopped. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Resumer(mpsc::Sender<Call>);
 
@@ -58,10 +70,23 @@ impl Resumer {
     /// The guest of this instance runs here: its port is opened. Returns as soon as the source was asked to close its own.
     ///
     /// # Errors
-    /// If the instance is unknown, does not migrate to this host, or has no interface here.
+    /// If the instance is unknown, does not migrate, has no interface here, or runs at the target already.
     pub async fn resume(&self, instance: String) -> Result<(), PortError> {
-        let (sender, receiver) = oneshot::channel();
-        self.0.send((instance, sender)).await.map_err(|_| Error::WriterGone)?;
+        self.call(instance, false).await
+    }
+
+    /// The guest of this instance, which migrates from this host, is stopped: its port is closed, and the target keeps what comes.
+    ///
+    /// # Errors
+    /// If the instance is unknown or does not migrate from this host.
+    pub async fn pause(&self, instance: String) -> Result<(), PortError> {
+        self.call(instance, true).await
+    }
+
+    async fn call(&self, instance: String, is_stopped: bool) -> Result<(), PortError> {
+        let (done, receiver) = oneshot::channel();
+        let call = Call { instance, is_stopped, done };
+        self.0.send(call).await.map_err(|_| Error::WriterGone)?;
         receiver.await.map_err(|_| Error::WriterGone)?
     }
 }
@@ -70,9 +95,11 @@ impl Resumer {
 struct Incoming {
     target: Target,
     from: IpAddr,
+    mac: MacAddr,
     copy: Option<CopyTarget>,
-    /// Receives frames of the guest, until the first one has come. With the interface.
-    frames: Option<(u32, AsyncFd<PacketSocket>)>,
+    /// Until the first frame of the guest has come. With the interface.
+    frames: Option<Frames>,
+    /// That were copied, or of connections that are to end.
     sessions: u64,
     resumed: Option<Instant>,
 }
@@ -83,7 +110,7 @@ struct Found {
     mac: MacAddr,
     migration: PortMigration,
     copy: Option<CopyTarget>,
-    is_open: bool,
+    state: Option<MovingPort>,
 }
 
 fn find(registry: &PortRegistry) -> Vec<Found> {
@@ -92,7 +119,7 @@ fn find(registry: &PortRegistry) -> Vec<Found> {
         mac: port.mac,
         migration: *migration,
         copy: registry.copy_target(port.instance),
-        is_open: registry.is_open(port),
+        state: registry.moving_port(port),
     };
     registry.migrating().map(found).take(MIGRATIONS_MAX).collect()
 }
@@ -106,6 +133,12 @@ pub struct Migrator {
     changes: watch::Receiver<u64>,
     calls: mpsc::Receiver<Call>,
     incoming: BTreeMap<InstanceId, Incoming>,
+    /// Connections that are to end, also after their migration. The socket by which guests are provoked is opened with the
+    /// first one.
+    resets: Resets,
+    provoker: Option<PacketSocket>,
+    /// Instances that migrate from this host and whose guest is stopped: a frame says that it continues here.
+    paused: BTreeMap<InstanceId, Option<Frames>>,
     reports: MigrationReports,
     /// What was reported last, and when.
     reported: (Vec<MigrationState>, Instant),
@@ -131,7 +164,7 @@ impl Migrator {
         let metrics = MigrationMetrics::default();
         node.add_metrics(Arc::new(metrics.clone()));
         let transport = Transport::open(&node.name, own, port)?;
-        let (incoming, started) = (BTreeMap::new(), Instant::now());
+        let (incoming, paused, started) = (BTreeMap::new(), BTreeMap::new(), Instant::now());
         let migrator = Self {
             node,
             transport,
@@ -140,6 +173,9 @@ impl Migrator {
             changes,
             calls,
             incoming,
+            resets: Resets::default(),
+            provoker: None,
+            paused,
             reports,
             reported: (Vec::new(), started),
             metrics,
@@ -153,7 +189,8 @@ impl Migrator {
     }
 
     fn due(&self) -> Option<Instant> {
-        let due_ms = self.incoming.values().filter_map(|incoming| incoming.target.due_ms()).min()?;
+        let of_targets = self.incoming.values().filter_map(|incoming| incoming.target.due_ms());
+        let due_ms = of_targets.chain(self.resets.due_ms()).min()?;
         Some(self.started + Duration::from_millis(due_ms))
     }
 
@@ -168,8 +205,13 @@ impl Migrator {
             let due = self.due();
             tokio::select! {
                 () = self.transport.ready() => self.receive().await?,
-                instance = first_frame(&self.incoming) => self.guest_runs(instance).await?,
-                Some((name, done)) = self.calls.recv() => self.answer_call(&name, done).await?,
+                instance = first_frame(self.incoming.iter().map(|(it, incoming)| (*it, &incoming.frames)).collect()) => {
+                    self.guest_runs(instance).await?;
+                }
+                instance = first_frame(self.paused.iter().map(|(it, frames)| (*it, frames)).collect()) => {
+                    self.continues(instance).await?;
+                }
+                Some(call) = self.calls.recv() => self.answer_call(call).await?,
                 () = sleep_until(due.unwrap_or(self.started).into()), if due.is_some() => {}
                 _ = reviews.tick() => self.review().await?,
                 // The node holds the sender, and this task holds the node.
@@ -181,6 +223,7 @@ impl Migrator {
                 let outputs = self.incoming.get_mut(&instance).map(|incoming| incoming.target.tick(now_ms));
                 self.perform(instance, outputs.unwrap_or_default()).await?;
             }
+            self.provoke(now_ms);
             self.report();
         }
     }
@@ -193,30 +236,40 @@ impl Migrator {
         let known: HashMap<InstanceId, u64> =
             found.iter().map(|found| (found.instance, found.migration.id)).collect();
         self.incoming.retain(|instance, incoming| known.get(instance) == Some(&incoming.target.migration()));
+        let is_paused = |found: &&Found| found.state == Some(MovingPort::Paused);
+        let paused: BTreeSet<InstanceId> =
+            found.iter().filter(is_paused).map(|found| found.instance).collect();
+        self.paused.retain(|instance, _| paused.contains(instance));
         let mut outgoing = 0;
-        for Found { instance, mac, migration, copy, is_open } in found {
+        for Found { instance, mac, migration, copy, state } in found {
             let MigrationSide::Incoming { from } = migration.side else {
                 outgoing += 1;
                 self.incoming.remove(&instance);
+                if paused.contains(&instance) {
+                    watch(self.paused.entry(instance).or_default(), copy.map(|copy| copy.ifindex), mac);
+                }
                 continue;
             };
             let incoming = self.incoming.entry(instance).or_insert_with(|| {
+                let is_open = state == Some(MovingPort::Opened);
                 tracing::info!(%instance, %from, migration = migration.id, is_open, "an instance migrates to this host");
-                let target = Target::new(instance, migration.id, migration.sessions, is_open);
-                Incoming { target, from, copy: None, frames: None, sessions: 0, resumed: None }
+                let mut target = Target::new(instance, migration.id, migration.sessions, is_open);
+                target.set_receiving(state == Some(MovingPort::Receiving));
+                Incoming { target, from, mac, copy: None, frames: None, sessions: 0, resumed: None }
             });
             let known_scope = incoming.copy.map(|known| known.scope);
             if copy.is_some_and(|found| known_scope != Some(found.scope)) {
                 incoming.target.copy_again(now_ms);
             }
-            incoming.copy = copy;
+            (incoming.copy, incoming.mac) = (copy, mac);
             let copies = migration.sessions == SessionMode::Copy;
             let is_prepared = copy.is_some_and(|copy| !(copy.is_closed && copies));
             incoming.target.prepare(is_prepared, copy.is_some_and(|copy| copy.policy.is_some()));
             if copy.is_some_and(|copy| copy.is_closed && copies) {
                 incoming.target.note_problem("the policy of its security groups has not come yet");
             }
-            incoming.watch(mac);
+            let ifindex = incoming.copy.filter(|_| !incoming.target.has_resumed()).map(|copy| copy.ifindex);
+            watch(&mut incoming.frames, ifindex, mac);
         }
         let incoming = self.incoming.len() as u64;
         self.metrics.change(|stats| (stats.incoming, stats.outgoing) = (incoming, outgoing));
@@ -244,32 +297,67 @@ impl Migrator {
         }
     }
 
-    async fn answer_call(
-        &mut self,
-        name: &str,
-        done: oneshot::Sender<Result<(), PortError>>,
-    ) -> Result<(), Error> {
+    async fn answer_call(&mut self, call: Call) -> Result<(), Error> {
+        let Call { instance: name, is_stopped, done } = call;
         // The port may have been attached a moment ago.
         self.review().await?;
-        let wanted = name.to_owned();
-        let found = self
-            .node
-            .writer
-            .run(move |applier| applier.role.ports.find(&wanted).map(|port| port.instance))
-            .await?;
+        let wanted = name.clone();
+        let find = move |applier: &mut Applier<HostRole>| {
+            let ports = &applier.role.ports;
+            ports.find(&wanted).map(|port| (port.instance, ports.outgoing(port.instance).is_ok()))
+        };
+        let found = self.node.writer.run(find).await?;
         let result = match found {
-            Ok(instance) => match self.incoming.get(&instance).map(|incoming| incoming.copy.is_some()) {
-                Some(true) => {
-                    self.guest_runs(instance).await?;
-                    Ok(())
+            Ok((instance, true)) => self.note_stopped(instance, is_stopped).await?,
+            Ok(_) if is_stopped => Err(RegistryError::NotOutgoing(name).into()),
+            Ok((instance, false)) => {
+                match self.incoming.get(&instance).map(|incoming| incoming.copy.is_some()) {
+                    Some(true) => {
+                        self.guest_runs(instance).await?;
+                        Ok(())
+                    }
+                    Some(false) => Err(RegistryError::NoPort(name).into()),
+                    None => Err(RegistryError::NotIncoming(name).into()),
                 }
-                Some(false) => Err(RegistryError::NoPort(name.to_owned()).into()),
-                None => Err(RegistryError::NotIncoming(name.to_owned()).into()),
-            },
+            }
             Err(error) => Err(error.into()),
         };
         // The client may have closed the connection.
         let _ = done.send(result);
+        Ok(())
+    }
+
+    /// The guest of an instance that migrates from this host is stopped, or continues here. The target is told, so that it asks
+    /// at once; if the message is lost, it asks within a second.
+    async fn note_stopped(
+        &mut self,
+        instance: InstanceId,
+        is_stopped: bool,
+    ) -> Result<Result<(), PortError>, Error> {
+        let note = move |applier: &mut Applier<HostRole>| {
+            let (migration, to) = applier.role.ports.outgoing(instance)?;
+            applier.role.ports.set_stopped(&mut applier.tables, instance, migration, is_stopped)?;
+            Ok::<_, RegistryError>((migration, to))
+        };
+        let (migration, to) = match self.node.writer.run(note).await? {
+            Ok(outgoing) => outgoing,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        self.metrics.change(|stats| stats.paused += u64::from(is_stopped));
+        tracing::info!(%instance, %to, is_stopped, "the guest of an instance that migrates is stopped, or continues here");
+        let head = Head { migration, instance, number: NOTICE };
+        let answer = Answer::Sessions { frozen: is_stopped, next: None, copies: Vec::new() };
+        self.transport.send(to, &Message::Reply(Reply { head, answer }));
+        self.review().await?;
+        Ok(Ok(()))
+    }
+
+    /// A guest that was stopped has sent a frame, so its migration has failed.
+    async fn continues(&mut self, instance: InstanceId) -> Result<(), Error> {
+        self.paused.remove(&instance);
+        if let Err(error) = self.note_stopped(instance, false).await? {
+            tracing::warn!(%instance, error = error_chain(&error), "a guest that was stopped sends frames here");
+        }
         Ok(())
     }
 
@@ -294,8 +382,14 @@ impl Migrator {
                         self.transport.send(incoming.from, &Message::Request(request));
                     }
                 }
-                Output::Install(copies) => self.install(instance, copies).await?,
+                Output::Install(copies) => {
+                    match self.incoming.get(&instance).map(|known| known.target.mode()) {
+                        Some(SessionMode::Reset) => self.install_resets(instance, copies).await?,
+                        _ => self.install(instance, copies).await?,
+                    }
+                }
                 Output::Open => self.open_port(instance).await?,
+                Output::Receive(receives) => self.receive_for(instance, receives).await?,
             }
         }
         Ok(())
@@ -331,6 +425,82 @@ impl Migrator {
             tracing::debug!(%instance, refused, "sessions that the policy does not permit here");
         }
         self.metrics.change(|stats| stats.sessions += counts);
+        Ok(())
+    }
+
+    /// Installs sessions that are to end, and lets their guest be provoked.
+    async fn install_resets(&mut self, instance: InstanceId, copies: Vec<SessionCopy>) -> Result<(), Error> {
+        let now_ms = self.now_ms();
+        let Some(incoming) = self.incoming.get_mut(&instance) else { return Ok(()) };
+        let Some((ifindex, scope)) = incoming.copy.map(|copy| (copy.ifindex, copy.scope)) else {
+            incoming.target.copy_later(now_ms);
+            return Ok(());
+        };
+        let installer = self.installer.clone();
+        // The thread that sweeps may hold the session table.
+        let install = move || {
+            let now = ticks_now();
+            let resets: Vec<_> =
+                copies.iter().filter_map(|copy| copies::reset_of(copy, scope, now)).collect();
+            (installer.install_resets(&resets), resets)
+        };
+        let done = tokio::task::spawn_blocking(install).await;
+        let (counts, resets) =
+            done.map_err(|error| Error::io("install sessions")(std::io::Error::other(error)))?;
+        incoming.sessions += counts.installed;
+        if counts.full > 0 {
+            incoming.target.note_full();
+        }
+        let mac = incoming.mac;
+        let endings = resets.iter().map(|session| {
+            let is_egress = session.begun_by() == Direction::Egress;
+            let from_peer = if is_egress { session.flow.reversed() } else { session.flow };
+            Ending { ifindex, mac, from_peer }
+        });
+        self.resets.add(endings, now_ms);
+        self.metrics.change(|stats| {
+            stats.resets += counts.installed;
+            stats.sessions.full += counts.full;
+        });
+        Ok(())
+    }
+
+    /// Provokes guests whose connections are to end, if that is due.
+    fn provoke(&mut self, now_ms: u64) {
+        let now = ticks_now();
+        let due = self.resets.take(now_ms);
+        for ending in due.iter().filter(|ending| ending.is_unanswered(&self.reader, now)) {
+            if self.provoker.is_none() {
+                match PacketSocket::open() {
+                    Ok(socket) => self.provoker = Some(socket),
+                    Err(error) => {
+                        tracing::error!(error = error_chain(&error), "cannot provoke guests");
+                        return;
+                    }
+                }
+            }
+            let (Some(socket), Some(frame)) = (&self.provoker, ending.frame()) else { continue };
+            match socket.send(ending.ifindex, &frame) {
+                Ok(()) => self.metrics.change(|stats| stats.provoked += 1),
+                Err(error) => tracing::debug!(error = error_chain(&error), "guest not provoked"),
+            }
+        }
+    }
+
+    /// Opens the port of a guest that does not run here yet, or closes it again.
+    async fn receive_for(&mut self, instance: InstanceId, receives: bool) -> Result<(), Error> {
+        let Some(migration) = self.incoming.get(&instance).map(|incoming| incoming.target.migration()) else {
+            return Ok(());
+        };
+        let write = move |applier: &mut Applier<HostRole>| {
+            applier.role.ports.set_stopped(&mut applier.tables, instance, migration, receives)
+        };
+        if let Err(error) = self.node.writer.run(write).await? {
+            tracing::error!(%instance, receives, %error, "cannot change the port of a stopped guest; retrying later");
+            if let Some(incoming) = self.incoming.get_mut(&instance) {
+                incoming.target.set_receiving(!receives);
+            }
+        }
         Ok(())
     }
 
@@ -433,38 +603,32 @@ fn prepare_answer(
     if !matches!(known.side, MigrationSide::Outgoing { to } if to == from) {
         return Err(unknown());
     }
-    let (has_sessions, was_open) = (port.identity != 0, ports.is_open(port));
+    let has_sessions = port.identity != 0;
+    let was_frozen = ports.moving_port(port) == Some(MovingPort::Frozen);
     if request.freeze {
         ports.freeze(&mut applier.tables, instance, migration)?;
     }
     let is_frozen = ports.instance(instance).is_some_and(|port| !ports.is_open(port));
     let scope = ports.scope_of(instance).filter(|_| has_sessions);
-    Ok(Source { scope, is_frozen, is_new: was_open && is_frozen })
+    Ok(Source { scope, is_frozen, is_new: request.freeze && !was_frozen })
 }
 
-impl Incoming {
-    /// Watches the interface for the first frame of the guest.
-    fn watch(&mut self, mac: MacAddr) {
-        let ifindex = self.copy.map(|copy| copy.ifindex);
-        if self.target.has_resumed() {
-            self.frames = None;
-            return;
-        }
-        if self.frames.as_ref().map(|(ifindex, _)| *ifindex) == ifindex {
-            return;
-        }
-        self.frames = ifindex.and_then(|ifindex| match open_frames(ifindex, mac) {
-            Ok(socket) => Some((ifindex, socket)),
-            Err(error) => {
-                tracing::error!(
-                    ifindex,
-                    error = error_chain(&error),
-                    "cannot watch a port for its guest; retrying later"
-                );
-                None
-            }
-        });
+/// Watches an interface for the first frame of the guest; `None`: no interface.
+fn watch(frames: &mut Option<Frames>, ifindex: Option<u32>, mac: MacAddr) {
+    if frames.as_ref().map(|(ifindex, _)| *ifindex) == ifindex {
+        return;
     }
+    *frames = ifindex.and_then(|ifindex| match open_frames(ifindex, mac) {
+        Ok(socket) => Some((ifindex, socket)),
+        Err(error) => {
+            tracing::error!(
+                ifindex,
+                error = error_chain(&error),
+                "cannot watch a port for its guest; retrying later"
+            );
+            None
+        }
+    });
 }
 
 fn open_frames(ifindex: u32, mac: MacAddr) -> Result<AsyncFd<PacketSocket>, Error> {
@@ -475,10 +639,10 @@ fn open_frames(ifindex: u32, mac: MacAddr) -> Result<AsyncFd<PacketSocket>, Erro
 }
 
 /// Waits for the first frame of any guest that is waited for.
-async fn first_frame(incoming: &BTreeMap<InstanceId, Incoming>) -> InstanceId {
+async fn first_frame(guests: Vec<(InstanceId, &Option<Frames>)>) -> InstanceId {
     poll_fn(|context| {
-        for (instance, incoming) in incoming {
-            let Some((_, frames)) = &incoming.frames else { continue };
+        for (instance, frames) in &guests {
+            let Some((_, frames)) = frames else { continue };
             while let Poll::Ready(Ok(mut ready)) = frames.poll_read_ready(context) {
                 match frames.get_ref().receive(&mut [0; FRAME_BYTES]) {
                     Ok(Some(_)) => return Poll::Ready(*instance),

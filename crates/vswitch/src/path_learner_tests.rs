@@ -1,7 +1,7 @@
 //! A host at 192.0.2.21 with an instance in network 1; the removal of network 2 is delayed.
 
 use super::*;
-use sluice_rsp::{Query, RedirectEntry};
+use sluice_rsp::{Query, Reception, RedirectEntry};
 use sluice_types::MacAddr;
 
 const OWN: &str = "192.0.2.21";
@@ -34,6 +34,7 @@ fn path(host: &str, revision: u64) -> Path {
         lifetime_ms: 60_000,
         revision,
         by_network: false,
+        reception: Reception::default(),
     }
 }
 
@@ -260,7 +261,7 @@ fn path_to_an_elephants_destination_is_requested_once() {
     let mut actions = Actions::default();
     let destination = to(1, "10.0.0.5");
     learner.request_paths(1, &[destination, destination, to(9, "10.0.0.5")], &mut actions);
-    let [(CLUSTER, receiver, Message::Request { id, queries })] = actions.messages.as_slice() else {
+    let [(CLUSTER, receiver, Message::Request { id, queries, .. })] = actions.messages.as_slice() else {
         panic!("{actions:?}")
     };
     assert_eq!(

@@ -22,7 +22,7 @@ use sluice_types::{Ipv4Net, Ipv6Net};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::credit::CreditView;
+use crate::credit::{CostsView, CreditView, Terms};
 use crate::guard::{self, GuardedView, PortName, is_vm_interface};
 use crate::guard_metrics::GuardMetrics;
 use crate::port_registry::{Attachment, Filter, MovingPort, PortRegistry, RegistryError};
@@ -71,7 +71,8 @@ pub struct PortView {
     pub instance: String,
     /// Id of the instance.
     pub id: String,
-    /// Whether packets can pass: the interface is attached, the instance is known, and if it migrates, its guest runs here.
+    /// Whether packets can pass: the interface is attached, the instance is known, and if it migrates, its guest runs here, or is
+    /// stopped at the source.
     pub active: bool,
     /// VNI of the VPC.
     pub vni: Option<u32>,
@@ -89,8 +90,12 @@ pub struct PortView {
     pub dscp: Option<u8>,
     /// Limit of what the VM sends, and of what it receives, in Mbit/s; `None`: not limited.
     pub rate_mbps: Option<NonZeroU32>,
-    /// What its network class grants now; `None`: it has none.
+    /// What decides how much it may use: `class`, `default_class`, `rate`, or `none`; `None`: it has no instance, or no port.
+    pub terms: Option<&'static str>,
+    /// What it uses, and may use now; `None`: it is not counted.
     pub credit: Option<Vec<CreditView>>,
+    /// What its packets are taken to cost; `None`: it is not counted.
+    pub packet_costs: Option<CostsView>,
     /// How packets are filtered.
     pub filter: Option<Filter>,
     /// Sessions of the port, with those that have ended and are not yet removed.
@@ -114,7 +119,9 @@ impl PortView {
             identity: Some(port.identity),
             dscp: port.options.qos.dscp,
             rate_mbps: port.options.qos.rate_mbps,
+            terms: None,
             credit: None,
+            packet_costs: None,
             filter: None,
             sessions: None,
             migration: None,
@@ -136,11 +143,23 @@ impl PortView {
             identity: None,
             dscp: None,
             rate_mbps: None,
+            terms: None,
             credit: None,
+            packet_costs: None,
             filter: None,
             sessions: None,
             migration: None,
         }
+    }
+}
+
+/// The name of what decides how much a port may use.
+fn terms_name(terms: Terms) -> &'static str {
+    match terms {
+        Terms::Class(_) => "class",
+        Terms::Default(_) => "default_class",
+        Terms::Fixed(_) => "rate",
+        Terms::Unclassed => "none",
     }
 }
 
@@ -157,6 +176,7 @@ fn port_views(registry: &PortRegistry) -> Vec<PortView> {
             active: port.is_some_and(|port| registry.is_open(port)),
             migration: port.and_then(|port| registry.moving_port(port)),
             filter: port.map(|port| registry.filter_of(port)),
+            terms: port.map(|port| terms_name(registry.terms(port))),
             sessions: sessions.map(|number| registry.scopes().sessions(number)),
             ..view
         });
@@ -257,6 +277,7 @@ impl PortManager {
         let mut views = self.node.writer.run(|applier| port_views(&applier.role.ports)).await?;
         for view in &mut views {
             view.credit = view.ifname.as_ref().and_then(|ifname| self.rates.credit().views(ifname));
+            view.packet_costs = view.credit.as_ref().map(|_| self.rates.credit().costs());
         }
         Ok(views)
     }
@@ -399,7 +420,7 @@ impl PortManager {
         self.review_rates().await
     }
 
-    /// Shapes what the ports with a rate receive. A failure is logged: the next review tries again.
+    /// Counts and limits what ports use, and shapes what those with a rate receive. A failure is logged: the next review tries again.
     async fn review_rates(&self) -> Result<(), Error> {
         let ports = self.node.writer.run(|applier| applier.role.ports.rated()).await?;
         if let Err(error) = self.rates.review(&self.netlink, ports).await {

@@ -28,11 +28,12 @@ use serde::{Deserialize, Serialize};
 use sluice_agent::Error;
 use sluice_southbound::{Port, Vtep, VtepRole};
 use sluice_tables::NodeTables;
-use sluice_types::{EntryKey, InstanceId, Vni};
+use sluice_types::{CreditPolicy, EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
+use crate::credit::Terms;
 use crate::policies::Policies;
-use crate::rates::{PortRate, RatedPort};
+use crate::rates::RatedPort;
 use crate::scopes::{NoScope, Scopes};
 pub use filtering::Filter;
 pub use migration::{CopyTarget, MovingPort};
@@ -96,6 +97,12 @@ pub enum RegistryError {
     /// The instance does not migrate to this host.
     #[error("instance {0} does not migrate to this host, so no port waits for its guest")]
     NotIncoming(String),
+    /// The instance does not migrate from this host.
+    #[error("instance {0} does not migrate from this host, so its guest is not stopped for that")]
+    NotOutgoing(String),
+    /// The guest runs at the target of the migration already.
+    #[error("the guest of instance {0} runs at the host to which it has migrated")]
+    NotStopped(String),
     /// The port could not be written to the tables.
     #[error("{0}")]
     Tables(String),
@@ -116,6 +123,8 @@ pub struct PortRegistry {
     /// Attachments by interface name.
     attachments: BTreeMap<String, Attachment>,
     policies: Policies,
+    /// The policy of ports that have neither one of their own nor a rate.
+    default_credit: Option<CreditPolicy>,
     scopes: Scopes,
     /// Instances that migrate.
     moving: migration::Migrations,
@@ -142,13 +151,14 @@ impl PortRegistry {
         let attachments = files::read_attachments(state_dir)?;
         let moving = migration::from_saved(files::read_migrations(state_dir)?);
         let is_complete = saved.is_some();
-        let files::Saved { instances, policies, gateways } = saved.unwrap_or_default();
+        let files::Saved { instances, policies, gateways, default_credit } = saved.unwrap_or_default();
         let registry = Self {
             state_dir: state_dir.to_owned(),
             instances,
             gateways,
             attachments,
             policies: Policies::received(policies),
+            default_credit,
             scopes,
             moving,
             adopt_s,
@@ -165,6 +175,11 @@ impl PortRegistry {
     pub fn limit_mtu(&mut self, mtu: u16) -> bool {
         self.is_reconciled &= std::mem::replace(&mut self.mtu_max, mtu) == mtu;
         !self.is_reconciled
+    }
+
+    /// MTU of the tunnel.
+    pub fn mtu_max(&self) -> u16 {
+        self.mtu_max
     }
 
     /// Whether the ports of the tables are in line with the attachments.
@@ -232,24 +247,32 @@ impl PortRegistry {
         &self.attachments
     }
 
-    /// The ports that have a rate or a network class.
+    /// What the port of an instance may use.
+    pub fn terms(&self, port: &Port) -> Terms {
+        let qos = port.options.qos;
+        let own = qos.credit.map(Terms::Class).or(qos.rate_mbps.map(Terms::Fixed));
+        own.or(self.default_credit.map(Terms::Default)).unwrap_or(Terms::Unclassed)
+    }
+
+    /// The ports, with what they may use.
     pub fn rated(&self) -> Vec<RatedPort> {
         let rated = |(ifname, attachment): (&String, &Attachment)| {
-            let qos = self.instances.get(&attachment.instance)?.options.qos;
-            let rate = qos.credit.map(PortRate::Class).or(qos.rate_mbps.map(PortRate::Fixed))?;
+            let terms = self.terms(self.instances.get(&attachment.instance)?);
             let (ifindex, scope) = (attachment.ifindex, attachment.scope);
-            Some(RatedPort { ifname: ifname.clone(), ifindex, scope, rate })
+            (scope != 0).then(|| RatedPort { ifname: ifname.clone(), ifindex, scope, terms })
         };
         self.attachments.iter().filter_map(rated).collect()
     }
 
-    /// Finds an instance by id, by `VPC/NAME`, or by a name that is unique on this host.
+    /// Finds an instance by id, by `VPC/NAME`, or by a name that is unique on this host. A bonding vNIC has the name of its member behind
+    /// that of its mount, by which only the member is found.
     pub fn find(&self, name: &str) -> Result<&Port, RegistryError> {
         if let Some(port) = name.parse().ok().and_then(|id: InstanceId| self.instances.get(&id)) {
             return Ok(port);
         }
         let has_name = |port: &&Port| {
-            port.name == name || port.name.rsplit_once('/').is_some_and(|(_, short)| short == name)
+            let short = port.name.rsplit_once('/').filter(|_| !port.options.bonded);
+            port.name == name || short.is_some_and(|(_, short)| short == name)
         };
         let found: Vec<&Port> = self.instances.values().filter(has_name).collect();
         match found.as_slice() {
@@ -401,6 +424,28 @@ impl PortRegistry {
         Ok(self.write_redirects(tables)? && all_written)
     }
 
+    /// Sets the policy of ports that have neither one of their own nor a rate. Their entries change only if their interfaces begin or
+    /// end to shape what they get; what cannot be written is written at the next review.
+    pub fn set_default_credit(&mut self, tables: &mut NodeTables, policy: Option<CreditPolicy>) {
+        let old = std::mem::replace(&mut self.default_credit, policy);
+        if old == policy {
+            return;
+        }
+        self.note_change();
+        let is_shaped = |policy: Option<CreditPolicy>| policy.is_some_and(|policy| policy.mbps.is_some());
+        if is_shaped(old) == is_shaped(policy) {
+            return;
+        }
+        let attached = self.attachments.values().map(|known| known.instance);
+        let attached: Vec<InstanceId> = attached.filter(|id| self.instances.contains_key(id)).collect();
+        for instance in attached {
+            if let Err(error) = self.write_port(tables, instance) {
+                tracing::warn!(port = self.name_of(instance), %error, "cannot write the port; retrying later");
+                self.is_reconciled = false;
+            }
+        }
+    }
+
     /// Adds or changes an instance.
     ///
     /// # Errors
@@ -462,7 +507,8 @@ impl PortRegistry {
             return Ok(());
         }
         let policies = self.policies.sent().cloned().collect();
-        files::write_instances(&self.state_dir, &self.instances, policies, &self.gateways)?;
+        let (instances, gateways) = (&self.instances, &self.gateways);
+        files::write_instances(&self.state_dir, instances, policies, gateways, self.default_credit)?;
         self.dirty = false;
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! The rates of ports, as far as the agent enforces them: shapes what a VM receives, in the host's end of its port, and
+//! The rates of ports, as far as the agent enforces them: counts what they use, shapes what a VM receives, in the host's end of its port, and
 //! counts what is dropped over the rate. What a VM sends is limited by the packet program (`bpf/include/vswitch/qos.h`).
 //! This file changes with what follows from the rate of a port.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,20 +14,10 @@ use sluice_agent::metric_source::MetricSource;
 use sluice_agent::netlink::{Link, Netlink, Shaper};
 use sluice_agent::{Error, error_chain};
 use sluice_tables::PortMeters;
-use sluice_types::CreditPolicy;
 
-use crate::credit::{CreditKeeper, CreditPort, STEP, Times};
+use crate::credit::{CreditKeeper, CreditPort, STEP, Sensors, Terms};
 
-/// What limits a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortRate {
-    /// Always the same rate in each direction, in Mbit/s.
-    Fixed(NonZeroU32),
-    /// A network class: what follows from the credit of the instance.
-    Class(CreditPolicy),
-}
-
-/// A port that has a rate.
+/// A port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RatedPort {
     /// The interface.
@@ -36,8 +26,8 @@ pub struct RatedPort {
     pub ifindex: u32,
     /// Number of its meter.
     pub scope: u16,
-    /// What limits it.
-    pub rate: PortRate,
+    /// What it may use.
+    pub terms: Terms,
 }
 
 /// A port at the last review.
@@ -56,12 +46,13 @@ struct DropLabel {
     priority: &'static str,
 }
 
-/// The ports with a rate at the last review, which are the metrics.
+/// The ports at the last review, which are the metrics.
 pub struct Rates {
     meters: PortMeters,
     credit: CreditKeeper,
-    /// Reads what packets cost in the programs.
-    timed: Box<dyn Fn() -> Option<Times> + Send + Sync>,
+    sensors: Sensors,
+    /// Whether ports without a class are counted, and clamped while the host is contended.
+    counts_all: bool,
     ports: Mutex<Vec<Reviewed>>,
     /// Held while interfaces are shaped.
     shaping: tokio::sync::Mutex<()>,
@@ -69,30 +60,28 @@ pub struct Rates {
 
 impl Rates {
     /// Of no port yet.
-    pub fn new(
-        meters: PortMeters,
-        credit: CreditKeeper,
-        timed: impl Fn() -> Option<Times> + Send + Sync + 'static,
-    ) -> Self {
+    pub fn new(meters: PortMeters, credit: CreditKeeper, sensors: Sensors, counts_all: bool) -> Self {
         Self {
             meters,
             credit,
-            timed: Box::new(timed),
+            sensors,
+            counts_all,
             ports: Mutex::default(),
             shaping: tokio::sync::Mutex::default(),
         }
     }
 
-    /// The credit of ports whose instances have a network class.
+    /// What ports use and may use.
     pub fn credit(&self) -> &CreditKeeper {
         &self.credit
     }
 
     /// At which rate the interface of a port sends to its VM now, in Mbit/s; `None`: at any.
     fn shaped(&self, port: &RatedPort) -> Option<NonZeroU32> {
-        match port.rate {
-            PortRate::Fixed(rate) => Some(rate),
-            PortRate::Class(_) => self.credit.received_mbps(port.scope).and_then(NonZeroU32::new),
+        match port.terms {
+            Terms::Fixed(rate) => Some(rate),
+            terms if !terms.is_shaped() => None,
+            _ => self.credit.received_mbps(port.scope).and_then(NonZeroU32::new),
         }
     }
 
@@ -100,14 +89,14 @@ impl Rates {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the limits of network classes with what their instances use, until it is dropped.
+    /// Changes the limits of ports with what they use, until it is dropped.
     pub async fn keep(&self, netlink: &Netlink) {
         let mut steps = tokio::time::interval(STEP);
         steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut changed = BTreeSet::new();
         loop {
             steps.tick().await;
-            changed.extend(self.credit.step(&self.timed));
+            changed.extend(self.credit.step(&self.sensors));
             // A review of many interfaces takes longer than a step, and steps do not wait for it.
             let Ok(_shaping) = self.shaping.try_lock() else { continue };
             for scope in std::mem::take(&mut changed) {
@@ -135,12 +124,14 @@ impl Rates {
     /// agent's start loses no packet. A port whose interface cannot be shaped is reported; the next review tries again.
     pub async fn review(&self, netlink: &Netlink, ports: Vec<RatedPort>) -> Result<(), Error> {
         let _shaping = self.shaping.lock().await;
-        self.credit.set_ports(&ports.iter().filter_map(credit_port).collect::<Vec<_>>());
+        let is_counted = |port: &&RatedPort| self.counts_all || port.terms.policy().is_some();
+        self.credit.set_ports(&ports.iter().filter(is_counted).map(credit_port).collect::<Vec<_>>());
         let shapers = netlink.shapers().await?;
         let mut reviewed = Vec::new();
+        let ports: BTreeMap<u32, RatedPort> = ports.into_iter().map(|port| (port.ifindex, port)).collect();
         if !ports.is_empty() || !shapers.is_empty() {
             for link in netlink.links().await? {
-                let port = ports.iter().find(|port| port.ifindex == link.index && port.ifname == link.name);
+                let port = ports.get(&link.index).filter(|port| port.ifname == link.name);
                 let (rate, shaper) = (port.and_then(|port| self.shaped(port)), shapers.get(&link.index));
                 if let Err(error) = Self::review_link(netlink, &link, rate, shaper).await {
                     tracing::warn!(
@@ -176,10 +167,9 @@ impl Rates {
     }
 }
 
-/// The port as its credit needs it, if it has a network class.
-fn credit_port(port: &RatedPort) -> Option<CreditPort> {
-    let PortRate::Class(policy) = port.rate else { return None };
-    Some(CreditPort { ifname: port.ifname.clone(), scope: port.scope, policy })
+/// The port as its credit needs it.
+fn credit_port(port: &RatedPort) -> CreditPort {
+    CreditPort { ifname: port.ifname.clone(), scope: port.scope, terms: port.terms }
 }
 
 fn announce(link: &Link, rate_mbps: NonZeroU32) {
@@ -219,7 +209,7 @@ impl MetricSource for Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::credit::tests::keeper;
+    use crate::credit::tests::{keeper, no_sensors};
     use prometheus_client::encoding::text;
     use sluice_tables::PortCredits;
 
@@ -242,9 +232,10 @@ mod tests {
     fn drops_are_shown_by_direction_and_priority() {
         let meters = PortMeters::anonymous().unwrap();
         meters.set_dropped(7, [3, 1]);
-        let rates = Rates::new(meters.clone(), keeper(PortCredits::anonymous().unwrap()), || None);
-        let rate = PortRate::Fixed(NonZeroU32::new(5).unwrap());
-        let port = RatedPort { ifname: "sl-1".to_owned(), ifindex: 9, scope: 7, rate };
+        let credit = keeper(PortCredits::anonymous().unwrap());
+        let rates = Rates::new(meters.clone(), credit, no_sensors(), true);
+        let terms = Terms::Fixed(NonZeroU32::new(5).unwrap());
+        let port = RatedPort { ifname: "sl-1".to_owned(), ifindex: 9, scope: 7, terms };
         *rates.lock() = vec![Reviewed { port, link: link(), received_drops: [20, 10] }];
         let page = || {
             let (mut registry, mut page) = (Registry::default(), String::new());

@@ -36,12 +36,13 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{
-    Claims, EndingSessionsJob, MigrationReports, Role, UpdateContext, elephant_bytes, error_chain,
+    Claims, EndingSessionsJob, MigrationReports, Role, StateReports, UpdateContext, elephant_bytes,
+    error_chain,
 };
-use sluice_southbound::{Group, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
+use sluice_southbound::{Group, MemberState, Path, PathKey, Policy, PolicyKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
 use sluice_tables::sessions::SessionReader;
-use sluice_types::{EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
+use sluice_types::{CreditPolicy, EntryHash, EntryKey, InstanceId, SecurityRuleId, Vni};
 use tokio::sync::watch;
 
 use crate::elephants::PERIOD;
@@ -65,6 +66,8 @@ pub struct HostRole {
     claims: Claims,
     /// States of migrations for the controller.
     migrations: MigrationReports,
+    /// States of members of services for the controller.
+    members: StateReports<MemberState>,
     /// The groups for which this host detects elephant flows itself, and the time in milliseconds for which such flows must last.
     detection: watch::Sender<BTreeMap<u32, u32>>,
     /// The sessions of the ports.
@@ -82,6 +85,7 @@ impl HostRole {
             absent_policies: BTreeSet::new(),
             claims: Claims::default(),
             migrations: MigrationReports::default(),
+            members: StateReports::default(),
             detection: watch::Sender::default(),
             sessions: None,
         }
@@ -222,6 +226,10 @@ impl Role for HostRole {
         self.migrations.clone()
     }
 
+    fn members(&self) -> StateReports<MemberState> {
+        self.members.clone()
+    }
+
     fn begin_stream(&mut self) {
         self.paths.clear();
         self.absent_policies.clear();
@@ -312,6 +320,10 @@ impl Role for HostRole {
         if let Err(error) = self.ports.upsert_policy(context.tables, policy) {
             context.fail(|| error);
         }
+    }
+
+    fn set_default_credit(&mut self, context: &mut UpdateContext<'_>, policy: Option<CreditPolicy>) {
+        self.ports.set_default_credit(context.tables, policy);
     }
 
     fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {

@@ -13,7 +13,7 @@ use sluice_agent::rsp::RspTransport;
 use sluice_agent::{Applier, Error, Node, error_chain};
 use sluice_datapath::{FlowEvent, Stray, UnknownReceiver};
 use sluice_rsp::cache::Config;
-use sluice_rsp::{Destination, Message, Path, PermitEntry};
+use sluice_rsp::{Capabilities, Destination, Message, Path, PermitEntry, Reception};
 use sluice_southbound::{MigrationSide, Port, PortMigration};
 use sluice_tables::flows::{Flows, Policy};
 use sluice_tables::{DirectPath, NodeTables};
@@ -55,6 +55,8 @@ pub struct PathView {
     pub mac: String,
     /// VNI of the destination's network.
     pub path_vni: u32,
+    /// Longest IP packet that takes the path, in bytes; 0: the path has no MTU of its own.
+    pub mtu: u16,
     /// Revision of the gateway that confirmed the path last; 0 for a fixed path.
     pub revision: u64,
     /// Whether packets take the path. If not, the tables refused it: the destination has a port on this host,
@@ -279,15 +281,16 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
         let asked = entries.len();
         let write = move |applier: &mut Applier<HostRole>| {
             let entries = permitted_senders::permit(&mut applier.tables, entries);
-            (entries, applier.tables.senders())
+            (entries, applier.tables.senders(), applier.role.ports.mtu_max())
         };
-        let (entries, senders) = self.node.writer.run(write).await?;
+        let (entries, senders, mtu) = self.node.writer.run(write).await?;
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         stats.permits_refused += (asked - entries.len()) as u64;
         stats.senders = senders;
         drop(stats);
         if !entries.is_empty() {
-            self.transport.send_to(Some(cluster), from, &Message::Permitted { entries });
+            let reception = Reception { mtu, capabilities: Capabilities::OWN };
+            self.transport.send_to(Some(cluster), from, &Message::Permitted { reception, entries });
         }
         Ok(())
     }
@@ -410,6 +413,7 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>, U: EventSource<UnknownRec
             host: path.host,
             mac: path.mac.to_string(),
             path_vni: path.vni.get(),
+            mtu: path.reception.mtu,
             revision: path.revision,
             installed: installed.get(&destination) == Some(&path.host),
             fixed: false,
@@ -431,6 +435,7 @@ fn fixed_view(path: &DirectPath) -> PathView {
         host: path.host,
         mac: path.mac.to_string(),
         path_vni: path.path_vni.get(),
+        mtu: path.mtu,
         revision: 0,
         installed: true,
         fixed: true,
@@ -451,6 +456,7 @@ fn adopted(tables: &NodeTables) -> Vec<(Destination, Path)> {
         lifetime_ms: ADOPTED_LIFETIME_MS,
         revision: 0,
         by_network: false,
+        reception: Reception { mtu: path.mtu, capabilities: Capabilities::NONE },
     };
     learned(tables).map(|(direct, _)| (destination(&direct), path(&direct))).collect()
 }
@@ -500,8 +506,8 @@ fn write_paths(tables: &mut NodeTables, changes: &[PathChange]) -> u64 {
         let (destination, result) = match *change {
             PathChange::Install(destination, path) => {
                 let Destination { vni, address } = destination;
-                let Path { mac, host, vni: path_vni, .. } = path;
-                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false, moved: false };
+                let Path { mac, host, vni: path_vni, reception: Reception { mtu, .. }, .. } = path;
+                let path = DirectPath { vni, address, mac, host, path_vni, mtu, fixed: false, moved: false };
                 // If the new path cannot be written, the old one is removed too, because it is out of date.
                 let written = tables.upsert_direct_path(&path);
                 let result = written.or_else(|error| remove_learned(tables, vni, address).and(Err(error)));
@@ -536,7 +542,16 @@ mod tests {
     }
 
     fn path(vni: Vni, host: IpAddr) -> Path {
-        Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 1, by_network: false }
+        let reception = Reception { mtu: 1400, capabilities: Capabilities::OWN };
+        Path {
+            host,
+            mac: MacAddr::local(5),
+            vni,
+            lifetime_ms: 1000,
+            revision: 1,
+            by_network: false,
+            reception,
+        }
     }
 
     /// Catches an outdated path that stays when its successor is refused.
@@ -546,7 +561,10 @@ mod tests {
         let mut tables = tables(vni, known);
         let destination = Destination { vni, address: "10.0.0.5".parse().unwrap() };
         assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, known))]), 0);
-        assert_eq!(tables.direct_path(vni, destination.address).unwrap().host, known);
+        let written = tables.direct_path(vni, destination.address).unwrap();
+        assert_eq!((written.host, written.mtu), (known, 1400));
+        let adopted = adopted(&tables).remove(0).1.reception;
+        assert_eq!(adopted, Reception { mtu: 1400, capabilities: Capabilities::NONE });
         let unknown = "192.0.2.99".parse().unwrap();
         assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, unknown))]), 1);
         assert_eq!(tables.direct_paths().count(), 0);
@@ -565,6 +583,7 @@ mod tests {
             mac: MacAddr::local(6),
             host,
             path_vni: vni,
+            mtu: 0,
             fixed: true,
             moved: false,
         };

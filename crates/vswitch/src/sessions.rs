@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use sluice_agent::health::FlowMeter;
 use sluice_agent::{Error, error_chain};
 use sluice_datapath::Datapath;
 use sluice_tables::sessions::{
@@ -34,6 +35,7 @@ use sluice_tables::sessions::{
 };
 use sluice_tables::{Membarrier, SharedReader};
 
+use crate::heavy_flows;
 use crate::scopes::{Owner, Scopes};
 pub use installer::{InstallCounts, SessionInstaller};
 use judge::Judge;
@@ -164,6 +166,11 @@ impl SessionKeeper {
     /// Reads the sessions.
     pub fn reader(&self) -> SessionReader {
         self.reader.clone()
+    }
+
+    /// Measures which flows have the most packets.
+    pub fn flow_meter(&self) -> FlowMeter {
+        heavy_flows::meter(self.reader(), self.scopes.clone())
     }
 
     /// Installs sessions that another host had.

@@ -14,7 +14,7 @@ pub fn run(data: &[u8]) {
 }
 
 /// Bodies and queries that the decoders accept. Each decoder gets all of them, so that it also gets those of others.
-const TEXTS: [&str; 22] = [
+const TEXTS: [&str; 23] = [
     r#"{"name":"a"}"#,
     r#"{"name":"a","tenant":"tenant-1","cluster":"cluster-1","vni":7,"mtu":1430,"offload_kbps":20}"#,
     r#"{"name":"a","mtu":1430,"offload_kbps":null,"cluster":"cluster-2"}"#,
@@ -31,6 +31,7 @@ const TEXTS: [&str; 22] = [
     r#"{"clusters_per_tenant":4,"water_level":0.8,"gateways":{"gw-1":1000,"gw-2":null}}"#,
     r#"{"parallel":4}"#,
     r#"{"enabled":true,"interval_ms":100}"#,
+    r#"{"action":"migrate","max_at_once":2,"hold_s":60,"cooldown_s":600,"sessions":"none"}"#,
     "limit=10&cursor=7670632d3432",
     "tenant=tenant-1&name=a&limit=1000",
     "vpc=vpc-1&host=host-1&name=a%20b",

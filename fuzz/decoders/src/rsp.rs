@@ -6,8 +6,8 @@
 use crate::sealed::{BOOT, NOW_MS, RECEIVER, forge, keys};
 use sluice_envelope::{Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Opener, Path,
-    PermitEntry, Query, RedirectEntry, Sealer, StrayEntry, VERSION, decode,
+    Answer, AnswerEntry, Capabilities, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery,
+    Opener, Path, PermitEntry, Query, Reception, RedirectEntry, Sealer, StrayEntry, VERSION, decode,
 };
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
@@ -49,9 +49,12 @@ pub fn run(data: &[u8]) {
 fn join(before: Option<Message>, part: Message) -> Message {
     match (before, part) {
         (None, part) => part,
-        (Some(Message::Request { id, mut queries }), Message::Request { queries: more, .. }) => {
+        (
+            Some(Message::Request { id, capabilities, mut queries }),
+            Message::Request { queries: more, .. },
+        ) => {
             queries.extend(more);
-            Message::Request { id, queries }
+            Message::Request { id, capabilities, queries }
         }
         (Some(Message::Reply { id, mut answers }), Message::Reply { answers: more, .. }) => {
             answers.extend(more);
@@ -73,9 +76,9 @@ fn join(before: Option<Message>, part: Message) -> Message {
             entries.extend(more);
             Message::Permit { entries }
         }
-        (Some(Message::Permitted { mut entries }), Message::Permitted { entries: more }) => {
+        (Some(Message::Permitted { reception, mut entries }), Message::Permitted { entries: more, .. }) => {
             entries.extend(more);
-            Message::Permitted { entries }
+            Message::Permitted { reception, entries }
         }
         (Some(Message::Identify { mut entries }), Message::Identify { entries: more }) => {
             entries.extend(more);
@@ -102,8 +105,16 @@ fn messages() -> Vec<Message> {
     let addresses = ["10.0.0.1", "fd00::1"].map(|text| text.parse::<IpAddr>().expect("an address"));
     let hosts = ["192.0.2.8", "2001:db8::8"].map(|text| text.parse::<IpAddr>().expect("an address"));
     let destinations = addresses.map(|address| Destination { vni, address });
-    let path =
-        |host| Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 7, by_network: true };
+    let reception = Reception { mtu: 1450, capabilities: Capabilities::from_bits(1) };
+    let path = |host| Path {
+        host,
+        mac: MacAddr::local(5),
+        vni,
+        lifetime_ms: 1000,
+        revision: 7,
+        by_network: true,
+        reception,
+    };
     let mut answers = Vec::new();
     for destination in destinations {
         answers.extend(hosts.map(|host| AnswerEntry { destination, answer: Answer::Path(path(host)) }));
@@ -118,6 +129,7 @@ fn messages() -> Vec<Message> {
     vec![
         Message::Request {
             id: 3,
+            capabilities: reception.capabilities,
             queries: destinations.map(|destination| Query { destination, revision: 1 }).into(),
         },
         Message::Reply { id: 3, answers: [&answers[..], &replied].concat() },
@@ -127,7 +139,7 @@ fn messages() -> Vec<Message> {
             entries: entries.map(|(destination, host)| StrayEntry { destination, host }).collect(),
         },
         Message::Permit { entries: permits.to_vec() },
-        Message::Permitted { entries: permits.to_vec() },
+        Message::Permitted { reception, entries: permits.to_vec() },
         Message::Identify { entries: destinations.to_vec() },
         Message::Identity { entries: destinations.map(identity).to_vec() },
         Message::Reconcile { queries: vec![NetworkQuery { vni, since: 7 }] },

@@ -8,14 +8,16 @@ use prost::Message;
 use sluice_agent::rsp::{KeyKind, KeyStore};
 use sluice_agent::{Applier, Role, UpdateContext};
 use sluice_southbound::proto::{
-    EnrollRequest, EnrollResponse, MigrationStates, NodeReport, NodeUpdate, node_report,
+    EnrollRequest, EnrollResponse, HostStates, MemberStates, MigrationStates, NodeReport, NodeUpdate,
+    node_report,
 };
 use sluice_southbound::{
     AddressPair, ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Finding, Group, HealthReport,
-    HealthSubject, Key, LinkHealth, MAX_FINDINGS, MAX_HEALTH_LINKS, Member, MigrationKey, MigrationPhase,
-    MigrationSide, MigrationState, Node, Path, PathKey, PlannedVip, Policy, PolicyKey, Port, PortMigration,
-    PortOptions, PreferredOwner, Qos, Route, RouteKey, Scope, SecurityRule, SessionMode, Update, Vip, Vrf,
-    Vtep, VtepRole, decode_update, proto,
+    HealthSubject, HostState, Key, LinkHealth, MAX_FINDINGS, MAX_HEALTH_LINKS, Member, MemberProbe,
+    MemberState, MigrationKey, MigrationPhase, MigrationSide, MigrationState, Node, Path, PathKey,
+    PlannedVip, Policy, PolicyKey, Port, PortMigration, PortOptions, PreferredOwner, Qos, Route, RouteKey,
+    Scope, SecurityRule, Service, ServiceAddress, ServiceMember, SessionMode, Update, Vip, Vrf, Vtep,
+    VtepRole, decode_update, proto,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{
@@ -101,6 +103,18 @@ fn check_report(message: NodeReport) {
                 assert_eq!(again, Ok(state), "read again");
             }
         }
+        Some(node_report::Report::Members(MemberStates { states })) => {
+            for state in states.into_iter().filter_map(|state| MemberState::try_from(state).ok()) {
+                let again = MemberState::try_from(proto::MemberState::from(state.clone()));
+                assert_eq!(again, Ok(state), "read again");
+            }
+        }
+        Some(node_report::Report::Hosts(HostStates { states })) => {
+            for state in states.into_iter().filter_map(|state| HostState::try_from(state).ok()) {
+                let again = HostState::try_from(proto::HostState::from(state.clone()));
+                assert_eq!(again, Ok(state), "read again");
+            }
+        }
         _ => {}
     }
 }
@@ -176,6 +190,8 @@ fn options() -> PortOptions {
         ],
         unprotected: true,
         qos: Qos { dscp: Some(46), rate_mbps: std::num::NonZeroU32::new(100), credit: None },
+        member: Some(MemberProbe { interval_ms: 10, failures: 3, epoch: 9 }),
+        bonded: false,
     }
 }
 
@@ -221,6 +237,19 @@ fn ports(vni: Vni, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Vec<Port> {
         ..comes.clone()
     };
     vec![comes, leaves]
+}
+
+/// A service with two members on a host.
+fn service(host: IpAddr) -> Service {
+    let member = ServiceMember { number: 1, mac: MacAddr::local(7), host, selected: true };
+    let members = vec![member, ServiceMember { number: 9, mac: MacAddr::local(8), ..member }];
+    Service { id: 5, seed: [1, 2], members }
+}
+
+/// The addresses of a mount of [`service`].
+fn service_address(vni: Vni) -> ServiceAddress {
+    let ipv6 = Some("fd00::9".parse().expect("an address"));
+    ServiceAddress { vni, service: 5, ipv4: Some("10.0.0.9".parse().expect("an address")), ipv6 }
 }
 
 /// An update with every kind of entry.
@@ -275,6 +304,9 @@ fn full_update() -> Update {
             nat_seed: NatSeed::new(6),
         }),
         paths: vec![Path { key: path, mac, host: IpAddr::V6(v6), path_vni: vni }],
+        services: vec![service(v4.into())],
+        service_addresses: vec![service_address(vni)],
+        watched_hosts: Some(vec![IpAddr::V4(v4), IpAddr::V6(v6)]),
         ..Update::default()
     }
 }
@@ -292,6 +324,9 @@ fn removal(of: &Update) -> Update {
         removed_routes: of.routes.iter().map(|route| route.key).collect(),
         removed_ports: of.ports.iter().map(|port| port.instance).collect(),
         removed_paths: of.paths.iter().map(|path| path.key).collect(),
+        removed_service_addresses: of.service_addresses.iter().map(ServiceAddress::key).collect(),
+        removed_services: of.services.iter().map(|service| service.id).collect(),
+        watched_hosts: Some(Vec::new()),
         ..Update::default()
     }
 }
@@ -328,8 +363,19 @@ fn health() -> HealthReport {
     HealthReport { findings, others: true, links: peers.map(link).to_vec() }
 }
 
+/// Reports of members and watched hosts.
+fn states() -> [node_report::Report; 2] {
+    let member = MemberState { instance: InstanceId::new(3), up: true, evidence: "3 of 3".to_owned() };
+    let host = "2001:db8::8".parse().expect("an address");
+    let host = HostState { host, reachable: false, evidence: "0 of 5".to_owned() };
+    [
+        node_report::Report::Members(MemberStates { states: vec![member.into()] }),
+        node_report::Report::Hosts(HostStates { states: vec![host.into()] }),
+    ]
+}
+
 /// Reports of a node. That of migrations has one in each phase.
-fn reports() -> [node_report::Report; 5] {
+fn reports() -> [node_report::Report; 7] {
     let phases =
         [MigrationPhase::Waiting, MigrationPhase::Ready, MigrationPhase::Switched, MigrationPhase::Failed];
     let state = |phase| MigrationState {
@@ -339,9 +385,12 @@ fn reports() -> [node_report::Report; 5] {
         sessions: 9,
         problem: "no room".to_owned(),
     };
-    let states = phases.map(|phase| proto::MigrationState::from(state(phase))).to_vec();
+    let migrations = phases.map(|phase| proto::MigrationState::from(state(phase))).to_vec();
+    let [members, hosts] = states();
     [
-        node_report::Report::Migrations(MigrationStates { states }),
+        members,
+        hosts,
+        node_report::Report::Migrations(MigrationStates { states: migrations }),
         node_report::Report::Health(health().into()),
         node_report::Report::Hello(Default::default()),
         node_report::Report::Ack(Default::default()),

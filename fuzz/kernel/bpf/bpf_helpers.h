@@ -35,6 +35,7 @@ long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length
 long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 length);
 __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __wsum seed);
 long bpf_redirect(__u32 ifindex, __u64 flags);
+long bpf_clone_redirect(struct __sk_buff *skb, __u32 ifindex, __u64 flags);
 long bpf_redirect_peer(__u32 ifindex, __u64 flags);
 long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length);
 long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 length, __u64 flags);

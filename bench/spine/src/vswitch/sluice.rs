@@ -173,6 +173,7 @@ fn fill(datapath: &Datapath, rules: Rules) -> Result<NodeTables, Failure> {
             mac: place::mac_of(address),
             host: place::host_of(index).into(),
             path_vni: vni,
+            mtu: 0,
             fixed: false,
             moved: false,
         })?;
@@ -198,5 +199,6 @@ fn port(vni: Vni, vm: Vm, is_filtered: bool) -> Result<Port, Failure> {
         adopt_until_s: 0,
         qos: PortQos::default(),
         sources: sluice_tables::PortSources::default(),
+        bonded: false,
     })
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::{
     EndpointKey, Group, MAX_MISSING, Meter, Missing, NatGateway, Policy, PolicyKey, Port, PublicPrefix,
-    Route, RouteKey, Scope, Update, Vip, Vrf, Vtep,
+    Route, RouteKey, Scope, Service, ServiceAddress, ServiceAddressKey, Update, Vip, Vrf, Vtep,
 };
 use sluice_types::{EntryHash, EntryKey, InstanceId, IpNet, Vni};
 
@@ -40,6 +40,9 @@ pub(super) enum Key {
     /// By the outside addresses.
     PublicPrefix(IpNet),
     NatGateway(Vni),
+    Service(u32),
+    /// An address of a mount.
+    ServiceAddress(Vni, IpAddr),
     Policy(PolicyKey),
     Port(InstanceId),
 }
@@ -56,6 +59,9 @@ pub(super) enum Entry {
     Route(Route),
     PublicPrefix(PublicPrefix),
     NatGateway(NatGateway),
+    Service(Service),
+    /// An address of a mount, and the id of its service.
+    ServiceAddress(Vni, IpAddr, u32),
     Policy(Policy),
     Port(Box<Port>),
 }
@@ -72,6 +78,8 @@ impl Entry {
             Self::Route(route) => Key::Route(route.key),
             Self::PublicPrefix(public) => Key::PublicPrefix(public.outside),
             Self::NatGateway(nat) => Key::NatGateway(nat.vni),
+            Self::Service(service) => Key::Service(service.id),
+            Self::ServiceAddress(vni, address, _) => Key::ServiceAddress(*vni, *address),
             Self::Policy(policy) => Key::Policy(policy.key),
             Self::Port(port) => Key::Port(port.instance),
         }
@@ -101,6 +109,8 @@ impl Entry {
             Self::Route(route) => vec![EntryKey::Route(route.key.vni, route.key.prefix)],
             Self::PublicPrefix(public) => vec![EntryKey::PublicPrefix(public.outside)],
             Self::NatGateway(nat) => vec![EntryKey::NatGateway(nat.vni)],
+            Self::Service(service) => vec![EntryKey::Service(service.id)],
+            Self::ServiceAddress(vni, address, _) => vec![EntryKey::ServiceAddress(*vni, *address)],
             Self::Policy(policy) => vec![EntryKey::Policy(policy.key.vni, policy.key.identity)],
             Self::Port(port) => port.entry_hashes().map(|(key, _)| key).collect(),
         }
@@ -230,6 +240,9 @@ impl Retries {
             return;
         }
         let endpoint = |vni, ipv4, ipv6| addresses(ipv4, ipv6).map(move |ip| Key::Endpoint(vni, ip));
+        let of_mount = |ServiceAddressKey { vni, ipv4, ipv6 }| {
+            addresses(ipv4, ipv6).map(move |ip| Key::ServiceAddress(vni, ip))
+        };
         let written = update.vteps.iter().map(|vtep| Key::Vtep(vtep.address));
         let written = written.chain(update.vips.iter().map(|vip| Key::Vip(vip.address)));
         let written = written.chain(update.groups.iter().map(|group| Key::Group(group.id)));
@@ -239,6 +252,8 @@ impl Retries {
         let written = written.chain(update.routes.iter().map(|route| Key::Route(route.key)));
         let written = written.chain(update.public_prefixes.iter().map(|it| Key::PublicPrefix(it.outside)));
         let written = written.chain(update.nat_gateways.iter().map(|nat| Key::NatGateway(nat.vni)));
+        let written = written.chain(update.services.iter().map(|service| Key::Service(service.id)));
+        let written = written.chain(update.service_addresses.iter().flat_map(|it| of_mount(it.key())));
         let written = written.chain(update.policies.iter().map(|policy| Key::Policy(policy.key)));
         let written = written.chain(update.ports.iter().map(|port| Key::Port(port.instance)));
         let removed = update.removed_vteps.iter().copied().map(Key::Vtep);
@@ -251,6 +266,9 @@ impl Retries {
         let removed = removed.chain(update.removed_routes.iter().copied().map(Key::Route));
         let removed = removed.chain(update.removed_public_prefixes.iter().copied().map(Key::PublicPrefix));
         let removed = removed.chain(update.removed_nat_gateways.iter().copied().map(Key::NatGateway));
+        let of_mounts = update.removed_service_addresses.iter();
+        let removed = removed.chain(of_mounts.flat_map(|key| of_mount(*key)));
+        let removed = removed.chain(update.removed_services.iter().copied().map(Key::Service));
         let removed = removed.chain(update.removed_ports.iter().copied().map(Key::Port));
         written.chain(removed).for_each(|key| self.remove(key));
         if !update.removed_vnis.is_empty() {
@@ -313,6 +331,11 @@ fn push(update: &mut Update, entry: Entry) {
         Entry::Route(route) => update.routes.push(route),
         Entry::PublicPrefix(public) => update.public_prefixes.push(public),
         Entry::NatGateway(nat) => update.nat_gateways.push(nat),
+        Entry::Service(service) => update.services.push(service),
+        Entry::ServiceAddress(vni, address, service) => {
+            let (ipv4, ipv6) = families(address);
+            update.service_addresses.push(ServiceAddress { vni, service, ipv4, ipv6 });
+        }
         Entry::Policy(policy) => update.policies.push(policy),
         Entry::Port(port) => update.ports.push(*port),
     }
@@ -332,13 +355,18 @@ fn push_removal(update: &mut Update, key: Key) {
         Key::Route(key) => update.removed_routes.push(key),
         Key::PublicPrefix(outside) => update.removed_public_prefixes.push(outside),
         Key::NatGateway(vni) => update.removed_nat_gateways.push(vni),
+        Key::Service(id) => update.removed_services.push(id),
+        Key::ServiceAddress(vni, address) => {
+            let (ipv4, ipv6) = families(address);
+            update.removed_service_addresses.push(ServiceAddressKey { vni, ipv4, ipv6 });
+        }
         // The controller removes no policies.
         Key::Policy(_) => {}
         Key::Port(instance) => update.removed_ports.push(instance),
     }
 }
 
-fn families(address: IpAddr) -> (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>) {
+pub(super) fn families(address: IpAddr) -> (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>) {
     match address {
         IpAddr::V4(v4) => (Some(v4), None),
         IpAddr::V6(v6) => (None, Some(v6)),

@@ -4,6 +4,7 @@
 mod nat_gateways;
 mod public;
 mod retries;
+mod services;
 
 use sluice_southbound::{
     EndpointKey, Group, Key, Port, PublicPrefix, Route, RouteKey, Scope, Vip, Vrf, Vtep, VtepRole,

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use sluice_southbound::{HealthSubject, LinkHealth};
+use sluice_types::Random;
 
 use super::echo::{ECHO_BYTES_MIN, Nonce};
-use super::random::Random;
 use super::rules::{Rule, Symptom};
 
 /// Gateways that are watched.
@@ -151,7 +151,7 @@ impl Links {
             .collect();
         self.peers.retain(|address, peer| chosen.get(address) == Some(&peer.is_gateway));
         for (address, is_gateway) in chosen {
-            let first_us = now_us + self.random.next() % self.period_us.max(1);
+            let first_us = now_us + self.random.number() % self.period_us.max(1);
             self.peers.entry(address).or_insert_with(|| Peer {
                 is_gateway,
                 next_us: first_us,
@@ -171,11 +171,11 @@ impl Links {
             IpAddr::V4(v4) => u64::from(v4.to_bits()),
             IpAddr::V6(v6) => {
                 let (high, low) = sluice_types::ipv6_halves(v6);
-                Random::new(high).next() ^ low
+                Random::new(high).number() ^ low
             }
         };
         let own = self.own.first().map_or(0, |own| value(*own));
-        Random::new(Random::new(own).next() ^ value(other)).next()
+        Random::new(Random::new(own).number() ^ value(other)).number()
     }
 
     /// When a probe is due, or the wait for an answer ends.

@@ -69,7 +69,7 @@ fn each_node_is_probed_once_in_a_period_and_every_fourth_time_with_the_mtu() {
 fn a_quiet_hour_raises_nothing() {
     for seed in 0..20 {
         let (mut links, mut random) = (links(), Random::new(seed));
-        let noise = |probe: &LinkProbe| match random.next() % 1000 {
+        let noise = |probe: &LinkProbe| match random.number() % 1000 {
             _ if probe.to == address(22) => None,
             0..3 => None,
             3..8 => Some(150_000),

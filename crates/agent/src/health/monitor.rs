@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use sluice_southbound::{HealthReport, HealthSubject, MAX_HEALTH_LINKS};
+use sluice_types::Random;
 
 use super::findings::Findings;
+use super::heavy::HeavyFlow;
 use super::links::Links;
-use super::random::Random;
-use super::rules::{Configuration, DeviceSample, InterfaceSample, Placement, PortSample, Rule};
+use super::rules::{Configuration, DeviceSample, InterfaceSample, Limits, Placement, PortSample, Rule};
 use super::sample::{Counters, Usage};
 use super::vms::{VmProbe, VmReply, Vms, WatchedPort, probes};
 
@@ -55,6 +56,8 @@ pub struct MonitorConfig {
     pub link_period_ms: u64,
     /// Average interval of probes of VMs.
     pub vm_period_ms: u64,
+    /// Thresholds that an operator may change.
+    pub limits: Limits,
     /// Seed of what spreads probes over time.
     pub seed: u64,
 }
@@ -74,6 +77,9 @@ pub struct Monitor {
     vms: Vms,
     next_vms_ms: u64,
     random: Random,
+    /// Whether the last sample had too many packets for processors or for a VM.
+    is_overloaded: bool,
+    flows: Vec<HeavyFlow>,
 }
 
 impl Monitor {
@@ -94,6 +100,8 @@ impl Monitor {
             vms: Vms::default(),
             next_vms_ms,
             random,
+            is_overloaded: false,
+            flows: Vec::new(),
         }
     }
 
@@ -116,12 +124,29 @@ impl Monitor {
             if sample.explains_losses() {
                 self.links.discard();
             }
-            self.findings.round(wall_ms, &Rule::OF_DEVICE, sample.symptoms());
+            let symptoms = sample.symptoms();
+            self.is_overloaded =
+                symptoms.iter().any(|symptom| matches!(symptom.rule, Rule::Softnet | Rule::PortDrops));
+            if !self.is_overloaded {
+                self.flows = Vec::new();
+            }
+            self.findings.round(wall_ms, &Rule::OF_DEVICE, symptoms);
         }
         let placement = &self.view.placement;
         let found = self.configuration.symptoms(now_ms, self.config.vm_period_ms, placement);
         self.findings.round(wall_ms, &Rule::OF_CONFIGURATION, found);
         self.findings.round(wall_ms, &Rule::OF_LINKS, self.links.symptoms());
+    }
+
+    /// Whether the heaviest flows are to be measured: there are too many packets now.
+    #[must_use]
+    pub fn wants_flows(&self) -> bool {
+        self.is_overloaded
+    }
+
+    /// Takes the heaviest flows.
+    pub fn set_flows(&mut self, flows: Vec<HeavyFlow>) {
+        self.flows = flows;
     }
 
     /// The present counters, compared with those of some seconds ago.
@@ -149,6 +174,8 @@ impl Monitor {
             tables_permille: self.view.tables_permille,
             underlay: self.config.underlay.iter().map(nic).collect(),
             ports: self.view.ports.iter().map(port).collect(),
+            flows: self.flows.clone(),
+            limits: self.config.limits,
         }
     }
 

@@ -36,6 +36,7 @@ impl Host {
             is_gateway: false,
             link_period_ms: 5000,
             vm_period_ms: 10_000,
+            limits: Limits::default(),
             seed,
         };
         let proc = tempfile::tempdir().unwrap();
@@ -74,7 +75,7 @@ impl Host {
     }
 
     fn counters(&mut self) -> Counters {
-        let noise = self.random.next() % 20;
+        let noise = self.random.number() % 20;
         let used = self.cpu_percent + noise;
         self.ticks = (self.ticks.0 + used.min(100), self.ticks.1 + 100 - used.min(100));
         self.passed = (self.passed.0 + 5000, self.passed.1 + self.drops_per_s + noise);
@@ -96,11 +97,13 @@ impl Host {
         let now_us = self.now_ms * 1000;
         let mut numbers = self.random.clone();
         let nonce = || {
-            Some([numbers.next().to_be_bytes(), numbers.next().to_be_bytes()].concat().try_into().unwrap())
+            Some(
+                [numbers.number().to_be_bytes(), numbers.number().to_be_bytes()].concat().try_into().unwrap(),
+            )
         };
         for probe in self.monitor.links.take_due(now_us, (1472, 1452), nonce) {
-            if self.links_answer && !self.random.next().is_multiple_of(1000) {
-                let rtt_us = 300 + self.random.next() % 5000;
+            if self.links_answer && !self.random.number().is_multiple_of(1000) {
+                let rtt_us = 300 + self.random.number() % 5000;
                 self.monitor.links.answer(now_us + rtt_us, probe.to, &probe.nonce);
             }
         }
@@ -111,7 +114,7 @@ impl Host {
         let asked = probes.iter().map(|probe| (probe.ifindex, probe.address)).collect();
         let mut replies = BTreeSet::new();
         for VmProbe { ifindex, address, .. } in probes {
-            if self.vms_answer && !self.random.next().is_multiple_of(1000) {
+            if self.vms_answer && !self.random.number().is_multiple_of(1000) {
                 replies.insert(VmReply { ifindex, address, mac: MAC });
             }
         }

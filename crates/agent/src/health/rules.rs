@@ -8,7 +8,7 @@
 //! | [`Rule::TablesFull`] | 95 % of the cells are in use for 10 s | tables double, so that 90 % are usual before they grow |
 //! | [`Rule::NicErrors`] | in 3 of 10 s, 10 errors, or 100 drops that are 1 % of the packets | frames of unknown protocols count as drops: some each second are usual; those of full queues of processors, and on gateways those of XDP, are not the interface's |
 //! | [`Rule::NicCarrier`] | the underlay interface has no carrier, or does not exist, for 5 s | a renegotiation of the link takes up to 2 s, and interfaces are read every 2 s |
-//! | [`Rule::Softnet`] | in 3 of 5 s, a processor is in software interrupts to 90 %, and drops a packet or is squeezed 10 times | a burst squeezes a processor that is idle otherwise |
+//! | [`Rule::Softnet`] | in 3 of 5 s, a processor is in software interrupts to 90 %, and drops a packet or is squeezed 10 times ([`Limits`]) | a burst squeezes a processor that is idle otherwise |
 //! | [`Rule::PortCarrier`] | the interface of a VM has no carrier for 30 s | a reset of virtio-net takes below 1 s, and a reboot of a VM some seconds |
 //! | [`Rule::PortDrops`] | in 5 of 10 s, the interface drops 10 packets that are 1 % of those to the VM, which answers, while processors are used below 90 % | TCP fills a queue now and then |
 //! | [`Rule::VmSilent`] | the VM answers no probe of any address 3 times, and sends nothing | one answer may be lost |
@@ -24,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_southbound::HealthSubject;
 use sluice_types::{AnomalyClass, InstanceId};
 
+use super::heavy::{self, HeavyFlow};
 use super::sample::{InterfaceCounters, Usage};
 
 /// A rule, in the table above.
@@ -207,6 +208,21 @@ pub struct PortSample {
     pub answers: bool,
 }
 
+/// Thresholds that an operator may change: how much work with packets a processor can do depends on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Part of its time that the busiest processor may spend in software interrupts, in thousandths.
+    pub softirq_permille: u64,
+    /// Times in a second from which on a processor that is so busy is overloaded if it leaves packets for later; 0: always.
+    pub squeezed: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { softirq_permille: 900, squeezed: 10 }
+    }
+}
+
 /// This machine in one second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSample {
@@ -220,6 +236,10 @@ pub struct DeviceSample {
     pub underlay: Vec<InterfaceSample>,
     /// Ports of VMs.
     pub ports: Vec<PortSample>,
+    /// The heaviest flows of the ports, as far as they are known.
+    pub flows: Vec<HeavyFlow>,
+    /// The thresholds of this node.
+    pub limits: Limits,
 }
 
 /// Processors are used so much that measurements of others say little, in thousandths.
@@ -227,8 +247,6 @@ const BUSY: u64 = 900;
 const CPU_MAX: u64 = 950;
 const MEMORY_MIN: u64 = 50;
 const TABLES_MAX: u64 = 950;
-const SOFTIRQ_MAX: u64 = 900;
-const SQUEEZED_MAX: u64 = 10;
 const NIC_ERRORS_MAX: u64 = 10;
 const NIC_DROPS_MAX: u64 = 100;
 const PORT_DROPS_MAX: u64 = 10;
@@ -277,11 +295,13 @@ impl DeviceSample {
         );
         of_node(
             Rule::Softnet,
-            softirq_permille >= SOFTIRQ_MAX && (dropped > 0 || squeezed >= SQUEEZED_MAX),
+            softirq_permille >= self.limits.softirq_permille
+                && (dropped > 0 || squeezed >= self.limits.squeezed),
             format!(
                 "a processor in software interrupts to {} %, {dropped} packets dropped and {squeezed} times squeezed \
-                 in a second",
-                softirq_permille / 10
+                 in a second{}",
+                softirq_permille / 10,
+                heavy::of_node(&self.flows, &self.ports)
             ),
         );
         for nic in &self.underlay {
@@ -305,8 +325,10 @@ impl DeviceSample {
             && is_lossy(tx_dropped, counters.tx_packets, PORT_DROPS_MAX)
         {
             let tx_packets = counters.tx_packets;
-            let evidence =
-                format!("interface {name} dropped {tx_dropped} and passed {tx_packets} packets in a second");
+            let heaviest = heavy::to_port(&self.flows, name);
+            let evidence = format!(
+                "interface {name} dropped {tx_dropped} and passed {tx_packets} packets in a second{heaviest}"
+            );
             (Rule::PortDrops, evidence)
         } else {
             return None;

@@ -30,6 +30,8 @@ fn busy() -> DeviceSample {
         tables_permille: 900,
         underlay: vec![nic(counters)],
         ports: vec![port],
+        flows: Vec::new(),
+        limits: Limits::default(),
     }
 }
 
@@ -74,8 +76,43 @@ fn processors_memory_and_tables_of_the_node_are_judged() {
     };
     assert_eq!(
         evidence,
-        "a processor in software interrupts to 98 %, 12 packets dropped and 50 times squeezed in a second"
+        "a processor in software interrupts to 98 %, 12 packets dropped and 50 times squeezed in a second; busiest VM: \
+         inst-3 (sl-1), 0 packets sent, 5000 received"
     );
+}
+
+#[test]
+fn an_operator_may_change_when_processors_are_overloaded() {
+    let with = |softirq_permille, squeezed| {
+        let mut sample = busy();
+        sample.limits = Limits { softirq_permille, squeezed };
+        held(&sample).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
+    };
+    assert_eq!(with(851, 0), []);
+    assert_eq!(with(850, 0), [Rule::Softnet]);
+    assert_eq!((with(850, 50), with(850, 51)), (vec![Rule::Softnet], vec![]));
+    let mut idle = busy();
+    (idle.limits, idle.usage.softnet_squeezed) = (Limits { softirq_permille: 850, squeezed: 0 }, 0);
+    assert_eq!(held(&idle), [(Rule::Softnet, HealthSubject::Node)]);
+}
+
+/// Catches an overload whose reason is not named.
+#[test]
+fn evidence_of_overload_names_the_heaviest_flow() {
+    let mut sample = busy();
+    let flow = HeavyFlow {
+        ifname: "sl-1".to_owned(),
+        is_sent: false,
+        flow: "udp 10.0.0.1:7 > 10.0.0.3:53".to_owned(),
+        packets: 4000,
+    };
+    sample.flows = vec![flow];
+    (sample.usage.softirq_permille, sample.ports[0].interface.counters.tx_dropped) = (950, 500);
+    let symptoms = sample.symptoms();
+    let rules: Vec<Rule> = symptoms.iter().map(|symptom| symptom.rule).collect();
+    assert_eq!(rules, [Rule::Softnet, Rule::PortDrops]);
+    let end = "; heaviest flow: udp 10.0.0.1:7 > 10.0.0.3:53, 4000 packets";
+    assert!(symptoms.iter().all(|symptom| symptom.evidence.ends_with(end)), "{symptoms:?}");
 }
 
 #[test]

@@ -56,6 +56,9 @@ impl InterfaceCounters {
     }
 }
 
+/// The unit of times in `/proc/stat`: the kernel shows 100 ticks a second on every architecture that Sluice supports.
+const TICK_NS: u64 = 10_000_000;
+
 /// A reading of all counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -126,6 +129,18 @@ impl Counters {
         }
         Some(())
     }
+}
+
+/// Time in ns that the processors of this machine have spent in software interrupts, which have a resolution of 10 ms. `proc` is `/proc`
+/// unless in tests.
+///
+/// # Errors
+/// If the file cannot be read, or has another form.
+pub fn softirq_ns(proc: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(proc.join("stat"))?;
+    let all = text.lines().find_map(|line| line.strip_prefix("cpu "));
+    let ticks = all.and_then(|times| times.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
+    ticks.map(|ticks| ticks.saturating_mul(TICK_NS)).ok_or_else(|| malformed("stat"))
 }
 
 fn malformed(name: &str) -> io::Error {
@@ -241,6 +256,7 @@ mod tests {
             "000000ff 00000001 00000002 0\n",
         );
         let before = Counters::read(dir.path()).unwrap();
+        assert_eq!(softirq_ns(dir.path()).unwrap(), 0);
         let eth0 = InterfaceCounters {
             rx_packets: 90,
             rx_errors: 2,
@@ -258,6 +274,7 @@ mod tests {
             "000001ff 0000000b 00000002 0\n00000001 00000001 0000000a 0\n",
         );
         let now = Counters::read(dir.path()).unwrap();
+        assert_eq!(softirq_ns(dir.path()).unwrap(), 500_000_000);
         let usage = Usage::between(&before, &now, 1);
         assert_eq!(
             usage,
@@ -305,7 +322,7 @@ mod tests {
     fn a_file_of_another_form_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "cpu  1 2 3", 1, "");
-        assert!(Counters::read(dir.path()).is_err());
+        assert!(Counters::read(dir.path()).is_err() && softirq_ns(dir.path()).is_err());
         write(dir.path(), "cpu  1 2 3 4 5 6 7 8", 1, "1 zz 2\n");
         assert!(Counters::read(dir.path()).is_err());
         assert!(Counters::read(&dir.path().join("absent")).is_err());

@@ -19,17 +19,26 @@ pub struct NetworkClassSpec {
     /// Thousandths of one processor that the host's network processing spends on an instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_permille: Option<Allowance>,
+    /// Whether it is the class of instances that have none of their own; at most one is.
+    #[serde(default)]
+    pub is_default: bool,
 }
 
-/// Checks that names are unique, that policies can be created, and that no instance has both a class and a rate.
+/// Checks that names are unique, that policies can be created, that at most one class is the default, and that no instance
+/// has both a class and a rate.
 pub(super) fn check(cloud: &CloudFile) -> Result<(), CloudFileError> {
     check_unique("network class", "", cloud.network_classes.iter().map(|spec| spec.name.as_str()))?;
-    for NetworkClassSpec { name, mbps, kpps, cpu_permille } in &cloud.network_classes {
+    for NetworkClassSpec { name, mbps, kpps, cpu_permille, is_default: _ } in &cloud.network_classes {
         let policy = CreditPolicy { mbps: *mbps, kpps: *kpps, cpu_permille: *cpu_permille };
         policy.validate().map_err(|error| {
             let (object, problem) = (format!("network class `{name}`"), error.to_string());
             FieldError { object, field: error.dimension(), problem }
         })?;
+    }
+    if let Some(second) = cloud.network_classes.iter().filter(|spec| spec.is_default).nth(1) {
+        let (object, problem) =
+            (format!("network class `{}`", second.name), "another class is the default".to_owned());
+        return Err(FieldError { object, field: "is_default", problem }.into());
     }
     for vpc in &cloud.vpcs {
         let has_both = |qos: &Option<sluice_types::Qos>| qos.is_some_and(|qos| qos.rate_mbps.is_some());
@@ -58,6 +67,12 @@ mod tests {
         let mbps = Some(Allowance { base: 100, max: 400, clamp: 100, credit: 3000 });
         assert_eq!((cloud.network_classes[0].mbps, cloud.len()), (mbps, 1));
         assert_eq!(error(&format!("{GOLD}, {GOLD}")), "network class `gold` is defined twice");
+        let default = |name: &str| GOLD.replace("name: gold", &format!("name: {name}, is_default: true"));
+        assert!(parse(&format!("{GOLD}, {}", default("a"))).unwrap().network_classes[1].is_default);
+        assert_eq!(
+            error(&format!("{}, {}", default("a"), default("b"))),
+            "network class `b`: `is_default`: another class is the default"
+        );
         assert_eq!(
             error("{name: a}"),
             "network class `a`: `mbps`: nothing is limited: at least one of mbps, kpps and cpu_permille is needed"

@@ -4,10 +4,12 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{
-    clusters, eips, events, gateways, health, hosts, instances, meters, migrations, nat_gateways,
+    clusters, eips, events, gateways, health, hosts, instances, meters, migrations, mounts, nat_gateways,
     network_classes, peerings, placement, port_forwards, public_pools, removals,
 };
-use super::{route_tables, routes, security_groups, security_rules, subnets, tenants, unconfirmed, vpcs};
+use super::{
+    route_tables, routes, security_groups, security_rules, services, subnets, tenants, unconfirmed, vpcs,
+};
 use axum::http::Uri;
 use serde::de::DeserializeOwned;
 use sluice_types::{SchedulerPatch, VpcId};
@@ -105,6 +107,13 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     list security_groups::SecurityGroupFilter;
     body security_rules::NewSecurityRule;
     list security_rules::SecurityRuleFilter;
+    body services::NewService;
+    body services::ServicePatch;
+    list services::ServiceFilter;
+    body services::NewServiceMember;
+    body services::ServiceMemberPatch;
+    body mounts::NewMount;
+    list mounts::MountFilter;
     body public_pools::NewPublicPool;
     body public_pools::PublicPoolPatch;
     list public_pools::PublicPoolFilter;
@@ -122,6 +131,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     query events::EventQuery;
     query health::HealthQuery;
     query removals::RemovalWait;
+    body sluice_types::HealthPolicyPatch;
     body sluice_types::PlacementSettingsPatch;
     body placement::NewPlan;
     body placement::ApplyPlan;

@@ -4,11 +4,10 @@
 use super::problem::Problem;
 use super::request::Query;
 use super::{Api, App};
-use crate::push::southbound_id;
+use crate::push::{NodeHealth, southbound_id};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use sluice_southbound::HealthReport;
 use sluice_store::{NodeId, StoreError};
 use sluice_types::AnomalyClass;
 use std::net::IpAddr;
@@ -38,14 +37,18 @@ struct HealthFinding {
     cause: String,
     /// When it was found, in milliseconds of the UNIX epoch by the clock of the node; 0 if that is not known.
     since_ms: u64,
+    /// The node does not report any more: this is what it had found before.
+    stale: bool,
+    /// When the node reported last, in milliseconds of the UNIX epoch, to within a minute; 0 if it never has.
+    reported_ms: u64,
 }
 
-/// Anomalies of the nodes that are connected to this controller.
+/// Anomalies of all nodes.
 #[derive(Serialize, ToSchema)]
 struct Health {
     /// By node, class and subject.
     items: Vec<HealthFinding>,
-    /// Nodes that have reported.
+    /// Nodes that report.
     reporting: usize,
     /// Some node has more anomalies than it reports.
     others: bool,
@@ -59,12 +62,13 @@ pub(super) struct HealthQuery {
     node: Option<String>,
 }
 
-/// Of the nodes that watch a node with these VTEPs: those that reach none of them, and all.
-fn watchers(reports: &[(NodeId, HealthReport)], vteps: &[IpAddr]) -> (usize, usize) {
-    let votes = reports.iter().filter_map(|(_, report)| {
-        let mut links = report.links.iter().filter(|link| vteps.contains(&link.peer)).peekable();
-        links.peek()?;
-        Some(links.all(|link| link.loss_permille == 1000))
+/// Of the nodes that report and watch a node with these VTEPs: those that reach none of them, and all.
+fn watchers(reports: &[NodeHealth], vteps: &[IpAddr]) -> (usize, usize) {
+    let votes = reports.iter().filter(|health| health.is_fresh).filter_map(|health| {
+        let watched = health.report.watched.iter();
+        let mut watched = watched.filter(|watched| vteps.contains(&watched.peer)).peekable();
+        watched.peek()?;
+        Some(watched.all(|watched| watched.is_lost))
     });
     votes.fold((0, 0), |(lost, all), is_lost| (lost + usize::from(is_lost), all + 1))
 }
@@ -89,7 +93,7 @@ impl Api {
     async fn unreachable(
         &self,
         (node, name): &(NodeId, String),
-        reports: &[(NodeId, HealthReport)],
+        reports: &[NodeHealth],
     ) -> Result<Option<HealthFinding>, Problem> {
         let vteps = match self.vteps(*node).await {
             Ok(vteps) => vteps,
@@ -104,10 +108,12 @@ impl Api {
             class: AnomalyClass::ServerResources.to_string(),
             subject: "node".to_owned(),
             evidence: format!(
-                "it has no stream to this controller, and {lost} of its {all} watchers get no answer"
+                "it has no stream to a controller, and {lost} of its {all} watchers get no answer"
             ),
             cause: "the server is down, or has no network, or its agent ended".to_owned(),
             since_ms: 0,
+            stale: false,
+            reported_ms: reports.iter().find(|it| it.node == *node).map_or(0, |it| it.reported_ms),
         }))
     }
 }
@@ -119,7 +125,7 @@ async fn list_health(
     State(api): State<App>,
     Query(query): Query<HealthQuery>,
 ) -> Result<Json<Health>, Problem> {
-    let reports = api.push.health.all();
+    let reports = api.push.node_health().await?;
     let mut nodes = api.push.members(|members| members.nodes());
     if let Some(wanted) = &query.node {
         nodes.retain(|(node, name)| name == wanted || node.to_string() == *wanted);
@@ -131,22 +137,27 @@ async fn list_health(
     let mut absent = Vec::new();
     for (node, name) in nodes {
         // The reports are in order of nodes.
-        let Ok(at) = reports.binary_search_by_key(&node, |(reporter, _)| *reporter) else {
+        let Ok(at) = reports.binary_search_by_key(&node, |health| health.node) else {
             absent.push((node, name));
             continue;
         };
-        let report = &reports[at].1;
-        health.reporting += 1;
+        let NodeHealth { reported_ms, is_fresh, report, .. } = &reports[at];
+        health.reporting += usize::from(*is_fresh);
         health.others |= report.others;
         health.items.extend(report.findings.iter().map(|finding| HealthFinding {
             node: southbound_id(node).id(),
             name: name.clone(),
             class: finding.class.to_string(),
-            subject: finding.subject.to_string(),
+            subject: finding.subject.clone(),
             evidence: finding.evidence.clone(),
             cause: finding.cause.clone(),
             since_ms: finding.since_ms,
+            stale: !is_fresh,
+            reported_ms: *reported_ms,
         }));
+        if !is_fresh {
+            absent.push((node, name));
+        }
     }
     for node in absent.iter().filter(|(node, _)| !api.push.hub.view(*node).connected).take(ABSENT_MAX) {
         health.items.extend(api.unreachable(node, &reports).await?);
@@ -161,24 +172,24 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_southbound::LinkHealth;
+    use crate::push::{Reported, WatchedNode};
     use sluice_types::HostId;
 
     #[test]
     fn a_node_is_down_if_most_watchers_reach_none_of_its_addresses() {
         let (vtep, other): (IpAddr, IpAddr) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
-        let report = |links: &[(IpAddr, u32)]| {
-            let link = |(peer, loss_permille): &(IpAddr, u32)| LinkHealth {
-                peer: *peer,
-                gateway: false,
-                loss_permille: *loss_permille,
-                rtt_us: 5,
-            };
-            let links = links.iter().map(link).collect();
-            (NodeId::Host(HostId::new(9)), HealthReport { links, ..HealthReport::default() })
+        let report = |is_fresh, watched: &[(IpAddr, bool)]| {
+            let watched =
+                watched.iter().map(|(peer, is_lost)| WatchedNode { peer: *peer, is_lost: *is_lost });
+            let report = Reported { watched: watched.collect(), ..Reported::default() };
+            NodeHealth { node: NodeId::Host(HostId::new(9)), reported_ms: 7, is_fresh, report }
         };
         assert_eq!(watchers(&[], &[vtep]), (0, 0));
-        let reports = [report(&[(vtep, 1000), (other, 875)]), report(&[(vtep, 1000), (other, 1000)])];
+        let reports = [
+            report(true, &[(vtep, true), (other, false)]),
+            report(true, &[(vtep, true), (other, true)]),
+            report(false, &[(vtep, false), (other, false)]),
+        ];
         assert_eq!(watchers(&reports, &[vtep]), (2, 2));
         assert_eq!(watchers(&reports, &[vtep, other]), (1, 2), "a watcher has one vote");
         let down = [(0, 0), (0, 3), (1, 1), (2, 3), (3, 4), (8, 10)].map(is_down);

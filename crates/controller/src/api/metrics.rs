@@ -85,7 +85,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 18] = [
+    let all: [(&str, &str, &AtomicU64); 20] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
@@ -102,7 +102,9 @@ fn streams(registry: &mut Registry, api: &Api) {
         ("address_claims_refused", "Claims of addresses that were refused", &c.claims_refused),
         ("migrations", "Instances that have migrated to another host", &c.migrations),
         ("migrations_refused", "Hosts that switched to a canceled migration", &c.migrations_refused),
+        ("member_changes", "Members of services that got another status", &c.member_changes),
         ("migration_reports_ignored", "Reports of migrations that were ignored", &c.migrations_ignored),
+        ("health_migrations", "Migrations that health checks have started", &c.health_migrations),
         ("ending_sessions_answers_ignored", "Answers about sessions that nothing awaits", &c.answers_ignored),
     ];
     for (name, help, value) in all {

@@ -29,14 +29,14 @@ struct Migration {
     /// The host that it migrates to.
     #[schema(value_type = String, example = "host-2")]
     host: HostId,
-    /// What happens to its sessions: `copy` or `none`.
+    /// What happens to its sessions: `copy`, `reset` or `none`.
     #[schema(value_type = String, example = "copy")]
     sessions: SessionMode,
     /// `preparing`: the target host has not reported anything. `waiting`: it has the port, and no interface of the VM yet.
     /// `ready`: an interface is attached, and it has the sessions: the VM can switch. `failed`: see `problem`.
     #[schema(value_type = String, example = "ready")]
     phase: MigrationStatus,
-    /// Sessions that the target host has.
+    /// Sessions that the target host has; with `reset`: connections that it has made to end.
     copied_sessions: u64,
     /// Why it failed; otherwise empty.
     problem: String,
@@ -92,8 +92,9 @@ pub(super) struct NewMigration {
     /// The host to migrate to.
     #[schema(value_type = String, example = "host-2")]
     host: HostId,
-    /// What happens to the sessions of the instance. `copy`, the default: they continue. `none`: packets are redirected, and
-    /// nothing else is done. `reset`, which would make the peers of its connections connect again, is not possible yet.
+    /// What happens to the sessions of the instance. `copy`, the default: they continue. `reset`: its TCP connections end at both
+    /// ends by RST, so that they begin again by the rules of the target host. `none`: packets are redirected, and nothing else is
+    /// done.
     #[serde(default)]
     #[schema(value_type = Option<String>, nullable = false, example = "copy")]
     sessions: SessionMode,

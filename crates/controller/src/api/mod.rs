@@ -10,11 +10,13 @@ mod events;
 mod gateways;
 mod guard;
 mod health;
+mod health_policies;
 mod hosts;
 mod instances;
 mod meters;
 mod metrics;
 mod migrations;
+mod mounts;
 mod nat_gateways;
 mod network_classes;
 mod nodes;
@@ -33,6 +35,7 @@ mod routes;
 mod scheduler;
 mod security_groups;
 mod security_rules;
+mod services;
 mod settings;
 mod subnets;
 mod system;
@@ -202,6 +205,8 @@ fn described() -> OpenApiRouter<App> {
         .merge(peerings::routes())
         .merge(security_groups::routes())
         .merge(security_rules::routes())
+        .merge(services::routes())
+        .merge(mounts::routes())
         .merge(public_pools::routes())
         .merge(eips::routes())
         .merge(meters::routes())
@@ -209,6 +214,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(port_forwards::routes())
         .merge(nodes::routes())
         .merge(health::routes())
+        .merge(health_policies::routes())
         .merge(unconfirmed::routes())
         .merge(removals::routes())
         .merge(events::routes())

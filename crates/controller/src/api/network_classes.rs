@@ -48,6 +48,8 @@ struct NetworkClass {
     /// null: not limited.
     #[schema(value_type = Option<AllowanceFields>)]
     cpu_permille: Option<Allowance>,
+    /// Instances without a class of their own and without a rate have this class. At most one class is the default.
+    is_default: bool,
     revision: u64,
     #[serde(flatten)]
     programmed: Programmed,
@@ -66,9 +68,9 @@ impl Resource for NetworkClass {
         Entries::default()
     }
     fn new(stored: Self::Stored, programmed: Programmed) -> Self {
-        let sluice_store::NetworkClass { id, name, policy, revision } = stored;
+        let sluice_store::NetworkClass { id, name, policy, is_default, revision } = stored;
         let CreditPolicy { mbps, kpps, cpu_permille } = policy;
-        Self { id, name, mbps, kpps, cpu_permille, revision, programmed }
+        Self { id, name, mbps, kpps, cpu_permille, is_default, revision, programmed }
     }
 }
 
@@ -88,6 +90,9 @@ pub(super) struct NewNetworkClass {
     /// up to 64000; not limited if left out.
     #[schema(value_type = Option<AllowanceFields>)]
     cpu_permille: Option<Allowance>,
+    /// Instances without a class of their own and without a rate have this class, instead of the one that is the default.
+    #[serde(default)]
+    is_default: bool,
 }
 
 /// A change of a network class. Fields that are left out keep their values. The hosts of the instances that have the class
@@ -111,6 +116,11 @@ pub(super) struct NetworkClassPatch {
     #[serde(default, deserialize_with = "set")]
     #[schema(value_type = Option<AllowanceFields>)]
     cpu_permille: Option<Option<Allowance>>,
+    /// True: the class becomes the default, and the one that is it is an ordinary class from then on. False: it is the default
+    /// no more.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(nullable = false)]
+    is_default: Option<bool>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -130,9 +140,9 @@ async fn update_network_class(
     IfMatch(expected): IfMatch,
     Json(body): Json<NetworkClassPatch>,
 ) -> Result<Response, Problem> {
-    let NetworkClassPatch { name, mbps, kpps, cpu_permille } = body;
+    let NetworkClassPatch { name, mbps, kpps, cpu_permille, is_default } = body;
     name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
-    let new = NetworkClassUpdate { name, mbps, kpps, cpu_permille };
+    let new = NetworkClassUpdate { name, mbps, kpps, cpu_permille, is_default };
     Ok(reply::updated::<NetworkClass>(&api, api.db.store.update_network_class(id, new, expected).await?))
 }
 
@@ -152,10 +162,10 @@ impl Deletable for NetworkClass {}
 impl Creatable for NetworkClass {
     type New = NewNetworkClass;
     async fn create(api: &super::Api, new: NewNetworkClass) -> Result<Created<Self::Stored>, Problem> {
-        let NewNetworkClass { name, mbps, kpps, cpu_permille } = new;
+        let NewNetworkClass { name, mbps, kpps, cpu_permille, is_default } = new;
         check_name("name", &name)?;
         let policy = CreditPolicy { mbps, kpps, cpu_permille };
-        let new = sluice_store::NewNetworkClass { name, policy };
+        let new = sluice_store::NewNetworkClass { name, policy, is_default };
         api.db.store.create_network_class(new).await.map_err(|error| Problem::of_store(error, None))
     }
 }

@@ -6,7 +6,7 @@ use crate::push::EnrollError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use sluice_store::{Conflict, MigrationConflict, StoreError};
+use sluice_store::{Conflict, MigrationConflict, ServiceConflict, StoreError};
 use utoipa::ToSchema;
 
 /// Longest text of a problem in bytes. Many texts contain a part of the request.
@@ -206,12 +206,10 @@ fn title(kind: &str) -> String {
 
 /// A conflict with existing objects is 409. A request that is wrong whatever exists is 422.
 fn of_conflict(conflict: &Conflict) -> Problem {
-    let text = conflict.to_string();
-    let conflict_with =
-        |kind, offender: &str| Problem::new(StatusCode::CONFLICT, kind, text.clone()).offender(offender);
-    let invalid = |kind, offender: &str| {
-        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, kind, text.clone()).offender(offender)
-    };
+    let with =
+        |status, kind, offender: &str| Problem::new(status, kind, conflict.to_string()).offender(offender);
+    let conflict_with = |kind, offender: &str| with(StatusCode::CONFLICT, kind, offender);
+    let invalid = |kind, offender: &str| with(StatusCode::UNPROCESSABLE_ENTITY, kind, offender);
     match conflict {
         Conflict::NameTaken { name, .. } => conflict_with("name-taken", name),
         Conflict::PrefixOverlap { given, .. } => conflict_with("prefix-overlap", given),
@@ -219,6 +217,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::ReservedAddress { address, .. } => invalid("reserved-address", address),
         Conflict::AddressTaken { address, .. }
         | Conflict::AddressIsPair { address, .. }
+        | Conflict::AddressIsMounted { address, .. }
         | Conflict::PublicAddressTaken { address, .. } => conflict_with("address-taken", address),
         Conflict::AddressDelegated { address, .. } => conflict_with("address-delegated", address),
         Conflict::PairDiffers { given, .. } => conflict_with("pair-differs", given),
@@ -254,6 +253,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::VpcMoves { vpc, .. } => conflict_with("vpc-moves", vpc),
         Conflict::NoVipForHost { host, .. } => conflict_with("no-vip-for-host", host),
         Conflict::Migration(conflict) => of_migration(conflict),
+        Conflict::Service(conflict) => of_service(conflict),
         Conflict::NoGateways { cluster } => conflict_with("no-gateways", cluster),
         Conflict::LastGateway { gateway } => conflict_with("last-gateway", gateway),
         Conflict::KeyIsNew { cluster, .. } => conflict_with("key-is-new", cluster),
@@ -293,14 +293,29 @@ fn of_migration(conflict: &MigrationConflict) -> Problem {
         MigrationConflict::InstanceMigrates { instance, .. } => ("instance-migrates", instance),
         MigrationConflict::HostWithoutVswitch { host } => ("host-without-vswitch", host),
         MigrationConflict::MigrationAcrossFamilies { to, .. } => ("migration-across-families", to),
-        MigrationConflict::ResetImpossible => {
-            let problem =
-                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "reset-impossible", conflict.to_string());
-            return problem.offender("reset");
-        }
         MigrationConflict::TooManyMigrations { host, .. } => ("too-many-migrations", host),
     };
     Problem::new(StatusCode::CONFLICT, kind, conflict.to_string()).offender(offender)
+}
+
+/// Why a service cannot have a member or a mount.
+fn of_service(conflict: &ServiceConflict) -> Problem {
+    let (kind, offender) = match conflict {
+        ServiceConflict::StillMounted { mount, .. } => ("still-mounted", mount),
+        ServiceConflict::TenantNotPermitted { vpc, .. } => ("tenant-not-permitted", vpc),
+        ServiceConflict::MountedAlready { mount, .. } => ("mounted-already", mount),
+        ServiceConflict::InstanceIsMember { service, .. } => ("instance-is-member", service),
+        ServiceConflict::ForeignMember { instance, .. } => ("foreign-member", instance),
+        ServiceConflict::MemberMigrates { instance } => ("instance-migrates", instance),
+        ServiceConflict::MemberWithoutVswitch { host, .. } => ("host-without-vswitch", host),
+        ServiceConflict::TooManyMembers { service, .. } => ("too-many-members", service),
+        ServiceConflict::TooManyServices { instance, .. } => ("too-many-services", instance),
+        ServiceConflict::TooManyVnics { service, .. } => ("too-many-vnics", service),
+        ServiceConflict::TooManyMounts { service, .. } => ("too-many-mounts", service),
+    };
+    let is_wrong = matches!(conflict, ServiceConflict::ForeignMember { .. });
+    let status = if is_wrong { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::CONFLICT };
+    Problem::new(status, kind, conflict.to_string()).offender(offender)
 }
 
 impl IntoResponse for Problem {

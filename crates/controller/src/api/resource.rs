@@ -18,8 +18,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{
-    ClusterId, EipId, GatewayId, HostId, MeterId, NatGatewayId, NetworkClassId, PeeringId, PortForwardId,
-    PublicPoolId, RouteTableId, SecurityGroupId, SecurityRuleId, SubnetId, TenantId, VpcId,
+    ClusterId, EipId, GatewayId, HostId, MeterId, MountId, NatGatewayId, NetworkClassId, PeeringId,
+    PortForwardId, PublicPoolId, RouteTableId, SecurityGroupId, SecurityRuleId, ServiceId, SubnetId,
+    TenantId, VpcId,
 };
 use std::fmt::Display;
 use std::str::FromStr;
@@ -106,6 +107,8 @@ stored! {
     Meter MeterId meter delete_meter;
     PortForward PortForwardId port_forward delete_port_forward;
     NetworkClass NetworkClassId network_class delete_network_class;
+    Service ServiceId service delete_service;
+    Mount MountId mount delete_mount;
 }
 
 /// An object as the API shows it. It is created from the model of the store, but its fields belong to the

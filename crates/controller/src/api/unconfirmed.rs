@@ -296,6 +296,11 @@ async fn adopt_unconfirmed(
     let lists = api.push.unconfirmed.all();
     let found = ports(&lists).into_iter().find(|(_, port)| port.instance == body.instance);
     let (host, port) = found.ok_or_else(|| not_found(&body.instance.to_string()))?;
+    if port.options.bonded {
+        let detail =
+            format!("{} is the vNIC of a mount: create the service and the mount again", port.instance);
+        return Err(Problem::invalid("instance", detail));
+    }
     let name = body.name.unwrap_or_else(|| {
         let name = port.name.as_str();
         name.rsplit_once('/').map_or(name, |(_, name)| name).to_owned()
@@ -321,7 +326,7 @@ async fn adopt_unconfirmed(
 /// What the instance had besides its addresses, as its host knows it. Who holds the addresses of its pairs is found out
 /// again, when an instance announces them. Hosts do not know which network class it had, so it has none.
 fn settings_of(port: &Port) -> PortSettings {
-    let PortOptions { additional, pairs, unprotected, qos } = &port.options;
+    let PortOptions { additional, pairs, unprotected, qos, member: _, bonded: _ } = &port.options;
     let (secondary, delegated): (Vec<IpNet>, Vec<IpNet>) =
         additional.iter().partition(|net| net.prefix_len() == net.max_prefix_len());
     let pair = |pair: &sluice_southbound::AddressPair| AddressPair { address: pair.address, mac: pair.mac };

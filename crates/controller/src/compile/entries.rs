@@ -2,14 +2,21 @@
 
 use super::{Compiled, Gate, NodeGroup, Target, group_id, meter_id};
 use sluice_southbound::{
-    AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, MigrationSide, Port, PortMigration, PortOptions,
-    Qos, Route, RouteKey, Scope, Vrf,
+    AddressPair, ELEPHANT_DEFAULT, Endpoint, EndpointKey, MemberProbe, MigrationSide, Port, PortMigration,
+    PortOptions, Qos, Route, RouteKey, Scope, Vrf,
 };
-use sluice_store::{Host, Instance, InstanceChange, InstanceOptions, Migration, StoredPair, Subnet, Vpc};
+use sluice_store::{
+    Host, Instance, InstanceChange, InstanceOptions, Migration, Mount, StoredPair, Subnet, Vnic, Vpc,
+};
 use sluice_types::{HostId, IpNet, Ipv4Net, Ipv6Mode, Ipv6Net, MacAddr, Vni, first_host};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
+
+/// Time between two probes of a member of a service, in milliseconds.
+const PROBE_INTERVAL_MS: u32 = 10;
+/// Probes without an answer after which the VM of a member is silent.
+const PROBE_FAILURES: u32 = 3;
 
 fn router4(prefix: &Ipv4Net) -> Option<Ipv4Addr> {
     match first_host(&IpNet::V4(*prefix)) {
@@ -73,7 +80,8 @@ fn address_pair(pair: &StoredPair) -> AddressPair {
 }
 
 pub(super) fn port_options(instance: &Instance) -> PortOptions {
-    let InstanceOptions { secondary, delegated, pairs, unprotected, qos, network_class } = &instance.options;
+    let InstanceOptions { secondary, delegated, pairs, unprotected, qos, network_class, member } =
+        &instance.options;
     let additional = secondary.iter().copied().map(IpNet::from).chain(delegated.iter().copied());
     PortOptions {
         additional: additional.collect(),
@@ -84,6 +92,12 @@ pub(super) fn port_options(instance: &Instance) -> PortOptions {
             rate_mbps: qos.rate_mbps.and_then(NonZeroU32::new),
             credit: network_class.as_ref().map(|class| class.policy),
         },
+        member: member.map(|epoch| MemberProbe {
+            interval_ms: PROBE_INTERVAL_MS,
+            failures: PROBE_FAILURES,
+            epoch,
+        }),
+        bonded: false,
     }
 }
 
@@ -107,6 +121,33 @@ fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
         options: port_options(instance),
         migration: None,
     }
+}
+
+/// The port of a bonding vNIC with this name, whose member has this MAC address.
+pub(super) fn vnic_port(
+    vpc: &Vpc,
+    subnet: &Subnet,
+    mount: &Mount,
+    (vnic, mac): (&Vnic, MacAddr),
+    name: String,
+) -> Port {
+    // To its host it is an instance with the addresses of the mount.
+    let like = Instance {
+        id: vnic.id,
+        name: String::new(),
+        vpc: vpc.id,
+        subnet: subnet.id,
+        host: vnic.host,
+        mac,
+        ipv4: mount.ipv4,
+        ipv6: mount.ipv6,
+        identity: mount.identity,
+        options: InstanceOptions::default(),
+        migration: None,
+        revision: mount.revision,
+    };
+    let port = port(vpc, subnet, &like);
+    Port { name, options: PortOptions { bonded: true, ..port.options }, ..port }
 }
 
 /// The port of an instance as one of its hosts gets it: with its migration, if it migrates. `None` if the other host is not

@@ -2,8 +2,8 @@
 //! only of the clusters of these VPCs, and policies only of the identities of its ports. This file changes when another kind of entry is sent to some
 //! hosts only.
 
-use super::{Family, HostChanges, PortCounts, Target};
-use sluice_southbound::Port;
+use super::{Family, HostChanges, PortCounts, ServicesByVni, Target};
+use sluice_southbound::{Port, ServiceAddressKey};
 use sluice_types::{ClusterId, HostId, Vni};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,19 +17,32 @@ pub struct HostView {
     ports: BTreeMap<(Vni, u16), u64>,
     /// The clusters of each VPC in which the host has ports.
     clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// Services and addresses of mounts of the VPCs in which the host has ports.
+    services_by_vni: ServicesByVni,
     /// Clusters whose keys the host has.
     keys: BTreeSet<ClusterId>,
+}
+
+/// What a host has no more of after a step, besides what the step's entries say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// Networks whose last port on the host was removed.
+    pub vnis: Vec<Vni>,
+    /// Addresses of mounts.
+    pub service_addresses: Vec<ServiceAddressKey>,
+    /// Services of which no address is left.
+    pub services: Vec<u32>,
 }
 
 /// What a host is sent for a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostStep {
-    /// Send entries, then remove networks.
+    /// Send entries, then remove what they do not remove.
     Send {
         /// Targets of the step that include the host, in the order of sending.
         targets: Vec<Target>,
-        /// Networks whose last port on the host was removed.
-        removed_vnis: Vec<Vni>,
+        /// What is to be removed behind them.
+        lost: Lost,
         /// Clusters whose keys the host needs and does not have, or whose keys changed. They are sent before
         /// the entries.
         keys: BTreeSet<ClusterId>,
@@ -41,7 +54,14 @@ pub enum HostStep {
 impl HostView {
     /// A host that has no ports.
     pub fn new(host: HostId, vtep: IpAddr) -> Self {
-        Self { host, vtep, ports: BTreeMap::new(), clusters_by_vni: BTreeMap::new(), keys: BTreeSet::new() }
+        Self {
+            host,
+            vtep,
+            ports: BTreeMap::new(),
+            clusters_by_vni: BTreeMap::new(),
+            services_by_vni: ServicesByVni::new(),
+            keys: BTreeSet::new(),
+        }
     }
 
     /// The VTEP of the host, on which its keys depend.
@@ -69,6 +89,22 @@ impl HostView {
         }
     }
 
+    /// Records the services and addresses of VPCs. VPCs in which the host has no ports are ignored.
+    pub fn set_services(&mut self, services: &ServicesByVni) {
+        for (vni, of_vni) in services {
+            if self.has_ports(*vni) && !of_vni.is_empty() {
+                self.services_by_vni.insert(*vni, of_vni.clone());
+            } else {
+                self.services_by_vni.remove(vni);
+            }
+        }
+    }
+
+    /// The services and the addresses that the host has.
+    fn services(&self) -> (BTreeSet<u32>, BTreeSet<ServiceAddressKey>) {
+        self.services_by_vni.values().flatten().copied().unzip()
+    }
+
     /// The clusters of its VPCs, including source and destination of VPCs that move.
     pub fn clusters(&self) -> BTreeSet<ClusterId> {
         self.clusters_by_vni.values().flatten().copied().collect()
@@ -89,9 +125,14 @@ impl HostView {
         self.keys.remove(&cluster);
     }
 
-    /// Advances by a step. `has` are the targets for which it has entries.
-    pub fn step<'a>(&mut self, changes: &HostChanges, has: impl IntoIterator<Item = &'a Target>) -> HostStep {
-        let HostChanges { ports, clusters_by_vni, changed_keys, changed_policies, resync } = changes;
+    /// Advances by a step. `targets` are those for which it has entries.
+    pub fn step<'a>(
+        &mut self,
+        changes: &HostChanges,
+        targets: impl IntoIterator<Item = &'a Target>,
+    ) -> HostStep {
+        let HostChanges { ports, clusters_by_vni, services_by_vni, changed_keys, changed_policies, resync } =
+            changes;
         let added = || ports.get(&self.host).into_iter().flat_map(|counts| &counts.added);
         let has_or_gets = |vni: &Vni| self.has_ports(*vni) || added().any(|((of, _), _)| of == vni);
         if resync.iter().any(has_or_gets) {
@@ -99,13 +140,22 @@ impl HostView {
         }
         let new = added().map(|(key, _)| *key).filter(|key| !self.ports.contains_key(key));
         let new: BTreeSet<(Vni, u16)> = new.collect();
-        let removed_vnis = ports.get(&self.host).map_or_else(Vec::new, |counts| self.count(counts));
+        let had = self.services();
+        let vnis = ports.get(&self.host).map_or_else(Vec::new, |counts| self.count(counts));
         self.set_vpc_clusters(clusters_by_vni);
+        self.set_services(services_by_vni);
+        let has = self.services();
+        let lost = Lost {
+            vnis,
+            service_addresses: had.1.difference(&has.1).copied().collect(),
+            services: had.0.difference(&has.0).copied().collect(),
+        };
         let mut keys: BTreeSet<_> = self.clusters().difference(&self.keys).copied().collect();
         keys.extend(self.keys.intersection(changed_keys));
         self.keys.extend(&keys);
         let mine = |target: &&Target| match **target {
             Target::AllHosts(family) => family == Family::of(self.vtep),
+            Target::ServiceHosts(service) => has.0.contains(&service),
             Target::HostsOf(vni) => self.has_ports(vni),
             Target::Policy(vni, identity) => {
                 let key = (vni, identity);
@@ -114,7 +164,7 @@ impl HostView {
             Target::Host(host) => host == self.host,
             Target::AllGateways | Target::Cluster(_) | Target::Members(_) => false,
         };
-        HostStep::Send { targets: has.into_iter().filter(mine).copied().collect(), removed_vnis, keys }
+        HostStep::Send { targets: targets.into_iter().filter(mine).copied().collect(), lost, keys }
     }
 
     /// Adds and subtracts the ports of a step. Returns the networks whose last port was removed.
@@ -129,6 +179,7 @@ impl HostView {
                 self.ports.insert(*key, left);
             } else if self.ports.remove(key).is_some() && !self.has_ports(key.0) {
                 self.clusters_by_vni.remove(&key.0);
+                self.services_by_vni.remove(&key.0);
                 removed_vnis.push(key.0);
             }
         }

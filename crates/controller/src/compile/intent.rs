@@ -9,7 +9,7 @@ use super::entries::{endpoints_of, port_options, routes_of};
 use super::security::{HASHED_BYTES_MAX, SecurityGroups};
 use super::{Family, State};
 use sluice_southbound::{Port, Update};
-use sluice_store::{Change, Host, Instance, NodeId, Vpc};
+use sluice_store::{Change, Host, Instance, NodeId, Vnic, Vpc};
 use sluice_types::{
     ClusterId, DIGEST_SHARDS, Digests, EntryHash, GatewayId, HostId, Ipv4Net, Ipv6Net, Vni, VpcId,
 };
@@ -34,10 +34,20 @@ impl Default for Endpoints {
 #[derive(Debug, Default)]
 struct Ports {
     sums: Digests,
-    /// Number of instances by VPC and identity. The host has the VRFs and the policies of these.
+    /// Number of instances and vNICs by VPC and identity. The host has the VRFs and the policies of these.
     counts: BTreeMap<(VpcId, u16), u64>,
     /// The last revision that changed one.
     changed: u64,
+}
+
+impl Ports {
+    fn count(&mut self, key: (VpcId, u16), is_added: bool) {
+        let count = self.counts.entry(key).or_default();
+        *count = if is_added { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.counts.remove(&key);
+        }
+    }
 }
 
 /// Hashes of policies of a VPC, as of the last change of its security groups.
@@ -105,7 +115,11 @@ pub enum Comparison {
 impl Intent {
     /// The digests of a snapshot's topology, without instances. Older tables cannot be compared with it.
     pub fn new(state: &State) -> Self {
-        Self { base_revision: state.revision(), ..Self::default() }
+        let mut intent = Self { base_revision: state.revision(), ..Self::default() };
+        for vnic in state.vnics() {
+            intent.change_vnic(0, vnic, state.vnic_hash(vnic, None, None), true);
+        }
+        intent
     }
 
     /// Adds the instances of a snapshot.
@@ -120,6 +134,41 @@ impl Intent {
             for cluster in vpc.vpc.clusters() {
                 self.change(cluster, 0, &vpc.vpc, (instance, host.vtep), true);
             }
+        }
+    }
+
+    /// A host gets or loses a vNIC, whose VPC, identity and hash are `found`.
+    fn change_vnic(
+        &mut self,
+        revision: u64,
+        vnic: &Vnic,
+        found: Option<(VpcId, u16, EntryHash)>,
+        is_added: bool,
+    ) {
+        let Some((vpc, identity, hash)) = found else { return };
+        let ports = self.hosts.entry(vnic.host).or_default();
+        ports.changed = revision;
+        if is_added {
+            ports.sums.add(hash)
+        } else {
+            ports.sums.remove(hash)
+        }
+        ports.count((vpc, identity), is_added);
+    }
+
+    /// Applies a change of services. Which members they have counts as more than ports. `before` does not contain it yet.
+    fn change_services(&mut self, before: &State, revision: u64, change: &Change) {
+        self.base_revision = revision;
+        let (vnics, mount, member, is_added) = match change {
+            Change::MemberAdded { member, vnics } => (vnics, None, Some(member), true),
+            Change::MountCreated { mount, vnics, .. } => (vnics, Some(mount), None, true),
+            Change::MemberRemoved { vnics, .. } | Change::MountRemoved { vnics, .. } => {
+                (vnics, None, None, false)
+            }
+            _ => return,
+        };
+        for vnic in vnics {
+            self.change_vnic(revision, vnic, before.vnic_hash(vnic, mount, member), is_added);
         }
     }
 
@@ -154,12 +203,7 @@ impl Intent {
                 if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
             }
         }
-        let key = (vpc.id, instance.identity);
-        let count = ports.counts.entry(key).or_default();
-        *count = if is_added { *count + 1 } else { count.saturating_sub(1) };
-        if *count == 0 {
-            ports.counts.remove(&key);
-        }
+        ports.count((vpc.id, instance.identity), is_added);
     }
 
     /// An instance had its ports as it was before, and has them as it is now; `None`: it does not exist.
@@ -284,6 +328,11 @@ impl Intent {
                         }
                     }
                 }
+                Change::MemberAdded { .. }
+                | Change::MemberRemoved { .. }
+                | Change::MembersChanged { .. }
+                | Change::MountCreated { .. }
+                | Change::MountRemoved { .. } => self.change_services(before, revision, change),
                 change if is_not_counted(change) => {}
                 change if is_of_gateways(change) => self.public_revision = revision,
                 _ => self.base_revision = revision,
@@ -318,8 +367,8 @@ impl Intent {
             }
         };
         let vpcs: BTreeSet<VpcId> = ports.counts.keys().map(|(vpc, _)| *vpc).collect();
-        let vrfs = vpcs.into_iter().filter_map(|vpc| state.host_vrf(vpc)).collect();
-        expected.add_all(&sums_of(&Update { vrfs, ..Update::default() }));
+        let vrfs = vpcs.iter().filter_map(|vpc| state.host_vrf(*vpc)).collect();
+        expected.add_all(&sums_of(&Update { vrfs, ..state.host_services(&vpcs) }));
         expected.add_all(&ports.sums);
         for (vpc, identity) in ports.counts.keys().filter(|(_, identity)| *identity != 0) {
             let Some(vni) = state.vpcs.get(vpc).map(|state| state.vpc.vni) else { continue };
@@ -382,6 +431,9 @@ fn is_not_counted(change: &Change) -> bool {
             | Change::NetworkClassUpserted(_)
             | Change::NetworkClassRemoved(_)
             | Change::CreditChanged { .. }
+            // No node has a service without mounts.
+            | Change::ServiceUpserted(_)
+            | Change::ServiceRemoved(_)
             // The state has the revision of the last of these changes of each VPC.
             | Change::SecurityGroupCreated { .. }
             | Change::SecurityGroupUpdated { .. }

@@ -17,15 +17,17 @@ mod meters;
 mod model;
 mod paths;
 mod security;
+mod services;
 mod shared;
 mod state;
 mod zones;
 
 pub use clusters::{for_host, group_id, no_keys, vip_mac};
-pub use host::{HostStep, HostView};
+pub use host::{HostStep, HostView, Lost};
 pub use intent::{Comparison, Intent};
 pub use meters::{ChangedUses, MeterUses, meter_id};
 pub use model::Model;
+pub use services::{ServicesByVni, port_changes, service_id};
 pub use shared::{ClusterUpdates, CompiledClusters};
 pub use state::State;
 pub use zones::Zones;
@@ -65,6 +67,8 @@ pub enum Target {
     Members(ClusterId),
     /// Hosts whose VTEP is of this family.
     AllHosts(Family),
+    /// Hosts that have a port in a VNI with a mount of the service that has this id.
+    ServiceHosts(u32),
     /// Hosts that have a port in this VNI.
     HostsOf(Vni),
     /// Hosts that have a port in this VNI whose instance has this identity, and do not have its policy yet or have one
@@ -95,6 +99,8 @@ pub struct HostChanges {
     pub ports: HashMap<HostId, PortCounts>,
     /// The clusters of each VPC that changed or got ports.
     pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// Services and addresses of mounts of each VPC in which they changed, or which came to other hosts.
+    pub services_by_vni: ServicesByVni,
     /// Clusters whose keys changed.
     pub changed_keys: BTreeSet<ClusterId>,
     /// Policies that changed for hosts that have them already, by VNI and identity.

@@ -12,13 +12,16 @@ use super::meters::{MeterChanges, Meters};
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
 use super::security::{self, SecurityGroups};
+use super::services::Services;
 use super::{ALL_NODES, Compiled, Family, Membership, Target, meter_id};
 use sluice_southbound::{Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Eip, Gateway, Host, Instance, NodeId, Peering, PeeringMeters, Route as StoredRoute, RouteTarget,
-    Subnet, Topology, Vpc,
+    Change, Eip, Gateway, Host, Instance, NetworkClass, NodeId, Peering, PeeringMeters, Route as StoredRoute,
+    RouteTarget, Subnet, Topology, Vpc,
 };
-use sluice_types::{ClusterId, GatewayId, HostId, IpNet, NatSeed, RouteId, SubnetId, Vni, VpcId};
+use sluice_types::{
+    ClusterId, CreditPolicy, GatewayId, HostId, IpNet, NatSeed, NetworkClassId, RouteId, SubnetId, Vni, VpcId,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
@@ -54,6 +57,9 @@ pub struct State {
     pub(super) security: BTreeMap<Vni, SecurityGroups>,
     pub(super) public: PublicAddresses,
     pub(super) meters: Meters,
+    /// The class of instances that have none of their own, and its policy.
+    default_class: Option<(NetworkClassId, CreditPolicy)>,
+    pub(super) services: Services,
     /// Filled only if the model preprograms paths.
     pub(super) instances: InstanceLocations,
 }
@@ -75,6 +81,10 @@ impl VpcState {
 
     fn vrf(&self, on_host: bool) -> Vrf {
         vrf(&self.vpc, self.subnets.values(), on_host)
+    }
+
+    pub fn subnet(&self, id: SubnetId) -> Option<&Subnet> {
+        self.subnets.get(&id)
     }
 
     fn has_prefix(&self, prefix: &IpNet) -> bool {
@@ -154,6 +164,8 @@ impl State {
             state.public.add_port_forward(port_forward);
         }
         state.meters = Meters::new(topology);
+        state.default_class = topology.default_class.as_ref().map(|class| (class.id, class.policy));
+        state.services = Services::new(topology);
         state
     }
 
@@ -276,8 +288,10 @@ impl State {
         let mut touched = Touched::default();
         let mut moved = LocationChanges::default();
         let mut meters = MeterChanges::default();
+        let services = self.before(changes);
         for change in changes {
             self.apply_one(change, &mut out, &mut touched);
+            self.change_services(change, &mut out);
             self.meters.apply(change, &mut meters);
             if self.model.preprograms() {
                 self.instances.apply(change, &mut moved);
@@ -287,6 +301,7 @@ impl State {
         if self.model.preprograms() {
             self.send_paths(&moved, &touched, &mut out);
         }
+        self.send_services(services, &mut out);
         self.send_policies(&mut out);
         self.send_meters(meters, &mut out);
         self.revision = revision;
@@ -362,8 +377,27 @@ impl State {
             Change::PublicPoolUpserted(_) | Change::PublicPoolRemoved(_) => {}
             Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::MeterUpserted(_) => {}
             Change::SecurityGroupUpdated { .. } | Change::HistoryForked | Change::MeterRemoved(_) => {}
-            // Changes of instances have the policies of network classes.
-            Change::NetworkClassUpserted(_) | Change::NetworkClassRemoved(_) => {}
+            // Changes of instances have the policies of their network classes.
+            Change::NetworkClassUpserted(class) => self.change_class(class, class.is_default, out),
+            Change::NetworkClassRemoved(class) => self.change_class(class, false, out),
+            // Services are in a state of their own.
+            Change::ServiceUpserted(_) | Change::ServiceRemoved(_) | Change::MembersChanged { .. } => {}
+            Change::MemberAdded { .. } | Change::MemberRemoved { .. } => {}
+            Change::MountCreated { .. } | Change::MountRemoved { .. } => {}
+        }
+    }
+
+    /// Applies a change of a network class: all hosts are sent the policy of the default class if that changes.
+    fn change_class(&mut self, class: &NetworkClass, is_default: bool, out: &mut Compiled) {
+        let before = self.default_class;
+        let others = before.filter(|(id, _)| *id != class.id);
+        self.default_class = if is_default { Some((class.id, class.policy)) } else { others };
+        let policy = |class: Option<(NetworkClassId, CreditPolicy)>| class.map(|(_, policy)| policy);
+        let after = policy(self.default_class);
+        if after != policy(before) {
+            for family in [Family::V4, Family::V6] {
+                out.of(Target::AllHosts(family)).default_credit = Some(after);
+            }
         }
     }
 
@@ -470,6 +504,7 @@ impl State {
         update.public_prefixes =
             gateway.clusters().flat_map(|cluster| self.public_prefixes(cluster)).collect();
         update.nat_gateways = gateway.clusters().flat_map(|cluster| self.nat_gateways(cluster)).collect();
+        self.add_gateway_services(cluster.cluster.id, &gateway.clusters().collect(), &mut update);
         Some((gateway.clone(), update))
     }
 
@@ -510,6 +545,7 @@ impl State {
                 .filter(|_| !self.model.has_zones())
                 .map(|c| group_of(&c.cluster, family, self.model))
                 .collect(),
+            default_credit: Some(self.default_class.map(|(_, policy)| policy)),
             ..Update::default()
         })
     }
@@ -527,8 +563,8 @@ impl State {
         Update { keys: clusters.iter().map(keys).collect(), ..Update::default() }
     }
 
-    /// Port entries of a host for its instances and for those that migrate to it, and the VRFs and policies that the ports
-    /// need.
+    /// Port entries of a host for its instances and for those that migrate to it, and for its vNICs; and the VRFs, policies and
+    /// services that the ports need.
     pub fn ports(&self, host: HostId, instances: &[Instance]) -> Update {
         let mut update = Update::default();
         let (mut vpcs, mut policies) = (BTreeSet::new(), BTreeSet::new());
@@ -541,8 +577,16 @@ impl State {
             policies.insert((vpc.vpc.vni, instance.identity));
             update.ports.extend(port_on(host, &vpc.vpc, subnet, instance, &self.hosts));
         }
+        for (id, port) in self.vnic_ports(host) {
+            if vpcs.insert(id) {
+                update.vrfs.extend(self.host_vrf(id));
+            }
+            policies.insert((port.vni, port.identity));
+            update.ports.push(port);
+        }
         update.policies = self.policies(&policies);
-        update
+        let Update { services, service_addresses, .. } = self.host_services(&vpcs);
+        Update { services, service_addresses, ..update }
     }
 
     /// The VRF of a VPC as hosts have it.

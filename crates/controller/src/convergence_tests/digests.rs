@@ -53,6 +53,7 @@ impl NodeTables {
             .chain(public)
             .chain(nat)
             .chain(meters)
+            .chain(self.services.hashes())
             .for_each(|hash| sums.add(hash));
         sums
     }

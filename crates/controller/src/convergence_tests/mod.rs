@@ -13,10 +13,11 @@ mod network_classes;
 mod operations;
 mod paths;
 mod security;
+mod services;
 
 use crate::compile::{
-    HostChanges, HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host,
-    group_id, vip_mac,
+    Family, HostChanges, HostStep, HostView, Intent, Lost, Membership, Model, PortCounts, State, Target,
+    for_host, group_id, vip_mac,
 };
 
 use crate::push::{Step, encode};
@@ -55,11 +56,14 @@ struct NodeTables {
     public: BTreeMap<IpNet, PublicPrefix>,
     nat: BTreeMap<Vni, NatGateway>,
     meters: BTreeMap<u32, Meter>,
+    default_credit: Option<CreditPolicy>,
+    services: services::Tables,
 }
 
 impl NodeTables {
     fn apply(&mut self, update: Update) {
         self.add_meters(&update);
+        self.services.apply(&update);
         self.vteps.extend(update.vteps.into_iter().map(|vtep| (vtep.address, vtep.role)));
         for keys in update.keys {
             self.keys.remove(&keys.cluster);
@@ -68,6 +72,7 @@ impl NodeTables {
             }
         }
         self.plan = update.cluster.or(self.plan.take());
+        self.default_credit = update.default_credit.unwrap_or(self.default_credit);
         self.vips.extend(update.vips.into_iter().map(|vip| (vip.address, vip)));
         self.groups.extend(update.groups.into_iter().map(|group| (group.id, group)));
         self.vrfs.extend(update.vrfs.into_iter().map(|vrf| (vrf.vni, vrf)));
@@ -182,6 +187,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
             view.add(&ports.ports);
             tables.receive(&encode(ports));
             view.set_vpc_clusters(&state.clusters_by_vni());
+            view.set_services(&state.services_by_vni());
             tables.receive(&encode(state.host_keys(view.vtep(), &view.clusters())));
             view.set_keys(view.clusters());
             tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
@@ -193,7 +199,7 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
 impl Follower {
     /// Applies a step; `state` is the state after it. Returns false if a snapshot is needed.
     fn step(&mut self, node: NodeId, step: &Step, state: &State) -> bool {
-        let (mut gone, mut idle) = (Vec::new(), Vec::new());
+        let (mut gone, mut idle) = (Lost::default(), Vec::new());
         let targets = match node {
             NodeId::Gateway(id) => {
                 if let Some(membership) = step.memberships.get(&id) {
@@ -214,8 +220,8 @@ impl Follower {
                 let view = self.view.as_mut().unwrap();
                 match view.step(&step.hosts, step.parts.keys()) {
                     HostStep::Resync => return false,
-                    HostStep::Send { targets, removed_vnis, keys } => {
-                        gone = removed_vnis;
+                    HostStep::Send { targets, lost, keys } => {
+                        gone = lost;
                         self.tables.receive(&encode(state.host_keys(view.vtep(), &keys)));
                         for cluster in view.idle_keys() {
                             view.forget_keys(cluster);
@@ -227,7 +233,14 @@ impl Follower {
             }
         };
         self.tables.receive(targets.iter().filter_map(|target| step.parts.get(target)).flatten());
-        self.tables.receive(&encode(Update { removed_vnis: gone, keys: idle, ..Update::default() }));
+        let Lost { vnis, service_addresses, services } = gone;
+        self.tables.receive(&encode(Update {
+            removed_vnis: vnis,
+            removed_service_addresses: service_addresses,
+            removed_services: services,
+            keys: idle,
+            ..Update::default()
+        }));
         self.tables.end_step();
         self.policies += targets.iter().filter(|target| matches!(target, Target::Policy(..))).count();
         true
@@ -553,7 +566,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
         counts.added.extend((added > 0).then_some(((vni, 0), added)));
         counts.removed.extend((removed > 0).then_some(((vni, 0), removed)));
         match view.step(&HostChanges { ports: [(host, counts)].into(), ..HostChanges::default() }, &all) {
-            HostStep::Send { targets, removed_vnis, .. } => (targets.len(), removed_vnis),
+            HostStep::Send { targets, lost, .. } => (targets.len(), lost.vnis),
             HostStep::Resync => panic!("nothing changed that needs a snapshot"),
         }
     };
@@ -563,7 +576,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
     assert_eq!(step(0, 1), (1, vec![vni]));
     assert_eq!(
         view.step(&HostChanges { resync: [vni].into(), ..HostChanges::default() }, &all),
-        HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![], keys: BTreeSet::new() }
+        HostStep::Send { targets: vec![Target::Host(host)], lost: Lost::default(), keys: BTreeSet::new() }
     );
 }
 
@@ -572,7 +585,7 @@ fn deltas_and_snapshots_give_the_same_tables() {
     let totals = random_histories(Model::Zeta, (0..KINDS).collect());
     assert!(totals.public > 24 * 2 && totals.nat > 24, "{totals:?}");
     assert!(totals.nptv6 > 24 && totals.forwards > 24 && totals.meters > 24, "{totals:?}");
-    assert!(totals.credit > 24, "{totals:?}");
+    assert!(totals.credit > 24 && totals.bonded > 24, "{totals:?}");
 }
 
 /// What random histories contained.
@@ -599,6 +612,8 @@ struct Totals {
     meters: usize,
     /// Ports with a credit policy that hosts had.
     credit: usize,
+    /// vNICs that hosts had.
+    bonded: usize,
 }
 
 /// Follows random histories of operations of these kinds under a model, and compares with snapshots.
@@ -611,7 +626,9 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
     TestRunner::new(config)
         .run(&operations, |operations| {
             let first = FIRST.into_iter().chain(internet::FIRST).chain(meters::FIRST);
-            let first = first.chain(network_classes::FIRST);
+            let has_services = kinds.contains(&operations::SERVICES);
+            let of_services = services::FIRST.into_iter().filter(|_| has_services);
+            let first = first.chain(network_classes::FIRST).chain(of_services);
             let chosen =
                 operations.into_iter().map(|(what, x, y, z)| (choose(&kinds, what).unwrap(), x, y, z));
             totals.set(runtime.block_on(async {
@@ -633,6 +650,8 @@ fn random_histories(model: Model, kinds: Vec<u8>) -> Totals {
                         sum.meters += tables().map(|tables| tables.meters.len()).sum::<usize>();
                         let ports = tables().flat_map(|tables| tables.ports.values());
                         sum.credit += ports.filter(|port| port.options.qos.credit.is_some()).count();
+                        let ports = tables().flat_map(|tables| tables.ports.values());
+                        sum.bonded += ports.filter(|port| port.options.bonded).count();
                     }
                 }
                 world.check().await;

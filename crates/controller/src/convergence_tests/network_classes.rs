@@ -1,4 +1,4 @@
-//! Network classes on hosts: the policy of each instance's class is in its port.
+//! Network classes on hosts: the policy of each instance's class is in its port, and that of the default class is sent once to each host.
 
 use super::operations::NETWORK_CLASSES;
 use super::*;
@@ -13,6 +13,8 @@ fn policy(number: u8) -> CreditPolicy {
 /// A host's ports have the policies of the classes that their instances have, and no others.
 pub(super) async fn check_credit(store: &Store, host: HostId, tables: &NodeTables) {
     let classes = store.network_classes(None, ALL).await.unwrap();
+    let default = classes.iter().find(|class| class.is_default).map(|class| class.policy);
+    assert_eq!(tables.default_credit, default, "{host}");
     let classes: BTreeMap<_, _> = classes.into_iter().map(|class| (class.id, class.policy)).collect();
     let mut expected = BTreeMap::new();
     for instance in store.instances(None, Some(host), None, ALL).await.unwrap() {
@@ -29,13 +31,15 @@ pub(super) async fn execute(store: &Store, (_, x, y, z): Operation) -> Option<()
     let classes = store.network_classes(None, ALL).await.unwrap();
     match z % 8 {
         0 | 1 => {
-            let new = NewNetworkClass { name: format!("k{}", x % 3), policy: policy(y) };
+            let is_default = y % 5 == 0;
+            let new = NewNetworkClass { name: format!("k{}", x % 3), policy: policy(y), is_default };
             store.create_network_class(new).await.ok()?;
         }
         2 | 3 => {
             let CreditPolicy { mbps, kpps, .. } = policy(y);
             let (mbps, kpps) = (Some(mbps), Some(kpps));
-            let update = NetworkClassUpdate { mbps, kpps, ..NetworkClassUpdate::default() };
+            let is_default = (x % 3 == 0).then_some(y % 2 == 0);
+            let update = NetworkClassUpdate { mbps, kpps, is_default, ..NetworkClassUpdate::default() };
             store.update_network_class(choose(&classes, x)?.id, update, None).await.ok()?;
         }
         4 => {
@@ -69,7 +73,7 @@ async fn hosts_follow_the_classes_of_their_instances() {
         let new = NewHost { name: format!("h{last}"), vtep: ip(&format!("192.0.2.{last}")), agent };
         hosts.push(store.create_host(new).await.unwrap().into_inner().id);
     }
-    let new = NewNetworkClass { name: "gold".into(), policy: policy(10) };
+    let new = NewNetworkClass { name: "gold".into(), policy: policy(10), is_default: false };
     let gold = store.create_network_class(new).await.unwrap().into_inner();
     let settings = PortSettings { network_class: Some(Some(gold.id)), ..PortSettings::default() };
     let mut with_class = Vec::new();
@@ -105,6 +109,21 @@ async fn hosts_follow_the_classes_of_their_instances() {
     assert_eq!(world.snapshots, before);
     let port = &world.host(hosts[1]).ports[&with_class[1].id];
     assert_eq!(port.options.qos.credit, Some(CreditPolicy { mbps, ..CreditPolicy::default() }));
+
+    // A change of the default is one entry for all hosts of a family, and none for gateways.
+    let update = NetworkClassUpdate { is_default: Some(true), ..NetworkClassUpdate::default() };
+    store.update_network_class(gold.id, update, None).await.unwrap();
+    let rows = store.outbox(world.state.revision(), 10).await.unwrap();
+    let changes: Vec<Change> = rows.iter().map(|row| row.change.clone()).collect();
+    let compiled = world.state.clone().apply(rows[0].revision, &changes);
+    let entries = |update: &Update| (update.entry_count(), update.default_credit.is_some());
+    let sent: BTreeMap<Target, _> =
+        compiled.updates.iter().map(|(target, update)| (*target, entries(update))).collect();
+    let all_hosts = [Family::V4, Family::V6].map(|family| (Target::AllHosts(family), (1, true)));
+    assert_eq!(sent, BTreeMap::from(all_hosts));
+    world.follow().await;
+    world.check().await;
+    assert_eq!(world.host(hosts[1]).default_credit, Some(CreditPolicy { mbps, ..CreditPolicy::default() }));
 
     let none = PortSettings { network_class: Some(None), ..PortSettings::default() };
     store.update_instance(with_class[1].id, &none, None).await.unwrap();

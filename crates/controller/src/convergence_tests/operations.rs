@@ -25,8 +25,10 @@ pub(super) const PORT_FORWARDS: u8 = 33;
 pub(super) const METERS: u8 = 34;
 /// Operations on network classes.
 pub(super) const NETWORK_CLASSES: u8 = 35;
+/// Operations on services.
+pub(super) const SERVICES: u8 = 36;
 /// Number of kinds of operations.
-pub(super) const KINDS: u8 = 36;
+pub(super) const KINDS: u8 = 37;
 
 /// Executes an operation. The store may refuse it.
 pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
@@ -40,6 +42,7 @@ pub(super) async fn execute(store: &Store, operation: Operation) -> Option<()> {
         POOLS..=PORT_FORWARDS => internet::execute(store, operation, &vpcs, &clusters).await?,
         METERS => meters::execute(store, operation, &vpcs).await?,
         NETWORK_CLASSES => network_classes::execute(store, operation).await?,
+        SERVICES => services::execute(store, operation, &vpcs).await?,
         24..=27 => addresses::execute(store, operation, &hosts).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();

@@ -175,6 +175,6 @@ async fn paths_to_peered_vpcs_follow_routes() {
 
 #[test]
 fn deltas_and_snapshots_give_the_same_preprogrammed_paths() {
-    let totals = random_histories(Model::Preprogrammed, (0..KINDS).collect());
+    let totals = random_histories(Model::Preprogrammed, (0..operations::SERVICES).collect());
     assert!(totals.paths > 200, "{totals:?}");
 }

@@ -19,7 +19,11 @@ pub(super) async fn expected_policies(store: &Store, host: HostId) -> BTreeMap<P
     done.unwrap();
     let vnis: BTreeMap<_, _> = topology.vpcs.iter().map(|vpc| (vpc.id, vpc.vni)).collect();
     let mut policies = BTreeMap::new();
-    for Instance { vpc, identity, .. } in instances.into_iter().filter(|instance| instance.identity != 0) {
+    let vnics = topology.vnics.iter().filter(|vnic| vnic.host == host);
+    let mounts = vnics.filter_map(|vnic| topology.mounts.iter().find(|mount| mount.id == vnic.mount));
+    let of_mounts = mounts.map(|mount| (mount.vpc, mount.identity));
+    let all = instances.iter().map(|instance| (instance.vpc, instance.identity)).chain(of_mounts);
+    for (vpc, identity) in all.filter(|(_, identity)| *identity != 0) {
         let sets = || topology.group_sets.iter().filter(move |set| set.vpc == vpc);
         let own = &sets().find(|set| set.identity == identity).unwrap().groups;
         let stored = topology.security_rules.iter().filter(|rule| own.contains(&rule.group));

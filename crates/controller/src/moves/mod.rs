@@ -1,11 +1,15 @@
-//! Drives moves between clusters, make before break: those of VPCs (`vpcs`) and those of gateways (`gateways`).
+//! Drives moves between clusters, make before break: those of VPCs (`vpcs`) and those of gateways (`gateways`). Starts
+//! migrations of instances of hosts that have an anomaly (`health`).
 //! Each move is a sequence of phases in the database; a phase ends when the nodes that it depends on have
 //! acknowledged it. This file changes when all moves are to be driven in another way.
 
 mod gateways;
+mod health;
+mod health_plan;
 mod vpcs;
 
 pub use gateways::drive_gateway_moves;
+pub use health::{HEALTH_POLICIES, drive_health_migrations};
 pub use vpcs::drive_vpc_moves;
 #[cfg(test)]
 pub use vpcs::stages;

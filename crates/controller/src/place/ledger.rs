@@ -3,7 +3,8 @@
 //! placement needs to know more about objects.
 
 use sluice_store::{
-    AddressCounts, Change, Cluster, Eip, Gateway, Instance, InstanceChange, NatGateway, Subnet, Topology, Vpc,
+    AddressCounts, Change, Cluster, Eip, Gateway, Instance, InstanceChange, Mount, NatGateway, Subnet,
+    Topology, Vpc,
 };
 use sluice_types::{ClusterId, EipId, GatewayId, PortForwardId, RouteId, SubnetId, TenantId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -100,6 +101,11 @@ fn count_addresses<'a>(instances: impl IntoIterator<Item = &'a Instance>) -> Add
         counts.prefixes += instance.options.delegated.len() as u64;
     }
     counts
+}
+
+fn of_mount(mount: &Mount) -> AddressCounts {
+    let (ipv4, ipv6) = (mount.ipv4.is_some().into(), mount.ipv6.is_some().into());
+    AddressCounts { ipv4, ipv6, prefixes: 0 }
 }
 
 /// A cluster in the ledger.
@@ -270,6 +276,12 @@ impl Ledger {
                     let old: Vec<Instance> = changes.iter().map(InstanceChange::old).collect();
                     let new = count_addresses(changes.iter().map(|change| &change.after));
                     self.change_addresses(vpc.id, count_addresses(&old), new);
+                }
+                Change::MountCreated { vpc, mount, .. } if revision > self.counted => {
+                    self.change_addresses(vpc.id, AddressCounts::default(), of_mount(mount));
+                }
+                Change::MountRemoved { vpc, mount, .. } if revision > self.counted => {
+                    self.change_addresses(vpc.id, of_mount(mount), AddressCounts::default());
                 }
                 Change::SubnetUpserted { vpc, subnet, .. } => {
                     self.change_vpc(vpc.id, |vpc| vpc.subnets.insert(subnet.id, Prefixes::of(subnet)));

@@ -5,7 +5,7 @@ use super::members::Members;
 use super::steps::Step;
 use super::timeline::{CompileStages, MIN_INSTANCES};
 use super::{ChangeObserver, Push, history};
-use crate::compile::{Intent, State};
+use crate::compile::{Intent, State, port_changes};
 use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, Position, SnapshotPart, StoreError, Topology};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ impl Follower {
         let recent = self.recent_steps(state).await?;
         let (counted, addresses) = self.push.db.store.address_counts().await?;
         self.push.change_members(|old| *old = members);
-        self.push.topology.reset(position);
+        self.push.topology.reset(position, state.mounted());
         // What was read or reported before a rewind is of another history.
         self.push.snapshots.forget();
         self.push.digests.forget();
@@ -189,6 +189,7 @@ impl Follower {
             return Ok(Vec::new());
         }
         let mut scratch = state.clone();
+        let mounted = state.mounted();
         let mut steps = Vec::new();
         let mut before = None;
         let until = state.revision();
@@ -196,19 +197,20 @@ impl Follower {
             by_revision(rows).into_iter().take_while(|(at, _)| at.revision <= until)
         {
             let simple = changes.iter().all(|change| {
-                matches!(
-                    change,
-                    Change::InstancesCreated { .. }
-                        | Change::InstancesRemoved { .. }
-                        | Change::InstanceGroupsChanged { .. }
-                        | Change::InstancesChanged { .. }
-                        | Change::SecurityGroupUpdated { .. }
-                        | Change::TenantUpserted(_)
-                        | Change::TenantRemoved(_)
-                        | Change::NetworkClassUpserted(_)
-                        | Change::NetworkClassRemoved(_)
-                        | Change::CreditChanged { .. }
-                )
+                // The state has the numbers of ports in VPCs with mounts as of now.
+                let counts = port_changes(change).is_some_and(|vpc| mounted.contains(&vpc.id));
+                !counts
+                    && matches!(
+                        change,
+                        Change::InstancesCreated { .. }
+                            | Change::InstancesRemoved { .. }
+                            | Change::InstanceGroupsChanged { .. }
+                            | Change::InstancesChanged { .. }
+                            | Change::SecurityGroupUpdated { .. }
+                            | Change::TenantUpserted(_)
+                            | Change::TenantRemoved(_)
+                            | Change::CreditChanged { .. }
+                    )
             });
             match before.filter(|_| simple) {
                 Some(before) => {

@@ -1,10 +1,13 @@
 //! The health of the nodes that are connected to this replica, as they report it, and the events that follow from changes. An
 //! event is recorded once, whatever replica the node reports to: a new stream begins with what the events say is raised.
 
+use super::health_store::{Reported, STALE};
 use super::node::southbound_id;
 use super::{Push, count};
-use sluice_southbound::{Finding, HealthReport};
+use crate::clock::now_ms;
+use sluice_southbound::{Finding, HealthReport, HealthSubject};
 use sluice_store::{Event, NewEvent, NodeId, StoreError};
+use sluice_types::HostId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,13 +29,74 @@ const REGAIN: Duration = Duration::from_secs(10);
 /// Class and subject of a finding.
 type Key = (String, String);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     report: HealthReport,
     /// The findings with an event of their begin and none of their end; `None`: not read yet.
     announced: Option<BTreeSet<Key>>,
     /// When events were recorded last.
     at: Option<Instant>,
+    /// When the newest report came, by the monotonic and by the wall clock.
+    received: Instant,
+    received_ms: u64,
+    /// Since when the reports of this stream have each finding: clocks of nodes may be wrong.
+    since: BTreeMap<Key, Instant>,
+    /// The report differs from the stored one in more than its time.
+    is_unsaved: bool,
+}
+
+impl Known {
+    /// The first report of a stream replaces what is stored of the node.
+    fn new(now: Instant) -> Self {
+        Self {
+            report: HealthReport::default(),
+            announced: None,
+            at: None,
+            received: now,
+            received_ms: 0,
+            since: BTreeMap::new(),
+            is_unsaved: true,
+        }
+    }
+
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.received) <= STALE
+    }
+
+    fn take(&mut self, report: HealthReport, now: Instant) {
+        self.is_unsaved |= Reported::from(&report) != Reported::from(&self.report);
+        let since = |finding: &Finding| {
+            let key = key(finding);
+            let since = self.since.get(&key).copied().unwrap_or(now);
+            (key, since)
+        };
+        self.since = report.findings.iter().map(since).collect();
+        (self.report, self.received, self.received_ms) = (report, now, now_ms());
+    }
+}
+
+/// A report of a node that has a stream to this replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveReport {
+    /// The node.
+    pub node: NodeId,
+    /// When it reported last, in milliseconds of the UNIX epoch.
+    pub received_ms: u64,
+    /// Whether that is not longer ago than nodes need for two reports.
+    pub is_fresh: bool,
+    /// The report.
+    pub report: HealthReport,
+}
+
+/// A finding about a host as a whole, or about one of its interfaces to the underlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastingFinding {
+    /// The host, which has a stream to this replica.
+    pub host: HostId,
+    /// What it has found.
+    pub finding: Finding,
+    /// Since when it reports that to this replica.
+    pub lasts: Duration,
 }
 
 /// The events that a node may have now.
@@ -74,6 +138,8 @@ struct States {
     known: BTreeMap<NodeId, Known>,
     /// Also of nodes whose stream has ended: another stream brings no events.
     buckets: BTreeMap<NodeId, Bucket>,
+    /// Nodes whose stream has ended, with the time of their last report, until that is stored.
+    ended: BTreeMap<NodeId, u64>,
 }
 
 /// The newest reports of all nodes that are connected to this replica.
@@ -94,7 +160,9 @@ impl HealthStates {
     pub fn forget(&self, node: NodeId) {
         let now = Instant::now();
         let mut states = self.lock();
-        states.known.remove(&node);
+        if let Some(known) = states.known.remove(&node) {
+            states.ended.insert(node, known.received_ms);
+        }
         states.buckets.retain(|_, bucket| bucket.at(now).events < BURST);
     }
 
@@ -106,8 +174,9 @@ impl HealthStates {
     /// Replaces the report of a node. Returns what is announced, unless no event is due; the inner `None`: not known.
     fn put(&self, node: NodeId, report: HealthReport, now: Instant) -> Option<Option<BTreeSet<Key>>> {
         let mut states = self.lock();
-        let known = states.known.entry(node).or_default();
-        known.report = report;
+        states.ended.remove(&node);
+        let known = states.known.entry(node).or_insert_with(|| Known::new(now));
+        known.take(report, now);
         let is_due = known.at.is_none_or(|at| now.saturating_duration_since(at) >= INTERVAL);
         is_due.then(|| {
             known.at = Some(now);
@@ -119,6 +188,83 @@ impl HealthStates {
     fn set_announced(&self, node: NodeId, announced: Option<BTreeSet<Key>>) {
         if let Some(known) = self.lock().known.get_mut(&node) {
             known.announced = announced;
+        }
+    }
+
+    /// Takes a report that a node has sent at a time.
+    #[cfg(test)]
+    pub fn report(&self, node: NodeId, report: HealthReport, at: Instant) {
+        self.put(node, report, at);
+    }
+
+    /// The newest report of each node that has a stream to this replica, in order of nodes.
+    pub fn live(&self, now: Instant) -> Vec<LiveReport> {
+        let live = |(node, known): (&NodeId, &Known)| LiveReport {
+            node: *node,
+            received_ms: known.received_ms,
+            is_fresh: known.is_fresh(now),
+            report: known.report.clone(),
+        };
+        self.lock().known.iter().map(live).collect()
+    }
+
+    /// What hosts with a fresh report have found about themselves, in order of hosts.
+    pub fn lasting(&self, now: Instant) -> Vec<LastingFinding> {
+        let states = self.lock();
+        let mut lasting = Vec::new();
+        for (node, known) in states.known.iter().filter(|(_, known)| known.is_fresh(now)) {
+            let NodeId::Host(host) = *node else { continue };
+            let findings = known.report.findings.iter();
+            let of_host =
+                findings.filter(|it| matches!(it.subject, HealthSubject::Node | HealthSubject::Interface(_)));
+            lasting.extend(of_host.map(|finding| {
+                let since = known.since.get(&key(finding)).copied().unwrap_or(now);
+                let lasts = now.saturating_duration_since(since);
+                LastingFinding { host, finding: finding.clone(), lasts }
+            }));
+        }
+        lasting
+    }
+
+    /// The nodes whose report is to be stored, with when it came. They count as stored.
+    pub(super) fn take_unsaved(&self) -> Vec<(NodeId, u64, Reported)> {
+        let mut states = self.lock();
+        let unsaved = states.known.iter_mut().filter(|(_, known)| known.is_unsaved);
+        let take = |(node, known): (&NodeId, &mut Known)| {
+            known.is_unsaved = false;
+            (*node, known.received_ms, Reported::from(&known.report))
+        };
+        unsaved.map(take).collect()
+    }
+
+    /// The reports of these nodes could not be stored.
+    pub(super) fn mark_unsaved(&self, nodes: impl IntoIterator<Item = NodeId>) {
+        let mut states = self.lock();
+        for node in nodes {
+            if let Some(known) = states.known.get_mut(&node) {
+                known.is_unsaved = true;
+            }
+        }
+    }
+
+    /// The nodes that have reported since a time.
+    pub(super) fn reported_since(&self, time: Instant) -> Vec<NodeId> {
+        let states = self.lock();
+        states.known.iter().filter(|(_, known)| known.received >= time).map(|(node, _)| *node).collect()
+    }
+
+    /// The nodes whose streams have ended, with the times of their last reports. They count as stored.
+    pub(super) fn take_ended(&self) -> Vec<(NodeId, u64)> {
+        std::mem::take(&mut self.lock().ended).into_iter().collect()
+    }
+
+    /// The ends of these streams could not be stored. Nodes that have another stream meanwhile are left out.
+    pub(super) fn put_back_ended(&self, ended: Vec<(NodeId, u64)>) {
+        let mut states = self.lock();
+        for (node, reported_ms) in ended {
+            if !states.known.contains_key(&node) {
+                states.ended.entry(node).or_insert(reported_ms);
+            }
         }
     }
 }
@@ -289,6 +435,57 @@ mod tests {
             note_health(&push, NODE, report(&[])).await.unwrap();
         }
         assert!(kinds(&push).await.len() < 20, "{:?}", kinds(&push).await);
+    }
+
+    /// Catches a finding that lasts longer than this replica has seen it, and one of a node that does not report any more.
+    #[test]
+    fn a_finding_lasts_since_its_first_report() {
+        let (states, begin) = (HealthStates::default(), Instant::now());
+        let after = |seconds: u64| begin + Duration::from_secs(seconds);
+        let lasts = |seconds: u64| {
+            let lasting = states.lasting(after(seconds)).into_iter();
+            lasting.map(|it| (it.finding.class, it.lasts.as_secs())).collect::<Vec<_>>()
+        };
+        let nic = AnomalyClass::NicFault;
+        states.put(NODE, report(&[nic]), begin);
+        states.put(NODE, report(&[nic, AnomalyClass::SwitchOverload]), after(30));
+        assert_eq!(lasts(40), [(nic, 40), (AnomalyClass::SwitchOverload, 10)]);
+        states.put(NODE, report(&[]), after(41));
+        states.put(NODE, report(&[nic]), after(42));
+        assert_eq!(lasts(43), [(nic, 1)]);
+        assert_eq!(lasts(42 + STALE.as_secs() + 1), []);
+        states.forget(NODE);
+        states.put(NODE, report(&[nic]), after(50));
+        assert_eq!(lasts(60), [(nic, 10)], "another stream begins again");
+        let mut of_peer = report(&[nic]);
+        of_peer.findings[0].subject = HealthSubject::Peer([192, 0, 2, 1].into());
+        states.put(NODE, of_peer, after(61));
+        assert_eq!(lasts(62), [], "the host itself may be in order");
+    }
+
+    /// Catches a report that is written again and again, and a change that is not.
+    #[test]
+    fn what_has_changed_is_stored_once() {
+        let (states, begin) = (HealthStates::default(), Instant::now());
+        let unsaved = || states.take_unsaved().into_iter().map(|(node, ..)| node).collect::<Vec<_>>();
+        states.put(NODE, report(&[]), begin);
+        assert_eq!((unsaved(), unsaved()), (vec![NODE], vec![]));
+        states.put(NODE, report(&[]), begin + STALE);
+        assert_eq!((unsaved(), states.reported_since(begin + STALE)), (vec![], vec![NODE]));
+        states.put(NODE, report(&[AnomalyClass::NicFault]), begin + STALE);
+        assert_eq!(unsaved(), [NODE]);
+        states.mark_unsaved([NODE]);
+        assert_eq!(unsaved(), [NODE]);
+        assert_eq!(states.take_ended(), []);
+        states.forget(NODE);
+        let ended = states.take_ended();
+        assert_eq!((ended.len(), ended[0].0, states.take_ended()), (1, NODE, vec![]));
+        states.put_back_ended(ended.clone());
+        assert_eq!(states.take_ended(), ended);
+        // It has another stream before the end of the first one is stored.
+        states.put(NODE, report(&[]), begin + STALE);
+        states.put_back_ended(ended);
+        assert_eq!((states.take_ended(), unsaved()), (vec![], vec![NODE]));
     }
 
     #[test]

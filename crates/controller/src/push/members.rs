@@ -2,16 +2,19 @@
 //!
 //! An object is programmed when every node that needs it has acknowledged its revision: the gateways of its
 //! VPC's cluster and, for an instance, its host if that runs an agent; for security groups and their rules, the hosts
-//! that have instances of the VPC; for network classes, the hosts that have instances with them. A node that is not
+//! that have instances of the VPC; for network classes, the hosts that have instances with them, and for the default class all hosts. A node that is not
 //! connected still counts, with the last revision that it acknowledged, because its tables stay. A VPC on a cluster
 //! without gateways is not programmed, because no gateway forwards its packets.
 
 use super::hub::Hub;
 use crate::compile::{ChangedUses, MeterUses};
-use sluice_store::{Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vpc};
+use sluice_store::{
+    Change, Gateway, GatewayMove, Instance, InstanceOptions, Move, NodeId, Topology, Vnic, Vpc,
+};
 use sluice_types::{ClusterId, GatewayId, HostId, MeterId, NetworkClassId, Vni, VpcId};
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 
 /// The nodes that need an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +31,8 @@ pub enum Needs {
     Gateways(ClusterId),
     /// The gateways of the clusters that use this meter.
     Meter(MeterId),
-    /// The hosts that run agents and have instances with this network class.
+    /// The hosts that run agents and have instances with this network class; all hosts that run agents if it is the default,
+    /// or was it since this replica started.
     NetworkClass(NetworkClassId),
     /// All gateways. For hosts, whose packets every gateway must accept.
     AllGateways,
@@ -68,11 +72,16 @@ pub struct Members {
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
-    /// Number of instances of each VPC on each host. One that migrates is on both hosts.
+    /// Number of instances and vNICs of each VPC on each host. An instance that migrates is on both hosts.
     instances: HashMap<VpcId, BTreeMap<HostId, u64>>,
     /// Number of instances with each network class on each host.
     classes: HashMap<NetworkClassId, BTreeMap<HostId, u64>>,
+    /// The network classes that are or were the default: all hosts must know of the change.
+    defaults: BTreeSet<NetworkClassId>,
     names: HashMap<NodeId, String>,
+    /// Hosts by VTEP, which no two have in common.
+    hosts: HashMap<IpAddr, HostId>,
+    vteps: HashMap<HostId, IpAddr>,
     /// Gateways that move between clusters.
     moving_gateways: BTreeMap<GatewayId, MovingGateway>,
     meters: MeterUses,
@@ -118,6 +127,8 @@ impl Members {
         let mut members = Self {
             revision: topology.revision,
             names: named.chain(hosts).collect(),
+            hosts: topology.hosts.iter().map(|host| (host.vtep, host.id)).collect(),
+            vteps: topology.hosts.iter().map(|host| (host.id, host.vtep)).collect(),
             moving_gateways: topology
                 .gateways
                 .iter()
@@ -129,9 +140,11 @@ impl Members {
             agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
             instances: HashMap::new(),
             classes: HashMap::new(),
+            defaults: topology.default_class.iter().map(|class| class.id).collect(),
             meters: MeterUses::new(topology),
         };
         topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
+        members.count_vnics(&topology.vnics, true);
         members
     }
 
@@ -139,6 +152,42 @@ impl Members {
     pub fn add_instances(&mut self, instances: &[Instance]) {
         for instance in instances {
             self.add_instance(instance, instance.hosts());
+        }
+    }
+
+    fn change_vteps(&mut self, change: &Change) {
+        match change {
+            Change::HostUpserted(host) => {
+                self.hosts.insert(host.vtep, host.id);
+                self.vteps.insert(host.id, host.vtep);
+            }
+            Change::HostRemoved(host) => {
+                self.hosts.remove(&host.vtep);
+                self.vteps.remove(&host.id);
+            }
+            _ => {}
+        }
+    }
+
+    /// The hosts that have these VTEPs.
+    pub fn hosts_at(&self, vteps: &[IpAddr]) -> BTreeMap<IpAddr, HostId> {
+        vteps.iter().filter_map(|vtep| Some((*vtep, *self.hosts.get(vtep)?))).collect()
+    }
+
+    /// The VTEPs of these hosts.
+    pub fn vteps_of(&self, hosts: &[HostId]) -> Vec<(HostId, IpAddr)> {
+        hosts.iter().filter_map(|host| Some((*host, *self.vteps.get(host)?))).collect()
+    }
+
+    /// Hosts get or lose vNICs, which count as instances of the VPCs that have the mounts.
+    fn count_vnics(&mut self, vnics: &[Vnic], is_added: bool) {
+        for Vnic { vpc, host, .. } in vnics {
+            let hosts = self.instances.entry(*vpc).or_default();
+            if is_added {
+                *hosts.entry(*host).or_default() += 1;
+            } else {
+                count_down(hosts, *host);
+            }
         }
     }
 
@@ -190,6 +239,7 @@ impl Members {
     pub fn apply(&mut self, revision: u64, changes: &[Change]) {
         for change in changes {
             self.meters.apply(change, &mut ChangedUses::default());
+            self.change_vteps(change);
             match change {
                 Change::HostUpserted(host) if host.agent => {
                     self.agents.insert(host.id);
@@ -247,7 +297,19 @@ impl Members {
                         }
                     }
                 }
-                Change::NetworkClassRemoved(class) => drop(self.classes.remove(&class.id)),
+                Change::NetworkClassUpserted(class) if class.is_default => {
+                    self.defaults.insert(class.id);
+                }
+                Change::NetworkClassRemoved(class) => {
+                    self.classes.remove(&class.id);
+                    self.defaults.remove(&class.id);
+                }
+                Change::MemberAdded { vnics, .. } | Change::MountCreated { vnics, .. } => {
+                    self.count_vnics(vnics, true);
+                }
+                Change::MemberRemoved { vnics, .. } | Change::MountRemoved { vnics, .. } => {
+                    self.count_vnics(vnics, false);
+                }
                 _ => {}
             }
         }
@@ -327,7 +389,8 @@ impl Members {
                 self.instances.get(&vpc).is_some_and(|hosts| hosts.contains_key(&id))
             }
             (Needs::NetworkClass(class), NodeId::Host(id)) => {
-                self.classes.get(&class).is_some_and(|hosts| hosts.contains_key(&id))
+                self.defaults.contains(&class)
+                    || self.classes.get(&class).is_some_and(|hosts| hosts.contains_key(&id))
             }
             (Needs::AllGateways, NodeId::Gateway(_)) => true,
             (Needs::Cluster(cluster) | Needs::Gateways(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
@@ -414,6 +477,7 @@ impl Members {
                 Needs::Meter(id) => {
                     self.meters.clusters(*id).filter_map(|id| cluster(&id)).min().unwrap_or(u64::MAX)
                 }
+                Needs::NetworkClass(id) if self.defaults.contains(id) => all_hosts(),
                 Needs::NetworkClass(id) => {
                     let hosts = self.classes.get(id).into_iter().flat_map(BTreeMap::keys);
                     let agents = hosts.filter(|host| self.agents.contains(host));
@@ -435,7 +499,7 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_store::{ClassOfInstance, Cluster, Host, InstanceChange};
+    use sluice_store::{ClassOfInstance, Cluster, Host, InstanceChange, NetworkClass};
     use sluice_types::{TenantId, Vni};
 
     fn cluster() -> Cluster {
@@ -619,6 +683,29 @@ mod tests {
         assert!(!is_programmed(&members) && needs(&members));
         members.apply(14, &[Change::InstancesRemoved { vpc: vpc.clone(), instances: vec![of_class(2, 1)] }]);
         assert!(is_programmed(&members));
+    }
+
+    /// Catches a default class that counts as programmed while a host without instances of it does not know it.
+    #[test]
+    fn default_class_needs_all_hosts() {
+        let (mut members, hub) = (members(), Hub::default());
+        let class = NetworkClass {
+            id: NetworkClassId::new(7),
+            name: String::new(),
+            policy: Default::default(),
+            is_default: true,
+            revision: 11,
+        };
+        let (needs, host) = (Needs::NetworkClass(class.id), NodeId::Host(HostId::new(1)));
+        assert!(members.programmed(&hub, &[(needs, 9)])[0] && !members.needs(needs, host));
+        members.apply(11, &[Change::NetworkClassUpserted(class.clone())]);
+        assert!(!members.programmed(&hub, &[(needs, 9)])[0] && members.needs(needs, host));
+        // That it is the default no more must reach them as well.
+        let ended = NetworkClass { is_default: false, revision: 12, ..class };
+        members.apply(12, &[Change::NetworkClassUpserted(ended)]);
+        assert!(!members.programmed(&hub, &[(needs, 12)])[0]);
+        hub.open(host, 12, String::new());
+        assert!(members.programmed(&hub, &[(needs, 12)])[0]);
     }
 
     /// Catches rules that count as programmed while a host with instances of the VPC does not have them.

@@ -18,6 +18,7 @@ mod ending;
 mod enrollment;
 mod follow;
 mod health;
+mod health_store;
 mod history;
 mod hub;
 mod members;
@@ -25,6 +26,7 @@ mod migrations;
 mod node;
 mod node_states;
 mod removals;
+mod services;
 mod snapshots;
 mod southbound;
 mod steps;
@@ -39,7 +41,10 @@ pub use connection::NodeConnection;
 pub use ending::{Ending, HostEnding};
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
-pub use health::HealthStates;
+pub use health::{HealthStates, LastingFinding};
+pub use health_store::{NodeHealth, ReportedFinding, save_health};
+#[cfg(test)]
+pub use health_store::{Reported, WatchedNode};
 pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
@@ -47,6 +52,7 @@ pub use migrations::{MigrationReports, process_migrations};
 pub use node::southbound_id;
 pub use node_states::{compact_outbox, save_all, save_node_states};
 pub use removals::{PendingRemovals, release_removals};
+pub use services::{MemberHealth, judge_members};
 pub use snapshots::{BYTES_MAX, PLACES, SLOW_PLACES};
 pub use southbound::SouthboundService;
 pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
@@ -127,6 +133,10 @@ pub struct Counters {
     pub migrations_refused: AtomicU64,
     /// Reports of migrations that were ignored: not of the target host, of a migration that has ended, or malformed.
     pub migrations_ignored: AtomicU64,
+    /// Migrations that health checks have started.
+    pub health_migrations: AtomicU64,
+    /// Members of services that got another status.
+    pub member_changes: AtomicU64,
     /// Events about the health of nodes.
     pub health_events: AtomicU64,
     /// Answers of hosts to questions about sessions that nothing awaits.
@@ -157,6 +167,8 @@ pub struct Push {
     pub claims: Claims,
     /// What hosts report of live migrations.
     pub migrations: MigrationReports,
+    /// What hosts and gateways report of members of services and their hosts.
+    pub services: MemberHealth,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
     /// What health checks of nodes have found.
@@ -184,6 +196,7 @@ impl Push {
             counters: Counters::default(),
             claims: Claims::default(),
             migrations: MigrationReports::default(),
+            services: MemberHealth::default(),
             unconfirmed: UnconfirmedLists::default(),
             health: HealthStates::default(),
             removals: PendingRemovals::default(),

@@ -13,12 +13,13 @@ use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
 use sluice_southbound::proto::{
-    Ack, AddressClaims, EnrollRequest, EnrollResponse, Heartbeat, Hello, MigrationStates, NodeReport,
-    TableDigests, TableRepair,
+    Ack, AddressClaims, EnrollRequest, EnrollResponse, Heartbeat, Hello, HostStates, MemberStates,
+    MigrationStates, NodeReport, TableDigests, TableRepair,
 };
 use sluice_southbound::{
-    AddressClaim, CertificateAuthority, EncodedUpdate, HealthReport, HealthSubject, MAX_CLAIMS, MAX_FAILURES,
-    MAX_MIGRATIONS, MigrationState, Missing, Node, server::Southbound,
+    AddressClaim, CertificateAuthority, EncodedUpdate, HealthReport, HealthSubject, HostState, MAX_CLAIMS,
+    MAX_FAILURES, MAX_MEMBER_STATES, MAX_MIGRATIONS, MAX_WATCHED_HOSTS, MemberState, MigrationState, Missing,
+    Node, server::Southbound,
 };
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
@@ -32,8 +33,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// Longest wait for a stream's first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest text, in bytes, that a node may send as a failure or version. Longer ones are cut.
-const MAX_TEXT: usize = 256;
+/// Longest text, in bytes, that a node may send as a failure, a version or evidence. Longer ones are cut.
+const MAX_TEXT: usize = 512;
 /// Longest certificate request that is accepted.
 const MAX_CSR_BYTES: usize = 16 << 10;
 /// Longest wait until the node takes the status with which its stream ends. Then its connection is ended.
@@ -181,6 +182,7 @@ async fn serve(
     if push.hub.close(node, id) {
         push.unconfirmed.forget(node);
         push.health.forget(node);
+        push.services.forget(node);
         if let NodeId::Host(host) = node {
             push.claims.forget(host);
             push.migrations.forget(host);
@@ -307,6 +309,8 @@ impl Listener {
                         self.push.note_ending(host, answer);
                     }
                 }
+                Some(Report::Members(report)) => self.handle_members(report),
+                Some(Report::Hosts(report)) => self.handle_hosts(report),
                 // A kind of report that a newer agent sends.
                 None => {}
             }
@@ -336,6 +340,28 @@ impl Listener {
         if refused > 0 {
             tracing::warn!(%host, refused, "states of migrations refused: they are malformed, or too many wait");
             self.push.counters.migrations_ignored.fetch_add(refused as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// States that cannot be read, and those beyond the limit of a report, are ignored.
+    fn handle_members(&self, report: MemberStates) {
+        let NodeId::Host(host) = self.node else { return };
+        if self.push.hub.is_current(self.node, self.session) {
+            let states = report.states.into_iter().take(MAX_MEMBER_STATES);
+            let states: Vec<MemberState> = states.filter_map(|state| state.try_into().ok()).collect();
+            self.push.services.put_members(host, states);
+        }
+    }
+
+    /// The same for states of hosts.
+    fn handle_hosts(&self, report: HostStates) {
+        let NodeId::Gateway(gateway) = self.node else { return };
+        if self.push.hub.is_current(self.node, self.session) {
+            let states = report.states.into_iter().take(MAX_WATCHED_HOSTS);
+            let states: Vec<HostState> = states.filter_map(|state| state.try_into().ok()).collect();
+            let vteps: Vec<_> = states.iter().map(|state| state.host).collect();
+            let hosts = self.push.members(|members| members.hosts_at(&vteps));
+            self.push.services.put_hosts(gateway, states, &hosts);
         }
     }
 

@@ -7,14 +7,14 @@
 use crate::compile::{Compiled, Gate, HostChanges, Membership, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, NatGateway, Policy, Port, PortOptions, Update};
+use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, NatGateway, Policy, Port, PortOptions, Service, Update};
 use sluice_store::NodeId;
 use sluice_types::GatewayId;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 
-/// A policy, a port with options, and a NAT gateway, which has port forwards, count as one entry for each of these bytes. No
+/// A policy, a port with options, a NAT gateway, which has port forwards, and a service count as one entry for each of these bytes. No
 /// other entry has more than 350 bytes, so a message is below
 /// [`MAX_UPDATE_BYTES`](sluice_southbound::MAX_UPDATE_BYTES) in any case.
 const ENTRY_BYTES: usize = 256;
@@ -111,13 +111,19 @@ fn nat_gateway_entries(nat: &NatGateway) -> usize {
     if nat.forwards.is_empty() { 1 } else { nat.message_bytes() / ENTRY_BYTES + 1 }
 }
 
+/// The same for a service.
+fn service_entries(service: &Service) -> usize {
+    service.message_bytes() / ENTRY_BYTES + 1
+}
+
 /// Splits an update into updates of at most [`MAX_ENTRIES`] entries which, applied in order, have the same
 /// effect.
 fn split(mut update: Update) -> Vec<Update> {
     let policies: Vec<usize> = update.policies.iter().map(policy_entries).collect();
     let ports: Vec<usize> = update.ports.iter().map(port_entries).collect();
     let nat_gateways: Vec<usize> = update.nat_gateways.iter().map(nat_gateway_entries).collect();
-    let weighed = [&policies, &ports, &nat_gateways];
+    let services: Vec<usize> = update.services.iter().map(service_entries).collect();
+    let weighed = [&policies, &ports, &nat_gateways, &services];
     let further: usize = weighed.into_iter().flatten().map(|size| size - 1).sum();
     let entries = update.entry_count() + further;
     if entries <= MAX_ENTRIES {
@@ -158,14 +164,18 @@ fn split(mut update: Update) -> Vec<Update> {
     }
     cut!(vteps vips groups meters vrfs endpoints routes public_prefixes);
     cut_by_size!(nat_gateways, nat_gateways);
+    cut_by_size!(services, services);
+    cut!(service_addresses);
     cut_by_size!(policies, policies);
     cut_by_size!(ports, ports);
     cut!(keys paths);
     if let Some(part) = parts.last_mut() {
-        part.cluster = update.cluster;
+        (part.cluster, part.default_credit) = (update.cluster, update.default_credit);
+        part.watched_hosts = update.watched_hosts;
     }
     cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes
-        removed_public_prefixes removed_nat_gateways removed_meters removed_ports removed_paths);
+        removed_public_prefixes removed_nat_gateways removed_meters
+        removed_service_addresses removed_services removed_ports removed_paths);
     parts
 }
 
@@ -426,6 +436,8 @@ mod tests {
             pairs: (1..=16).map(pair).collect(),
             unprotected: true,
             qos: Qos { dscp: Some(63), rate_mbps: None, credit: Some(credit) },
+            member: None,
+            bonded: false,
         };
         let large = |id: u64| Port { name: "n".repeat(127), options: options.clone(), ..port(id) };
         let update = Update { ports: (1..=20_000).map(large).collect(), ..Update::default() };

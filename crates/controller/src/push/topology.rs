@@ -2,9 +2,10 @@
 //! hundred hosts, and creating and deleting instances does not change it. So it is read once, and used until a
 //! revision changes it.
 
-use crate::compile::State;
+use crate::compile::{State, port_changes};
 use sluice_store::{Change, Position};
-use std::collections::VecDeque;
+use sluice_types::VpcId;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Followed positions that are remembered: more than are followed while a host's instances are read.
@@ -17,10 +18,24 @@ struct Inner {
     followed: VecDeque<Position>,
     /// Last of these that changed what hosts have besides their instances, as far as is known.
     changed: u64,
+    /// VPCs that have mounts of services: hosts are told which hosts have ports in them.
+    mounted: BTreeSet<VpcId>,
     state: Option<Arc<State>>,
 }
 
 impl Inner {
+    /// Whether a change leaves the entries that [`State`] has for any host with its instances the same. Advances by it.
+    fn is_of_instances(&mut self, change: &Change) -> bool {
+        match change {
+            Change::MountCreated { vpc, .. } => drop(self.mounted.insert(vpc.id)),
+            // That the VPC has another mount is possible, so it stays.
+            Change::VpcRemoved(vpc) => drop(self.mounted.remove(&vpc.id)),
+            _ => {}
+        }
+        let is_mounted = port_changes(change).is_some_and(|vpc| self.mounted.contains(&vpc.id));
+        is_of_instances(change) && !is_mounted
+    }
+
     fn last(&self) -> u64 {
         self.followed.back().map_or(0, |last| last.revision)
     }
@@ -57,8 +72,6 @@ fn is_of_instances(change: &Change) -> bool {
             | Change::MeterRemoved(_)
             | Change::PortForwardCreated(_)
             | Change::PortForwardRemoved(_)
-            | Change::NetworkClassUpserted(_)
-            | Change::NetworkClassRemoved(_)
             | Change::CreditChanged { .. }
     )
 }
@@ -68,9 +81,9 @@ impl SharedTopology {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The follower starts at a position.
-    pub fn reset(&self, at: Position) {
-        *self.lock() = Inner { followed: [at].into(), changed: at.revision, state: None };
+    /// The follower starts at a position. `mounted` are the VPCs that have mounts.
+    pub fn reset(&self, at: Position, mounted: BTreeSet<VpcId>) {
+        *self.lock() = Inner { followed: [at].into(), changed: at.revision, mounted, state: None };
     }
 
     /// All changes of the next revision. Called before the revision is in the log of steps.
@@ -80,7 +93,8 @@ impl SharedTopology {
             inner.followed.pop_front();
         }
         inner.followed.push_back(at);
-        if !changes.iter().all(is_of_instances) {
+        let changes_more = changes.iter().filter(|change| !inner.is_of_instances(change)).count() > 0;
+        if changes_more {
             inner.changed = at.revision;
             inner.state = None;
         }
@@ -128,7 +142,7 @@ mod tests {
     fn topology_is_of_the_history_of_the_position() {
         let lost = Position { commit: 1, ..at(12) };
         let shared = SharedTopology::default();
-        shared.reset(at(12));
+        shared.reset(at(12), BTreeSet::new());
         shared.keep(&topology(12), lost);
         assert!(shared.at(at(12)).is_none(), "it is of another history");
         shared.keep(&topology(12), at(12));
@@ -140,7 +154,7 @@ mod tests {
         let shared = SharedTopology::default();
         let tenant = Change::TenantUpserted(Tenant { id: TenantId::new(1), name: "t".into(), revision: 11 });
         let keys = Change::KeysChanged { cluster: ClusterId::new(1), keys: Vec::new() };
-        shared.reset(at(10));
+        shared.reset(at(10), BTreeSet::new());
         assert!(shared.at(at(10)).is_none(), "nothing was read");
         shared.keep(&topology(12), at(12));
         assert!(shared.at(at(10)).is_none() && shared.at(at(12)).is_none(), "not followed so far");
@@ -154,7 +168,7 @@ mod tests {
         assert!(shared.at(at(13)).is_none(), "it is older than the change");
         shared.keep(&topology(13), at(13));
         assert!(shared.at(at(13)).is_some() && shared.at(at(12)).is_none());
-        shared.reset(at(14));
+        shared.reset(at(14), BTreeSet::new());
         assert!(shared.at(at(14)).is_none());
     }
 
@@ -178,7 +192,7 @@ mod tests {
         let (id, name, description, revision) = (SecurityGroupId::new(1), "g".to_owned(), String::new(), 11);
         let group = SecurityGroup { id, name, vpc, description, revision };
         let renamed = Change::SecurityGroupUpdated { vpc: stored.clone(), group: group.clone() };
-        shared.reset(at(10));
+        shared.reset(at(10), BTreeSet::new());
         shared.keep(&topology(10), at(10));
         shared.apply(at(11), &[renamed]);
         assert!(shared.at(at(11)).is_some());

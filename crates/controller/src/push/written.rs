@@ -30,6 +30,8 @@ pub struct Entries {
     pub nat_gateway: bool,
     /// Meters, by the ids that gateways have.
     pub meters: Vec<u32>,
+    /// A service, by the id that nodes have, and all of its mounts in the first VPC.
+    pub service: Option<u32>,
     /// Underlay addresses: of a host, a gateway, or a cluster.
     pub underlay: Vec<IpAddr>,
     /// Groups of vIPs.
@@ -70,6 +72,8 @@ impl Entries {
             EntryKey::PublicPrefix(outside) => self.public_prefixes.contains(outside),
             EntryKey::Meter(id) => self.meters.contains(id),
             EntryKey::NatGateway(vni) => self.nat_gateway && is_first(*vni),
+            EntryKey::Service(id) => self.service == Some(*id),
+            EntryKey::ServiceAddress(vni, address) => self.addresses.contains(address) && is_first(*vni),
             EntryKey::Interface(_) => false,
         }
     }

@@ -148,6 +148,7 @@ impl Model {
                     mac,
                     host,
                     path_vni: vni_of(path_vni),
+                    mtu: 0,
                     fixed: false,
                     moved: false,
                 };

@@ -14,8 +14,8 @@ use sluice_tables::{FoundMeter, MeterReader};
 use super::Command;
 use super::peer::{SharePeer, Shares};
 use super::status::ShareMetrics;
-use crate::mailbox::Inbox;
 use crate::ownership::{Receiver, Sockets, now};
+use sluice_agent::mailbox::Inbox;
 
 /// Datagrams received from a socket before the other sockets get their turn.
 const BURST: usize = 64;

@@ -24,9 +24,9 @@ use sluice_types::{GatewayId, Vni};
 use tokio::sync::watch;
 
 use super::log::Owners;
-use crate::mailbox::{Mailbox, mailbox};
 use crate::ownership::{ClusterView, SocketUse, Sockets, now};
 use peer::SyncPeer;
+use sluice_agent::mailbox::{Mailbox, mailbox};
 use status::{SyncMetrics, SyncStatus, lock};
 use thread::SyncThread;
 

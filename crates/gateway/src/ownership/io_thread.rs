@@ -24,7 +24,7 @@ use super::sockets::Sockets;
 use super::status::SharedOwnershipStatus;
 use super::view::ClusterView;
 use super::witness::{Witness, WitnessNeighbor};
-use crate::mailbox::Inbox;
+use sluice_agent::mailbox::Inbox;
 
 /// Datagrams received from a socket before the other sockets get their turn.
 const BURST: usize = 64;

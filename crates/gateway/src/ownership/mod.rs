@@ -49,10 +49,10 @@ pub use status::{OwnershipCounts, OwnershipStatus, SharedOwnershipStatus};
 pub use view::ClusterView;
 pub use witness::WitnessNeighbor;
 
-use crate::mailbox::{Mailbox, mailbox};
 use io_thread::{IoThread, save_states};
 use local_member::{AdoptedTables, LocalMember};
 use saved_state::SavedState;
+use sluice_agent::mailbox::{Mailbox, mailbox};
 use witness::Witness;
 
 /// A command to the ownership thread.

@@ -34,6 +34,7 @@ fn path(at: u8, revision: u64) -> Path {
         lifetime_ms: LIFETIME_MS,
         revision,
         by_network: false,
+        reception: Reception::default(),
     }
 }
 
@@ -440,10 +441,45 @@ fn wakes_are_requested_while_there_are_entries() {
     assert_eq!(cache.handle(107, Input::Tick), [], "no entries are left");
 }
 
+/// Catches a host that goes on with an MTU, or capabilities, that the destination's host no longer has.
+#[test]
+fn what_the_destination_receives_is_part_of_the_path() {
+    let (mine, theirs) = (Capabilities::from_bits(0b011), Capabilities::from_bits(0b110));
+    let mut host = Host::new(Config { capabilities: mine, ..Config::default() });
+    let told = |mtu, revision| {
+        let reception = Reception { mtu, capabilities: theirs };
+        Path { reception, ..path(1, revision) }
+    };
+    let known = |mtu, revision| {
+        let reception = Reception { mtu, capabilities: Capabilities::from_bits(0b010) };
+        Path { reception, ..path(1, revision) }
+    };
+    let install = |path| vec![Output::Install { destination: to(1), path }];
+    assert_eq!(host.receive(0, &notify(to(1), Answer::Path(told(1450, 5)))), install(known(1450, 5)));
+    assert_eq!(host.receive(1, &notify(to(1), Answer::Path(told(1450, 5)))), []);
+    // The same revision: the tables of gateways say nothing about it.
+    assert_eq!(host.receive(2, &reply(to(1), Answer::Path(told(1300, 5)))), install(known(1300, 5)));
+    // A gateway of an earlier version does not say it.
+    assert_eq!(host.receive(3, &reply(to(1), Answer::Path(path(1, 6)))), []);
+    assert_eq!(host.cache.path(&to(1)), Some(known(1300, 6)));
+    // Of another host it is not known.
+    assert_eq!(host.receive(4, &reply(to(1), Answer::Path(path(2, 7)))), install(path(2, 7)));
+    let asked = host.tick(200);
+    let request = asked.iter().find_map(|output| match output {
+        Output::Send { message: Message::Request { capabilities, .. }, .. } => Some(*capabilities),
+        _ => None,
+    });
+    assert_eq!(request, Some(mine), "{asked:?}");
+}
+
 #[test]
 fn request_to_a_host_is_ignored() {
     let mut host = Host::new(Config::default());
-    let request = Message::Request { id: 1, queries: vec![Query { destination: to(1), revision: 0 }] };
+    let request = Message::Request {
+        id: 1,
+        capabilities: Capabilities::OWN,
+        queries: vec![Query { destination: to(1), revision: 0 }],
+    };
     assert_eq!(host.receive(0, &request), []);
     assert_eq!(host.cache.stats().unexpected, 1);
 }

@@ -17,10 +17,11 @@ fn body(kind: u8, id: u32, entries: &[&[u8]]) -> Vec<u8> {
 const QUERY: [u8; 17] = [17, 0, 0, 0, 7, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5];
 /// Answer that there is no direct path to it, revision 5.
 const NO_PATH: [u8; 17] = [17, ABSENT, 0, 0, 7, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5];
-/// Answer with a path to it: host 192.0.2.1, 02:00:00:00:00:01, VNI 8, 1 ms, revision 5, told by network.
-const PATH: [u8; 35] = [
-    35, 0, 0, 0, 7, 10, 0, 0, 1, 192, 0, 2, 1, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5,
-    1,
+/// Answer with a path to it: host 192.0.2.1, 02:00:00:00:00:01, VNI 8, 1 ms, revision 5, told by network, MTU 1450,
+/// capabilities 9.
+const PATH: [u8; 38] = [
+    38, 0, 0, 0, 7, 10, 0, 0, 1, 192, 0, 2, 1, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5,
+    1, 5, 170, 9,
 ];
 /// Question what has changed in VNI 7 since revision 5. The answers: 10.0.0.0/8; this change, up to revision 6; not known.
 const NETWORK: [u8; 13] = [13, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 5];
@@ -53,9 +54,11 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     assert_eq!(decode(0, &[REQUEST, 0, 0, 1, 0, 0, 0]), Err(short.into()));
     assert_eq!(error(&body(0, 0, &[&QUERY])), BodyError::Kind { kind: 0 });
     assert_eq!(error(&body(12, 0, &[&QUERY])), BodyError::Kind { kind: 12 });
-    let mut reserved = body(REQUEST, 0, &[&QUERY]);
-    reserved[1] = 1;
-    assert_eq!(error(&reserved), BodyError::Reserved);
+    for (kind, entry) in [(REPLY, &NO_PATH[..]), (NOTIFY, &PATH), (PERMIT, &PERMISSION), (STRAY, &QUERY)] {
+        let mut reserved = body(kind, 0, &[entry]);
+        reserved[1] = 1;
+        assert_eq!(error(&reserved), BodyError::Reserved, "kind {kind}");
+    }
     assert_eq!(error(&body(NOTIFY, 1, &[&NO_PATH])), BodyError::Reserved);
     assert_eq!(error(&body(REDIRECT, 1, &[&NO_PATH])), BodyError::Reserved);
     for kind in REQUEST..=RECONCILED {
@@ -85,7 +88,8 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     assert_eq!(error(&body(NOTIFY, 0, &[&changed(PATH, 9, 127)])), BodyError::Address { address: host });
     assert_eq!(error(&body(NOTIFY, 0, &[&changed(PATH, 21, 0)])), BodyError::Vni);
     for kind in [PERMIT, PERMITTED] {
-        assert_eq!(error(&body(kind, 1, &[&PERMISSION])), BodyError::Reserved);
+        let numbered = if kind == PERMIT { BodyError::Reserved } else { BodyError::Mtu { mtu: 1 } };
+        assert_eq!(error(&body(kind, 1, &[&PERMISSION])), numbered);
         assert_eq!(error(&body(kind, 0, &[&changed(PERMISSION, 4, 0)])), BodyError::Vni);
         let address = IpAddr::from([127, 0, 2, 1]);
         assert_eq!(error(&body(kind, 0, &[&changed(PERMISSION, 5, 127)])), BodyError::Address { address });
@@ -172,14 +176,55 @@ fn flags_of_paths_came_with_a_minor_version() {
         other => panic!("{other:?}"),
     };
     let earlier = &changed::<34>(PATH[..34].try_into().unwrap(), 0, 34);
+    let with_flags = &changed::<35>(PATH[..35].try_into().unwrap(), 0, 35);
     assert!(by_network(VERSION.1, &PATH) && !by_network(VERSION.1, &changed(PATH, 34, 0)));
-    assert!(!by_network(FLAGS_SINCE - 1, earlier));
+    assert!(!by_network(FLAGS_SINCE - 1, earlier) && by_network(FLAGS_SINCE, with_flags));
     let refused = |error: BodyError| Err(Refusal::from(error));
-    assert_eq!(path(FLAGS_SINCE - 1, &PATH), refused(BodyError::Trailing { entry: 0 }));
-    assert_eq!(path(VERSION.1, earlier), refused(BodyError::Truncated { entry: 0 }));
+    assert_eq!(path(FLAGS_SINCE - 1, with_flags), refused(BodyError::Trailing { entry: 0 }));
+    assert_eq!(path(FLAGS_SINCE, earlier), refused(BodyError::Truncated { entry: 0 }));
     assert_eq!(path(VERSION.1, &changed(PATH, 34, 2)), refused(BodyError::Reserved));
     // Flags of a newer version are ignored.
     assert!(by_network(NEWER, &changed(PATH, 34, 3)));
+}
+
+#[test]
+fn reception_came_with_a_minor_version() {
+    let decoded = |minor, body: &[u8]| decode(minor, body).map(|body| body.message);
+    let reception = |mtu, bits| Reception { mtu, capabilities: Capabilities::from_bits(bits) };
+    let path = |minor, entry: &[u8]| match decoded(minor, &body(NOTIFY, 0, &[entry]))? {
+        Message::Notify { answers } => match answers[0].answer {
+            Answer::Path(path) => Ok(path.reception),
+            answer => panic!("{answer:?}"),
+        },
+        message => panic!("{message:?}"),
+    };
+    let earlier = &changed::<35>(PATH[..35].try_into().unwrap(), 0, 35);
+    let refused = |error: BodyError| Err(Refusal::from(error));
+    assert_eq!(path(VERSION.1, &PATH), Ok(reception(1450, 9)));
+    assert_eq!(path(RECEPTION_SINCE - 1, earlier), Ok(Reception::default()));
+    assert_eq!(path(RECEPTION_SINCE - 1, &PATH), refused(BodyError::Trailing { entry: 0 }));
+    assert_eq!(path(VERSION.1, earlier), refused(BodyError::Truncated { entry: 0 }));
+    let not_known = changed(changed(PATH, 35, 0), 36, 0);
+    assert_eq!(path(VERSION.1, &not_known), Ok(reception(0, 9)));
+    assert_eq!(path(VERSION.1, &changed(PATH, 35, 4)), refused(BodyError::Mtu { mtu: 0x4aa }));
+
+    let vni = Vni::new(7).unwrap();
+    let entries = vec![PermitEntry { vni, host: [192, 0, 2, 1].into() }];
+    let mut permitted = body(PERMITTED, 1280, &[&PERMISSION]);
+    permitted[1] = 9;
+    let told = Message::Permitted { reception: reception(1280, 9), entries };
+    assert_eq!(encoded(&told), permitted);
+    assert_eq!(decoded(VERSION.1, &permitted), Ok(told));
+    assert_eq!(decoded(RECEPTION_SINCE - 1, &permitted), Err(BodyError::Reserved.into()));
+    for mtu in [1, 1279, 0x1_0000, u32::MAX] {
+        assert_eq!(error(&body(PERMITTED, mtu, &[&PERMISSION])), BodyError::Mtu { mtu });
+    }
+    let mut request = body(REQUEST, 3, &[&QUERY]);
+    request[1] = 9;
+    let asked = decoded(VERSION.1, &request).expect("a valid body");
+    assert!(matches!(&asked, Message::Request { id: 3, capabilities, .. } if capabilities.bits() == 9));
+    assert_eq!(encoded(&asked), request);
+    assert_eq!(decoded(RECEPTION_SINCE - 1, &request), Err(BodyError::Reserved.into()));
 }
 
 #[test]
@@ -201,7 +246,7 @@ fn newer_minor_version_is_understood_in_part() {
     newer[1] = 1;
     let read = decode(NEWER, &newer).expect("the known entries are read");
     assert_eq!((read.message.len(), read.skipped), (2, 1));
-    assert!(matches!(&read.message, Message::Request { id: 9, queries } if queries[0] == queries[1]));
+    assert!(matches!(&read.message, Message::Request { id: 9, queries, .. } if queries[0] == queries[1]));
     assert!(decode(0, &newer).is_err());
     // Known fields must still be valid.
     assert_eq!(decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 4, 0)])), Err(BodyError::Vni.into()));

@@ -6,7 +6,9 @@ use crate::make::{
 };
 use proptest::prelude::*;
 use sluice_envelope::{self as envelope, KeyRing, NodeId, PACKET_BYTES_MAX};
-use sluice_rsp::{Answer, AnswerEntry, BodyError, Message, Query, SealError, VERSION};
+use sluice_rsp::{
+    Answer, AnswerEntry, BodyError, Capabilities, Message, Query, Reception, SealError, VERSION,
+};
 use sluice_types::MacAddr;
 use std::net::IpAddr;
 
@@ -51,16 +53,16 @@ fn each_form_of_each_kind_is_opened_unchanged_over_ipv4_and_ipv6() {
 #[test]
 fn packets_are_filled_to_the_mtu() {
     let keys = ring();
-    // 35 bytes per entry, 88 for header, body header and tag, 28 for IP and UDP.
+    // 38 bytes per entry, 88 for header, body header and tag, 28 for IP and UDP.
     let packets = |entries, mtu| {
         let sealed = sealer(1, 1).seal(&keys, NOW_MS, HERE, mtu, &notify(entries)).unwrap();
         sealed.iter().map(|packet| packet.len()).collect::<Vec<_>>()
     };
-    let full = 88 + 39 * 35;
-    assert_eq!(packets(39, 1500), [full]);
-    assert_eq!(packets(40, 1500), [full, 88 + 35]);
-    assert_eq!(packets(40, 1500 - 1 - (1500 - 28 - full as u16)), [full - 35, 88 + 2 * 35]);
-    assert_eq!(packets(100, 1500), [full, full, 88 + 22 * 35]);
+    let full = 88 + 36 * 38;
+    assert_eq!(packets(36, 1500), [full]);
+    assert_eq!(packets(40, 1500), [full, 88 + 4 * 38]);
+    assert_eq!(packets(40, 1500 - 1 - (1500 - 28 - full as u16)), [full - 38, 88 + 5 * 38]);
+    assert_eq!(packets(100, 1500), [full, full, 88 + 28 * 38]);
     assert_eq!(packets(0, 1500), []);
 }
 
@@ -95,6 +97,17 @@ fn message_that_receivers_refuse_is_not_sealed_and_uses_no_counter() {
             SealError::Message(BodyError::Mac)
         );
     }
+    for mtu in [1, 1279] {
+        let reception = Reception { mtu, ..good.reception };
+        let bad = sluice_rsp::Path { reception, ..good };
+        let entries = vec![sluice_rsp::PermitEntry { vni: good.vni, host: good.host }];
+        for message in
+            [notify_of(here, Answer::Path(bad)), Message::Permitted { reception, entries: entries.clone() }]
+        {
+            let error = refused(&keys, HERE, MTU, &message);
+            assert_eq!(error, SealError::Message(BodyError::Mtu { mtu: mtu.into() }));
+        }
+    }
     let unsolicited = notify_of(here, Answer::Unchanged { lifetime_ms: 1, revision: 1 });
     assert!(matches!(refused(&keys, HERE, MTU, &unsolicited), SealError::Message(BodyError::Form { .. })));
     assert_eq!(refused(&keys, HERE, 575, &notify(1)), SealError::Mtu { mtu: 575 });
@@ -109,6 +122,23 @@ fn message_that_receivers_refuse_is_not_sealed_and_uses_no_counter() {
 fn header_contains_the_version() {
     let packet = &sealer(1, 1).seal(&ring(), NOW_MS, HERE, MTU, &notify(1)).unwrap()[0];
     assert_eq!((packet[2], packet[3]), VERSION);
+}
+
+/// What both hosts can do is what a path says: neither more nor less.
+#[test]
+fn answer_has_the_capabilities_that_both_hosts_have() {
+    let known = path("192.0.2.7", 5);
+    let all = Capabilities::from_bits(0b1010_0110);
+    let known = sluice_rsp::Path { reception: Reception { capabilities: all, ..known.reception }, ..known };
+    let query = Query { destination: destination(7, "10.0.0.1"), revision: 0 };
+    for (sender, common) in [(0, 0), (0b0000_1111, 0b0000_0110), (0b0101_1001, 0), (0xff, 0b1010_0110)] {
+        let mut answer = query.answer(Some(&known), 9);
+        answer.restrict(Capabilities::from_bits(sender));
+        let capabilities = Capabilities::from_bits(common);
+        let reception = Reception { capabilities, ..known.reception };
+        assert_eq!(answer.answer, Answer::Path(sluice_rsp::Path { reception, ..known }));
+    }
+    assert_eq!(Capabilities::OWN, Capabilities::NONE, "no packet of a direct path is encrypted");
 }
 
 #[test]

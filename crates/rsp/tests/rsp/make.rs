@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use sluice_envelope::{self as envelope, BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery, Opener, Path,
-    PermitEntry, Query, RedirectEntry, Refusal, Sealer, StrayEntry,
+    Answer, AnswerEntry, Capabilities, Destination, IdentityEntry, Message, NetworkAnswer, NetworkQuery,
+    Opener, Path, PermitEntry, Query, RECEPTION_MTU_MIN, Reception, RedirectEntry, Refusal, Sealer,
+    StrayEntry,
 };
 use sluice_types::{IpNet, MacAddr, Vni, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -50,6 +51,7 @@ pub fn path(host: &str, revision: u64) -> Path {
         lifetime_ms: 60_000,
         revision,
         by_network: false,
+        reception: Reception { mtu: 1450, capabilities: Capabilities::from_bits(3) },
     }
 }
 
@@ -89,6 +91,7 @@ pub fn one_of_each() -> Vec<Message> {
     vec![
         Message::Request {
             id: 1,
+            capabilities: Capabilities::from_bits(1),
             queries: vec![Query { destination: v4, revision: 0 }, Query { destination: v6, revision: 9 }],
         },
         Message::Reply { id: u32::MAX, answers: answers(&[path_v4, path_v6, unchanged, absent]) },
@@ -96,7 +99,10 @@ pub fn one_of_each() -> Vec<Message> {
         Message::Redirect { entries: entries.collect() },
         Message::Stray { entries: strays.collect() },
         Message::Permit { entries: permits.clone() },
-        Message::Permitted { entries: permits },
+        Message::Permitted {
+            reception: Reception { mtu: 1450, capabilities: Capabilities::from_bits(2) },
+            entries: permits,
+        },
         Message::Identify { entries: vec![v4, v6] },
         Message::Identity {
             entries: vec![
@@ -144,12 +150,21 @@ fn any_destination() -> impl Strategy<Value = Destination> {
     (any_vni(), any_address()).prop_map(|(vni, address)| Destination { vni, address })
 }
 
+fn any_capabilities() -> impl Strategy<Value = Capabilities> {
+    any::<u8>().prop_map(Capabilities::from_bits)
+}
+
+fn any_reception() -> impl Strategy<Value = Reception> {
+    let mtu = prop_oneof![Just(0), RECEPTION_MTU_MIN..=u16::MAX];
+    (mtu, any_capabilities()).prop_map(|(mtu, capabilities)| Reception { mtu, capabilities })
+}
+
 fn any_path() -> impl Strategy<Value = Answer> {
     const MULTICAST: u64 = 1 << 40;
     let mac = (1_u64..1 << 48).prop_map(|bits| MacAddr::from_u64((bits & !MULTICAST).max(1)));
-    (any_address(), mac, any_vni(), any::<u32>(), any::<u64>(), any::<bool>()).prop_map(
-        |(host, mac, vni, lifetime_ms, revision, by_network)| {
-            Answer::Path(Path { host, mac, vni, lifetime_ms, revision, by_network })
+    (any_address(), mac, any_vni(), any::<u32>(), any::<u64>(), any::<bool>(), any_reception()).prop_map(
+        |(host, mac, vni, lifetime_ms, revision, by_network, reception)| {
+            Answer::Path(Path { host, mac, vni, lifetime_ms, revision, by_network, reception })
         },
     )
 }
@@ -192,14 +207,15 @@ pub fn any_message() -> impl Strategy<Value = Message> {
     let identity = (any_destination(), any::<u16>())
         .prop_map(|(destination, identity)| IdentityEntry { destination, identity });
     prop_oneof![
-        (any::<u32>(), prop::collection::vec(query, 1..200))
-            .prop_map(|(id, queries)| Message::Request { id, queries }),
+        (any::<u32>(), any_capabilities(), prop::collection::vec(query, 1..200))
+            .prop_map(|(id, capabilities, queries)| Message::Request { id, capabilities, queries }),
         (any::<u32>(), any_answers(true)).prop_map(|(id, answers)| Message::Reply { id, answers }),
         any_answers(false).prop_map(|answers| Message::Notify { answers }),
         prop::collection::vec(redirect, 1..200).prop_map(|entries| Message::Redirect { entries }),
         prop::collection::vec(stray, 1..200).prop_map(|entries| Message::Stray { entries }),
         prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permit { entries }),
-        prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permitted { entries }),
+        (any_reception(), prop::collection::vec(permit(), 1..200))
+            .prop_map(|(reception, entries)| Message::Permitted { reception, entries }),
         prop::collection::vec(any_destination(), 1..200).prop_map(|entries| Message::Identify { entries }),
         prop::collection::vec(identity, 1..200).prop_map(|entries| Message::Identity { entries }),
         prop::collection::vec(network, 1..200).prop_map(|queries| Message::Reconcile { queries }),
@@ -214,9 +230,12 @@ pub fn join(first: Message, second: Message) -> Message {
         a.into_iter().chain(b).collect()
     }
     match (first, second) {
-        (Message::Request { id, queries: a }, Message::Request { id: same, queries: b }) => {
-            assert_eq!(id, same);
-            Message::Request { id, queries: both(a, b) }
+        (
+            Message::Request { id, capabilities, queries: a },
+            Message::Request { id: same, capabilities: too, queries: b },
+        ) => {
+            assert_eq!((id, capabilities), (same, too));
+            Message::Request { id, capabilities, queries: both(a, b) }
         }
         (Message::Reply { id, answers: a }, Message::Reply { id: same, answers: b }) => {
             assert_eq!(id, same);
@@ -234,8 +253,12 @@ pub fn join(first: Message, second: Message) -> Message {
         (Message::Permit { entries: a }, Message::Permit { entries: b }) => {
             Message::Permit { entries: both(a, b) }
         }
-        (Message::Permitted { entries: a }, Message::Permitted { entries: b }) => {
-            Message::Permitted { entries: both(a, b) }
+        (
+            Message::Permitted { reception, entries: a },
+            Message::Permitted { reception: same, entries: b },
+        ) => {
+            assert_eq!(reception, same);
+            Message::Permitted { reception, entries: both(a, b) }
         }
         (Message::Identify { entries: a }, Message::Identify { entries: b }) => {
             Message::Identify { entries: both(a, b) }

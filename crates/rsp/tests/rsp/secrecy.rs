@@ -3,8 +3,8 @@
 use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
 use sluice_envelope::{HEADER_BYTES, KeyRing};
 use sluice_rsp::{
-    Answer, AnswerEntry, IdentityEntry, Message, NetworkAnswer, NetworkQuery, PermitEntry, Query,
-    RedirectEntry, StrayEntry,
+    Answer, AnswerEntry, Capabilities, IdentityEntry, Message, NetworkAnswer, NetworkQuery, PermitEntry,
+    Query, Reception, RedirectEntry, StrayEntry,
 };
 use std::collections::BTreeSet;
 
@@ -26,6 +26,7 @@ fn messages() -> Vec<Message> {
     vec![
         Message::Request {
             id: 0x0bad_cafe,
+            capabilities: Capabilities::NONE,
             queries: both.map(|destination| Query { destination, revision: 0x1122_3344_5566 }).to_vec(),
         },
         Message::Reply { id: 0x0bad_cafe, answers: answers.clone() },
@@ -37,7 +38,7 @@ fn messages() -> Vec<Message> {
             entries: both.map(|destination| StrayEntry { destination, host: gateway }).to_vec(),
         },
         Message::Permit { entries: permits.to_vec() },
-        Message::Permitted { entries: permits.to_vec() },
+        Message::Permitted { reception: Reception::default(), entries: permits.to_vec() },
         Message::Identify { entries: both.to_vec() },
         Message::Identity {
             entries: both.map(|destination| IdentityEntry { destination, identity: 0x5aa5 }).to_vec(),

@@ -5,8 +5,8 @@ use sluice_envelope::{
     BootId, ClusterKey, HEADER_BYTES, KeyRing, Limits, NodeId, PACKET_BYTES_MAX, TAG_BYTES, WINDOW,
 };
 use sluice_rsp::{
-    Answer, AnswerEntry, BODY_HEADER_BYTES, MTU_MIN, Message, Opener, Path, RSP_PORT, Refusal, Sealer,
-    VERSION, decode,
+    Answer, AnswerEntry, BODY_HEADER_BYTES, Capabilities, MTU_MIN, Message, Opener, Path, RECEPTION_MTU_MIN,
+    RSP_PORT, Reception, Refusal, Sealer, VERSION, decode,
 };
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr};
@@ -39,6 +39,7 @@ fn message() -> Message {
         lifetime_ms: 60_000,
         revision: 42,
         by_network: true,
+        reception: Reception { mtu: 1450, capabilities: Capabilities::NONE },
     };
     Message::Notify {
         answers: vec![
@@ -60,7 +61,7 @@ fn keys() -> KeyRing {
 fn example_packet_is_sealed_and_opened_by_the_code() {
     let boot = BootId::from_bytes(std::array::from_fn(|i| 0xa0 + i as u8));
     let mut sealer = Sealer::new(NodeId::from(GatewayId::new(3)), boot);
-    let packet = block("The packet, 152 bytes:");
+    let packet = block("The packet, 155 bytes:");
     assert_eq!(sealer.seal(&keys(), SENT_MS, TO, 1500, &message()), Ok(vec![packet.clone()]));
 
     let mut opener = Opener::new(Limits::default(), SENT_MS);
@@ -98,6 +99,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
         format!("# RSP {}.{} ", VERSION.0, VERSION.1),
         format!("At least {least} bytes and at most {PACKET_BYTES_MAX}."),
         format!("MTU, which is at least {MTU_MIN}."),
+        format!("at least {RECEPTION_MTU_MIN}; 0: not known"),
         format!("the last {WINDOW} counters"),
         format!("at most {} s from the receiver's", limits.skew_max_ms / 1000),
         format!("has windows ({} unless configured)", limits.senders_max),
@@ -114,7 +116,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
 #[test]
 fn number_of_entries_per_packet_is_the_one_in_the_text() {
     let fits = |bytes: usize| (1500 - 28 - HEADER_BYTES - BODY_HEADER_BYTES - TAG_BYTES) / bytes;
-    let (path, query) = (|a: usize, h: usize| 27 + a + h, |a: usize| 13 + a);
+    let (path, query) = (|a: usize, h: usize| 30 + a + h, |a: usize| 13 + a);
     let sentence = format!(
         "up to {} paths of IPv4 or {} of IPv6, or {} or {} queries",
         fits(path(4, 4)),

@@ -15,8 +15,8 @@ pub struct Migrate {
     /// Host to migrate to: name or id
     #[arg(long, value_name = "HOST")]
     to: String,
-    /// What happens to the sessions of the instance: `copy`: they continue; `none`: packets are redirected, and nothing
-    /// else is done. `reset` is not possible yet
+    /// What happens to the sessions of the instance: `copy`: they continue; `reset`: its TCP connections end at both
+    /// ends, so that they begin again by the rules of the other host; `none`: packets are redirected, and nothing else is done
     #[arg(long, value_name = "MODE", default_value_t = SessionMode::Copy)]
     sessions: SessionMode,
     /// Wait until the instance runs on the other host, for at most SECONDS [300 if left out], and print each change of the

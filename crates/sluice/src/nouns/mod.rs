@@ -14,6 +14,7 @@ mod resource;
 mod routing;
 mod scheduler;
 mod security;
+mod services;
 mod tenancy;
 mod unconfirmed;
 mod underlay;
@@ -27,8 +28,9 @@ use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
 use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Eip, Gateway, Host, Instance, Meter, NatGateway, NetworkClass, Peering, PendingRemoval,
-    PortForward, PublicPool, Route, RouteTable, SecurityGroup, SecurityRule, Subnet, Tenant, Vpc,
+    Client, Cluster, Eip, Gateway, Host, Instance, Meter, Mount, NatGateway, NetworkClass, Peering,
+    PendingRemoval, PortForward, PublicPool, Route, RouteTable, SecurityGroup, SecurityRule, Service, Subnet,
+    Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -71,6 +73,12 @@ pub enum Noun {
     /// Rules of security groups
     #[command(alias = "security-rule")]
     SecurityRules(WithApi<Verb<SecurityRule>>),
+    /// Services: instances among which the flows to one address are spread
+    #[command(alias = "service")]
+    Services(WithApi<Verb<Service>>),
+    /// Mounts: the addresses by which VPCs reach services
+    #[command(alias = "mount")]
+    Mounts(WithApi<Verb<Mount>>),
     /// Pools of public addresses, which the gateways of a cluster announce
     #[command(alias = "public-pool")]
     PublicPools(WithApi<Verb<PublicPool>>),
@@ -121,6 +129,8 @@ impl Noun {
             Self::Peerings(command) => command.run().await,
             Self::SecurityGroups(command) => command.run().await,
             Self::SecurityRules(command) => command.run().await,
+            Self::Services(command) => command.run().await,
+            Self::Mounts(command) => command.run().await,
             Self::PublicPools(command) => command.run().await,
             Self::Eips(command) => command.run().await,
             Self::NatGateways(command) => command.run().await,

@@ -15,7 +15,8 @@ const ALLOWANCE: &str = "base=N,max=N,clamp=N,credit=N";
 
 impl Kind for NetworkClass {
     const HELP: Help = Help { list: "List network classes", show: "Show one network class" };
-    const COLUMNS: &'static [&'static str] = &["id", "name", "mbps", "kpps", "cpu_permille", "programmed"];
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "mbps", "kpps", "cpu_permille", "is_default", "programmed"];
     type Selector = NameOrId;
     type Filters = ByName;
 
@@ -55,14 +56,17 @@ pub struct NewNetworkClassArgs {
     /// up to 64000, as --mbps [default: not limited]
     #[arg(long = "cpu", value_name = ALLOWANCE, group = "limit")]
     cpu_permille: Option<Allowance>,
+    /// Instances without a class of their own and without a rate have this class, instead of the one that is the default
+    #[arg(long = "default")]
+    is_default: bool,
 }
 
 impl Create for NewNetworkClassArgs {
     type Object = NetworkClass;
     type Body = NewNetworkClass;
     async fn request(self, _: &Client) -> Result<(Parent<Self>, NewNetworkClass), Failure> {
-        let Self { name, mbps, kpps, cpu_permille } = self;
-        Ok(((), NewNetworkClass { name, mbps, kpps, cpu_permille }))
+        let Self { name, mbps, kpps, cpu_permille, is_default } = self;
+        Ok(((), NewNetworkClass { name, mbps, kpps, cpu_permille, is_default }))
     }
 }
 
@@ -82,7 +86,7 @@ fn parse_limit(text: &str) -> Result<NewLimit, String> {
 
 #[derive(Subcommand)]
 pub enum NetworkClassVerb {
-    /// Rename a network class, or change its limits, also for the instances that have it
+    /// Rename a network class, change its limits, also for the instances that have it, or make it the default
     #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]
@@ -99,6 +103,12 @@ pub enum NetworkClassVerb {
         /// Thousandths of one processor that the host's network processing spends on an instance; `none`: not limited
         #[arg(long = "cpu", value_name = ALLOWANCE, value_parser = parse_limit, group = "change")]
         cpu_permille: Option<NewLimit>,
+        /// Instances without a class of their own and without a rate have this class, instead of the one that is the default
+        #[arg(long = "default", group = "change", conflicts_with = "no_default")]
+        default: bool,
+        /// The class is the default no more: instances without a class of their own have none
+        #[arg(long = "no-default", group = "change")]
+        no_default: bool,
         #[command(flatten)]
         wait: Wait,
     },
@@ -106,12 +116,15 @@ pub enum NetworkClassVerb {
 
 impl Run for NetworkClassVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
-        let Self::Update { target, new_name, mbps, kpps, cpu_permille, wait } = self;
+        let Self::Update { target, new_name, mbps, kpps, cpu_permille, default, no_default, wait } = self;
         let mut patch = Map::new();
         patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
         let limits = [("mbps", mbps), ("kpps", kpps), ("cpu_permille", cpu_permille)];
         let given = limits.into_iter().filter_map(|(field, limit)| Some((field.to_owned(), json!(limit?.0))));
         patch.extend(given);
+        if default || no_default {
+            patch.insert("is_default".to_owned(), json!(default));
+        }
         let updated = target.update(client, &patch).await?;
         wait.print_when(api, client, updated, |_| true).await
     }

@@ -2,6 +2,7 @@
 
 mod internet;
 mod network_classes;
+mod services;
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -384,6 +385,20 @@ fn settings_plans_and_formats() {
     site.fails(2, &["scheduler", "set"]);
     site.fails(2, &["scheduler", "set", "--overload-threshold", "nan"]);
 
+    let policies = site.json(&["health", "policy", "list"]);
+    assert!(policies.as_array().unwrap().iter().all(|policy| policy["action"] == "none"), "{policies}");
+    let set =
+        ["health", "policy", "set", "nic_fault", "--action", "migrate", "--max-at-once", "2", "--hold", "30"];
+    let policy = site.json(&set);
+    assert_eq!(
+        (&policy["action"], &policy["max_at_once"], &policy["hold_s"]),
+        (&"migrate".into(), &2.into(), &30.into())
+    );
+    assert!(site.ok(&["health", "policy", "list"]).contains("migrate"));
+    assert!(site.ok(&["health"]).contains("0 anomalies"));
+    site.fails(2, &["health", "policy", "set", "nic_fault"]);
+    site.fails(2, &["health", "policy", "set", "nic", "--action", "none"]);
+
     let set = site.json(&["placement", "set", "--clusters-per-tenant", "3", "--gateway", "gw-a=500"]);
     let gw_a = site.json(&["gateways", "show", "gw-a"])["id"].as_str().expect("an id").to_owned();
     assert_eq!((&set["clusters_per_tenant"], &set["gateways"][gw_a]), (&Value::from(3), &Value::from(500)));
@@ -475,7 +490,11 @@ fn a_port_is_shown_with_what_its_class_grants() {
         r#"{"ports": [{"ifname": "tap0", "instance": "red/web", "id": "inst-1", "credit": [
             {"dimension": "sent_mbps", "used": 38, "limit": 40, "credit": 12, "limited": null},
             {"dimension": "cpu_permille", "used": 9, "limit": 10, "credit": -3, "limited": "no_credit"}]},
-            {"ifname": "tap1", "instance": "red/db", "id": "inst-2", "credit": null}]}"#,
+            {"ifname": "tap1", "instance": "red/db", "id": "inst-2", "credit": null},
+            {"ifname": "tap2", "instance": "red/log", "id": "inst-3", "terms": "none", "credit": [
+            {"dimension": "sent_mbps", "used": 7, "limit": null, "credit": null, "limited": null}],
+            "packet_costs": {"packet_ns": 610, "kib_ns": 55, "sent_ns": 900, "received_ns": 950,
+            "calibrated": true, "windows": 31}}]}"#,
     );
     let show = |name: &str, options: &[&str]| {
         output(sluice().args(["port", "show", name, "--socket"]).arg(&socket).args(options))
@@ -489,6 +508,10 @@ fn a_port_is_shown_with_what_its_class_grants() {
     assert_eq!(table[1], ["sent_mbps", "38", "40", "12", "-"], "{shown}");
     assert_eq!(table[2], ["cpu_permille", "9", "10", "-3", "no_credit"], "{shown}");
     assert!(!text(show("tap1", &[])).contains("DIMENSION"));
+    let shown = text(show("tap2", &[]));
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.contains(&vec!["sent_mbps", "7", "-", "-", "-"]), "{shown}");
+    assert_eq!(lines.last().unwrap(), &["610", "55", "900", "950", "yes", "31"], "{shown}");
     let json: Value = serde_json::from_str(&text(show("inst-1", &["-o", "json"]))).expect("JSON");
     assert_eq!(json["ifname"], "tap0");
     assert_eq!(json["credit"][1]["credit"], -3);

@@ -56,6 +56,15 @@ vpcs:
     site.json(&[&set[..], &["a", "--rate-mbps", "unlimited", "--network-class", "silver"]].concat());
     assert_eq!(class("a"), id("silver"));
 
+    let is_default = |class: &str| site.json(&["network-classes", "show", class])["is_default"].clone();
+    let set_default = |class: &str, option: &str| site.json(&["network-class", "update", class, option]);
+    assert_eq!(set_default("silver", "--default")["is_default"], true);
+    let tin =
+        ["network-classes", "create", "default-tin", "--kpps", "base=1,max=1,clamp=1,credit=0", "--default"];
+    assert_eq!(site.json(&tin)["is_default"], true);
+    assert_eq!((is_default("silver"), is_default("default-tin")), (false.into(), true.into()));
+    assert_eq!(set_default("default-tin", "--no-default")["is_default"], false);
+    site.fails(2, &["network-class", "update", "silver", "--default", "--no-default"]);
     let update = ["network-class", "update", "silver"];
     let changed = site.json(&[&update[..], &["--kpps", "none", "--name", "tin"]].concat());
     assert_eq!((&changed["kpps"], &changed["name"]), (&Value::Null, &"tin".into()));

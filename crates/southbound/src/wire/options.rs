@@ -93,6 +93,16 @@ impl TryFrom<proto::CreditPolicy> for CreditPolicy {
     }
 }
 
+/// Reads the policy of the default network class.
+pub(super) fn default_credit(message: proto::DefaultCredit) -> Result<Option<CreditPolicy>> {
+    message.policy.map(CreditPolicy::try_from).transpose()
+}
+
+/// The message of the policy of the default network class.
+pub(super) fn default_credit_message(policy: Option<CreditPolicy>) -> proto::DefaultCredit {
+    proto::DefaultCredit { policy: policy.map(Into::into) }
+}
+
 impl TryFrom<proto::Qos> for Qos {
     type Error = Malformed;
     fn try_from(message: proto::Qos) -> Result<Self> {

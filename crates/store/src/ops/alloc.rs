@@ -98,7 +98,7 @@ pub(crate) struct Used {
     pub family: Family,
     /// Lowest and highest address of the subnet.
     pub subnet: (u128, u128),
-    /// True if the VPC has no instance, so that nothing needs to be read.
+    /// True if the VPC has no instance and no mount, so that nothing needs to be read.
     pub is_empty: bool,
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct BulkPlan<'a> {
     pub new: &'a [NewInstance],
     /// What the requests have in all.
     pub survey: Survey,
-    /// True if the VPC has no instance yet.
+    /// True if the VPC has no instance and no mount yet.
     pub is_empty: bool,
     /// Indexes in `new` of the instances to create.
     pub to_create: Vec<usize>,
@@ -83,7 +83,9 @@ impl<'a> BulkPlan<'a> {
         }
         let vpc: Vpc = get(q, vpc).await?;
         let subnets = subnets(q, vpc.id).await?;
-        let is_empty = !q.any("SELECT id FROM instances WHERE vpc = $1 LIMIT 1", args![vpc.id.get()]).await?;
+        let has =
+            "SELECT id FROM instances WHERE vpc = $1 UNION ALL SELECT id FROM mounts WHERE vpc = $1 LIMIT 1";
+        let is_empty = !q.any(has, args![vpc.id.get()]).await?;
         let hosts = HashMap::new();
         let held = HeldAddresses::read(q, vpc.id).await?;
         let groups = BulkGroups::read(q, &vpc, if survey.has_groups { new } else { &[] }).await?;

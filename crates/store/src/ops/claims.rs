@@ -87,5 +87,7 @@ pub(crate) async fn claim(
     }
     let taken = changes.last().map(|change| change.after.clone());
     w.push(&Change::InstancesChanged { vpc, hosts, changes })?;
-    taken.map(Claim::Taken).ok_or_else(|| StoreError::Corrupt(format!("{id} was not changed")))
+    taken
+        .map(|taken| Claim::Taken(Box::new(taken)))
+        .ok_or_else(|| StoreError::Corrupt(format!("{id} was not changed")))
 }

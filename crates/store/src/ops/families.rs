@@ -59,9 +59,9 @@ pub(crate) async fn clusters(q: &mut dyn Query, vpc: &Vpc) -> Result<Vec<Cluster
     Ok(clusters)
 }
 
-/// [`check_host`] for all hosts that have instances of the VPC.
+/// [`check_host`] for all hosts that have ports of the VPC.
 pub(crate) async fn check_vpc(q: &mut dyn Query, cluster: &Cluster, vpc: &Vpc) -> Result<()> {
-    let hosts = "SELECT host FROM instances WHERE vpc = $1";
+    let hosts = "SELECT host FROM instances WHERE vpc = $1 UNION SELECT host FROM vnics WHERE vpc = $1";
     for ipv4 in [true, false].into_iter().filter(|ipv4| !has_vip_of(cluster, *ipv4)) {
         if let Some(host) = first_host(q, ipv4, hosts, vpc.id.get()).await? {
             return check_host(cluster, &vpc.name, &host);
@@ -75,13 +75,16 @@ pub(crate) async fn check_vpc(q: &mut dyn Query, cluster: &Cluster, vpc: &Vpc) -
 /// now.
 pub(crate) async fn check_vip_change(q: &mut dyn Query, before: &Cluster, cluster: &Cluster) -> Result<()> {
     let hosts = "SELECT i.host FROM instances i JOIN vpcs v ON v.id = i.vpc \
+              WHERE v.cluster = $1 OR v.moving_to = $1 \
+              UNION SELECT n.host FROM vnics n JOIN vpcs v ON v.id = n.vpc \
               WHERE v.cluster = $1 OR v.moving_to = $1";
     for ipv4 in
         [true, false].into_iter().filter(|ipv4| has_vip_of(before, *ipv4) && !has_vip_of(cluster, *ipv4))
     {
         let Some(host) = first_host(q, ipv4, hosts, cluster.id.get()).await? else { continue };
-        let sql = "SELECT v.id FROM vpcs v JOIN instances i ON i.vpc = v.id \
-                   WHERE (v.cluster = $1 OR v.moving_to = $1) AND i.host = $2 ORDER BY v.id LIMIT 1";
+        let sql = "SELECT v.id FROM vpcs v JOIN \
+                   (SELECT vpc FROM instances WHERE host = $2 UNION SELECT vpc FROM vnics WHERE host = $2) p \
+                   ON p.vpc = v.id WHERE v.cluster = $1 OR v.moving_to = $1 ORDER BY v.id LIMIT 1";
         if let Some(row) = q.row(sql, args![cluster.id.get(), host.id.get()]).await? {
             let vpc: Vpc = get(q, VpcId::new(row.number(0)?)).await?;
             return check_host(cluster, &vpc.name, &host);

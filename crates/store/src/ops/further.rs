@@ -19,11 +19,11 @@ use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args, list};
 use crate::write::Write;
 use crate::{
-    Change, ClassOfInstance, Conflict, Host, Instance, InstanceChange, InstanceOptions, Result, StoreError,
-    StoredPair, Subnet, Vpc,
+    Change, ClassOfInstance, Conflict, Host, Instance, InstanceChange, InstanceOptions, Mount, Result,
+    StoreError, StoredPair, Subnet, Vpc,
 };
 use sluice_types::{
-    InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
+    HostId, InstanceId, IpNet, MAX_ADDRESS_PAIRS, MAX_DELEGATED_PREFIXES, MAX_DSCP, MAX_RATE_MBPS,
     MAX_SECONDARY_ADDRESSES, MacAddr, PortSettings, RouteId, VpcId, first_host, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -181,29 +181,41 @@ impl User {
         })
     }
 
+    /// The instance or mount, for an error.
+    fn owner(&self) -> String {
+        let kind = if self.kind == MOUNT { "mount" } else { "instance" };
+        format!("{kind} `{}`", self.name)
+    }
+
     /// The error for an address that is, or is inside, what this instance has.
     pub fn conflict(&self, address: IpAddr) -> StoreError {
         let (address, instance) = (address.to_string(), self.name.clone());
         match self.kind.as_str() {
             "prefix" => Conflict::AddressDelegated { address, prefix: self.net.to_string(), instance },
             "pair" => Conflict::AddressIsPair { address, instance },
+            MOUNT => Conflict::AddressIsMounted { address, mount: instance },
             _ => Conflict::AddressTaken { address, instance },
         }
         .into()
     }
 }
 
-const USER_COLUMNS: &str = "f.first, f.last, f.kind, f.instance, i.name";
+/// Kind of the addresses of a mount, whose id is that of an instance there.
+const MOUNT: &str = "mount";
+
+const USER_COLUMNS: &str = "f.first, f.last, f.kind, f.instance, COALESCE(i.name, m.name)";
+
+/// What has these columns: an instance or a mount.
+const USERS: &str =
+    "further_addresses f LEFT JOIN instances i ON i.id = f.instance LEFT JOIN mounts m ON m.id = f.instance";
 
 /// The others' further addresses and prefixes in `net` that have an address in common with `range`, which is inside `net`:
 /// the lowest of those that begin in `range`, and one that begins before it.
 async fn users(q: &mut dyn Query, after: &Instance, net: IpNet, range: IpNet) -> Result<Vec<User>> {
     let family = Family::of(range);
     let ((lowest, highest), (first, last)) = (self::range(net), self::range(range));
-    let select = format!(
-        "SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance \
-         WHERE f.vpc = $1 AND f.family = $2 AND f.instance <> $3"
-    );
+    let select =
+        format!("SELECT {USER_COLUMNS} FROM {USERS} WHERE f.vpc = $1 AND f.family = $2 AND f.instance <> $3");
     let of = || args![after.vpc.get(), family.number(), after.id.get()];
     let within = format!("{select} AND f.first BETWEEN $4 AND $5 AND f.last <= $6 ORDER BY f.first");
     let mut rows = Vec::new();
@@ -288,6 +300,31 @@ async fn check_address(
     }
 }
 
+/// Checks that a mount may have an address of a subnet: nothing else has it.
+pub(super) async fn check_mountable(
+    q: &mut dyn Query,
+    subnet: &Subnet,
+    address: IpAddr,
+    held: &HeldAddresses,
+) -> Result<()> {
+    // A new mount excludes no instance: no id is 0, and no name is empty.
+    let nothing = Instance {
+        id: InstanceId::new(0),
+        name: String::new(),
+        vpc: subnet.vpc,
+        subnet: subnet.id,
+        host: HostId::new(0),
+        mac: MacAddr::local(0),
+        ipv4: None,
+        ipv6: None,
+        identity: 0,
+        options: InstanceOptions::default(),
+        migration: None,
+        revision: 0,
+    };
+    check_address(q, subnet, &nothing, address, None, held).await
+}
+
 /// Whether a prefix has addresses that instances without a requested MAC derive in the /64: those of ids below 2^32,
 /// which no cloud exceeds.
 fn has_derived_addresses(prefix: IpNet) -> bool {
@@ -312,7 +349,7 @@ async fn check_prefix(
         check_prefix_inside(q, (net, subnet), after, prefix).await?;
     } else {
         let sql = format!(
-            "SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance WHERE f.vpc = $1 \
+            "SELECT {USER_COLUMNS} FROM {USERS} WHERE f.vpc = $1 \
              AND f.family = $2 AND f.first = $3 AND f.last = $4 AND f.kind = 'prefix' AND f.instance <> $5"
         );
         let (family, (first, last)) = (Family::of(prefix), range(prefix));
@@ -364,7 +401,7 @@ async fn check_prefix_inside(
     match users(q, after, net, prefix).await?.into_iter().next() {
         None => Ok(()),
         Some(user) if user.kind == "prefix" => Err(taken(prefix, user)),
-        Some(user) => Err(contains(user.net.addr(), format!("instance `{}`", user.name))),
+        Some(user) => Err(contains(user.net.addr(), user.owner())),
     }
 }
 
@@ -413,7 +450,7 @@ pub(super) async fn delegated_in(
 ) -> Result<Option<(IpNet, String)>> {
     let (family, (first, last)) = (Family::of(net), range(net));
     let sql = format!(
-        "SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance WHERE f.vpc = $1 \
+        "SELECT {USER_COLUMNS} FROM {USERS} WHERE f.vpc = $1 \
          AND f.family = $2 AND f.first BETWEEN $3 AND $4 AND f.last <= $5 AND f.kind = 'prefix' ORDER BY f.first LIMIT 1"
     );
     let values = args![vpc.get(), family.number(), bytes(first), bytes(last), bytes(last)];
@@ -469,8 +506,7 @@ impl FurtherUsers {
         {
             return Ok(None);
         }
-        let from =
-            format!("SELECT {USER_COLUMNS} FROM further_addresses f JOIN instances i ON i.id = f.instance");
+        let from = format!("SELECT {USER_COLUMNS} FROM {USERS}");
         let subnets: Vec<Subnet> = find(q, vec![("vpc", vpc.get().into())]).await?;
         let subnets = subnets.iter().flat_map(check::prefixes).collect();
         let mut found = Self { addresses: HashMap::new(), prefixes: BTreeMap::new(), subnets };
@@ -580,7 +616,20 @@ async fn store(q: &mut dyn Query, instance: &Instance) -> Result<()> {
     Ok(())
 }
 
-/// Removes the further addresses of an instance from the table in which they are found.
+/// Adds the addresses of a mount to the table in which they are found.
+pub(super) async fn save_mount(q: &mut dyn Query, mount: &Mount) -> Result<()> {
+    for address in mount.addresses() {
+        let (net, id) = (IpNet::from(address), mount.id.get());
+        let (family, (first, last)) = (Family::of(net), range(net));
+        let sql = "INSERT INTO further_addresses (vpc, family, first, last, kind, instance, held, mac) \
+                   VALUES ($1, $2, $3, $4, $5, $6, 0, 0)";
+        let values = args![mount.vpc.get(), family.number(), bytes(first), bytes(last), MOUNT, id];
+        q.run(sql, values).await?;
+    }
+    Ok(())
+}
+
+/// Removes the further addresses of an instance or a mount from the table in which they are found.
 pub(super) async fn forget(q: &mut dyn Query, instance: InstanceId) -> Result<()> {
     q.run("DELETE FROM further_addresses WHERE instance = $1", args![instance.get()]).await.map(drop)
 }

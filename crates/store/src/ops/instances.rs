@@ -2,7 +2,7 @@
 
 use super::bulk_plan::VALUES_PER_QUERY;
 use super::removals::{self, Hold};
-use super::{alloc, bulk, eips, events, families, further, group_sets, migrations, port_forwards};
+use super::{alloc, bulk, eips, events, families, further, group_sets, members, migrations, port_forwards};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Value, args};
@@ -57,6 +57,7 @@ pub(crate) async fn relocate(
     if instance.host == host {
         return Ok(instance);
     }
+    members::check_no_member(w.q(), &instance).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     for cluster in families::clusters(w.q(), &vpc).await? {
         families::check_host(&cluster, &vpc.name, &to)?;
@@ -138,6 +139,7 @@ pub(crate) async fn set_groups(
 pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>) -> Result<u64> {
     let instance: Instance = get(w.q(), id).await?;
     check_revision(id, &instance, expected)?;
+    members::check_no_member(w.q(), &instance).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     w.q().run("DELETE FROM instances WHERE id = $1", args![id.get()]).await?;
     further::forget(w.q(), id).await?;

@@ -16,7 +16,7 @@
 //! several times, late, and to several replicas: each names its migration, and only the target host of the migration that the
 //! instance has changes anything.
 
-use super::{events, families, instances, keys, removals};
+use super::{events, families, instances, keys, members, removals};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::{Row, args};
@@ -80,8 +80,7 @@ async fn check_hosts(q: &mut dyn Query, vpc: &Vpc, source: &Host, target: &Host)
     Ok(())
 }
 
-/// Starts the migration of an instance to another host. Nothing changes if the same migration is in progress. Hosts cannot reset
-/// sessions, so that mode is refused.
+/// Starts the migration of an instance to another host. Nothing changes if the same migration is in progress.
 pub(crate) async fn start(
     w: &mut Write,
     id: InstanceId,
@@ -100,12 +99,10 @@ pub(crate) async fn start(
         let (instance, sessions) = (instance.name, migration.sessions);
         return Err(MigrationConflict::InstanceMigrates { instance, to, sessions }.into());
     }
-    if sessions == SessionMode::Reset {
-        return Err(MigrationConflict::ResetImpossible.into());
-    }
     if instance.host == to {
         return Err(MigrationConflict::OnHostAlready { instance: instance.name, host: target.name }.into());
     }
+    members::check_no_member(w.q(), &instance).await?;
     let source: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     check_hosts(w.q(), &vpc, &source, &target).await?;

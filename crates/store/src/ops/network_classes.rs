@@ -72,8 +72,22 @@ async fn named(q: &mut dyn Query, name: &str) -> Result<Option<NetworkClass>> {
     find_one(q, vec![("name", name.into())]).await
 }
 
+/// The class of instances that have none of their own.
+pub(super) async fn default_class(q: &mut dyn Query) -> Result<Option<NetworkClass>> {
+    find_one(q, vec![("is_default", true.into())]).await
+}
+
+/// Another class becomes the default: the one that is it is an ordinary class from now on.
+async fn replace_default(w: &mut Write) -> Result<()> {
+    let Some(old) = default_class(w.q()).await? else { return Ok(()) };
+    let after = NetworkClass { is_default: false, revision: w.revision, ..old };
+    let sql = "UPDATE network_classes SET is_default = 0, revision = $2 WHERE id = $1";
+    w.q().run(sql, args![after.id.get(), after.revision]).await?;
+    w.push(&Change::NetworkClassUpserted(after))
+}
+
 pub(crate) async fn create(w: &mut Write, new: &NewNetworkClass) -> Result<Created<NetworkClass>> {
-    let NewNetworkClass { name, policy } = new;
+    let NewNetworkClass { name, policy, is_default } = new;
     check::name(KIND, name)?;
     check_policy(policy)?;
     if let Some(existing) = named(w.q(), name).await? {
@@ -82,13 +96,19 @@ pub(crate) async fn create(w: &mut Write, new: &NewNetworkClass) -> Result<Creat
             .optional("mbps", has.mbps, policy.mbps)
             .optional("kpps", has.kpps, policy.kpps)
             .optional("cpu_permille", has.cpu_permille, policy.cpu_permille)
+            .field("is_default", existing.is_default, is_default)
             .conflict(KIND, name)?;
         return Ok(Created::Existing(existing));
     }
+    if *is_default {
+        replace_default(w).await?;
+    }
     let id = NetworkClassId::new(w.id());
-    let class = NetworkClass { id, name: name.clone(), policy: *policy, revision: w.revision };
-    let sql = "INSERT INTO network_classes (id, name, policy, revision) VALUES ($1, $2, $3, $4)";
-    w.q().run(sql, args![id.get(), name.as_str(), json(policy)?, class.revision]).await?;
+    let (name, policy, is_default, revision) = (name.clone(), *policy, *is_default, w.revision);
+    let class = NetworkClass { id, name, policy, is_default, revision };
+    let sql =
+        "INSERT INTO network_classes (id, name, policy, revision, is_default) VALUES ($1, $2, $3, $4, $5)";
+    w.q().run(sql, args![id.get(), class.name.as_str(), json(&policy)?, revision, is_default]).await?;
     w.push(&Change::NetworkClassUpserted(class.clone()))?;
     Ok(Created::New(class))
 }
@@ -107,9 +127,10 @@ pub(crate) async fn update(
         kpps: new.kpps.unwrap_or(before.policy.kpps),
         cpu_permille: new.cpu_permille.unwrap_or(before.policy.cpu_permille),
     };
+    let is_default = new.is_default.unwrap_or(before.is_default);
     check::name(KIND, &name)?;
     check_policy(&policy)?;
-    if (&name, policy) == (&before.name, before.policy) {
+    if (&name, policy, is_default) == (&before.name, before.policy, before.is_default) {
         return Ok(before);
     }
     if name != before.name
@@ -117,9 +138,13 @@ pub(crate) async fn update(
     {
         Difference::default().field("the id", other.id, id).conflict(KIND, &name)?;
     }
-    let after = NetworkClass { id, name, policy, revision: w.revision };
-    let sql = "UPDATE network_classes SET name = $2, policy = $3, revision = $4 WHERE id = $1";
-    w.q().run(sql, args![id.get(), after.name.as_str(), json(&policy)?, after.revision]).await?;
+    if is_default && !before.is_default {
+        replace_default(w).await?;
+    }
+    let after = NetworkClass { id, name, policy, is_default, revision: w.revision };
+    let sql =
+        "UPDATE network_classes SET name = $2, policy = $3, revision = $4, is_default = $5 WHERE id = $1";
+    w.q().run(sql, args![id.get(), after.name.as_str(), json(&policy)?, after.revision, is_default]).await?;
     w.push(&Change::NetworkClassUpserted(after.clone()))?;
     if policy != before.policy {
         push_instances(w, id).await?;

@@ -150,11 +150,12 @@ pub(super) async fn clusters_and_hosts(
     Ok(nodes)
 }
 
-/// The gateways of a VPC, and the hosts that have instances of it or to which some migrate.
+/// The gateways of a VPC, and the hosts that have instances or vNICs of it, or to which instances migrate.
 pub(super) async fn gateways_and_hosts_of(q: &mut dyn Query, vpc: &Vpc) -> Result<Vec<NodeId>> {
     let mut nodes = gateways_of(q, vpc).await?;
     let has_instance = "(EXISTS (SELECT 1 FROM instances i WHERE i.host = h.id AND i.vpc = $1) OR EXISTS \
-                        (SELECT 1 FROM migrations m WHERE m.target = h.id AND m.vpc = $1 AND m.ended = 0))";
+                        (SELECT 1 FROM migrations m WHERE m.target = h.id AND m.vpc = $1 AND m.ended = 0) OR EXISTS \
+                        (SELECT 1 FROM vnics n WHERE n.host = h.id AND n.vpc = $1))";
     nodes.extend(hosts(q, has_instance, args![vpc.id.get()]).await?);
     Ok(nodes)
 }

@@ -145,9 +145,9 @@ pub(crate) async fn delete(w: &mut Write, id: SecurityGroupId, expected: Option<
     if group.name == DEFAULT_GROUP {
         return Err(Conflict::DefaultSecurityGroup { vpc: vpc.name }.into());
     }
-    let user = match instances_of(w.q(), &group).await? {
-        Some(user) => Some(user),
-        None => rules_of(w.q(), &group).await?,
+    let user = match (instances_of(w.q(), &group).await?, mounts_of(w.q(), &group).await?) {
+        (Some(user), _) | (None, Some(user)) => Some(user),
+        (None, None) => rules_of(w.q(), &group).await?,
     };
     if let Some(user) = user {
         return Err(Conflict::InUse { kind: "security group", name: group.name, user }.into());
@@ -185,6 +185,16 @@ async fn instances_of(q: &mut dyn Query, group: &SecurityGroup) -> Result<Option
     let rows = q.rows(sql, args![group.vpc.get(), identities, NAMED_USERS as u64]).await?;
     let names = rows.iter().map(|row| Ok(format!("`{}`", row.text(0)?))).collect::<Result<Vec<_>>>()?;
     Ok(users("instance", &names, used.iter().map(|set| set.instances).sum()))
+}
+
+/// The mounts that have the group, as a text.
+async fn mounts_of(q: &mut dyn Query, group: &SecurityGroup) -> Result<Option<String>> {
+    let sets = group_sets::with(q, group).await?;
+    let identities: Vec<i64> = sets.iter().map(|set| set.identity.into()).collect();
+    let sql = "SELECT name FROM mounts WHERE vpc = $1 AND identity = ANY($2) ORDER BY id";
+    let rows = q.rows(sql, args![group.vpc.get(), identities]).await?;
+    let names = rows.iter().take(NAMED_USERS).map(|row| Ok(format!("`{}`", row.text(0)?)));
+    Ok(users("mount", &names.collect::<Result<Vec<_>>>()?, rows.len() as u64))
 }
 
 /// The rules of other groups that have the group as remote, as a text.

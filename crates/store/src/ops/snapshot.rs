@@ -1,6 +1,6 @@
 //! Snapshots: the topology and instances as of one revision.
 
-use super::{group_sets, history, keys, migrations};
+use super::{group_sets, history, keys, migrations, mounts, network_classes};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::schema;
@@ -115,6 +115,12 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         nat_gateways: find(q, vec![]).await?,
         meters: find(q, vec![]).await?,
         port_forwards: find(q, vec![]).await?,
+        default_class: network_classes::default_class(q).await?,
+        services: find(q, vec![]).await?,
+        service_members: find(q, vec![]).await?,
+        mounts: find(q, vec![]).await?,
+        vnics: mounts::all_vnics(q).await?,
+        mounted_ports: mounts::ports(q, None).await?,
         keys: keys::list(q, None).await?,
         nat_seed: schema::nat_seed(q).await?,
     })

@@ -11,14 +11,14 @@ use sluice_types::{GatewayId, HostId};
 /// prepared once.
 const SAVE_SIZES: [usize; 3] = [128, 16, 1];
 
-fn kind_and_number(node: NodeId) -> (&'static str, u64) {
+pub(super) fn kind_and_number(node: NodeId) -> (&'static str, u64) {
     match node {
         NodeId::Gateway(id) => ("gateway", id.get()),
         NodeId::Host(id) => ("host", id.get()),
     }
 }
 
-fn parse_node(kind: &str, number: u64) -> Result<NodeId> {
+pub(super) fn parse_node(kind: &str, number: u64) -> Result<NodeId> {
     match kind {
         "gateway" => Ok(NodeId::Gateway(GatewayId::new(number))),
         "host" => Ok(NodeId::Host(HostId::new(number))),
@@ -128,10 +128,11 @@ pub(crate) async fn authority(q: &mut dyn Query, new: &(String, String)) -> Resu
     Ok((row.text(0)?.to_owned(), row.text(1)?.to_owned()))
 }
 
-/// Deletes the stream state and the enrollment tokens of a node that is deleted. Returns true if the node ever
+/// Deletes the stream state, the health and the enrollment tokens of a node that is deleted. Returns true if the node ever
 /// enrolled, so that it may have cluster keys.
 pub(super) async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
     let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
     q.run("DELETE FROM enrollment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    q.run("DELETE FROM health_reports WHERE kind = $1 AND node = $2", args![kind, id]).await?;
     Ok(seen > 0)
 }

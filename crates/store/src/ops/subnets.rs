@@ -140,6 +140,8 @@ pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -
             return Err(Conflict::InUse { kind: "subnet", name: subnet.name, user }.into());
         }
     }
+    let mounts = "SELECT name FROM mounts WHERE subnet = $1 LIMIT 1";
+    check_unused(w.q(), ("subnet", &subnet.name, id.get()), "mount", mounts).await?;
     let eips = "SELECT name FROM eips WHERE subnet = $1 LIMIT 1";
     check_unused(w.q(), ("subnet", &subnet.name, id.get()), "EIP", eips).await?;
     let vpc: Vpc = get(w.q(), subnet.vpc).await?;

@@ -157,6 +157,7 @@ pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> R
     check_unused(w.q(), object, "security group", groups).await?;
     let nat_gateway = "SELECT name FROM nat_gateways WHERE vpc = $1 LIMIT 1";
     check_unused(w.q(), object, "NAT gateway", nat_gateway).await?;
+    check_unused(w.q(), object, "service", "SELECT name FROM services WHERE vpc = $1 LIMIT 1").await?;
     security_groups::delete_default(w.q(), id).await?;
     w.q().run("DELETE FROM route_tables WHERE vpc = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;

@@ -69,7 +69,7 @@ impl Store {
                 if known.is_some()
                     && let Some(instance) = write!(self, w => migrations::finish(w, host, report))?
                 {
-                    return Ok(MigrationOutcome::Finished(instance));
+                    return Ok(MigrationOutcome::Finished(Box::new(instance)));
                 }
                 if !migrations::is_refusable(&mut self.reader(), host, report).await? {
                     return Ok(MigrationOutcome::Ignored);

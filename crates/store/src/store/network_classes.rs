@@ -22,7 +22,7 @@ impl Store {
         page(&mut self.reader(), vec![("name", name.map(Into::into))], at).await
     }
 
-    /// Changes name or policy of a class. The hosts of the instances that have it get another policy, which takes time in
+    /// Changes a class: its name, its policy, whether it is the default. The hosts of the instances that have it get another policy, which takes time in
     /// proportion to their number.
     pub async fn update_network_class(
         &self,

@@ -81,6 +81,7 @@ pub async fn options_are_stored_whole(f: Fixture) {
         unprotected: true,
         qos: Qos { dscp: Some(46), rate_mbps: Some(1000) },
         network_class: None,
+        member: None,
     };
     assert_eq!(vm.options, expected);
     assert_eq!(s.instance(vm.id).await.unwrap(), vm);

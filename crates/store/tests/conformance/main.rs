@@ -12,6 +12,7 @@ mod clusters;
 mod concurrency;
 mod conflicts;
 mod gateway_moves;
+mod health;
 mod history;
 mod instances;
 mod internet;
@@ -30,6 +31,7 @@ mod postgres;
 mod random;
 mod removals;
 mod security;
+mod services;
 mod settings;
 mod southbound;
 mod subnets;
@@ -94,6 +96,8 @@ fn cases() -> Vec<Case> {
             instances_change_hosts, gateways_drain, vips_are_added_before_others_are_removed, thresholds, events;
         migrations: a_switch_is_committed_once, a_canceled_migration_is_refused, failures_are_recorded_once,
             moves_and_deletions_end_migrations, refusals, snapshots_of_both_hosts_have_the_instance, hosts_have_limits;
+        health: each_node_has_its_newest_report, migrations_for_health_are_limited,
+            migrations_for_health_are_checked_as_others;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
             slow_snapshots_leave_connections, snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
         history: positions_are_found_by_commit, numbers_jump_past_those_of_nodes, lost_instances_are_adopted,
@@ -109,8 +113,10 @@ fn cases() -> Vec<Case> {
         nat_gateways: nat_gateways, addresses_of_nat_gateways, prefixes_of_nat64, nat_gateways_stay_on_their_cluster;
         meters: lifecycle, refused_limits, eips_have_meters, vpcs_have_meters, peerings_have_meters, number_of_a_tenant;
         network_classes: lifecycle, refused_policies, instances_have_classes, rates_and_classes_exclude_each_other,
-            a_changed_class_sends_its_instances, used_classes_are_not_deleted;
+            a_changed_class_sends_its_instances, at_most_one_class_is_the_default, used_classes_are_not_deleted;
         port_forwards: port_forwards, impossible_port_forwards, port_forwards_and_eips_exclude_each_other, instances_take_their_port_forwards_with_them;
+        services: lifecycle, owners_consent_to_mounts, members_have_numbers_and_vnics, members_stay_where_they_are,
+            mounts_have_addresses_of_their_own, mounts_have_security_groups, states_are_recorded_once, limits;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, addresses_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, many_node_states, node_states_are_saved_after_other_writes, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;

@@ -15,7 +15,7 @@ fn policy() -> CreditPolicy {
 }
 
 fn new_class(name: &str) -> NewNetworkClass {
-    NewNetworkClass { name: name.into(), policy: policy() }
+    NewNetworkClass { name: name.into(), policy: policy(), is_default: false }
 }
 
 async fn class(s: &Store, name: &str) -> NetworkClass {
@@ -90,8 +90,9 @@ pub async fn refused_policies(f: Fixture) {
             mbps: Some(mbps),
             kpps: Some(kpps),
             cpu_permille: Some(cpu_permille),
+            is_default: None,
         };
-        let new = NewNetworkClass { name: "new".into(), policy };
+        let new = NewNetworkClass { name: "new".into(), policy, is_default: false };
         for refused in [
             conflict(s.create_network_class(new).await),
             conflict(s.update_network_class(gold.id, update, None).await),
@@ -217,6 +218,45 @@ pub async fn a_changed_class_sends_its_instances(f: Fixture) {
     let moved = s.move_instance(vm.id, to.id, None).await.unwrap();
     assert_eq!(moved.options.network_class, of_instance(&changed));
     assert_eq!(moved.revision, s.revision().await.unwrap());
+}
+
+/// Catches: two classes that are the default at once, and a change of which hosts hear too little.
+pub async fn at_most_one_class_is_the_default(f: Fixture) {
+    let s = f.store.as_ref();
+    let default = async || {
+        let all = s.network_classes(None, ALL).await.unwrap();
+        all.into_iter().filter(|class| class.is_default).map(|class| class.name).collect::<Vec<_>>()
+    };
+    let gold = class(s, "gold").await;
+    assert_eq!((gold.is_default, default().await), (false, vec![]));
+    let as_default = |is_default| NetworkClassUpdate { is_default: Some(is_default), ..Default::default() };
+    let gold = s.update_network_class(gold.id, as_default(true), None).await.unwrap();
+    assert_eq!(last(s).await, [Change::NetworkClassUpserted(gold.clone())]);
+    assert!(gold.is_default);
+    assert_eq!(
+        s.update_network_class(gold.id, as_default(true), None).await.unwrap(),
+        gold,
+        "nothing changes"
+    );
+    // Another one takes its place, in the same revision.
+    let request = |name| NewNetworkClass { is_default: true, ..new_class(name) };
+    let silver = new(s.create_network_class(request("silver")).await);
+    let old = NetworkClass { is_default: false, revision: silver.revision, ..gold.clone() };
+    let changes = [Change::NetworkClassUpserted(old.clone()), Change::NetworkClassUpserted(silver.clone())];
+    assert_eq!(last(s).await, changes);
+    assert_eq!((s.network_class(gold.id).await.unwrap(), default().await), (old, vec!["silver".to_owned()]));
+    let text = conflict(s.create_network_class(new_class("silver")).await).to_string();
+    assert!(text.ends_with("is_default is true, not false"), "{text}");
+    let again = s.update_network_class(gold.id, as_default(true), None).await.unwrap();
+    assert_eq!(default().await, ["gold"]);
+    let policy = NetworkClassUpdate { mbps: Some(None), ..Default::default() };
+    let changed = s.update_network_class(gold.id, policy, Some(again.revision)).await.unwrap();
+    assert!(changed.is_default, "it stays the default");
+    assert!(!s.update_network_class(gold.id, as_default(false), None).await.unwrap().is_default);
+    assert!(default().await.is_empty());
+    s.update_network_class(silver.id, as_default(true), None).await.unwrap();
+    s.delete_network_class(silver.id, None).await.unwrap();
+    assert!(default().await.is_empty());
 }
 
 pub async fn used_classes_are_not_deleted(f: Fixture) {

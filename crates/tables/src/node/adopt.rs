@@ -13,6 +13,7 @@ use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, address_entries, has_address};
 use super::public;
 use super::routes::next_hop_cell;
+use super::services::{self, service_of_index};
 use super::sources;
 use super::underlay::{Vtep, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
@@ -26,7 +27,7 @@ use crate::lpm;
 use crate::memory::Memory;
 use crate::policy;
 use crate::pool::{Pool, ReachableCells};
-use sluice_types::Vni;
+use sluice_types::{ROUTER_MAC, Vni};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -40,6 +41,7 @@ struct Found {
     policies: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    services: BTreeMap<u32, services::Known>,
     /// The VRF of VNI 0, if there is one.
     outside: u32,
     /// Cells of public prefixes that are found from outside or from inside, and of NAT gateways.
@@ -98,9 +100,13 @@ impl Found {
                         found.invalid.insert(key);
                     }
                 }
-                Key::Index { vni: 0, id } => match policy_of_index(id) {
-                    Some(id) => found.add_policy(memory, reachable, key, id, entry.next)?,
-                    None => found.add_port(memory, reachable, key, id, entry.next)?,
+                Key::Index { vni: 0, id } => match (policy_of_index(id), service_of_index(id)) {
+                    (Some(id), _) => found.add_policy(memory, reachable, key, id, entry.next)?,
+                    (_, Some(id)) => match services::adopt(memory, entry.next, id, reachable)? {
+                        Some(known) => drop(found.services.insert(id, known)),
+                        None => drop(found.invalid.insert(key)),
+                    },
+                    _ => found.add_port(memory, reachable, key, id, entry.next)?,
                 },
                 Key::Index { vni, id: 0 } => found.add_vrf(memory, reachable, key, vni, entry.next)?,
                 Key::Index { .. } => {
@@ -124,7 +130,11 @@ impl Found {
             for (key, entry) in exact.iter(memory) {
                 let is_tenant = matches!(key, Key::Ip { vni: 1.., .. });
                 let is_endpoint = memory.contains(entry.next, 1) && !other_cells.contains(&entry.next);
-                if !is_tenant || is_endpoint || found.is_address_of_port(memory, key, entry) {
+                if !is_tenant
+                    || is_endpoint
+                    || found.is_address_of_port(memory, key, entry)
+                    || found.count_service_address(key, entry)
+                {
                     continue;
                 }
                 match found.direct_path(memory, key, entry).filter(|_| paths.insert(entry.next)) {
@@ -307,6 +317,17 @@ impl Found {
         is_valid.then_some(path)
     }
 
+    /// Counts an address of a mount. False if the entry leads to no known service.
+    fn count_service_address(&mut self, key: Key, entry: Entry) -> bool {
+        let Key::Ip { vni, .. } = key else { return false };
+        let known = self.services.values_mut().find(|known| known.cell == entry.next);
+        let known = known.filter(|_| entry.mac == ROUTER_MAC.to_u64());
+        known.is_some_and(|known| {
+            *known.addresses.entry(vni).or_default() += 1;
+            true
+        })
+    }
+
     /// True if the entry leads to a port that is found by its interface and has this address.
     fn is_address_of_port(&self, memory: &Memory, key: Key, entry: Entry) -> bool {
         if kind_of(memory, entry.next) != layout::NEXT_HOP_PORT {
@@ -337,6 +358,7 @@ impl NodeTables {
         tables.policies = found.policies;
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
+        tables.services = found.services;
         tables.outside = found.outside;
         tables.nats = found.nats;
         tables.peerings = found.peerings;
@@ -344,6 +366,7 @@ impl NodeTables {
         tables.direct_paths = found.direct_paths;
         // First unlink everything that leads to free cells, without allocating any. Then wait for readers
         // that followed such a link, or one that the predecessor removed. Only then are cells allocated.
+        tables.count_all_bonded();
         tables.repair_vrfs();
         tables.point_all_ports();
         tables.point_all_senders(&found.senders)?;
@@ -353,7 +376,11 @@ impl NodeTables {
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
-        tables.adopt_senders(found.senders, &survey.senders, &found.fixed_paths)?;
+        let mut further_senders = found.fixed_paths;
+        for sender in tables.service_senders() {
+            *further_senders.entry(sender).or_default() += 1;
+        }
+        tables.adopt_senders(found.senders, &survey.senders, &further_senders)?;
         tables.link_all_ports(found.port_routes)?;
         tables.link_all_sources()?;
         tables.link_all_nat_gateways()?;
@@ -364,6 +391,15 @@ impl NodeTables {
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);
         Ok(tables)
+    }
+
+    /// Counts the bonding vNICs of each VNI, and flags its VRF.
+    fn count_all_bonded(&mut self) {
+        let vnis: Vec<u32> = self.ports.values().filter_map(|&cell| self.bonded_vni(cell)).collect();
+        for vni in vnis {
+            *self.bonded.entry(vni).or_default() += 1;
+        }
+        self.vrfs.keys().for_each(|vni| self.flag_bonded(*vni));
     }
 
     /// Repairs each VRF's group and counter index, and counts its routes.

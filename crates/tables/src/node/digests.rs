@@ -5,6 +5,7 @@ use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::policies::policy_of_index;
 use super::ports::{PORT_CELLS, delegated_routes, has_address, port_key};
+use super::services::service_of_index;
 use super::underlay::{next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
 use crate::encoding::{group_id, kind_of, mac_from_bytes, role_of};
@@ -55,7 +56,7 @@ fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash
 
 impl NodeTables {
     /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups, ports, public prefixes and meters. Takes about 20 ns for each of
-    /// them. Direct paths, thresholds of elephants and policies are not included.
+    /// them. Direct paths, routes of instances that migrate, thresholds of elephants and policies are not included.
     pub fn digests(&self) -> Digests {
         let mut sums = Digests::default();
         self.visit_entries(|_, hash| sums.add(hash));
@@ -80,6 +81,10 @@ impl NodeTables {
                         return call(key, hash);
                     }
                     layout::NEXT_HOP_DIRECT => return,
+                    layout::NEXT_HOP_SERVICE => {
+                        let (key, hash) = self.service_address_entry(vni, address, Entry { mac, next });
+                        return call(key, hash);
+                    }
                     _ => {}
                 }
                 let key = EntryKey::Endpoint(vni, address);
@@ -106,12 +111,29 @@ impl NodeTables {
             }
             // The identifiers of policies are the host's own. Its role counts them.
             Key::Index { vni: 0, id } if policy_of_index(id).is_some() => {}
+            Key::Index { vni: 0, id } if service_of_index(id).is_some() => {
+                let (key, hash) = self.service_entry(id & !layout::EXACT_SERVICE_ID);
+                call(key, hash);
+            }
             Key::Index { vni: 0, id } if self.ports.get(&id) != Some(&next) => {
                 call(EntryKey::Interface(id), EntryHash::unreadable(EntryKey::Interface(id)));
             }
             Key::Index { .. } => {}
         });
         self.visit_meters(&mut call);
+    }
+
+    fn service_entry(&self, id: u32) -> (EntryKey, EntryHash) {
+        let key = EntryKey::Service(id);
+        let found = self.visible_service(id).filter(|_| self.is_service_linked(id));
+        let hash = found.map(|found| EntryHash::service(id, found.seed, &found.members));
+        (key, hash.unwrap_or(EntryHash::unreadable(key)))
+    }
+
+    fn service_address_entry(&self, vni: Vni, address: IpAddr, entry: Entry) -> (EntryKey, EntryHash) {
+        let key = EntryKey::ServiceAddress(vni, address);
+        let hash = self.service_of_address(entry).map(|id| EntryHash::service_address(vni, address, id));
+        (key, hash.unwrap_or(EntryHash::unreadable(key)))
     }
 
     /// A VRF and its routes, without those of a family that cannot all be read.
@@ -135,6 +157,8 @@ impl NodeTables {
                 let key = EntryKey::Route(vni, prefix);
                 let (key, hash) = match Target::from_leaf(memory, leaf) {
                     Some(Target::Port(ifindex)) => self.delegated_entry(vni, prefix, ifindex),
+                    // As a direct path.
+                    Some(Target::Moved(_)) => continue,
                     target => {
                         let hash = target
                             .and_then(|it| self.digested(it))
@@ -159,7 +183,7 @@ impl NodeTables {
                 Some(DigestTarget::MeteredPeer { vni, out_meter, in_meter })
             }
             Target::Internet => Some(DigestTarget::Internet),
-            Target::Port(_) => None,
+            Target::Port(_) | Target::Moved(_) => None,
         }
     }
 
@@ -218,13 +242,15 @@ impl NodeTables {
                     layout::NEXT_HOP_VTEP => true,
                     layout::NEXT_HOP_PORT => self.is_address_of_port(key, entry),
                     layout::NEXT_HOP_DIRECT => direct_path_at(self.pool.memory(), key, entry).is_some(),
+                    layout::NEXT_HOP_SERVICE => self.service_of_address(entry).is_some(),
                     _ => false,
                 },
                 Key::Index { vni: 0, id: 0 } => self.outside == entry.next,
                 Key::Index { vni, id: 0 } => self.vrfs.get(&vni) == Some(&entry.next),
-                Key::Index { vni: 0, id } => match policy_of_index(id) {
-                    Some(id) => self.policies.get(&id) == Some(&entry.next),
-                    None => self.ports.get(&id) == Some(&entry.next),
+                Key::Index { vni: 0, id } => match (policy_of_index(id), service_of_index(id)) {
+                    (Some(id), _) => self.policies.get(&id) == Some(&entry.next),
+                    (_, Some(id)) => self.is_service_linked(id),
+                    _ => self.ports.get(&id) == Some(&entry.next),
                 },
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } => {
                     self.groups.is_empty() || self.groups.get(&id) == Some(&entry.next)
@@ -238,6 +264,7 @@ impl NodeTables {
         for key in unknown {
             self.exact.take(&mut self.pool, key)?;
         }
+        self.count_service_addresses();
         self.forget_damaged_groups();
         let cells: Vec<u32> = self.vrfs.values().copied().collect();
         let rebuilt = cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and);

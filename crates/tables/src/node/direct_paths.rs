@@ -8,11 +8,13 @@
 use super::NodeTables;
 use super::endpoints::{check_instance, tenant_key};
 use super::underlay::{first_word, next_hop_address};
+use super::vrfs::root_of;
 use crate::encoding::{address_to_bytes, kind_of};
-use crate::entries::{DirectPath, Role};
+use crate::entries::{DirectPath, Role, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
-use crate::layout::{self, next_hop};
+use crate::layout::{self, next_hop, port};
+use crate::lpm;
 use crate::memory::Memory;
 
 use sluice_types::{MacAddr, Vni};
@@ -29,6 +31,7 @@ fn encode_direct_path(path: &DirectPath, used: u32, host: Option<Role>) -> next_
     next_hop {
         kind: layout::NEXT_HOP_DIRECT as u8,
         flags: flags as u8,
+        mtu: path.mtu,
         vni: path.path_vni.get(),
         address,
         used,
@@ -42,13 +45,15 @@ pub(super) fn direct_path_at(memory: &Memory, key: Key, entry: Entry) -> Option<
     if vni == 0 || kind_of(memory, entry.next) != layout::NEXT_HOP_DIRECT {
         return None;
     }
-    let flags = u32::from(memory.read::<next_hop>(entry.next).flags);
+    let hop = memory.read::<next_hop>(entry.next);
+    let flags = u32::from(hop.flags);
     let path = DirectPath {
         vni: Vni::new(vni).ok()?,
         address,
         mac: MacAddr::from_u64(entry.mac),
         host: next_hop_address(memory, entry.next),
         path_vni: Vni::new(memory.load32(entry.next, offset_of!(next_hop, vni))).ok()?,
+        mtu: hop.mtu,
         fixed: flags & layout::NEXT_HOP_FIXED != 0,
         moved: flags & layout::NEXT_HOP_MOVED != 0,
     };
@@ -60,7 +65,7 @@ impl NodeTables {
     /// path is what it was before.
     ///
     /// # Errors
-    /// [`Error::AddressTaken`] if a port of this host or an endpoint has the address, or if the address has a
+    /// [`Error::AddressTaken`] if a port of this host, by a delegated prefix as well, an endpoint or a service has the address, or if the address has a
     /// fixed path and the new one is not fixed; [`Error::UnknownVni`]; [`Error::UnknownVtep`];
     /// [`Error::Full`]; [`Error::Invalid`], also for a path to this host itself, and for one of an instance that migrates
     /// and is not fixed.
@@ -70,9 +75,13 @@ impl NodeTables {
         let key = tenant_key(vni, address);
         let known = self.exact.get(self.memory(), key);
         let taken = |holder: &str| Error::AddressTaken { vni: vni.get(), address, holder: holder.to_owned() };
+        if !path.moved && self.is_delegated_here(path) {
+            return Err(taken("a prefix of a port of this host"));
+        }
         let old = match known.map(|known| kind_of(self.memory(), known.next)) {
             Some(layout::NEXT_HOP_PORT) => return Err(taken("a port of this host")),
             Some(layout::NEXT_HOP_VTEP) => return Err(taken("an endpoint")),
+            Some(layout::NEXT_HOP_SERVICE) => return Err(taken("a service")),
             _ => known.and_then(|known| direct_path_at(self.memory(), key, known)),
         };
         let reuse = match old {
@@ -112,6 +121,33 @@ impl NodeTables {
         Ok(true)
     }
 
+    /// Whether a path leads to a VM that is at a port of this host and has the address by a delegated prefix, as find_delegated()
+    /// in deliver.h decides. Its packets would leave this host, and return only if another host knew that the VM is here.
+    fn is_delegated_here(&self, path: &DirectPath) -> bool {
+        let Some(&cell) = self.vrfs.get(&path.vni.get()).filter(|_| path.vni == path.path_vni) else {
+            return false;
+        };
+        let (family, bits) = lpm::top_bits(path.address);
+        let leaf = lpm::find(self.memory(), root_of(cell, family), bits).unwrap_or(0);
+        let Some(Target::Port(ifindex)) = Target::from_leaf(self.memory(), leaf) else { return false };
+        let port = self.ports.get(&ifindex).map(|&run| self.memory().read::<port>(run));
+        port.is_some_and(|port| MacAddr::new(port.mac) == path.mac)
+    }
+
+    /// Removes the learned paths to a VM that has come to this host with delegated prefixes.
+    pub(super) fn remove_delegated_paths(&mut self) -> Result<(), Error> {
+        if self.direct_paths == 0 {
+            return Ok(());
+        }
+        let paths = self.direct_paths().map(|(path, _)| path);
+        let here = paths.filter(|path| !path.moved && self.is_delegated_here(path));
+        let keys: Vec<(Vni, IpAddr)> = here.map(|path| (path.vni, path.address)).collect();
+        for (vni, address) in keys {
+            self.remove_direct_path(vni, address)?;
+        }
+        Ok(())
+    }
+
     /// The cell of the host that a fixed path lets send in its VNI.
     fn fixed_sender(&self, path: &DirectPath) -> Option<u32> {
         self.vteps.get(&path.host).filter(|_| path.fixed).map(|hop| hop.cell)
@@ -122,6 +158,9 @@ impl NodeTables {
         check_instance(address, mac)?;
         if path.moved && !path.fixed {
             return Err(Error::Invalid(format!("the path of {address}, which migrates, is not fixed")));
+        }
+        if path.mtu != 0 && u32::from(path.mtu) < layout::DIRECT_MTU_MIN {
+            return Err(Error::Invalid(format!("the direct path to {address} has an MTU of {}", path.mtu)));
         }
         if !self.vrfs.contains_key(&vni.get()) {
             return Err(Error::UnknownVni(vni));

@@ -83,6 +83,10 @@ impl NodeTables {
                     self.release_sender(vni.get(), hop);
                     self.release_vtep(hop);
                 }
+                Some((service, layout::NEXT_HOP_SERVICE)) => {
+                    self.release_service(vni.get(), service);
+                    self.endpoints += 1;
+                }
                 // Only damaged memory leads elsewhere.
                 Some(_) => {}
                 None => self.endpoints += 1,

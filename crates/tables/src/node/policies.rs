@@ -27,9 +27,9 @@ pub(super) fn policy_key(id: u32) -> Key {
     Key::Index { vni: 0, id: layout::EXACT_POLICY_ID | id }
 }
 
-/// The identifier of a policy whose key has this number; `None` if it is that of an interface.
+/// The identifier of a policy whose key has this number; `None` if it is that of an interface or a service.
 pub(super) fn policy_of_index(id: u32) -> Option<u32> {
-    (id & layout::EXACT_POLICY_ID != 0).then_some(id & !layout::EXACT_POLICY_ID)
+    (id & layout::EXACT_SERVICE_ID == layout::EXACT_POLICY_ID).then_some(id & !layout::EXACT_SERVICE_ID)
 }
 
 impl NodeTables {

@@ -9,7 +9,7 @@ use crate::exact::{Entry, Key};
 use crate::layout::{self, port};
 use crate::memory::Memory;
 
-use sluice_types::{IpNet, Ipv6Net, MacAddr, Vni};
+use sluice_types::{IpNet, Ipv6Net, MacAddr, Vni, link_local_address};
 use std::collections::HashSet;
 use std::mem::offset_of;
 use std::num::NonZeroU32;
@@ -17,7 +17,7 @@ use std::num::NonZeroU32;
 pub(super) const PORT_CELLS: u32 = 2;
 
 /// A key that was put, and the entry that it had before.
-type ReplacedEntry = (Key, Option<Entry>);
+pub(super) type ReplacedEntry = (Key, Option<Entry>);
 
 pub(super) fn port_key(ifindex: u32) -> Key {
     Key::Index { vni: 0, id: ifindex }
@@ -28,6 +28,11 @@ pub(super) fn port_key(ifindex: u32) -> Key {
 pub(super) fn address_entries(memory: &Memory, run: u32) -> Option<Vec<(Key, Entry)>> {
     let port: port = memory.read(run);
     let mac = MacAddr::new(port.mac);
+    if u32::from(port.flags) & layout::PORT_BONDED != 0 {
+        // Others have its addresses, too.
+        let key = Key::Ip { vni: port.vni, address: link_local_address(mac).into() };
+        return Compiled::read(memory, run).map(|_| vec![(key, Entry { mac: mac.to_u64(), next: run })]);
+    }
     let v4 = ipv4_from_word(port.address4).map(|address| (address.into(), mac));
     let v6 = ipv6_from_bytes(port.address6).map(|address| (address.into(), mac));
     let further = Compiled::read(memory, run)?.addresses(mac);
@@ -69,10 +74,8 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
     if port.qos.rate_mbps.is_some() && port.scope == 0 {
         return invalid("a port with a rate needs a number for its meter".to_owned());
     }
-    if port.qos.credit && (port.scope == 0 || port.qos.rate_mbps.is_some()) {
-        return invalid(
-            "a port with a network class needs a number for its credit, and has no rate".to_owned(),
-        );
+    if port.qos.credit && port.scope == 0 {
+        return invalid("a port whose use is counted needs a number for its credit".to_owned());
     }
     if let Some(dscp) = port.qos.dscp.filter(|dscp| u32::from(*dscp) > layout::PORT_QOS_DSCP) {
         return invalid(format!("the DSCP {dscp} is not between 0 and 63"));
@@ -91,12 +94,16 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
         },
     };
     let sources = Compiled::of(port)?;
+    if port.bonded && !(sources.delegated().is_empty() && sources.addresses(port.mac).is_empty()) {
+        return invalid("packets to further addresses do not find a bonding vNIC".to_owned());
+    }
     if !sources.delegated().is_empty() && port.ifindex > layout::LEAF_ARGUMENT_MASK {
         return invalid("no prefix can be delegated to an interface with such an index".to_owned());
     }
     let cell = layout::port {
         kind: layout::NEXT_HOP_PORT as u8,
         flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 }
+            | if port.bonded { layout::PORT_BONDED as u8 } else { 0 }
             | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 }
             | if port.ipv6.is_some_and(|v6| v6.dhcp) { layout::PORT_DHCP6 as u8 } else { 0 }
             | if port.qos != PortQos::default() { layout::PORT_QOS as u8 } else { 0 }
@@ -169,12 +176,13 @@ fn decode_port(memory: &Memory, run: u32) -> Option<Port> {
             credit: u32::from(cell.qos) & layout::PORT_QOS_CREDIT != 0,
         },
         sources: sources.decode(u32::from(cell.flags) & layout::PORT_UNPROTECTED != 0),
+        bonded: u32::from(cell.flags) & layout::PORT_BONDED != 0,
     })
 }
 
 impl NodeTables {
     /// Adds or changes a port, its addresses in its VNI, and the routes of the prefixes that are delegated to its VM. It
-    /// replaces an endpoint with one of these addresses, or a direct path to one.
+    /// replaces an endpoint with one of these addresses, or a direct path to one, and removes direct paths to it by its prefixes.
     ///
     /// # Errors
     /// [`Error::UnknownVni`]; [`Error::UnknownPolicy`]; [`Error::AddressTaken`] if another port has one of the addresses
@@ -202,6 +210,7 @@ impl NodeTables {
             return Err(error);
         }
         self.release_displaced(&replaced);
+        let before = old.and_then(|old| self.bonded_vni(old));
         if let Some(old) = old {
             // After an error the port is still recorded with its old cells, so that a repetition removes the
             // rest of its old addresses.
@@ -209,6 +218,10 @@ impl NodeTables {
             self.retire_port(old);
         }
         self.ports.insert(port.ifindex, run);
+        self.count_bonded(self.bonded_vni(run), before);
+        if !sources.delegated().is_empty() {
+            self.remove_delegated_paths()?;
+        }
         Ok(true)
     }
 
@@ -375,7 +388,7 @@ impl NodeTables {
     }
 
     /// Releases what the endpoints and direct paths led to that a port replaced.
-    fn release_displaced(&mut self, replaced: &[ReplacedEntry]) {
+    pub(super) fn release_displaced(&mut self, replaced: &[ReplacedEntry]) {
         for (key, old) in replaced.iter().filter_map(|(key, old)| Some((*key, (*old)?))) {
             match kind_of(self.memory(), old.next) {
                 layout::NEXT_HOP_VTEP => {
@@ -383,6 +396,11 @@ impl NodeTables {
                     self.release_vtep(old.next);
                 }
                 layout::NEXT_HOP_DIRECT => self.release_replaced_path(key, old),
+                layout::NEXT_HOP_SERVICE => {
+                    if let Key::Ip { vni, .. } = key {
+                        self.release_service(vni, old.next);
+                    }
+                }
                 _ => {}
             }
         }
@@ -425,8 +443,29 @@ impl NodeTables {
         self.remove_addresses(cell, None)?;
         self.remove_if_leads_to(port_key(ifindex), cell)?;
         self.ports.remove(&ifindex);
+        self.count_bonded(None, self.bonded_vni(cell));
         self.retire_port(cell);
         Ok(true)
+    }
+
+    /// The VNI of the port in these cells, if it is a bonding vNIC.
+    pub(super) fn bonded_vni(&self, run: u32) -> Option<u32> {
+        let port: port = self.memory().read(run);
+        (u32::from(port.flags) & layout::PORT_BONDED != 0).then_some(port.vni)
+    }
+
+    /// Counts a bonding vNIC more in the VNI `added`, and one less in `removed`.
+    pub(super) fn count_bonded(&mut self, added: Option<u32>, removed: Option<u32>) {
+        if let Some(vni) = added {
+            *self.bonded.entry(vni).or_default() += 1;
+        }
+        if let Some(number) = removed.and_then(|vni| self.bonded.get_mut(&vni)) {
+            *number = number.saturating_sub(1);
+        }
+        self.bonded.retain(|_, number| *number > 0);
+        for vni in added.into_iter().chain(removed) {
+            self.flag_bonded(vni);
+        }
     }
 
     /// Points a VNI's ports to the cell of its VRF; 0 if the VRF was removed.

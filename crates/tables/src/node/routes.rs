@@ -10,6 +10,7 @@ use crate::lpm::{self, Prefix};
 use crate::usage::BulkResult;
 use sluice_types::{IpNet, Vni};
 use std::collections::HashSet;
+use std::net::IpAddr;
 
 /// The routes of a bulk for one VRF and family are built at once if they are at least this many, and at least
 /// half as many as the VRF already has.
@@ -57,7 +58,7 @@ impl NodeTables {
             }
         }
         if old != Some(leaf) {
-            self.note_change(route.vni, route.prefix);
+            self.note_route(route.vni, route.prefix, Some(route.target));
         }
         Ok(old != Some(leaf))
     }
@@ -145,13 +146,14 @@ impl NodeTables {
         if length < BUILD_MIN || length < count as usize / 2 || more.clone().any(has_next_hop) {
             return None;
         }
+        let routes = more.clone();
         let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.to_leaf(0)));
         let before = self.next_hop_cells(cell);
         let merged = lpm::merge(&mut self.pool, root_of(cell, family), entries).ok()?;
         set_route_count(self.memory(), cell, family, merged.routes);
         self.routes += u64::from(merged.routes - count);
         if merged.changed > 0 {
-            self.note_changes(first.vni);
+            self.note_routes(first.vni, routes);
         }
         if !before.is_empty() {
             let kept: HashSet<u32> = self.next_hop_cells(cell).into_iter().collect();
@@ -170,12 +172,36 @@ impl NodeTables {
         let count = self.memory().load32(cell, count_offset(family));
         let old = lpm::remove(&mut self.pool, root_of(cell, family), count, key)?;
         if let Some(leaf) = old {
-            self.note_change(vni, prefix);
+            self.note_route(vni, prefix, None);
             set_route_count(self.memory(), cell, family, count - 1);
             self.routes -= 1;
             self.retire_next_hop(leaf);
         }
         Ok(old.is_some())
+    }
+
+    /// Adds or changes the route of a prefix whose addresses an instance has that migrates: packets for them follow the direct
+    /// path of `address`, which is one of the instance's own.
+    ///
+    /// # Errors
+    /// [`Error::AddressTaken`] if the prefix has a route of another kind, [`Error::UnknownVni`], [`Error::Full`].
+    pub fn upsert_moved_route(&mut self, vni: Vni, prefix: IpNet, address: IpAddr) -> Result<bool, Error> {
+        if self.route_target(vni, prefix).is_some_and(|known| !matches!(known, Target::Moved(_))) {
+            let (address, holder) = (prefix.addr(), format!("another route of {prefix}"));
+            return Err(Error::AddressTaken { vni: vni.get(), address, holder });
+        }
+        self.upsert_route(&Route { vni, prefix, target: Target::Moved(address) })
+    }
+
+    /// Removes the route of a prefix if it is one of an instance that migrates.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_moved_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
+        match self.route_target(vni, prefix) {
+            Some(Target::Moved(_)) => self.remove_route(vni, prefix),
+            _ => Ok(false),
+        }
     }
 
     /// The target of the route with exactly this prefix.

@@ -335,7 +335,7 @@ impl NodeTables {
     }
 
     /// Rebuilds the senders after an adoption. `entries` are those that the tables have; `counts` has the
-    /// endpoints, `fixed` the fixed paths by VNI and host.
+    /// endpoints, `fixed` the fixed paths and members of services by VNI and host.
     ///
     /// # Errors
     /// [`Error::Full`] if the predecessor's tables had no senders and there is no memory for them.

@@ -9,6 +9,7 @@ mod ports;
 mod public;
 mod schedules;
 mod senders;
+mod services;
 mod vip_slots;
 
 use super::*;
@@ -46,6 +47,7 @@ fn direct(number: u32, address: &str, host: &str) -> DirectPath {
         mac: mac(7),
         host: ip(host),
         path_vni: vni,
+        mtu: 0,
         fixed: false,
         moved: false,
     }
@@ -380,6 +382,7 @@ fn port(ifindex: u32) -> Port {
         adopt_until_s: 0,
         qos: PortQos::default(),
         sources: PortSources::default(),
+        bonded: false,
     }
 }
 
@@ -614,6 +617,8 @@ fn direct_paths_keep_the_time_of_their_last_use() {
         DirectPath { mac: mac(8), ..six },
         DirectPath { host: ip("2001:db8::1"), ..six },
         DirectPath { path_vni: vni(5), ..six },
+        DirectPath { mtu: 1450, ..six },
+        DirectPath { mtu: 1280, ..six },
         DirectPath { mac: mac(9), host: ip("2001:db8::1"), ..six },
     ] {
         assert!(tables.upsert_direct_path(&changed).unwrap());
@@ -633,6 +638,30 @@ fn direct_paths_keep_the_time_of_their_last_use() {
     tables.flush().unwrap();
     let fill = tables.usage();
     assert_eq!((fill.cells_used, fill.entries, fill.direct_paths), (before.cells_used, before.entries, 0));
+}
+
+/// Catches a path that sends the packets of a neighbor to the host on which an instance was, though a prefix of it is here now, and
+/// one to another instance whose address the prefix covers that is removed.
+#[test]
+fn no_direct_path_leads_to_the_prefix_of_a_port() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
+    let full = crash::with_sources(7);
+    let to = |address: &str, mac: MacAddr| DirectPath { mac, ..direct(5, address, "192.0.2.1") };
+    let (own, other) = (to("10.0.4.9", full.mac), to("10.0.4.10", mac(99)));
+    let own6 = to("fd00:0:0:4::9", full.mac);
+    for path in [&own, &own6, &other] {
+        tables.upsert_direct_path(path).unwrap();
+    }
+    tables.upsert_port(&full).unwrap();
+    assert_eq!(tables.direct_paths().map(|(path, _)| path).collect::<Vec<_>>(), [other]);
+    for path in [&own, &own6] {
+        let refused = tables.upsert_direct_path(path);
+        assert!(matches!(refused, Err(Error::AddressTaken { .. })), "{refused:?}");
+    }
+    tables.remove_port(7).unwrap();
+    assert!(tables.upsert_direct_path(&own).unwrap());
 }
 
 #[test]
@@ -658,6 +687,7 @@ fn invalid_direct_paths_are_refused() {
         DirectPath { address: ip("0.0.0.0"), ..good },
         DirectPath { address: ip("ff02::1"), ..good },
         DirectPath { mac: MacAddr::new([0xff; 6]), ..good },
+        DirectPath { mtu: 1279, ..good },
         DirectPath { host: ip("192.0.2.9"), ..good },
         DirectPath { host: ip("2001:db8::9"), ..good },
     ] {

@@ -39,9 +39,9 @@ fn vip_slot_index(address: Ipv4Addr) -> u32 {
     address.wrapping_add(address >> 6) % layout::VIP_SLOTS
 }
 
-/// The first word of a cell, which holds kind and flags.
+/// The first word of a cell, which holds kind, flags and MTU.
 pub(super) fn first_word(cell: &next_hop) -> u32 {
-    u32::from(cell.kind) | u32::from(cell.flags) << 8
+    u32::from(cell.kind) | u32::from(cell.flags) << 8 | u32::from(cell.mtu) << 16
 }
 
 fn encode_node(address: IpAddr, role: Role) -> next_hop {
@@ -130,7 +130,9 @@ impl NodeTables {
         }
         let endpoints = known.map_or(0, |hop| hop.endpoints);
         self.vteps.insert(address, Vtep { cell, endpoints, accepted: true });
-        if endpoints > 0 {
+        let is_new = known.is_none_or(|hop| !hop.accepted);
+        let has_members = is_new && self.count_members_of(address, cell);
+        if endpoints > 0 || has_members {
             self.enter_senders_of(cell)?;
         }
         Ok(true)
@@ -155,6 +157,7 @@ impl NodeTables {
         }
         // The node comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, underlay_key(address))?;
+        self.release_members_of(address, cell);
         let hop = self.vteps.get_mut(&address).expect("found above");
         hop.accepted = false;
         if hop.endpoints == 0 {

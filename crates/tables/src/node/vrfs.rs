@@ -167,7 +167,9 @@ impl NodeTables {
             by_role,
             group_id: vrf.group.unwrap_or(internet),
             mtu: vrf.mtu,
-            flags: internet_flags(self.memory(), internet) as u16 | sent_flags,
+            flags: internet_flags(self.memory(), internet) as u16
+                | sent_flags
+                | self.bonded_flag(vrf.vni.get()),
             router4: ipv4_to_word(vrf.router4),
             router6: ipv6_to_bytes(vrf.router6),
             ..known
@@ -193,6 +195,19 @@ impl NodeTables {
         self.point_senders(vrf.vni.get())?;
         self.put_all_delegated(vrf.vni)?;
         Ok(true)
+    }
+
+    /// The flag of a VRF that has bonding vNICs on this host.
+    fn bonded_flag(&self, vni: u32) -> u16 {
+        if self.bonded.contains_key(&vni) { layout::VRF_BONDED as u16 } else { 0 }
+    }
+
+    /// Sets or clears the flag of a VRF whose number of bonding vNICs has changed.
+    pub(super) fn flag_bonded(&self, vni: u32) {
+        let Some(&cell) = self.vrfs.get(&vni) else { return };
+        let mut known: layout::vrf = self.memory().read(cell);
+        known.flags = known.flags & !(layout::VRF_BONDED as u16) | self.bonded_flag(vni);
+        self.memory().update(cell, &known);
     }
 
     /// Sets what resets the counters of VRFs that are added or removed. Without it they are not reset.
@@ -229,7 +244,7 @@ impl NodeTables {
         // them.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
-        self.note_changes(vni);
+        self.note_end(vni);
         self.point_ports(vni, 0);
         if let Some(reset) = &mut self.counter_reset {
             reset.forget_vni(vni);

@@ -126,7 +126,7 @@ pub enum Verdict {
 
 impl Policy {
     /// Highest identifier.
-    pub const ID_MAX: u32 = i32::MAX as u32;
+    pub const ID_MAX: u32 = (1 << 30) - 1;
 
     /// The identifiers of all rules that permit a packet, in the order of the rules. This compares with each rule:
     /// packet programs and [`Reader::evaluate`](crate::Reader::evaluate) get the same answers from the tables.

@@ -80,6 +80,12 @@ impl Session {
         self.state & layout::SESSION_REVOKED != 0
     }
 
+    /// On a host: whether the connection is to end at both ends, because its VM has migrated here (`SESSION_RESET`).
+    #[must_use]
+    pub fn is_reset(&self) -> bool {
+        self.state & layout::SESSION_RESET != 0
+    }
+
     /// On a host: the packet that began the session, as policies judge it.
     #[must_use]
     pub fn first_packet(&self) -> PolicyPacket {

@@ -412,6 +412,7 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
                 mac,
                 host: host(at),
                 path_vni,
+                mtu: 0,
                 fixed: false,
                 moved: false,
             })

@@ -332,6 +332,7 @@ impl Model {
                 mac,
                 host: history::host(host),
                 path_vni,
+                mtu: 0,
                 fixed: false,
                 moved: false,
             })

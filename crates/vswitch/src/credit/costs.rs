@@ -1,7 +1,7 @@
 //! What a packet costs the host's processors, by its class: the time in the packet program, which the programs measure for one packet
-//! in 64, and the time that the kernel spends on a packet before and after it, which is configured. Pure.
+//! in 64, and the time that the kernel spends on a packet before and after it (`calibration.rs`). Pure.
 
-use sluice_tables::{COST_CLASSES, PacketCosts};
+use sluice_tables::{COST_CLASSES, COST_SAMPLE, PacketCosts};
 
 /// Time in the program until packets were measured, in ns.
 const FIRST_NS: u64 = 400;
@@ -23,6 +23,11 @@ pub struct Overhead {
 
 /// Packets that were timed, by class: their number, and their time in ns.
 pub type Times = [(u64, u64); COST_CLASSES];
+
+/// About the time in ns that all packets of these took in the programs, of which those in `times` were timed.
+pub fn program_ns(times: &Times) -> u64 {
+    times.iter().fold(0u64, |sum, (_, ns)| sum.wrapping_add(*ns)).wrapping_mul(COST_SAMPLE)
+}
 
 /// The estimates.
 #[derive(Clone, Debug)]
@@ -51,6 +56,11 @@ impl Costs {
             let known = &mut self.program_ns[number];
             *known = (*known * (SMOOTHING - 1) + mean) / SMOOTHING;
         }
+    }
+
+    /// Changes what packets cost besides the program.
+    pub fn set_overhead(&mut self, overhead: Overhead) {
+        self.overhead = overhead;
     }
 
     /// What packets cost.
@@ -86,5 +96,9 @@ mod tests {
             costs.note(times);
         }
         assert!((1395..=1400).contains(&costs.costs().packet_ns[1]), "{:?}", costs.costs());
+        let before = costs.costs();
+        costs.set_overhead(Overhead { packet_ns: 900, kib_ns: 70 });
+        assert_eq!(costs.costs().packet_ns, before.packet_ns.map(|ns| ns + 300));
+        assert_eq!((costs.costs().kib_ns, program_ns(&[(1, 10), (2, 20), (0, 0), (5, 30)])), (70, 60 * 64));
     }
 }

@@ -1,36 +1,39 @@
 //! Enforces the credits of ports: reads what packets have counted, writes limits, and shapes what VMs get. This file changes with
-//! where the limits are enforced and shown.
+//! where the limits are enforced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use serde::Serialize;
 use sluice_tables::{CreditDimension, PortCredits};
-use sluice_types::CreditPolicy;
 
-use super::costs::{Costs, Overhead, Times};
-use super::{Capacity, Credits, Limited, Standing};
+use super::calibration::{Calibrator, Load, WINDOW};
+use super::costs::{Costs, Times, program_ns};
+use super::{Capacity, Credits, Limited, Standing, Terms};
 
 /// Time between two steps.
 pub const STEP: Duration = Duration::from_millis(100);
 /// Time between two measurements of what packets cost.
 const MEASURE: Duration = Duration::from_secs(1);
 
-/// A port whose instance has a class.
+/// What is read besides the counters of ports.
+pub struct Sensors {
+    /// What packets cost in the programs.
+    pub times: Box<dyn Fn() -> Option<Times> + Send + Sync>,
+    /// Time of the machine's software interrupts, in ns.
+    pub softirq_ns: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+}
+
+/// A port that is counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreditPort {
     /// The interface.
     pub ifname: String,
     /// Its number.
     pub scope: u16,
-    /// What its class grants.
-    pub policy: CreditPolicy,
+    /// What it may use.
+    pub terms: Terms,
 }
 
 /// One dimension of a port's credit, as the local API shows it.
@@ -40,16 +43,33 @@ pub struct CreditView {
     pub dimension: &'static str,
     /// What the instance uses now, in the unit of the dimension.
     pub used: u64,
-    /// What it may use now.
-    pub limit: u32,
-    /// What it has saved, in units times seconds; negative: it owes.
-    pub credit: i64,
+    /// What it may use now; `None`: credit sets no limit.
+    pub limit: Option<u32>,
+    /// What it has saved, in units times seconds; negative: it owes. `None`: no class grants any.
+    pub credit: Option<i64>,
     /// Why it may not use its maximum; `None`: it may.
     pub limited: Option<Limited>,
 }
 
+/// What a packet is taken to cost, as the local API shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CostsView {
+    /// What the kernel spends on each packet besides the program, in ns.
+    pub packet_ns: u32,
+    /// What it spends on each 1024 bytes, in ns.
+    pub kib_ns: u32,
+    /// The same with the program, in ns: of a packet that a VM sends.
+    pub sent_ns: u32,
+    /// Of a packet that a VM gets.
+    pub received_ns: u32,
+    /// Whether the costs were measured for long enough. If not, they are those of the command line or on the way from there.
+    pub calibrated: bool,
+    /// Number of windows that were measured.
+    pub windows: u64,
+}
+
 /// The name of a dimension in the local API and in metrics.
-fn name(dimension: CreditDimension) -> &'static str {
+pub(super) fn name(dimension: CreditDimension) -> &'static str {
     match dimension {
         CreditDimension::SentMbps => "sent_mbps",
         CreditDimension::ReceivedMbps => "received_mbps",
@@ -60,36 +80,50 @@ fn name(dimension: CreditDimension) -> &'static str {
 }
 
 #[derive(Debug)]
-struct State {
-    credits: Credits,
+pub(super) struct State {
+    pub(super) credits: Credits,
     costs: Costs,
-    ports: BTreeMap<u16, String>,
+    pub(super) ports: BTreeMap<u16, String>,
     stepped: Instant,
     measured: Instant,
+    calibrator: Calibrator,
+    window: Window,
+}
+
+/// Counters at the start of a window of the calibration.
+#[derive(Debug)]
+struct Window {
+    started: Instant,
+    /// Time of software interrupts, and of it in the programs; `None`: they could not be read.
+    times: Option<(u64, u64)>,
+    /// Frames and bytes, by port.
+    ports: BTreeMap<u16, (u64, u64)>,
 }
 
 /// The credits of this host's ports.
 #[derive(Debug)]
 pub struct CreditKeeper {
-    memory: PortCredits,
+    pub(super) memory: PortCredits,
     state: Mutex<State>,
 }
 
 impl CreditKeeper {
     /// Of no port yet. `timed` is what programs have timed before.
-    pub fn new(memory: PortCredits, capacity: Capacity, overhead: Overhead, timed: Times) -> Self {
-        let costs = Costs::new(overhead, timed);
+    pub fn new(memory: PortCredits, capacity: Capacity, calibrator: Calibrator, timed: Times) -> Self {
+        let costs = Costs::new(calibrator.overhead(), timed);
         memory.set_costs(costs.costs());
         let now = Instant::now();
+        let window = Window { started: now, times: None, ports: BTreeMap::new() };
         let (credits, ports) = (Credits::new(capacity), BTreeMap::new());
-        Self { memory, state: Mutex::new(State { credits, costs, ports, stepped: now, measured: now }) }
+        let state = State { credits, costs, ports, stepped: now, measured: now, calibrator, window };
+        Self { memory, state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the ports that have a class. Limits of a new one are enforced at once.
+    /// Sets the ports that are counted. Limits of a new one are enforced at once.
     pub fn set_ports(&self, ports: &[CreditPort]) {
         let mut state = self.lock();
         let scopes: BTreeSet<u16> = ports.iter().map(|port| port.scope).collect();
@@ -97,11 +131,15 @@ impl CreditKeeper {
             self.memory.set_active(gone, false);
         }
         state.ports = ports.iter().map(|port| (port.scope, port.ifname.clone())).collect();
-        for CreditPort { scope, policy, .. } in ports {
+        for CreditPort { scope, terms, .. } in ports {
             let saved = || (self.memory.usage(*scope), self.memory.credit(*scope));
-            state.credits.set_port(*scope, *policy, saved);
+            state.credits.set_port(*scope, *terms, saved);
             self.write(&state.credits, *scope);
-            self.memory.set_active(*scope, true);
+            if terms.is_shaped() {
+                self.memory.set_active(*scope, true);
+            } else {
+                self.memory.set_policed(*scope);
+            }
         }
     }
 
@@ -109,7 +147,7 @@ impl CreditKeeper {
     fn write(&self, credits: &Credits, scope: u16) {
         let before = self.memory.limits(scope);
         for (dimension, standing) in CreditDimension::ALL.into_iter().zip(credits.standing(scope)) {
-            let limit = standing.map_or(0, |standing| u64::from(standing.limit));
+            let limit = standing.and_then(|standing| standing.limit).map_or(0, u64::from);
             if before[dimension as usize] != limit {
                 self.memory.set_limit(scope, dimension, limit);
             }
@@ -117,16 +155,17 @@ impl CreditKeeper {
         self.memory.set_credit(scope, credits.saved(scope));
     }
 
-    /// One step. `timed` is asked for what programs have timed when packets are measured again. Returns the ports whose rate of what they get has changed.
-    pub fn step(&self, timed: impl FnOnce() -> Option<Times>) -> Vec<u16> {
+    /// One step. Returns the ports whose rate of what they get has changed, as far as their interfaces shape it.
+    pub fn step(&self, sensors: &Sensors) -> Vec<u16> {
         let mut state = self.lock();
         let now = Instant::now();
         let elapsed = now.duration_since(state.stepped);
         state.stepped = now;
         if now.duration_since(state.measured) >= MEASURE {
             state.measured = now;
-            if let Some(times) = timed() {
+            if let Some(times) = (sensors.times)() {
                 state.costs.note(times);
+                self.calibrate(&mut state, now, &times, sensors);
                 self.memory.set_costs(state.costs.costs());
             }
         }
@@ -136,17 +175,62 @@ impl CreditKeeper {
         for scope in state.credits.scopes() {
             let before = self.memory.limits(scope)[received];
             self.write(&state.credits, scope);
-            if self.memory.limits(scope)[received] != before {
+            let is_shaped = state.credits.terms(scope).is_some_and(|terms| terms.is_shaped());
+            if is_shaped && self.memory.limits(scope)[received] != before {
                 changed.push(scope);
             }
         }
         changed
     }
 
-    /// At most so much may the VM of a port get now, in Mbit/s; `None`: any rate.
+    /// Ends the window of the calibration if its time is over, and begins the next one.
+    fn calibrate(&self, state: &mut State, now: Instant, times: &Times, sensors: &Sensors) {
+        let elapsed = now.duration_since(state.window.started);
+        if !state.calibrator.is_active() || elapsed < WINDOW {
+            return;
+        }
+        let softirq_ns = (sensors.softirq_ns)();
+        let counted = |scope: &u16| {
+            let used = self.memory.usage(*scope);
+            (*scope, (used.frames, used.bytes[0].wrapping_add(used.bytes[1])))
+        };
+        let ports: BTreeMap<u16, (u64, u64)> = state.ports.keys().map(counted).collect();
+        let next = Window { started: now, times: softirq_ns.map(|ns| (ns, program_ns(times))), ports };
+        let last = std::mem::replace(&mut state.window, next);
+        let Some((before, after)) = last.times.zip(state.window.times) else { return };
+        let mut load = Load {
+            elapsed,
+            softirq_ns: after.0.saturating_sub(before.0),
+            program_ns: after.1.saturating_sub(before.1),
+            ..Load::default()
+        };
+        for (scope, (frames, bytes)) in &state.window.ports {
+            // What a new port has had in this window is not known.
+            let (old_frames, old_bytes) = last.ports.get(scope).copied().unwrap_or((*frames, *bytes));
+            load.frames = load.frames.saturating_add(frames.saturating_sub(old_frames));
+            load.bytes = load.bytes.saturating_add(bytes.saturating_sub(old_bytes));
+        }
+        state.calibrator.note(load);
+        state.costs.set_overhead(state.calibrator.overhead());
+    }
+
+    /// What packets are taken to cost.
+    pub fn costs(&self) -> CostsView {
+        let state = self.lock();
+        let (overhead, costs) = (state.calibrator.overhead(), state.costs.costs());
+        CostsView {
+            packet_ns: overhead.packet_ns,
+            kib_ns: overhead.kib_ns,
+            sent_ns: costs.packet_ns[0],
+            received_ns: costs.packet_ns[2],
+            calibrated: state.calibrator.is_calibrated(),
+            windows: state.calibrator.windows(),
+        }
+    }
+
+    /// At most so much may the VM of a port get now by credit, in Mbit/s; `None`: any rate.
     pub fn received_mbps(&self, scope: u16) -> Option<u32> {
-        self.lock().credits.standing(scope)[CreditDimension::ReceivedMbps as usize]
-            .map(|standing| standing.limit)
+        self.lock().credits.standing(scope)[CreditDimension::ReceivedMbps as usize]?.limit
     }
 
     /// The state of a port for the local API.
@@ -157,7 +241,7 @@ impl CreditKeeper {
     }
 }
 
-fn standings(credits: &Credits, scope: u16) -> impl Iterator<Item = (CreditDimension, Standing)> {
+pub(super) fn standings(credits: &Credits, scope: u16) -> impl Iterator<Item = (CreditDimension, Standing)> {
     let standing = credits.standing(scope);
     CreditDimension::ALL.into_iter().zip(standing).filter_map(|(dimension, it)| Some((dimension, it?)))
 }
@@ -167,65 +251,45 @@ fn view(dimension: CreditDimension, standing: Standing) -> CreditView {
     CreditView { dimension: name(dimension), used: rate, limit, credit, limited }
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct DimensionLabel {
-    interface: String,
-    dimension: &'static str,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credit::{CostSetting, CostSettings};
+    use sluice_tables::{CREDIT_DIMENSIONS, PortUse};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LimitedLabel {
-    interface: String,
-    dimension: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct DropLabel {
-    interface: String,
-    direction: &'static str,
-    limit: &'static str,
-}
-
-impl CreditKeeper {
-    /// Adds the metrics of all ports.
-    pub fn register(&self, registry: &mut Registry) {
-        let state = self.lock();
-        let (used, limits, credits) = (
-            Family::<DimensionLabel, Gauge>::default(),
-            Family::<DimensionLabel, Gauge>::default(),
-            Family::<DimensionLabel, Gauge>::default(),
-        );
-        let (limited, drops) =
-            (Family::<LimitedLabel, Gauge>::default(), Family::<DropLabel, Counter>::default());
-        for (scope, interface) in &state.ports {
-            for (dimension, standing) in standings(&state.credits, *scope) {
-                let label = DimensionLabel { interface: interface.clone(), dimension: name(dimension) };
-                used.get_or_create(&label).set(i64::try_from(standing.rate).unwrap_or(i64::MAX));
-                limits.get_or_create(&label).set(i64::from(standing.limit));
-                credits.get_or_create(&label).set(standing.credit);
-                for (reason, of) in [("no_credit", Limited::NoCredit), ("contended", Limited::Contended)] {
-                    let label =
-                        LimitedLabel { interface: interface.clone(), dimension: name(dimension), reason };
-                    limited.get_or_create(&label).set(i64::from(standing.limited == Some(of)));
-                }
-            }
-            let dropped = self.memory.drops(*scope);
-            for (limit, counts) in [("packet_rate", dropped.packets), ("cpu", dropped.cpu)] {
-                for (direction, count) in ["sent", "received"].into_iter().zip(counts) {
-                    let label = DropLabel { interface: interface.clone(), direction, limit };
-                    drops.get_or_create(&label).inc_by(count);
-                }
-            }
-        }
-        registry.register("port_used", "What an instance with a network class uses", used);
-        registry.register("port_limit", "What an instance with a network class may use now", limits);
-        let help = "Credit of an instance, in the unit of the dimension times seconds; negative: it owes";
-        registry.register("port_credit", help, credits);
-        let help = "1: the instance may not use the maximum of its class, for this reason";
-        registry.register("port_limited", help, limited);
-        let help =
-            "Packets over the limits of network classes; those over the bit rate are in port_rate_drops";
-        registry.register("port_credit_drops", help, drops);
+    /// Catches: what ports used before a window, the time in programs that counts as the kernel's, and windows without a begin.
+    #[test]
+    fn a_window_compares_what_the_machine_did_with_what_ports_used() {
+        let memory = PortCredits::anonymous().unwrap();
+        let capacity = Capacity { total: [None; CREDIT_DIMENSIONS], contended_percent: 90, clamped: 1 };
+        let settings = CostSettings { packet_ns: CostSetting::Auto, kib_ns: CostSetting::Fixed(60) };
+        let keeper = CreditKeeper::new(memory.clone(), capacity, Calibrator::new(settings), Times::default());
+        let port = |scope| CreditPort { ifname: format!("sl-{scope}"), scope, terms: Terms::Unclassed };
+        keeper.set_ports(&[port(7)]);
+        let softirq = Arc::new(AtomicU64::new(0));
+        let read = softirq.clone();
+        let softirq_ns = Box::new(move || Some(read.load(Ordering::Relaxed)));
+        let sensors = Sensors { times: Box::new(|| None), softirq_ns };
+        let begin = Instant::now();
+        // Each window has two million frames, of 500 ns in the program and 1200 ns besides.
+        let window = |number: u32| {
+            let frames = u64::from(number) * 2_000_000;
+            softirq.store(frames * 1700, Ordering::Relaxed);
+            memory.set_usage(7, PortUse { frames, ..PortUse::default() });
+            let times = [(frames / 64, frames / 64 * 500), (0, 0), (0, 0), (0, 0)];
+            let now = begin + (WINDOW + Duration::from_secs(1)) * number;
+            keeper.calibrate(&mut keeper.lock(), now, &times, &sensors);
+        };
+        window(1);
+        assert_eq!(keeper.costs().windows, 0, "nothing is known of what came before");
+        // A port that is new here brings frames of another time.
+        memory.set_usage(8, PortUse { frames: 1 << 40, ..PortUse::default() });
+        keeper.set_ports(&[port(7), port(8)]);
+        (2..=200).for_each(window);
+        let costs = keeper.costs();
+        assert!(costs.calibrated && costs.windows == 199, "{costs:?}");
+        assert!((1190..=1210).contains(&costs.packet_ns) && costs.kib_ns == 60, "{costs:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Sessions of the session table as copies, and back. This file changes with what a session consists of.
 
 use sluice_tables::layout;
-use sluice_tables::sessions::{Family, Flow, Session, SessionReader, Timeouts};
+use sluice_tables::sessions::{Family, Flow, Phase, Session, SessionReader, Timeouts};
 
 use super::wire::{COPIES_MAX, SessionCopy};
 
@@ -9,6 +9,7 @@ use super::wire::{COPIES_MAX, SessionCopy};
 const BUCKETS_MAX: u32 = 8192;
 /// Sessions of a bucket.
 const BUCKET_SESSIONS: usize = layout::SESSION_SLOTS as usize;
+const TCP: u8 = 6;
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 /// The upper half of a cursor is the number of the family, the lower half that of the bucket.
 const FAMILY_SHIFT: u32 = 32;
@@ -62,7 +63,10 @@ fn copy_of(session: &Session, timeouts: &Timeouts, now: u32) -> Option<SessionCo
 /// The session of a copy at a port with this number. It expires by the timeouts of this host. It is not judged yet.
 pub fn session_of(copy: &SessionCopy, scope: u16, timeouts: &Timeouts, now: u32) -> Session {
     let state = copy.state & !layout::SESSION_REVOKED;
-    let left = timeouts.of(copy.flow.protocol, state).saturating_sub(copy.idle);
+    let mut left = timeouts.of(copy.flow.protocol, state).saturating_sub(copy.idle);
+    if state & layout::SESSION_RESET != 0 {
+        left = left.min(layout::SESSION_RESET_TICKS);
+    }
     Session {
         flow: Flow { scope: u32::from(scope), ..copy.flow },
         created_at: now.wrapping_sub(copy.age),
@@ -73,6 +77,26 @@ pub fn session_of(copy: &SessionCopy, scope: u16, timeouts: &Timeouts, now: u32)
         action: [0, if copy.is_egress { layout::SESSION_EGRESS } else { 0 }],
         generation: 0,
     }
+}
+
+/// The session by which the connection of a copy ends at a port with this number; `None` if there is no connection: both ends
+/// have closed it, or it is not TCP.
+pub fn reset_of(copy: &SessionCopy, scope: u16, now: u32) -> Option<Session> {
+    // A RST may have been forged.
+    let state = copy.state & !(layout::SESSION_REVOKED | layout::SESSION_RST);
+    if copy.flow.protocol != TCP || Phase::of(TCP, state) == Phase::Closing {
+        return None;
+    }
+    Some(Session {
+        flow: Flow { scope: u32::from(scope), ..copy.flow },
+        created_at: now.wrapping_sub(copy.age),
+        expires_at: now.wrapping_add(layout::SESSION_RESET_TICKS),
+        state: state | layout::SESSION_RESET,
+        packets: copy.packets,
+        bytes: copy.bytes,
+        action: [0, if copy.is_egress { layout::SESSION_EGRESS } else { 0 }],
+        generation: 0,
+    })
 }
 
 #[cfg(test)]
@@ -154,5 +178,30 @@ mod tests {
         assert_eq!((copied.flow.scope, copied.action), (9, [0, layout::SESSION_EGRESS]));
         let short = Timeouts { udp_two_way_s: 50, ..timeouts };
         assert_eq!(session_of(&copies[0], 9, &short, later).expires_at, later, "it has expired here");
+    }
+
+    /// Catches sessions of other protocols that are reset, connections that a forged RST keeps, and a state that lasts for as
+    /// long as a session.
+    #[test]
+    fn connections_that_are_open_are_reset_for_a_minute() {
+        let copies = read_all(&table(&[session(SCOPE, 1, true, 2000)]), u32::MAX);
+        assert_eq!(reset_of(&copies[0], 9, NOW), None, "UDP");
+        let flow = Flow { protocol: TCP, ..copies[0].flow };
+        let of = |state| reset_of(&SessionCopy { flow, state, ..copies[0] }, 9, NOW);
+        let open = layout::SESSION_REPLIED | layout::SESSION_CONFIRMED;
+        for state in [open, open | layout::SESSION_RST, open | layout::SESSION_REVOKED] {
+            let reset = of(state).unwrap();
+            assert_eq!(reset.state, open | layout::SESSION_RESET);
+            assert_eq!((reset.flow.scope, reset.expires_at), (9, NOW + 60 * 8));
+            assert_eq!(reset.begun_by(), sluice_tables::Direction::Egress);
+            assert!(reset.is_reset());
+        }
+        let fin = layout::SESSION_FIN;
+        assert!(of(open | fin).is_some(), "one end may still send");
+        assert_eq!(of(open | fin | fin << 1), None);
+        // It goes on to end at a third host.
+        let again = SessionCopy { flow, state: open | layout::SESSION_RESET, idle: 0, ..copies[0] };
+        let again = session_of(&again, 9, &Timeouts::default(), NOW);
+        assert_eq!((again.is_reset(), again.expires_at), (true, NOW + 60 * 8));
     }
 }

@@ -16,12 +16,17 @@ pub struct MigrationStats {
     pub outgoing: u64,
     /// Sessions that came from other hosts.
     pub sessions: InstallCounts,
+    /// Connections that were made to end, and segments sent to guests for that.
+    pub resets: u64,
+    pub provoked: u64,
     /// Requests of targets that were answered, and datagrams that were refused.
     pub answered: u64,
     pub refused: u64,
     /// Ports that were opened here, and closed here because their guest runs elsewhere.
     pub opened: u64,
     pub frozen: u64,
+    /// Ports that were closed because their guest was stopped to migrate away.
+    pub paused: u64,
     /// Time from the last guest's first frame here, or the call for it, until its port was open.
     pub last_switch: Duration,
 }
@@ -55,6 +60,16 @@ impl MetricSource for MigrationMetrics {
             ),
             ("migration_sessions_expired", "Sessions not installed: they had expired", expired),
             ("migration_sessions_full", "Sessions not installed: there was no room", full),
+            (
+                "migration_connections_reset",
+                "Connections that are made to end because their instance has migrated here",
+                stats.resets,
+            ),
+            (
+                "migration_guests_provoked",
+                "Segments sent to guests so that a connection that is idle ends",
+                stats.provoked,
+            ),
             ("migration_requests_answered", "Requests of targets that were answered", stats.answered),
             (
                 "migration_datagrams_refused",
@@ -62,6 +77,11 @@ impl MetricSource for MigrationMetrics {
                 stats.refused,
             ),
             ("migration_ports_opened", "Ports opened because their guest has migrated here", stats.opened),
+            (
+                "migration_ports_paused",
+                "Ports closed because their guest was stopped to migrate away",
+                stats.paused,
+            ),
             ("migration_ports_frozen", "Ports closed because their guest has migrated away", stats.frozen),
         ] {
             registry.register(name, help, counter(value));
@@ -80,6 +100,8 @@ mod tests {
         metrics.change(|stats| {
             stats.incoming = 1;
             stats.frozen = 3;
+            (stats.resets, stats.provoked) = (5, 6);
+            stats.paused = 5;
             stats.sessions = InstallCounts { installed: 7, full: 2, ..InstallCounts::default() };
             stats.last_switch = Duration::from_millis(4);
         });
@@ -89,8 +111,11 @@ mod tests {
         for line in [
             "migration_incoming 1",
             "migration_ports_frozen_total 3",
+            "migration_ports_paused_total 5",
             "migration_sessions_copied_total 7",
             "migration_sessions_full_total 2",
+            "migration_connections_reset_total 5",
+            "migration_guests_provoked_total 6",
             "migration_last_switch_microseconds 4000",
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in {page}");

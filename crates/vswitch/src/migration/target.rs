@@ -18,13 +18,19 @@
 //!                                     SWITCHED
 //! ```
 //!
+//! Until the guest runs here, the port is open while the source says that its own is closed: the guest is stopped there, and the
+//! interface here keeps what comes. The source tells when that changes, so that it is asked at once.
+//!
+//! With sessions `reset`, nothing is copied before the guest runs here: the port is opened when the source has closed its own, and
+//! then gets all sessions, which end (`resets.rs`).
+//!
 //! If not all sessions were copied before the guest runs, the port is opened after they were. A request that is not answered is
 //! sent again, for as long as the controller has not ended the migration: a source that was away closes its port then.
 
 use sluice_southbound::{MigrationPhase, SessionMode};
 use sluice_types::InstanceId;
 
-use super::wire::{Answer, Head, Reply, Request, SessionCopy};
+use super::wire::{Answer, Head, NOTICE, Reply, Request, SessionCopy};
 
 /// Time until a request is sent again: before the switch, doubled with each of so many repetitions, and while the guest waits for the
 /// answer.
@@ -50,6 +56,8 @@ pub enum Output {
     Install(Vec<SessionCopy>),
     /// Open the port.
     Open,
+    /// The guest does not run here yet: open the port, so that its interface keeps what comes, or close it again.
+    Receive(bool),
 }
 
 /// A request without an answer.
@@ -79,6 +87,8 @@ pub struct Target {
     /// Whether the port is to be opened, and is open.
     is_opening: bool,
     is_open: bool,
+    /// The port is open though the guest does not run here yet.
+    is_receiving: bool,
     pull: Option<Pull>,
     number: u32,
     /// When the last copy of all sessions began.
@@ -92,10 +102,6 @@ pub struct Target {
 impl Target {
     /// A migration with this way of copying sessions. `is_open`: an earlier agent has opened the port.
     pub fn new(instance: InstanceId, migration: u64, mode: SessionMode, is_open: bool) -> Self {
-        let problem = match mode {
-            SessionMode::Reset => "this host cannot make peers connect again; choose copy or none".to_owned(),
-            SessionMode::Copy | SessionMode::None => String::new(),
-        };
         Self {
             instance,
             migration,
@@ -108,12 +114,13 @@ impl Target {
             has_given_up: false,
             is_opening: is_open,
             is_open,
+            is_receiving: false,
             pull: None,
             number: 0,
             copied_ms: None,
             next_ms: 0,
             is_full: false,
-            problem,
+            problem: String::new(),
         }
     }
 
@@ -122,12 +129,15 @@ impl Target {
         self.migration
     }
 
+    /// What happens to the sessions.
+    pub fn mode(&self) -> SessionMode {
+        self.mode
+    }
+
     /// The phase that the controller is told.
     pub fn phase(&self) -> MigrationPhase {
         if self.is_open && (self.is_complete || self.has_given_up) {
             MigrationPhase::Switched
-        } else if self.mode == SessionMode::Reset {
-            MigrationPhase::Failed
         } else if self.is_prepared && (self.copied_ms.is_some() || !self.copies()) {
             MigrationPhase::Ready
         } else {
@@ -148,8 +158,15 @@ impl Target {
         self.has_resumed
     }
 
+    /// Whether sessions are copied before the guest runs here.
     fn copies(&self) -> bool {
         self.mode == SessionMode::Copy && self.has_sessions
+    }
+
+    /// Whether the source is asked for sessions now.
+    fn wants_sessions(&self) -> bool {
+        let resets = self.mode == SessionMode::Reset && self.has_sessions && self.has_resumed;
+        self.copies() || resets
     }
 
     /// Whether the port has an interface and the policy by which its sessions are judged, and whether it has sessions.
@@ -185,6 +202,12 @@ impl Target {
                 self.problem = problem;
             }
         }
+    }
+
+    /// Whether the port is open for a guest that does not run here yet: an earlier one of these has opened it, or it could not be
+    /// changed.
+    pub fn set_receiving(&mut self, is_receiving: bool) {
+        self.is_receiving = is_receiving;
     }
 
     /// Something is not as it should be, which does not end the migration.
@@ -243,7 +266,9 @@ impl Target {
             Some(_) => {}
             None if now_ms < self.next_ms => {}
             None if self.has_resumed && !self.is_complete => self.begin(now_ms, &mut outputs),
-            None if !self.has_resumed && self.copies() => self.begin(now_ms, &mut outputs),
+            None if !self.has_resumed && (self.copies() || self.is_receiving) => {
+                self.begin(now_ms, &mut outputs);
+            }
             None => self.next_ms = now_ms + COPY_INTERVAL_MS,
         }
         self.open(&mut outputs);
@@ -271,6 +296,9 @@ impl Target {
 
     fn next_number(&mut self) -> u32 {
         self.number = self.number.wrapping_add(1);
+        if self.number == NOTICE {
+            self.number += 1;
+        }
         self.number
     }
 
@@ -286,13 +314,16 @@ impl Target {
             head: Head { migration: self.migration, instance: self.instance, number },
             freeze: self.has_resumed,
             // Without a copy, one answer says that the port is closed.
-            cursor: if self.copies() { cursor } else { u64::MAX },
+            cursor: if self.wants_sessions() { cursor } else { u64::MAX },
             idle_max,
         }));
     }
 
     /// The source has answered.
     pub fn reply(&mut self, reply: Reply, now_ms: u64) -> Vec<Output> {
+        if reply.head.number == NOTICE {
+            return self.notice(now_ms);
+        }
         let mut outputs = Vec::new();
         let Some(mut pull) = self.pull.filter(|pull| pull.number == reply.head.number) else {
             return outputs;
@@ -305,10 +336,11 @@ impl Target {
         self.is_frozen |= frozen && self.has_resumed;
         // The port does not wait for what has changed since the last copy.
         self.open(&mut outputs);
-        if !copies.is_empty() && self.copies() {
+        self.receive(frozen, &mut outputs);
+        if !copies.is_empty() && self.wants_sessions() {
             outputs.push(Output::Install(copies));
         }
-        match next.filter(|next| *next > pull.cursor && self.copies()) {
+        match next.filter(|next| *next > pull.cursor && self.wants_sessions()) {
             Some(next) => {
                 (pull.number, pull.cursor) = (self.next_number(), next);
                 (pull.sent_ms, pull.tries) = (now_ms, 0);
@@ -323,7 +355,26 @@ impl Target {
             }
         }
         self.open(&mut outputs);
+        self.receive(frozen, &mut outputs);
         outputs
+    }
+
+    /// The source has closed its port or opened it again: asks at once.
+    fn notice(&mut self, now_ms: u64) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        if self.is_prepared && !self.has_resumed {
+            self.begin(now_ms, &mut outputs);
+        }
+        outputs
+    }
+
+    /// Until the guest runs here, follows whether the port of the source is closed.
+    fn receive(&mut self, frozen: bool, outputs: &mut Vec<Output>) {
+        let receives = frozen && (self.copied_ms.is_some() || !self.copies());
+        if !self.has_resumed && receives != self.is_receiving {
+            self.is_receiving = receives;
+            outputs.push(Output::Receive(receives));
+        }
     }
 
     /// Opens the port if its time has come.
@@ -480,7 +531,8 @@ mod tests {
 
     #[test]
     fn ports_without_sessions_are_ready_at_once() {
-        for (mode, has_sessions) in [(SessionMode::None, true), (SessionMode::Copy, false)] {
+        let modes = [(SessionMode::None, true), (SessionMode::Copy, false), (SessionMode::Reset, false)];
+        for (mode, has_sessions) in modes {
             let mut target = target(mode, has_sessions);
             assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Ready, vec![]));
             let freeze = request(&target.resume(1));
@@ -511,15 +563,78 @@ mod tests {
         assert_eq!(target.phase(), MigrationPhase::Switched);
     }
 
+    /// Catches packets for a stopped guest that are dropped here, a port that stays open though the guest continues at the source,
+    /// and a report that the guest runs here while it is stopped.
     #[test]
-    fn peers_cannot_be_made_to_connect_again() {
+    fn the_port_receives_while_the_guest_is_stopped_at_the_source() {
+        for (mode, copies) in [(SessionMode::Copy, true), (SessionMode::None, false)] {
+            let mut target = target(mode, true);
+            let notice = |frozen| Reply {
+                head: Head { migration: 9, instance: InstanceId::new(INSTANCE), number: NOTICE },
+                answer: Answer::Sessions { frozen, next: None, copies: vec![] },
+            };
+            if copies {
+                let first = request(&target.tick(0));
+                // Not before all sessions are here.
+                let outputs = target.reply(answer(first, true, Some(5)), 1);
+                assert!(!outputs.contains(&Output::Receive(true)), "{outputs:?}");
+                target.reply(answer(request(&outputs), false, None), 2);
+            }
+            let asked = request(&target.reply(notice(true), 10));
+            assert_eq!((asked.freeze, asked.cursor == u64::MAX), (false, !copies));
+            let outputs = target.reply(answer(asked, true, None), 11);
+            assert_eq!(outputs[0], Output::Receive(true));
+            assert_eq!(outputs.contains(&Output::Install(vec![copy()])), copies);
+            assert_eq!((target.phase(), target.has_resumed()), (MigrationPhase::Ready, false));
+            // It goes on to ask, in case that a notice is lost.
+            let asked = request(&target.tick(11 + COPY_INTERVAL_MS));
+            assert!(!target.reply(answer(asked, true, None), 1012).contains(&Output::Receive(true)), "once");
+            // The guest continues at the source.
+            let late = request(&target.tick(1012 + COPY_INTERVAL_MS));
+            let asked = request(&target.reply(notice(false), 2013));
+            assert_eq!(target.reply(answer(late, true, None), 2014), [], "an answer of before");
+            assert_eq!(target.reply(answer(asked, false, None), 2014)[0], Output::Receive(false));
+            // It is stopped again, and runs here.
+            let asked = request(&target.reply(notice(true), 2020));
+            target.reply(answer(asked, true, None), 2021);
+            let freeze = request(&target.resume(2022));
+            assert!(freeze.freeze);
+            assert_eq!(target.reply(notice(false), 2023), [], "only the guest counts now");
+            let outputs = target.reply(answer(freeze, true, None), 2024);
+            assert_eq!(outputs[0], Output::Open);
+            assert!(!outputs.iter().any(|output| matches!(output, Output::Receive(_))));
+            target.opened(Ok(()));
+            assert_eq!(target.phase(), MigrationPhase::Switched);
+        }
+    }
+
+    /// Catches a guest that waits for the list of its connections, and a list of those that were used lately only.
+    #[test]
+    fn connections_to_reset_are_asked_for_when_the_port_is_open() {
         let mut target = target(SessionMode::Reset, true);
-        assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Failed, vec![]));
-        assert!(target.problem().contains("copy or none"));
-        // The guest has no port without it.
-        let freeze = request(&target.resume(1));
-        assert_eq!(target.reply(answer(freeze, true, None), 2), [Output::Open]);
+        assert_eq!((target.phase(), target.tick(0)), (MigrationPhase::Ready, vec![]));
+        assert_eq!(target.tick(5000), []);
+        let freeze = request(&target.resume(5001));
+        assert_eq!((freeze.freeze, freeze.cursor, freeze.idle_max), (true, 0, u32::MAX));
+        let outputs = target.reply(answer(freeze, true, Some(5)), 5002);
+        assert_eq!(outputs[..2], [Output::Open, Output::Install(vec![copy()])]);
         target.opened(Ok(()));
-        assert_eq!(target.phase(), MigrationPhase::Switched);
+        assert_eq!(target.phase(), MigrationPhase::Ready, "connections are missing");
+        let last = request(&outputs);
+        assert_eq!((last.cursor, last.idle_max), (5, u32::MAX));
+        assert_eq!(target.reply(answer(last, true, None), 5003), [Output::Install(vec![copy()])]);
+        assert_eq!((target.phase(), target.due_ms()), (MigrationPhase::Switched, None));
+    }
+
+    #[test]
+    fn without_the_source_the_port_opens_and_connections_are_reset_later() {
+        let mut target = target(SessionMode::Reset, true);
+        target.resume(0);
+        let opened = (1..1000).find(|now_ms| target.tick(*now_ms).contains(&Output::Open));
+        target.opened(Ok(()));
+        assert_eq!((opened, target.phase()), (Some(180), MigrationPhase::Switched));
+        let late = request(&target.tick(2000));
+        assert_eq!(target.reply(answer(late, true, None), 2001), [Output::Install(vec![copy()])]);
+        assert_eq!(target.due_ms(), None);
     }
 }

@@ -20,6 +20,9 @@ const COPY_BYTES_MAX: usize = 1 + 1 + 3 * 4 + 2 * (16 + 2) + 4 * 8;
 /// Sessions that a reply has room for, whichever they are.
 pub const COPIES_MAX: usize = (BODY_BYTES_MAX - REPLY_BYTES) / COPY_BYTES_MAX;
 
+/// Number of a reply without a request: the source says that it has closed its port or opened it again. The target asks for the rest.
+pub const NOTICE: u32 = 0;
+
 const KIND_REQUEST: u8 = 1;
 const KIND_SESSIONS: u8 = 2;
 const KIND_REFUSED: u8 = 3;
@@ -36,7 +39,7 @@ pub struct Head {
     pub migration: u64,
     /// The instance.
     pub instance: InstanceId,
-    /// Number of the request, which its reply repeats.
+    /// Number of the request, which its reply repeats; [`NOTICE`] in a reply without one.
     pub number: u32,
 }
 

@@ -5,6 +5,7 @@ use sluice_agent::error_chain;
 use sluice_southbound::{PolicyKey, Port, PortOptions, Qos};
 use sluice_tables::sessions::ticks_now;
 use sluice_tables::{NodeTables, PortIpv4, PortIpv6, PortQos, PortSources, layout};
+use sluice_types::CreditPolicy;
 
 use super::{Attachment, RegistryError};
 use crate::args::ADOPT_SECONDS_MAX;
@@ -22,6 +23,8 @@ pub(super) struct Writer<'a> {
     pub mtu_max: u16,
     /// For how long a port that becomes filtered adopts the connections that it has.
     pub adopt_s: u32,
+    /// The policy of ports that have neither one of their own nor a rate.
+    pub default_credit: Option<CreditPolicy>,
 }
 
 /// The key of an instance's policy; `None` if its port is not filtered.
@@ -66,10 +69,12 @@ impl Writer<'_> {
     ) -> sluice_tables::Port {
         let router = port.router4;
         let Qos { dscp, rate_mbps, credit } = port.options.qos;
-        let is_shaped = rate_mbps.is_some() || credit.is_some_and(|policy| policy.mbps.is_some());
-        // A class replaces a rate.
+        // A class replaces a rate, and a rate the default class.
         let rate_mbps = rate_mbps.filter(|_| credit.is_none());
-        let qos = PortQos { dscp, rate_mbps, credit: credit.is_some() };
+        let policy = credit.or(self.default_credit.filter(|_| rate_mbps.is_none()));
+        let is_shaped = rate_mbps.is_some() || policy.is_some_and(|policy| policy.mbps.is_some());
+        // Every port is counted, so that a change of the default class changes none.
+        let qos = PortQos { dscp, rate_mbps, credit: attachment.scope != 0 };
         let policy = policy_key(port).map(|key| self.policies.id_for(key));
         sluice_tables::Port {
             ifindex: attachment.ifindex,
@@ -93,6 +98,7 @@ impl Writer<'_> {
             adopt_until_s: policy.map_or(0, |_| self.adopt_until_s(known, port)),
             qos,
             sources: sources(&port.options),
+            bonded: port.options.bonded,
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use sluice_agent::Error;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{Policy, Port, Update, Vtep, VtepRole};
-use sluice_types::InstanceId;
+use sluice_types::{CreditPolicy, InstanceId};
 
 use super::migration::Moving;
 use super::{Attachment, RegistryError};
@@ -30,6 +30,8 @@ pub(super) struct Saved {
     pub policies: Vec<Policy>,
     /// Clusters by the VTEPs of their gateways.
     pub gateways: BTreeMap<IpAddr, u32>,
+    /// The policy of ports that have neither one of their own nor a rate.
+    pub default_credit: Option<CreditPolicy>,
 }
 
 /// Reads instances, policies and gateways; `None` if the file is absent or damaged, which a snapshot repairs.
@@ -50,22 +52,25 @@ pub(super) fn read_instances(state_dir: &Path) -> Option<Saved> {
     };
     let gateways = update.vteps.into_iter().filter_map(cluster).collect();
     let instances = update.ports.into_iter().map(|port| (port.instance, port)).collect();
-    Some(Saved { instances, policies: update.policies, gateways })
+    let default_credit = update.default_credit.flatten();
+    Some(Saved { instances, policies: update.policies, gateways, default_credit })
 }
 
-/// Writes instances, the policies of their ports, and gateways.
+/// Writes instances, the policies of their ports, gateways, and the default network class.
 pub(super) fn write_instances(
     state_dir: &Path,
     instances: &BTreeMap<InstanceId, Port>,
     policies: Vec<Policy>,
     gateways: &BTreeMap<IpAddr, u32>,
+    default_credit: Option<CreditPolicy>,
 ) -> Result<(), String> {
     let vtep = |(address, cluster): (&IpAddr, &u32)| Vtep {
         address: *address,
         role: VtepRole::Gateway { cluster: *cluster },
     };
     let (vteps, ports) = (gateways.iter().map(vtep).collect(), instances.values().cloned().collect());
-    let update = Update { snapshot: true, vteps, policies, ports, ..Update::default() };
+    let default_credit = Some(default_credit);
+    let update = Update { snapshot: true, vteps, policies, ports, default_credit, ..Update::default() };
     let path = state_dir.join(INSTANCES_FILE);
     replace_file(&path, &prost::Message::encode_to_vec(&NodeUpdate::from(update)))
         .map_err(|error| format!("cannot write {}: {error}", path.display()))

@@ -14,8 +14,9 @@ use crate::scopes::Scopes;
 
 impl PortRegistry {
     pub(super) fn writer(&self) -> Writer<'_> {
-        let Self { policies, scopes, mtu_max, adopt_s, .. } = self;
-        Writer { policies, scopes, mtu_max: *mtu_max, adopt_s: *adopt_s }
+        let Self { policies, scopes, mtu_max, adopt_s, default_credit, .. } = self;
+        let (mtu_max, adopt_s, default_credit) = (*mtu_max, *adopt_s, *default_credit);
+        Writer { policies, scopes, mtu_max, adopt_s, default_credit }
     }
 
     /// Learns from the tables of an earlier agent which policies and numbers its ports have, and writes the policies that

@@ -4,13 +4,19 @@
 //!
 //! ```text
 //!     target:  WAITING ---- the guest runs here ----> OPENED ---- the controller has moved it ----> an ordinary port
+//!                 |  ^                                  ^
+//!                 |  +--- the source is open again ---+ |
+//!                 +------ the source is closed ---> RECEIVING
 //!                 +-------- canceled ---------------> removed
 //!     source:  OPEN ------- freeze of the target ---> FROZEN ---- the controller has moved it ----> LEFT --- 30 s ---> removed
+//!                 | ^                                 ^ |
+//!                 | +------- it continues here ---+   | |
+//!                 +------ the guest is stopped ---> PAUSED
 //!                 ^                                     |
 //!                 +-------- canceled -------------------+
 //! ```
 //!
-//! WAITING, FROZEN and LEFT have paths to the other host instead of a port; OPENED has, too, while no interface is attached. A target
+//! WAITING, FROZEN and LEFT have paths to the other host instead of a port, and routes of delegated prefixes to these paths; OPENED has, too, while no interface is attached. A target
 //! that is canceled keeps its paths for 30 s as well: the source may hear of it later. What the controller does not know, OPENED, FROZEN and
 //! LEFT, is in a file: an agent that is started again neither closes the port of a guest that runs here nor opens that of one
 //! that has left.
@@ -22,8 +28,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sluice_agent::error_chain;
 use sluice_southbound::{MigrationSide, Port, PortMigration};
-use sluice_tables::{DirectPath, NodeTables};
-use sluice_types::{EntryKey, InstanceId, MacAddr, Vni};
+use sluice_tables::{DirectPath, NodeTables, Target};
+use sluice_types::{EntryKey, InstanceId, IpNet, MacAddr, Vni};
 
 use super::entry::policy_key;
 use super::{Attachment, PortRegistry, RegistryError, files};
@@ -43,6 +49,9 @@ pub(super) enum Done {
     Frozen,
     /// The controller has removed the instance from here: from the source, or from the target of a canceled migration.
     Left,
+    /// The guest is stopped: the port of the source is closed, and that of the target is open, so that its interface keeps what
+    /// comes. Not saved: the next agent of the target asks the source, whose next agent opens the port.
+    Stopped,
 }
 
 /// The paths to the other host.
@@ -52,6 +61,9 @@ pub(super) struct Redirect {
     /// VTEP of the other host.
     to: IpAddr,
     addresses: Vec<(IpAddr, MacAddr)>,
+    /// Prefixes that are delegated to the instance. Their packets follow the path of its first address.
+    #[serde(default)]
+    prefixes: Vec<IpNet>,
 }
 
 /// An instance that migrates.
@@ -82,8 +94,12 @@ pub enum MovingPort {
     Waiting,
     /// The guest runs here, and the controller does not know it yet.
     Opened,
+    /// The guest does not run here yet, and is stopped at the source: its interface here keeps what comes.
+    Receiving,
     /// The guest runs here, until it is stopped.
     Leaving,
+    /// The guest is stopped. It may continue here or at the target.
+    Paused,
     /// The guest runs at the target.
     Frozen,
 }
@@ -101,8 +117,14 @@ pub struct CopyTarget {
     pub is_closed: bool,
 }
 
+/// The paths to the other host of a port's addresses, and of the prefixes that are delegated to it.
+fn redirect_of(port: &Port, to: IpAddr) -> Redirect {
+    let further = port.options.additional.iter();
+    let prefixes = further.filter(|net| net.prefix_len() != net.max_prefix_len()).copied().collect();
+    Redirect { vni: port.vni, to, addresses: addresses(port), prefixes }
+}
+
 /// The addresses of a port that a path can lead to, with the MAC addresses by which the host of the instance delivers.
-/// Prefixes that are delegated to the VM are not among them: their packets are lost until gateways know the new host.
 fn addresses(port: &Port) -> Vec<(IpAddr, MacAddr)> {
     let own = [port.ipv4.map(|net| net.addr().into()), port.ipv6.map(|net| net.addr().into())];
     let single = port.options.additional.iter().filter(|net| net.prefix_len() == net.max_prefix_len());
@@ -139,7 +161,9 @@ impl PortRegistry {
         let migration = port.migration.as_ref()?;
         Some(match (&migration.side, self.done(port.instance, migration.id)) {
             (MigrationSide::Incoming { .. }, Some(Done::Opened)) => MovingPort::Opened,
+            (MigrationSide::Incoming { .. }, Some(Done::Stopped)) => MovingPort::Receiving,
             (MigrationSide::Incoming { .. }, _) => MovingPort::Waiting,
+            (MigrationSide::Outgoing { .. }, Some(Done::Stopped)) => MovingPort::Paused,
             // LEFT: an agent was killed after it had saved this and before it had saved that the instance is gone.
             (MigrationSide::Outgoing { .. }, Some(Done::Frozen | Done::Left)) => MovingPort::Frozen,
             (MigrationSide::Outgoing { .. }, _) => MovingPort::Leaving,
@@ -148,7 +172,8 @@ impl PortRegistry {
 
     /// Whether the packets of an instance's port pass this host.
     pub fn is_open(&self, port: &Port) -> bool {
-        !matches!(self.moving_port(port), Some(MovingPort::Waiting | MovingPort::Frozen))
+        let closed = [MovingPort::Waiting, MovingPort::Frozen, MovingPort::Paused];
+        !self.moving_port(port).is_some_and(|moving| closed.contains(&moving))
     }
 
     fn done(&self, instance: InstanceId, migration: u64) -> Option<Done> {
@@ -219,12 +244,52 @@ impl PortRegistry {
         self.write_port(tables, instance)
     }
 
+    /// The guest is stopped at the source, or continues there. At the source that closes the port or opens it; at the target it is
+    /// the other way round. Nothing changes once the guest runs at the target. Repeating the call changes nothing.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotMigrating`]; [`RegistryError::NotStopped`] at a source whose guest runs at the target and cannot continue
+    /// here; or if this cannot be saved or written.
+    pub fn set_stopped(
+        &mut self,
+        tables: &mut NodeTables,
+        instance: InstanceId,
+        migration: u64,
+        is_stopped: bool,
+    ) -> Result<(), RegistryError> {
+        match (self.done(instance, migration), is_stopped) {
+            (None, true) => self.note_done(instance, migration, Done::Stopped)?,
+            (Some(Done::Stopped), false) => {
+                let mut changed = self.moving.clone();
+                if let Some(moving) = changed.get_mut(&instance) {
+                    moving.done = None;
+                }
+                self.save_moving(changed)?;
+            }
+            (Some(Done::Frozen), false) => return Err(RegistryError::NotStopped(self.name_of(instance))),
+            _ => return Ok(()),
+        }
+        self.write_port(tables, instance)
+    }
+
+    /// Number of the migration of an instance from this host, and its target.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotOutgoing`].
+    pub fn outgoing(&self, instance: InstanceId) -> Result<(u64, IpAddr), RegistryError> {
+        let migration = self.instances.get(&instance).and_then(|port| port.migration.as_ref());
+        match migration.map(|migration| (migration.id, migration.side)) {
+            Some((id, MigrationSide::Outgoing { to })) => Ok((id, to)),
+            _ => Err(RegistryError::NotOutgoing(self.name_of(instance))),
+        }
+    }
+
     fn note_done(&mut self, instance: InstanceId, migration: u64, done: Done) -> Result<(), RegistryError> {
         let port = self.instances.get(&instance);
         let side = port.and_then(|port| port.migration.as_ref()).filter(|known| known.id == migration);
         let is_side = match side.map(|known| &known.side) {
-            Some(MigrationSide::Incoming { .. }) => done == Done::Opened,
-            Some(MigrationSide::Outgoing { .. }) => done == Done::Frozen,
+            Some(MigrationSide::Incoming { .. }) => matches!(done, Done::Opened | Done::Stopped),
+            Some(MigrationSide::Outgoing { .. }) => matches!(done, Done::Frozen | Done::Stopped),
             None => false,
         };
         if !is_side {
@@ -242,7 +307,8 @@ impl PortRegistry {
 
     /// Saves and takes over what was done. Without synchronization of the disk: after a crash of the machine, no guest runs.
     fn save_moving(&mut self, changed: Migrations) -> Result<(), RegistryError> {
-        let lasting: Vec<&Moving> = changed.values().filter(|moving| moving.done.is_some()).collect();
+        let lasts = |moving: &&Moving| moving.done.is_some_and(|done| done != Done::Stopped);
+        let lasting: Vec<&Moving> = changed.values().filter(lasts).collect();
         files::write_migrations(&self.state_dir, &lasting)?;
         self.moving = changed;
         Ok(())
@@ -294,7 +360,7 @@ impl PortRegistry {
         }
         let Some(port) = self.instances.get(&instance) else { return Ok(()) };
         let Some(&PortMigration { id: migration, side, .. }) = port.migration.as_ref() else { return Ok(()) };
-        let redirect = Redirect { vni: port.vni, to, addresses: addresses(port) };
+        let redirect = redirect_of(port, to);
         let done = match (side, self.done(instance, migration)) {
             // The instance is here all the same, so it has not left.
             (MigrationSide::Outgoing { .. }, Some(Done::Left)) => Some(Done::Frozen),
@@ -325,7 +391,9 @@ impl PortRegistry {
         remove_paths(tables, &redirect).map_err(failed)?;
         let mut changed = self.moving.clone();
         match changed.get_mut(&instance) {
-            Some(moving) if moving.done == Some(Done::Opened) => moving.redirect = None,
+            Some(moving) if matches!(moving.done, Some(Done::Opened | Done::Stopped)) => {
+                moving.redirect = None
+            }
             _ => drop(changed.remove(&instance)),
         }
         self.save_or_keep(changed);
@@ -336,9 +404,7 @@ impl PortRegistry {
     pub(super) fn way_back(&self, instance: InstanceId) -> Option<Redirect> {
         let port = self.instances.get(&instance)?;
         match port.migration.as_ref()?.side {
-            MigrationSide::Incoming { from } => {
-                Some(Redirect { vni: port.vni, to: from, addresses: addresses(port) })
-            }
+            MigrationSide::Incoming { from } => Some(redirect_of(port, from)),
             MigrationSide::Outgoing { .. } => None,
         }
     }
@@ -435,6 +501,7 @@ impl PortRegistry {
         for (vni, address) in unknown {
             tables.remove_direct_path(vni, address).map_err(failed)?;
         }
+        self.remove_unknown_routes(tables).map_err(failed)?;
         for moving in self.moving.values().filter(|moving| moving.done == Some(Done::Left)) {
             let Some(redirect) = &moving.redirect else { continue };
             if let Err(error) = write_paths(tables, redirect) {
@@ -443,18 +510,40 @@ impl PortRegistry {
         }
         Ok(all_written)
     }
+
+    /// Removes the routes of delegated prefixes whose instance does not migrate any more.
+    fn remove_unknown_routes(&self, tables: &mut NodeTables) -> Result<(), sluice_tables::Error> {
+        let redirects = self.moving.values().filter_map(|moving| moving.redirect.as_ref());
+        let known: HashSet<(Vni, IpNet)> = redirects
+            .flat_map(|redirect| redirect.prefixes.iter().map(|prefix| (redirect.vni, *prefix)))
+            .collect();
+        let moved = tables.routes().filter(|route| matches!(route.target, Target::Moved(_)));
+        let moved = moved.map(|route| (route.vni, route.prefix));
+        let unknown: Vec<(Vni, IpNet)> = moved.filter(|route| !known.contains(route)).collect();
+        for (vni, prefix) in unknown {
+            tables.remove_moved_route(vni, prefix)?;
+        }
+        Ok(())
+    }
 }
 
 fn write_paths(tables: &mut NodeTables, redirect: &Redirect) -> Result<(), sluice_tables::Error> {
-    let Redirect { vni, to: host, ref addresses } = *redirect;
+    let Redirect { vni, to: host, ref addresses, ref prefixes } = *redirect;
     for (address, mac) in addresses.iter().copied() {
-        let path = DirectPath { vni, address, mac, host, path_vni: vni, fixed: true, moved: true };
+        let path = DirectPath { vni, address, mac, host, path_vni: vni, mtu: 0, fixed: true, moved: true };
         tables.upsert_direct_path(&path)?;
+    }
+    let first = addresses.first().map(|(address, _)| *address);
+    for (prefix, first) in prefixes.iter().filter_map(|prefix| Some((*prefix, first?))) {
+        tables.upsert_moved_route(vni, prefix, first)?;
     }
     Ok(())
 }
 
 fn remove_paths(tables: &mut NodeTables, redirect: &Redirect) -> Result<(), sluice_tables::Error> {
+    for prefix in &redirect.prefixes {
+        tables.remove_moved_route(redirect.vni, *prefix)?;
+    }
     for (address, _) in &redirect.addresses {
         if tables.direct_path(redirect.vni, *address).is_some_and(|path| path.moved) {
             tables.remove_direct_path(redirect.vni, *address)?;

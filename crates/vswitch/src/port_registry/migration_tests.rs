@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::{MigrationKey, MigrationSide, PortMigration, SessionMode};
 use sluice_tables::sessions::SessionShares;
-use sluice_tables::{Immediate, Memory, Role, Sizes, Vrf};
+use sluice_tables::{Immediate, Memory, Role, Sizes, Target, Vrf};
 use sluice_types::MacAddr;
 
 use super::*;
@@ -15,6 +15,8 @@ use crate::scopes::port_maps;
 
 const IFINDEX: u32 = 50;
 const INSTANCE: InstanceId = InstanceId::new(2);
+/// Delegated to the instance.
+const PREFIX: &str = "10.7.0.0/24";
 const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 8));
 
 fn tables() -> NodeTables {
@@ -47,7 +49,7 @@ fn port(migration: Option<(u64, MigrationSide)>) -> Port {
         dns4: Vec::new(),
         identity: 0,
         options: sluice_southbound::PortOptions {
-            additional: vec!["10.0.0.9/32".parse().unwrap()],
+            additional: ["10.0.0.9/32", PREFIX].map(|net| net.parse().unwrap()).to_vec(),
             ..Default::default()
         },
         migration,
@@ -67,11 +69,19 @@ fn attach(registry: &mut PortRegistry, tables: &mut NodeTables) {
     registry.attach(tables, "tap0", attachment).unwrap();
 }
 
-/// Whether the port is in the tables, and where its three addresses lead to otherwise.
+/// Whether the port is in the tables, and where its three addresses lead to otherwise. Its prefix leads where they do.
 fn state(tables: &NodeTables) -> (bool, usize) {
     let moved: Vec<_> = tables.direct_paths().map(|(path, _)| path).collect();
     assert!(moved.iter().all(|path| path.moved && path.fixed && path.host == OTHER), "{moved:?}");
-    (tables.port(IFINDEX).is_some(), moved.len())
+    let has_port = tables.port(IFINDEX).is_some();
+    let routes: Vec<_> = tables.routes().map(|route| (route.prefix.to_string(), route.target)).collect();
+    let expected = match (has_port, moved.is_empty()) {
+        (true, _) => vec![(PREFIX.to_owned(), Target::Port(IFINDEX))],
+        (false, false) => vec![(PREFIX.to_owned(), Target::Moved("10.0.0.2".parse().unwrap()))],
+        (false, true) => vec![],
+    };
+    assert_eq!(routes, expected);
+    (has_port, moved.len())
 }
 
 /// The ports that health checks watch, and the instances that they miss the interface of.
@@ -92,7 +102,7 @@ fn a_port_that_comes_waits_for_its_guest() {
     let target = registry.copy_target(INSTANCE).unwrap();
     assert_eq!((target.ifindex, target.policy, target.is_closed), (IFINDEX, None, false));
     assert_eq!(registry.moving_port(&port(Some((7, INCOMING)))), Some(MovingPort::Waiting));
-    assert_eq!(registry.migrating_entries().len(), 3);
+    assert_eq!(registry.migrating_entries().len(), 4, "three addresses and a prefix");
 
     let error = registry.open_moved(&mut tables, INSTANCE, 6).unwrap_err();
     assert!(matches!(error, RegistryError::NotMigrating { migration: 6, .. }), "{error}");
@@ -245,4 +255,55 @@ fn the_next_agent_goes_on_where_a_killed_one_was() {
         (state(&tables), registry.moving_port(&port(Some((8, INCOMING))))),
         ((true, 0), Some(MovingPort::Opened))
     );
+}
+
+/// Catches packets for a stopped guest that the source keeps, or the target sends back, and a source that stays closed though its
+/// guest continues.
+#[test]
+fn the_packets_of_a_stopped_guest_go_to_its_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = (load(dir.path()), tables());
+    registry.upsert_instance(&mut tables, port(Some((7, OUTGOING)))).unwrap();
+    attach(&mut registry, &mut tables);
+    registry.commit().unwrap();
+    assert_eq!(registry.outgoing(INSTANCE), Ok((7, OTHER)));
+    assert!(registry.set_stopped(&mut tables, INSTANCE, 6, true).is_err(), "another migration");
+    for is_stopped in [true, true, false, false, true] {
+        registry.set_stopped(&mut tables, INSTANCE, 7, is_stopped).unwrap();
+        let expected =
+            if is_stopped { ((false, 3), MovingPort::Paused) } else { ((true, 0), MovingPort::Leaving) };
+        let moving = registry.moving_port(&port(Some((7, OUTGOING)))).unwrap();
+        assert_eq!((state(&tables), moving), expected);
+    }
+    // The next agent opens the port.
+    drop(registry);
+    let mut registry = load(dir.path());
+    registry.adopt(&mut tables);
+    registry.reconcile(&mut tables).unwrap();
+    assert_eq!(state(&tables), (true, 0));
+    registry.set_stopped(&mut tables, INSTANCE, 7, true).unwrap();
+    registry.freeze(&mut tables, INSTANCE, 7).unwrap();
+    registry.set_stopped(&mut tables, INSTANCE, 7, true).unwrap();
+    let error = registry.set_stopped(&mut tables, INSTANCE, 7, false).unwrap_err();
+    assert_eq!(error, RegistryError::NotStopped("blue/web".to_owned()), "it runs at the target");
+    assert_eq!(registry.moving_port(&port(Some((7, OUTGOING)))), Some(MovingPort::Frozen));
+    assert_eq!(state(&tables), (false, 3));
+    registry.remove_instance(&mut tables, INSTANCE).unwrap();
+
+    // At the target.
+    registry.upsert_instance(&mut tables, port(Some((9, INCOMING)))).unwrap();
+    assert!(matches!(registry.outgoing(INSTANCE), Err(RegistryError::NotOutgoing(_))));
+    for is_stopped in [false, true, true, false, true] {
+        registry.set_stopped(&mut tables, INSTANCE, 9, is_stopped).unwrap();
+        let expected =
+            if is_stopped { ((true, 0), MovingPort::Receiving) } else { ((false, 3), MovingPort::Waiting) };
+        let moving = registry.moving_port(&port(Some((9, INCOMING)))).unwrap();
+        assert_eq!((state(&tables), moving), expected);
+        assert_eq!(watched(&registry), (0, 0), "a stopped guest answers nothing");
+        registry.upsert_instance(&mut tables, port(Some((9, INCOMING)))).unwrap();
+        assert_eq!(state(&tables), expected.0, "nothing has changed");
+    }
+    registry.open_moved(&mut tables, INSTANCE, 9).unwrap();
+    registry.set_stopped(&mut tables, INSTANCE, 9, false).unwrap();
+    assert_eq!((state(&tables), watched(&registry)), ((true, 0), (1, 0)), "the guest runs here");
 }

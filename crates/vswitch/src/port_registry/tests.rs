@@ -3,7 +3,7 @@
 use sluice_southbound::Qos;
 use sluice_tables::sessions::SessionShares;
 use sluice_tables::{Immediate, Memory, PortQos, Sizes, Vrf};
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{Allowance, MacAddr, Vni};
 
 use super::files::{ATTACHMENTS_FILE, INSTANCES_FILE};
 use super::*;
@@ -79,11 +79,15 @@ fn registry(dir: &Path) -> (PortRegistry, NodeTables) {
 #[test]
 fn instances_are_found_by_id_full_name_and_unique_name() {
     let dir = tempfile::tempdir().unwrap();
-    let (registry, _) = registry(dir.path());
+    let (mut registry, mut tables) = registry(dir.path());
+    let options = sluice_southbound::PortOptions { bonded: true, ..Default::default() };
+    let vnic = Port { options, ..port(5, "blue/fw@red/db", 1) };
+    registry.upsert_instance(&mut tables, vnic).unwrap();
     let id = |name: &str| registry.find(name).map(|port| port.instance.get());
     assert_eq!(id("inst-3"), Ok(3));
     assert_eq!(id("red/web"), Ok(3));
     assert_eq!(id("db"), Ok(4));
+    assert_eq!(id("blue/fw@red/db"), Ok(5));
     assert_eq!(id("unknown"), Err(RegistryError::Unknown("unknown".to_owned())));
     let ambiguous = id("web").unwrap_err().to_string();
     assert!(ambiguous.contains("blue/web, red/web"), "{ambiguous}");
@@ -284,11 +288,44 @@ fn a_port_with_a_rate_is_delivered_to_by_its_interface() {
         port.options.qos = Qos { dscp, rate_mbps, credit: None };
         registry.upsert_instance(&mut tables, port).unwrap();
         let entry = tables.port(50).unwrap();
-        assert_eq!(entry.qos, PortQos { dscp, rate_mbps, credit: false });
+        assert_eq!(entry.qos, PortQos { dscp, rate_mbps, credit: true }, "every port is counted");
         assert_eq!(entry.peer_redirect, rate == 0);
-        let rated: Vec<_> = registry.rated().into_iter().map(|port| (port.ifindex, port.scope)).collect();
-        assert_eq!(rated, if rate == 0 { vec![] } else { vec![(50, entry.scope)] });
+        let rated: Vec<_> =
+            registry.rated().into_iter().map(|port| (port.ifindex, port.scope, port.terms)).collect();
+        assert_eq!(rated, [(50, entry.scope, rate_mbps.map_or(Terms::Unclassed, Terms::Fixed))]);
     }
+}
+
+/// Catches: a port that keeps the old default, one whose own class or rate the default replaces, a default that is delivered to past the
+/// queues that shape it, and one that the next agent has forgotten.
+#[test]
+fn ports_without_a_class_and_a_rate_have_the_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    let allowance = Allowance { base: 10, max: 20, clamp: 10, credit: 5 };
+    let bits = CreditPolicy { mbps: Some(allowance), ..CreditPolicy::default() };
+    let packets = CreditPolicy { kpps: Some(allowance), ..CreditPolicy::default() };
+    let terms = |registry: &PortRegistry| registry.rated()[0].terms;
+    for policy in [Some(packets), Some(bits), None, Some(bits)] {
+        registry.set_default_credit(&mut tables, policy);
+        assert_eq!(terms(&registry), policy.map_or(Terms::Unclassed, Terms::Default));
+        assert_eq!(tables.port(50).unwrap().peer_redirect, policy != Some(bits));
+    }
+    registry.commit().unwrap();
+    let changed = |registry: &mut PortRegistry, tables: &mut NodeTables, rate_mbps, credit| {
+        let mut port = port(2, "blue/web", 1);
+        port.options.qos = Qos { dscp: None, rate_mbps, credit };
+        registry.upsert_instance(tables, port).unwrap();
+        registry.rated()[0].terms
+    };
+    let rate = NonZeroU32::new(50).unwrap();
+    assert_eq!(changed(&mut registry, &mut tables, Some(rate), None), Terms::Fixed(rate));
+    assert_eq!(changed(&mut registry, &mut tables, None, Some(packets)), Terms::Class(packets));
+    assert!(tables.port(50).unwrap().peer_redirect, "its class shapes nothing");
+    let (next, complete) = PortRegistry::load(dir.path(), scopes(), 0).unwrap();
+    assert!(complete);
+    assert_eq!(terms(&next), Terms::Default(bits));
 }
 
 #[test]

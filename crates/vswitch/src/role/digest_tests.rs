@@ -154,6 +154,7 @@ fn entries_of_the_host_itself_do_not_differ() {
         mac: MacAddr::local(50),
         host: ip("192.0.2.1"),
         path_vni: vni(1),
+        mtu: 0,
         fixed: false,
         moved: false,
     };

@@ -20,7 +20,7 @@ pub(super) struct PendingPaths {
 
 fn direct_path(key: &PathKey, path: &Path) -> DirectPath {
     let (PathKey { vni, address }, Path { mac, host, path_vni, .. }) = (*key, *path);
-    DirectPath { vni, address, mac, host, path_vni, fixed: true, moved: false }
+    DirectPath { vni, address, mac, host, path_vni, mtu: 0, fixed: true, moved: false }
 }
 
 impl PendingPaths {

@@ -96,6 +96,7 @@ fn a_path_of_an_instance_that_migrates_stays() {
         mac: MacAddr::local(5),
         host: ip("192.0.2.1"),
         path_vni: vni(1),
+        mtu: 0,
         fixed: true,
         moved: true,
     };
@@ -131,6 +132,7 @@ fn snapshot_and_removed_network_remove_only_fixed_paths() {
         mac: MacAddr::local(9),
         host: ip("192.0.2.1"),
         path_vni: vni(1),
+        mtu: 0,
         fixed: false,
         moved: false,
     };

@@ -1,7 +1,9 @@
 //! What instances have besides their addresses: in the tables, in the saved instances and in digests; and claims.
 
 use sluice_datapath::Claim;
-use sluice_southbound::{AddressPair, PortOptions, Update};
+use sluice_southbound::{
+    AddressPair, MemberProbe, PortOptions, Service, ServiceAddress, ServiceMember, Update,
+};
 use sluice_tables::{Lookup, NextHop};
 use sluice_types::{Digests, MacAddr, ROUTER_MAC};
 
@@ -170,4 +172,34 @@ fn announcements_are_claims_until_the_controller_has_decided() {
     assert_eq!(waiting(&host), [ip(SHARED), ip(VIRTUAL)]);
     host.apply(Update { removed_ports: vec![InstanceId::new(9)], ..removal(13, &[], &[]) });
     assert_eq!(waiting(&host), Vec::<IpAddr>::new());
+}
+
+/// Catches a vNIC that takes the addresses of its mount from the service, and one that digests count otherwise than they were compiled.
+#[test]
+fn vnics_are_counted_as_compiled_and_leave_their_addresses_to_the_service() {
+    let probe = MemberProbe { interval_ms: 10, failures: 3, epoch: 1 };
+    let options = PortOptions { member: Some(probe), ..PortOptions::default() };
+    let second = Port { ipv4: "10.0.0.8/24".parse().ok(), ipv6: "fd00::8/64".parse().ok(), ..port(8) };
+    let vnic = Port { options: PortOptions { bonded: true, ..PortOptions::default() }, ..port(9) };
+    let host_of_member = ip("192.0.2.1");
+    let member = ServiceMember { number: 1, mac: vnic.mac, host: host_of_member, selected: true };
+    let (ipv4, ipv6) = (vnic.ipv4.map(|net| net.addr()), vnic.ipv6.map(|net| net.addr()));
+    let sent = Update {
+        services: vec![Service { id: 5, seed: [1, 2], members: vec![member] }],
+        service_addresses: vec![ServiceAddress { vni: vni(1), service: 5, ipv4, ipv6 }],
+        ..snapshot(10, vec![vnic.clone(), Port { options, ..second }])
+    };
+    let compiled = digests(&sent);
+    let mut host = Host::new();
+    assert_eq!(host.apply(sent).unwrap().failed_entries, 0);
+    assert_eq!(host.applier.digests().unwrap().1, compiled, "without interfaces");
+    attach(&mut host, "tap9", 50, 9);
+    attach(&mut host, "tap8", 51, 8);
+    assert_eq!(host.applier.digests().unwrap().1, compiled, "with interfaces");
+    let reader = host.applier.tables.reader();
+    for address in ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6)) {
+        let Lookup::Hit(hit) = reader.find(1, address) else { panic!("no entry of {address}") };
+        assert_eq!(reader.next_hop(hit.cell), Some(NextHop::Service(5)));
+    }
+    assert_eq!(host.applier.role.ports.instance(vnic.instance), Some(&vnic));
 }

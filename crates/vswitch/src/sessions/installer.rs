@@ -1,5 +1,6 @@
-//! Installs the sessions of an instance that has migrated to this host, as far as the policy of its port permits them here. This
-//! file changes with what is judged before a session is installed; later changes of policies are a matter of the review.
+//! Installs the sessions of an instance that has migrated to this host, as far as the policy of its port permits them here, or lets
+//! its connections end. This file changes with what is judged before a session is installed; later changes of policies are a matter
+//! of the review.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,6 +22,17 @@ pub struct InstallCounts {
     pub expired: u64,
     /// There was no room for them.
     pub full: u64,
+}
+
+impl InstallCounts {
+    fn count(&mut self, installed: Installed) {
+        match installed {
+            Installed::New => self.installed += 1,
+            Installed::Known => self.known += 1,
+            Installed::Expired => self.expired += 1,
+            Installed::Full => self.full += 1,
+        }
+    }
 }
 
 impl std::ops::AddAssign for InstallCounts {
@@ -62,14 +74,20 @@ impl SessionInstaller {
                     continue;
                 };
                 let judged = Session { action: copy.permitted_by(generation, rule), ..*copy };
-                match sessions.install(&judged, self.limit, now) {
-                    Installed::New => counts.installed += 1,
-                    Installed::Known => counts.known += 1,
-                    Installed::Expired => counts.expired += 1,
-                    Installed::Full => counts.full += 1,
-                }
+                counts.count(sessions.install(&judged, self.limit, now));
             }
             Some(counts)
         })
+    }
+
+    /// Installs sessions of a port that are to end. No policy is asked, because no packet passes by them. To be called with few
+    /// sessions at a time.
+    pub fn install_resets(&self, resets: &[Session]) -> InstallCounts {
+        let mut sessions = lock(&self.sessions);
+        let (mut counts, now) = (InstallCounts::default(), ticks_now());
+        for reset in resets {
+            counts.count(sessions.install(reset, self.limit, now));
+        }
+        counts
     }
 }

@@ -77,6 +77,8 @@ impl<'a> Judge<'a> {
         match basis {
             Basis::Nothing => Fate::Stays,
             Basis::Ended => Fate::Ends,
+            // It ends by itself, and lets no packet pass.
+            Basis::Policy { .. } if session.is_reset() => Fate::Stays,
             Basis::Policy { generation, .. } if session.policy_generation() == generation => Fate::Stays,
             Basis::Policy { cell, generation, vni } => {
                 let packet = session.first_packet();

@@ -49,6 +49,7 @@ fn port(policy: Option<u32>) -> Port {
         adopt_until_s: 0,
         qos: PortQos::default(),
         sources: sluice_tables::PortSources::default(),
+        bonded: false,
     }
 }
 
@@ -368,4 +369,29 @@ fn a_session_of_a_newer_policy_is_judged_by_that() {
     tables.upsert_policy(&Policy { id: 5, rules: vec![rule], ..Policy::default() }).unwrap();
     let begun = session(&packet, tables.policy_generation(5).unwrap());
     assert_eq!(judge.decide(&begun), Fate::Stays);
+}
+
+/// Catches a connection that is to end, and is revoked instead, so that its peers wait for their timeouts.
+#[test]
+fn what_a_policy_denies_ends_by_reset_all_the_same() {
+    let (policy, packet) = (
+        Policy { id: 5, rules: Vec::new(), identities: [].into() },
+        PolicyPacket {
+            direction: Direction::Ingress,
+            remote: Ipv4Addr::new(10, 0, 0, 9).into(),
+            identity: 0,
+            protocol: 6,
+            port: Some(22),
+        },
+    );
+    let map = map();
+    let judged = |tables: &NodeTables, state| {
+        let reader = tables.reader();
+        let mut judge = Judge::new(&reader, &map, &|_| None, &|_| false);
+        judge.decide(&Session { state, ..session(&packet, u32::MAX) })
+    };
+    let filtered = tables(Some(&policy));
+    assert!(matches!(judged(&filtered, 0), Fate::Revoked(_)));
+    assert_eq!(judged(&filtered, layout::SESSION_RESET), Fate::Stays);
+    assert_eq!(judged(&tables(None), layout::SESSION_RESET), Fate::Ends, "the port has no sessions any more");
 }

@@ -3,7 +3,7 @@
 
 use super::super::steps::{Step, encode};
 use crate::compile::{
-    ClusterUpdates, CompiledClusters, HostStep, HostView, Membership, NodeGroup, for_host, no_keys,
+    ClusterUpdates, CompiledClusters, HostStep, HostView, Lost, Membership, NodeGroup, for_host, no_keys,
 };
 use bytes::Bytes;
 use sluice_southbound::{ClusterKeys, Group, Update};
@@ -117,27 +117,32 @@ impl Side {
     /// The messages of a step for this node; `None` if a snapshot is due instead.
     pub fn parts(&mut self, step: &Step, compiled: &CompiledClusters) -> Option<Vec<Bytes>> {
         let mut keys = Update::default();
-        let (targets, removed_vnis) = match self {
+        let (targets, lost) = match self {
             Self::Gateway(gateway) => match step.memberships.get(&gateway.id) {
                 Some(new) if new.resync => return None,
-                new => (new.copied().unwrap_or(gateway.membership).targets(), Vec::new()),
+                new => (new.copied().unwrap_or(gateway.membership).targets(), Lost::default()),
             },
             Self::Host(host) => {
                 let view = host.view.as_mut()?;
                 match view.step(&step.hosts, step.parts.keys()) {
                     HostStep::Resync => return None,
-                    HostStep::Send { targets, removed_vnis, keys: needed } => {
+                    HostStep::Send { targets, lost, keys: needed } => {
                         keys = keys_of(&compiled.updates(), view.vtep(), &needed);
-                        (targets, removed_vnis)
+                        (targets, lost)
                     }
                 }
             }
         };
         let mut parts = encode(keys);
         parts.extend(targets.iter().filter_map(|target| step.parts.get(target)).flatten().cloned());
-        if !removed_vnis.is_empty() {
-            parts.extend(encode(Update { removed_vnis, ..Update::default() }));
-        }
+        let Lost { vnis, service_addresses, services } = lost;
+        // Nothing is encoded if nothing is lost.
+        parts.extend(encode(Update {
+            removed_vnis: vnis,
+            removed_service_addresses: service_addresses,
+            removed_services: services,
+            ..Update::default()
+        }));
         Some(parts)
     }
 }

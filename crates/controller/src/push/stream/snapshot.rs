@@ -213,6 +213,7 @@ impl NodeStream {
         let mut view = HostView::new(id, vtep);
         view.add(&ports.ports);
         view.set_vpc_clusters(&state.clusters_by_vni());
+        view.set_services(&state.services_by_vni());
         let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
         let keys = state.host_keys(vtep, &clusters);
         if !is_known {

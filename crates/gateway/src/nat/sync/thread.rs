@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use super::Command;
 use super::peer::{Event, SyncPeer};
 use super::status::{SyncStatus, lock};
-use crate::mailbox::Inbox;
 use crate::ownership::{Receiver, Sockets, now};
+use sluice_agent::mailbox::Inbox;
 
 /// Datagrams received from a socket before the other sockets get their turn.
 const BURST: usize = 64;

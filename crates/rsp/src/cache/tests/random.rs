@@ -172,7 +172,7 @@ impl World {
         let Output::Send { to: gateway, message } = output else { return None };
         let revision = self.gateways[GATEWAYS.iter().position(|it| it == gateway)?];
         match message {
-            Message::Request { id, queries } => {
+            Message::Request { id, queries, .. } => {
                 let answer = |query: &Query| {
                     let number = (0..6).find(|number| to(*number) == query.destination)?;
                     Some(query.answer(self.at(number, revision).as_ref(), revision))

@@ -4,12 +4,14 @@
 use super::nat_gateways::{check_nat, forwards, nat};
 use super::policies::policy;
 use super::public::{check_public, public};
+use super::services::{member, service};
 use super::*;
 use crate::encoding::{NatLink, group_id};
-use crate::entries::VrfEntry;
+use crate::entries::{MemberService, VrfEntry};
 use crate::grace::GraceError;
 use crate::interleave::die_after;
 
+use sluice_types::link_local_address;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +30,12 @@ pub(super) struct Content {
     /// Identifiers with what is in the cells; generations differ.
     policies: Vec<(u32, crate::policy::Compiled)>,
     directs: Vec<DirectPath>,
+    services: Vec<MemberService>,
+    service_addresses: Vec<(Vni, IpAddr, u32)>,
+    /// VNIs and hosts that may send there because of a member or an endpoint.
+    senders: Vec<(u32, IpAddr)>,
+    /// VNIs whose VRFs have bonding vNICs.
+    bonded: Vec<u32>,
     public_prefixes: Vec<PublicPrefix>,
     nat_gateways: Vec<NatGateway>,
     /// By VNI.
@@ -46,6 +54,13 @@ impl Content {
         directs.sort_by_key(|path| (path.vni, path.address));
         let mut public_prefixes: Vec<_> = tables.public_prefixes().collect();
         public_prefixes.sort_by_key(|public| public.outside);
+        let mut service_addresses: Vec<_> = tables.service_addresses().collect();
+        service_addresses.sort();
+        let places = [5, 6, 7].into_iter().flat_map(|number| vteps.iter().map(move |vtep| (number, vtep.0)));
+        let senders = places.filter(|(number, vtep)| tables.has_endpoint_in(*number, *vtep)).collect();
+        let is_bonded =
+            |cell: u32| u32::from(tables.memory().read::<layout::vrf>(cell).flags) & layout::VRF_BONDED != 0;
+        let bonded = tables.vrfs.iter().filter(|(_, cell)| is_bonded(**cell)).map(|(vni, _)| *vni);
         Self {
             endpoints,
             routes,
@@ -57,6 +72,10 @@ impl Content {
             ports: tables.ports().collect(),
             policies: tables.policies.iter().map(|(&id, &cell)| (id, read(tables, cell))).collect(),
             directs,
+            services: tables.services().collect(),
+            service_addresses,
+            senders,
+            bonded: bonded.collect(),
             public_prefixes,
             nat_gateways: tables.nat_gateways().collect(),
             internet_meters: [5, 6, 7].map(|number| tables.internet_meter(vni(number))).to_vec(),
@@ -124,6 +143,13 @@ impl CheckingGrace {
             let known = NatGateway::from_cells(&self.memory, link.gateway);
             assert!(known.is_some_and(|known| known.vni == link.vni), "the NAT gateway of an address");
         }
+        for (address, id) in [("10.0.0.60", 9), ("fd00::60", 9), ("10.0.0.61", 9), ("10.0.0.61", 10)] {
+            if let Lookup::Hit(hit) = reader.find(5, ip(address))
+                && reader.next_hop(hit.cell) == Some(NextHop::Service(id))
+            {
+                assert_eq!(hit.cell, self.cell(0, layout::EXACT_SERVICE_ID | id), "a service's address");
+            }
+        }
         for address in ["10.0.0.7", "10.0.0.8", "10.0.0.77", "fd00::7", "fd00::8", "fd00::9"] {
             if let Lookup::Hit(hit) = reader.find(5, ip(address))
                 && let Some(NextHop::Port(ifindex)) = reader.next_hop(hit.cell)
@@ -172,6 +198,10 @@ fn check_answers(tables: &NodeTables) {
         let is_foreign = tables.role(path.host) == Some(Role::ForeignHost);
         assert_eq!(flags & layout::NEXT_HOP_FOREIGN != 0, is_foreign, "{path:?} knows its host");
     }
+    for (vni, address, id) in tables.service_addresses() {
+        assert_eq!(hop(reader.find(vni.get(), address)), Some(NextHop::Service(id)));
+    }
+    assert_eq!(tables.services().count(), tables.services.len(), "each is whole");
     for vtep in tables.vteps() {
         assert_eq!(hop(reader.find(0, vtep)), Some(NextHop::Vtep(vtep)));
     }
@@ -182,6 +212,11 @@ fn check_answers(tables: &NodeTables) {
         assert_eq!(hop(reader.find_index(0, port.ifindex)), Some(NextHop::Port(port.ifindex)));
         let policy = port.policy.map_or(0, |id| reader.policy_cell(id).unwrap().expect("it is in use"));
         assert_eq!(reader.policy_of_port(tables.ports[&port.ifindex]), policy);
+        if port.bonded {
+            let address = link_local_address(port.mac).into();
+            assert_eq!(hop(reader.find(port.vni.get(), address)), Some(NextHop::Port(port.ifindex)));
+            continue;
+        }
         let v4 = port.ipv4.map(|v4| IpAddr::V4(v4.address));
         for address in v4.into_iter().chain(port.ipv6.map(|v6| v6.address.into())) {
             assert_eq!(hop(reader.find(port.vni.get(), address)), Some(NextHop::Port(port.ifindex)));
@@ -309,6 +344,11 @@ fn add_entries_of_all_kinds(tables: &mut NodeTables) {
     tables.upsert_public_prefix(&public("198.51.100.1/32", 6, "10.0.0.2/32")).unwrap();
     tables.upsert_public_prefix(&public("2001:db8:6::/64", 6, "fd00::/64")).unwrap();
     tables.upsert_nat_gateway(&nat(6, &[1, 2])).unwrap();
+    tables.upsert_service(&service(9, &[member(1, 0), member(3, 1)])).unwrap();
+    for address in ["10.0.0.60", "fd00::60"] {
+        tables.upsert_service_address(vni(5), ip(address), 9).unwrap();
+    }
+    tables.upsert_service(&service(10, &[member(2, 0)])).unwrap();
 }
 
 #[test]
@@ -353,6 +393,45 @@ fn killed_change_of_port_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(other), mac: mac(70), ..port(7) }));
     die_everywhere(|tables| tables.upsert_port(&Port { ipv6: None, ..port(7) }));
     die_everywhere(|tables| tables.remove_port(7));
+}
+
+#[test]
+fn killed_change_of_service_is_complete_or_absent() {
+    die_everywhere(|tables| tables.upsert_service(&service(11, &[])));
+    die_everywhere(|tables| tables.upsert_service(&service(11, &[member(1, 0), member(2, 1)])));
+    for members in
+        [vec![], vec![member(3, 1)], vec![member(1, 1)], vec![member(1, 0), member(3, 1), member(4, 1)]]
+    {
+        die_everywhere(|tables| tables.upsert_service(&service(9, &members)));
+    }
+    die_everywhere(|tables| tables.remove_service(10));
+    for address in ["10.0.0.61", "fd00::61", "10.0.0.60", "10.0.0.1", "fd00::9", "10.0.0.20"] {
+        die_everywhere(|tables| tables.upsert_service_address(vni(5), ip(address), 10));
+    }
+    die_everywhere(|tables| tables.upsert_service_address(vni(6), ip("10.0.0.60"), 9));
+    die_everywhere(|tables| tables.remove_service_address(vni(5), ip("10.0.0.60")));
+    let only = |tables: &mut NodeTables| {
+        assert!(tables.remove_service_address(vni(5), ip("10.0.0.60")).unwrap());
+    };
+    die_everywhere_with(only, |tables| tables.remove_service_address(vni(5), ip("fd00::60")));
+    // What replaces an address of a mount.
+    die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::60", "192.0.2.1")));
+    let replacing = PortIpv4 { address: [10, 0, 0, 60].into(), length: 24, router: None };
+    die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(replacing), ..port(8) }));
+}
+
+#[test]
+fn killed_change_of_a_bonding_vnic_is_complete_or_absent() {
+    let vnic = Port { bonded: true, ..port(8) };
+    let add = |tables: &mut NodeTables| assert!(tables.upsert_port(&vnic).unwrap());
+    die_everywhere(|tables| tables.upsert_port(&vnic));
+    die_everywhere(|tables| tables.upsert_port(&Port { bonded: true, policy: Some(3), ..port(7) }));
+    die_everywhere_with(add, |tables| tables.remove_port(8));
+    die_everywhere_with(add, |tables| tables.upsert_port(&port(8)));
+    die_everywhere_with(add, |tables| tables.upsert_port(&Port { mac: mac(80), ..vnic.clone() }));
+    die_everywhere_with(add, |tables| tables.upsert_port(&Port { vni: vni(6), ..vnic.clone() }));
+    die_everywhere_with(add, |tables| tables.upsert_vrf(&Vrf { mtu: 1400, group: Some(3), ..plain_vrf(5) }));
+    die_everywhere_with(add, |tables| tables.remove_vrf(vni(5)));
 }
 
 /// A port with addresses of all kinds besides its own.

@@ -2,8 +2,13 @@
 
 use super::nat_gateways::{forwards, nat};
 use super::*;
+use crate::entries::MemberService;
+use crate::sessions::Flow;
 use proptest::prelude::*;
-use sluice_types::{DigestTarget, Digests, EntryHash, EntryKey, IpNet, address_hash};
+use sluice_types::{
+    DigestTarget, Digests, EntryHash, EntryKey, IpNet, ServiceMember, address_hash, link_local_address,
+};
+use std::net::SocketAddr;
 
 const CELLS: u32 = 4_096;
 const HOSTS: [&str; 3] = ["192.0.2.1", "192.0.2.2", "2001:db8::1"];
@@ -18,6 +23,9 @@ struct Cloud {
     vip: Vip,
     public: Vec<PublicPrefix>,
     nats: Vec<NatGateway>,
+    services: Vec<MemberService>,
+    /// VNI, address, and the service with this index.
+    mounts: Vec<(u32, IpAddr, usize)>,
 }
 
 /// Ports of VNI 5 with many sources and with few.
@@ -32,6 +40,22 @@ fn ports_with_sources() -> Vec<Port> {
     };
     many.sources.additional.extend((0..40).map(net));
     vec![few, many]
+}
+
+/// A service with members on all hosts, and one with none that new flows go to.
+fn services() -> Vec<MemberService> {
+    let member = |number: u8| ServiceMember {
+        number,
+        mac: mac(u64::from(number)),
+        host: ip(HOSTS[usize::from(number) % 3]),
+        selected: number != 3,
+    };
+    let service = |id, numbers: &[u8]| MemberService {
+        id,
+        seed: [u64::from(id) << 40, 3],
+        members: numbers.iter().map(|number| member(*number)).collect(),
+    };
+    vec![service(70, &[1, 3, 4, 9]), service(71, &[3])]
 }
 
 /// Public prefixes of VNI 3, in directories, and of VNI 4, in lists.
@@ -84,7 +108,11 @@ impl Cloud {
             nat(3, &[1, 2, 3]),
             NatGateway { any_remote: true, shares_ports: true, forwards: forwards(&[4], 3), ..nat(4, &[4]) },
         ];
-        Self { vrfs, endpoints, routes, ports: ports_with_sources(), vip, public, nats }
+        let mounts = [(1, "10.9.0.1", 0), (1, "fd00:9::1", 0), (2, "10.9.0.1", 0), (2, "fd00:9::2", 1)];
+        let mounts = mounts.map(|(vni, address, service)| (vni, ip(address), service)).to_vec();
+        let mut ports = ports_with_sources();
+        ports.push(Port { bonded: true, ..port(9) });
+        Self { vrfs, endpoints, routes, ports, vip, public, nats, services: services(), mounts }
     }
 
     fn write(&self, tables: &mut NodeTables) {
@@ -110,6 +138,12 @@ impl Cloud {
         for nat in &self.nats {
             tables.upsert_nat_gateway(nat).unwrap();
         }
+        for service in &self.services {
+            tables.upsert_service(service).unwrap();
+        }
+        for &(number, address, service) in &self.mounts {
+            tables.upsert_service_address(vni(number), address, self.services[service].id).unwrap();
+        }
     }
 
     /// What a snapshot does: writes all entries, and removes all others.
@@ -124,6 +158,11 @@ impl Cloud {
             tables.remove_public_prefix(public.outside).unwrap();
         }
         self.write(tables);
+        let is_mount = |vni: Vni, address| self.mounts.iter().any(|it| (it.0, it.1) == (vni.get(), address));
+        let mounts: Vec<_> = tables.service_addresses().filter(|it| !is_mount(it.0, it.1)).collect();
+        for (vni, address, _) in mounts {
+            tables.remove_service_address(vni, address).unwrap();
+        }
         let is_port = |route: &Route| matches!(route.target, Target::Port(_));
         let routes: Vec<_> = tables.routes().filter(|route| !is_port(route)).collect();
         for route in routes.into_iter().filter(|route| !self.routes.contains(route)) {
@@ -149,7 +188,7 @@ impl Cloud {
                 Target::Drop => DigestTarget::Drop,
                 Target::NextHop(address) => DigestTarget::NextHop(address),
                 Target::Internet => DigestTarget::Internet,
-                Target::Port(_) => unreachable!("these routes are ports' own"),
+                Target::Port(_) | Target::Moved(_) => unreachable!("these routes are not the controller's"),
             };
             sums.add(EntryHash::route(*vni, *prefix, target));
         }
@@ -168,6 +207,12 @@ impl Cloud {
                 &nat.forwards,
                 nat.nat64,
             ));
+        }
+        for MemberService { id, seed, members } in &self.services {
+            sums.add(EntryHash::service(*id, *seed, members));
+        }
+        for &(number, address, service) in &self.mounts {
+            sums.add(EntryHash::service_address(vni(number), address, self.services[service].id));
         }
         for port in &self.ports {
             port_hashes(port).into_iter().for_each(|(_, hash)| sums.add(hash));
@@ -206,12 +251,33 @@ impl Cloud {
             let addresses = nat.addresses.iter().map(|it| format!("{:?}", reader.nat_address(it.address)));
             addresses.chain([format!("{:?}", reader.nat_gateway(nat.vni))])
         });
-        endpoints.chain(routes).chain(vteps).chain(sources).chain(public).chain(nats).collect()
+        let mounts = self.mounts.iter().flat_map(|&(number, address, _)| {
+            let from = if address.is_ipv4() { ip("10.0.0.1") } else { ip("fd00::1") };
+            (0..64).map(move |port| {
+                let (source, destination) = (SocketAddr::new(from, port), SocketAddr::new(address, 80));
+                let flow = Flow { scope: 0, protocol: 6, source, destination };
+                match reader.find(number, address) {
+                    Lookup::Hit(hit) => {
+                        format!("{} {:?}", hit.mac, reader.member(hit.cell, &flow, (port % 5) as u8))
+                    }
+                    other => format!("{other:?}"),
+                }
+            })
+        });
+        let vnics = self.ports.iter().filter(|port| port.bonded);
+        let vnics = vnics.map(|port| find(port.vni.get(), link_local_address(port.mac).into()));
+        let answers = endpoints.chain(routes).chain(vteps).chain(sources).chain(public).chain(nats);
+        answers.chain(mounts).chain(vnics).collect()
     }
 }
 
 /// What digests count of a port of instance 42.
 fn port_hashes(port: &Port) -> Vec<(EntryKey, EntryHash)> {
+    if port.bonded {
+        let address = link_local_address(port.mac).into();
+        let hash = EntryHash::port(port.vni, address, port.mac, 42, 0);
+        return vec![(EntryKey::Port(port.vni, address), hash)];
+    }
     let PortSources { additional, pairs, .. } = &port.sources;
     let own = port.ipv4.map(|v4| v4.address.into()).into_iter().chain(port.ipv6.map(|v6| v6.address.into()));
     let is_single = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
@@ -278,6 +344,36 @@ fn digests_count_the_addresses_and_prefixes_of_ports() {
     assert_eq!(entries(&tables), expected);
     tables.remove_port(7).unwrap();
     assert_eq!(entries(&tables), before);
+}
+
+/// Catches a route of an instance that migrates that digests count, that takes a prefix from a port, that a port cannot take, or that
+/// the next agent does not find.
+#[test]
+fn the_prefixes_of_an_instance_that_migrates_are_in_no_digest() {
+    let mut tables = tables(CELLS);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let full = super::crash::with_sources(7);
+    let before = entries(&tables);
+    let used = used_after_flush(&mut tables);
+    let prefix: IpNet = "10.0.4.0/24".parse().unwrap();
+    for address in [ip("10.0.0.7"), ip("fd00::7")] {
+        assert!(tables.upsert_moved_route(vni(5), prefix, address).unwrap());
+        assert!(!tables.upsert_moved_route(vni(5), prefix, address).unwrap(), "it is there");
+        let found = tables.reader().route(vni(5), ip("10.0.4.1"));
+        assert_eq!(found, Ok(Some(Target::Moved(address))));
+        assert_eq!(entries(&tables), before);
+    }
+    tables = adopt_again(tables);
+    assert_eq!(tables.routes_of(vni(5)).len(), 1);
+    tables.upsert_port(&full).unwrap();
+    assert_eq!(tables.reader().route(vni(5), ip("10.0.4.1")), Ok(Some(Target::Port(7))));
+    let taken = tables.upsert_moved_route(vni(5), prefix, ip("10.0.0.8"));
+    assert!(matches!(taken, Err(Error::AddressTaken { .. })), "{taken:?}");
+    assert!(!tables.remove_moved_route(vni(5), prefix).unwrap(), "it is the port's");
+    tables.remove_port(7).unwrap();
+    tables.upsert_moved_route(vni(5), prefix, ip("10.0.0.7")).unwrap();
+    assert!(tables.remove_moved_route(vni(5), prefix).unwrap());
+    assert_eq!((tables.routes_of(vni(5)), used_after_flush(&mut tables)), (vec![], used));
 }
 
 proptest! {
