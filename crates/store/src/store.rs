@@ -214,7 +214,7 @@ impl Store {
     pub async fn jump(&self, seen: &Seen, reason: JumpReason) -> Result<bool> {
         let jumped = write!(self, begin_anywhere, w => history::jump(w, seen, &self.vnis, reason))?;
         if !jumped {
-            self.newest.store(self.position().await?.commit, Ordering::Release);
+            self.newest.commit.store(self.position().await?.commit, Ordering::Release);
         }
         Ok(jumped)
     }
@@ -604,13 +604,17 @@ impl Store {
     pub async fn outbox_from(&self, after: Position, limit: u32) -> Result<Vec<OutboxRow>> {
         let mut tx = self.backend.begin_read().await?;
         let result = match history::check(tx.as_mut(), after).await {
-            Ok(()) => outbox::read(tx.as_mut(), after.revision, limit).await,
+            Ok(()) => match self.newest.take_large(tx.as_mut(), after.revision).await {
+                Ok(Some(rows)) => Ok(rows),
+                Ok(None) => outbox::read(tx.as_mut(), after.revision, limit).await,
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         tx.rollback().await?;
         let newest = result.as_ref().map_or(0, |rows| rows.last().map_or(after.commit, |row| row.commit));
         if newest != 0 {
-            self.newest.store(newest, Ordering::Release);
+            self.newest.commit.store(newest, Ordering::Release);
         }
         result
     }

@@ -5,9 +5,9 @@ use crate::backend::{Backend, Query, Tx};
 use crate::codec;
 use crate::schema::random_id;
 use crate::value::args;
-use crate::{Change, Result, StoreError};
-use std::sync::Arc;
+use crate::{Change, OutboxRow, Result, StoreError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Milliseconds of the UNIX epoch.
 pub(crate) fn now_ms() -> u64 {
@@ -25,13 +25,59 @@ pub(crate) struct Write {
     pub now_ms: u64,
     next_id: u64,
     payloads: Vec<Vec<u8>>,
+    /// What all payloads are, if they are many; empty otherwise.
+    changes: Vec<Change>,
     /// Random id of this write's commit.
     commit: u64,
     newest: NewestCommit,
 }
 
-/// Id of the newest commit that this process knows; 0 if it knows none.
-pub(crate) type NewestCommit = Arc<AtomicU64>;
+/// What this process knows of commits.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Id of the newest one; 0 if it knows none.
+    pub commit: AtomicU64,
+    /// The last large one, until it is read from the outbox: to decode it again would take long.
+    large: Mutex<Option<Large>>,
+}
+
+pub(crate) type NewestCommit = Arc<Known>;
+
+/// The changes of a large commit, which may have failed.
+struct Large {
+    revision: u64,
+    commit: u64,
+    changes: Vec<Change>,
+}
+
+impl Known {
+    /// The rows of the outbox after a revision, if they are those of the last large commit. It is forgotten once they are
+    /// taken, or are not needed any more.
+    pub async fn take_large(&self, q: &mut dyn Query, after: u64) -> Result<Option<Vec<OutboxRow>>> {
+        let lock = || self.large.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((revision, commit)) = lock().as_ref().map(|large| (large.revision, large.commit)) else {
+            return Ok(None);
+        };
+        if revision > after + 1 {
+            return Ok(None);
+        }
+        let found = q.row("SELECT id FROM commits WHERE revision = $1", args![revision]).await?;
+        let Some(found) = found.map(|row| row.number(0)).transpose()? else { return Ok(None) };
+        let Some(large) = lock().take_if(|large| large.commit == commit) else { return Ok(None) };
+        if found != commit || revision <= after {
+            return Ok(None);
+        }
+        let count = large.changes.len();
+        let row = |(part, change)| OutboxRow {
+            revision,
+            part: part as u32,
+            last: part + 1 == count,
+            commit,
+            change,
+        };
+        Ok(Some(large.changes.into_iter().enumerate().map(row).collect()))
+    }
+}
 
 impl Write {
     /// Starts a write on top of what this process knows.
@@ -40,7 +86,7 @@ impl Write {
     /// [`StoreError::Rewound`] if the database lost the newest commit that this process knows: its revisions and ids
     /// would be taken a second time.
     pub async fn begin(backend: &dyn Backend, newest: &NewestCommit) -> Result<Self> {
-        let known = newest.load(Ordering::Acquire);
+        let known = newest.commit.load(Ordering::Acquire);
         let (write, found) = Self::begin_at(backend, newest, known).await?;
         if known != 0 && found == 0 {
             write.tx.rollback().await?;
@@ -63,8 +109,8 @@ impl Write {
         let row =
             tx.row(sql, args![known]).await?.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
         let (revision, next_id, found) = (row.number(0)?, row.number(1)?, row.number(2)?);
-        let (now_ms, payloads, newest) = (now_ms(), Vec::new(), newest.clone());
-        Ok((Self { tx, revision, now_ms, next_id, payloads, commit, newest }, found))
+        let (now_ms, payloads, changes, newest) = (now_ms(), Vec::new(), Vec::new(), newest.clone());
+        Ok((Self { tx, revision, now_ms, next_id, payloads, changes, commit, newest }, found))
     }
 
     /// The transaction, to execute statements.
@@ -104,13 +150,25 @@ impl Write {
         self.payloads.push(payload);
     }
 
+    /// Keeps the changes of which all payloads are encoded for their first reader, unless the write has others as well.
+    pub fn keep(&mut self, changes: Vec<Change>) {
+        self.changes = changes;
+    }
+
     /// Commits if the write succeeded and changed something, otherwise rolls back.
     pub async fn finish<T>(mut self, result: Result<T>) -> Result<T> {
         match result {
             Ok(value) if !self.payloads.is_empty() => {
+                let are_all = self.changes.len() == self.payloads.len();
                 self.append().await?;
+                if are_all {
+                    let (revision, commit, changes) = (self.revision, self.commit, self.changes);
+                    // Before the commit: a reader may see it at once. It looks whether there was one.
+                    *self.newest.large.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(Large { revision, commit, changes });
+                }
                 self.tx.commit().await?;
-                self.newest.store(self.commit, Ordering::Release);
+                self.newest.commit.store(self.commit, Ordering::Release);
                 Ok(value)
             }
             other => {

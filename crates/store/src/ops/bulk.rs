@@ -7,7 +7,7 @@ use crate::check;
 use crate::codec;
 use crate::value::args;
 use crate::write::Write;
-use crate::{Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Subnet, Vpc};
+use crate::{Change, Host, Instance, InstanceOptions, NewInstance, Result, StoreError, Subnet, Vpc};
 use sluice_types::{HostId, InstanceId, IpNet, Ipv6Net, VpcId, eui64_address};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -48,9 +48,12 @@ pub(crate) async fn create(
     };
     let parts = if made.len() > INSTANCES_PER_ROW {
         // The rows of the outbox are encoded while the database inserts the instances.
-        let parts = tokio::task::spawn_blocking(move || encoding.parts());
+        let encoded = tokio::task::spawn_blocking(move || (encoding.parts(), encoding.changes()));
         w.tx.insert_instances(&made, &derived).await?;
-        parts.await.map_err(|e| StoreError::Corrupt(format!("encoding of instances: {e}")))?
+        let failed = |e| StoreError::Corrupt(format!("encoding of instances: {e}"));
+        let (parts, changes) = encoded.await.map_err(failed)?;
+        w.keep(changes);
+        parts
     } else {
         w.tx.insert_instances(&made, &derived).await?;
         encoding.parts()
@@ -294,13 +297,26 @@ struct Encoding {
 }
 
 impl Encoding {
+    fn hosts_of(&self, part: &[Instance]) -> Vec<Host> {
+        let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
+        used.iter().map(|id| self.hosts[id].clone()).collect()
+    }
+
     /// Encodes the rows.
-    fn parts(self) -> Result<Vec<Vec<u8>>> {
-        let part = |part: &[Instance]| {
-            let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
-            let hosts: Vec<_> = used.iter().map(|id| self.hosts[id].clone()).collect();
-            codec::encode_created(&self.vpc, &self.subnets, &hosts, part)
-        };
+    fn parts(&self) -> Result<Vec<Vec<u8>>> {
+        let part =
+            |part: &[Instance]| codec::encode_created(&self.vpc, &self.subnets, &self.hosts_of(part), part);
         self.made.chunks(INSTANCES_PER_ROW).map(part).collect()
+    }
+
+    /// What the rows are.
+    fn changes(&self) -> Vec<Change> {
+        let change = |part: &[Instance]| Change::InstancesCreated {
+            vpc: self.vpc.clone(),
+            subnets: self.subnets.clone(),
+            hosts: self.hosts_of(part),
+            instances: part.to_vec(),
+        };
+        self.made.chunks(INSTANCES_PER_ROW).map(change).collect()
     }
 }

@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_lowest_free_number_is_assigned() {
-        let member = |number| StoredMember {
+        let member = |number: u8| StoredMember {
             id: MemberId::new(number.into()),
             service: ServiceId::new(1),
             instance: InstanceId::new(number.into()),

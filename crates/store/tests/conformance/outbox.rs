@@ -152,6 +152,11 @@ pub async fn parts_of_a_bulk(f: Fixture) {
     let rows = c.store.outbox(before, 1).await.unwrap();
     complete(&rows, before, before + 1);
     assert_eq!(rows.len(), 3);
+    // The first reader gets what the process still has, the second one what is in the database.
+    let at = Position { revision: before, commit: 0 };
+    for reader in ["first", "second"] {
+        assert_eq!(c.store.outbox_from(at, 1).await.unwrap(), rows, "{reader}");
+    }
     let mut told = Vec::new();
     for row in rows {
         let Change::InstancesCreated { vpc, subnets, hosts, instances } = row.change else { panic!() };
