@@ -375,6 +375,7 @@ fn without_services() -> Update {
             },
         ],
         removed_paths: vec![path.key],
+        ..Update::default()
     }
 }
 
@@ -476,7 +477,6 @@ fn every_kind_of_malformed_entry_is_reported() {
         |m| m.service_addresses[0].service = 0,
         |m| m.removed_service_addresses[0].ipv6 = None,
         |m| m.removed_services[0] = 0,
-        |m| m.senders[0].host = None,
         |m| m.watched_hosts[1].family = None,
         |m| m.removed_groups[0] = 0,
         |m| m.removed_vnis[0] = 0,

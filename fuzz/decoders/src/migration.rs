@@ -50,7 +50,16 @@ fn copy(source: &str, destination: &str, is_egress: bool) -> SessionCopy {
         source: source.parse().expect("an endpoint"),
         destination: destination.parse().expect("an endpoint"),
     };
-    SessionCopy { flow, is_egress, state: 0x50006, age: 9, idle: 8, packets: [1, 2], bytes: [3, u64::MAX] }
+    SessionCopy {
+        flow,
+        is_egress,
+        state: 0x50006,
+        age: 9,
+        idle: 8,
+        packets: [1, 2],
+        bytes: [3, u64::MAX],
+        member: 7,
+    }
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
