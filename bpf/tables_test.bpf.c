@@ -39,7 +39,8 @@ struct table_query {
 	__u32 kind;
 	__u32 vni;    /* QUERY_POLICY: id of the policy */
 	__u64 high;   /* IPv6: high half; QUERY_MEMBER*: source, of IPv6 the low half */
-	__u64 low;    /* IPv6: low half; QUERY_MEMBER*: destination, of IPv6 the low half; key of a struct nat_forward; IPv4 address or index otherwise */
+	/* IPv6: low half; QUERY_MEMBER*: destination, of IPv6 the low half; key of a struct nat_forward; IPv4 address or index otherwise */
+	__u64 low;
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */
 	__u32 cell; /* public prefix: its VNI, and its length in bits 24..31; NAT gateway: its VNI, and number of addresses there */
 	/*

@@ -56,6 +56,21 @@ pub(super) fn delegated_routes(memory: &Memory, run: u32) -> Option<Vec<Route>> 
     Some(Compiled::read(memory, run)?.delegated().into_iter().map(route).collect())
 }
 
+/// The flags of a port with these sources.
+fn port_flags(port: &Port, sources: &Compiled) -> u8 {
+    let flags = [
+        (layout::PORT_PEER_REDIRECT, port.peer_redirect),
+        (layout::PORT_BONDED, port.bonded),
+        (layout::PORT_FILTERED, port.policy.is_some()),
+        (layout::PORT_DHCP6, port.ipv6.is_some_and(|v6| v6.dhcp)),
+        (layout::PORT_QOS, port.qos != PortQos::default()),
+        (layout::PORT_IDENTIFIED, port.identity != 0),
+        (layout::PORT_SOURCES, !sources.is_empty()),
+        (layout::PORT_UNPROTECTED, port.sources.unprotected),
+    ];
+    flags.iter().filter(|(_, is_set)| *is_set).fold(0, |all, (flag, _)| all | *flag as u8)
+}
+
 /// The cells of a port, whose policy is at cell `policy`; 0 if it has none.
 fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), Error> {
     let invalid = |why: String| Err(Error::Invalid(format!("port with ifindex {}: {why}", port.ifindex)));
@@ -102,14 +117,7 @@ fn encode_port(port: &Port, vrf: u32, policy: u32) -> Result<(port, Compiled), E
     }
     let cell = layout::port {
         kind: layout::NEXT_HOP_PORT as u8,
-        flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 }
-            | if port.bonded { layout::PORT_BONDED as u8 } else { 0 }
-            | if port.policy.is_some() { layout::PORT_FILTERED as u8 } else { 0 }
-            | if port.ipv6.is_some_and(|v6| v6.dhcp) { layout::PORT_DHCP6 as u8 } else { 0 }
-            | if port.qos != PortQos::default() { layout::PORT_QOS as u8 } else { 0 }
-            | if port.identity != 0 { layout::PORT_IDENTIFIED as u8 } else { 0 }
-            | if sources.is_empty() { 0 } else { layout::PORT_SOURCES as u8 }
-            | if port.sources.unprotected { layout::PORT_UNPROTECTED as u8 } else { 0 },
+        flags: port_flags(port, &sources),
         mtu: port.mtu,
         ifindex: port.ifindex,
         vni: port.vni.get(),

@@ -342,13 +342,17 @@ impl Parent<'_> {
         let nodes = fill.vteps + fill.vips;
         let entries =
             fill.endpoints + fill.senders + fill.direct_paths + fill.vrfs + nodes + fill.policies + outside;
-        assert_eq!(fill.entries, entries, "{when}");
+        let of_services = content.services.len() + content.service_addresses.len();
+        assert_eq!(fill.entries, entries + of_services as u64, "{when}");
     }
 
     /// Removes all entries, and checks that only the runs of the exact match are then in use.
     fn check_emptied_tables(&self) {
         let mut tables = self.adopt();
         tables.retain_endpoints(|_| false).unwrap();
+        for service in tables.services().collect::<Vec<_>>() {
+            tables.remove_service(service.id).unwrap();
+        }
         for vrf in tables.vrfs().collect::<Vec<_>>() {
             tables.remove_vrf(vrf.vrf.vni).unwrap();
         }

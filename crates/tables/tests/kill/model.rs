@@ -312,6 +312,18 @@ impl Model {
             Op::RemoveNat { vni } => self.nats[vni as usize - 1].push(number, None, floor),
             Op::Vip { number: vip, mac } => self.vips[vip as usize].push(number, Some(mac), floor),
             Op::RemoveVip { number: vip } => self.vips[vip as usize].push(number, None, floor),
+            op @ (Op::Service { .. }
+            | Op::RemoveService { .. }
+            | Op::Mount { .. }
+            | Op::RemoveMount { .. }) => {
+                self.apply_to_services(op, number, floor);
+            }
+            Op::Grow => {}
+        }
+    }
+
+    fn apply_to_services(&mut self, op: Op, number: u64, floor: u64) {
+        match op {
             Op::Service { number: service, variant } => {
                 self.services[service as usize].push(number, Some(variant), floor);
             }
@@ -329,7 +341,7 @@ impl Model {
                 }
             }
             Op::RemoveMount { number: mount } => self.mounts[mount as usize].push(number, None, floor),
-            Op::Grow => {}
+            other => unreachable!("{other:?} changes no service"),
         }
     }
 
@@ -511,19 +523,7 @@ impl Model {
                     lookup => present(lookup),
                 }
             }
-            Question::Member(number, port, pinned) => {
-                let (vni, address) = history::address_of(ENDPOINTS + DIRECT_PATHS + number);
-                match reader.find(vni.get(), address) {
-                    Lookup::Busy => Answer::Busy,
-                    Lookup::Miss => Answer::Member(None),
-                    Lookup::Hit(hit) => match reader.next_hop(hit.cell) {
-                        Some(NextHop::Service(_)) => {
-                            Answer::Member(reader.member(hit.cell, &history::flow_to(address, port), pinned))
-                        }
-                        _ => Answer::Stale,
-                    },
-                }
-            }
+            Question::Member(number, port, pinned) => Self::ask_member(reader, number, port, pinned),
             Question::Vrf(vni) => present(reader.find_index(vni, 0)),
             Question::Vtep(host) => {
                 let address = history::host(host);
@@ -533,6 +533,20 @@ impl Model {
                     }
                     lookup => present(lookup),
                 }
+            }
+        }
+    }
+
+    fn ask_member(reader: &Reader, number: u32, port: u16, pinned: u8) -> Answer {
+        let (vni, address) = history::address_of(ENDPOINTS + DIRECT_PATHS + number);
+        match reader.find(vni.get(), address) {
+            Lookup::Busy => Answer::Busy,
+            Lookup::Miss => Answer::Member(None),
+            Lookup::Hit(hit) if !matches!(reader.next_hop(hit.cell), Some(NextHop::Service(_))) => {
+                Answer::Stale
+            }
+            Lookup::Hit(hit) => {
+                Answer::Member(reader.member(hit.cell, &history::flow_to(address, port), pinned))
             }
         }
     }
