@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn messages_of_two_threads_are_in_order() {
         let count = (PARTS_OF_TWO_THREADS * MAX_ENTRIES + 5) as u32;
-        let key = |i: u32| EndpointKey { vni: vni(1), ipv4: Some(i.into()), ipv6: None };
+        let key = |i: u32| EndpointKey { vni: vni(1), ipv4: Some((0x0a00_0000 + i).into()), ipv6: None };
         let update = Update { removed_endpoints: (1..=count).map(key).collect(), ..Update::default() };
         let encoded = encode(update.clone());
         assert_eq!(encoded.len(), PARTS_OF_TWO_THREADS + 1);

@@ -353,6 +353,9 @@ fn the_prefixes_of_an_instance_that_migrates_are_in_no_digest() {
     let mut tables = tables(CELLS);
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     let full = super::crash::with_sources(7);
+    // The exact match grows for the port, and does not shrink.
+    tables.upsert_port(&full).unwrap();
+    tables.remove_port(7).unwrap();
     let before = entries(&tables);
     let used = used_after_flush(&mut tables);
     let prefix: IpNet = "10.0.4.0/24".parse().unwrap();
