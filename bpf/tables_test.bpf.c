@@ -37,8 +37,8 @@ enum table_query_kind {
 
 struct table_query {
 	__u32 kind;
-	__u32 vni;    /* QUERY_POLICY: id of the policy */
-	__u64 high;   /* IPv6: high half; QUERY_MEMBER*: source, of IPv6 the low half */
+	__u32 vni;  /* QUERY_POLICY: id of the policy */
+	__u64 high; /* IPv6: high half; QUERY_MEMBER*: source, of IPv6 the low half */
 	/* IPv6: low half; QUERY_MEMBER*: destination, of IPv6 the low half; key of a struct nat_forward; IPv4 address or index otherwise */
 	__u64 low;
 	__u32 answer; /* enum exact_answer, the leaf of a route, or the rule of a policy */

@@ -5,7 +5,9 @@ use std::path::Path;
 
 fn main() -> std::io::Result<()> {
     let proto = "../../api/southbound.proto";
-    println!("cargo:rerun-if-changed={proto}");
+    for file in [proto, "../../api/node_states.proto"] {
+        println!("cargo:rerun-if-changed={file}");
+    }
     let includes = ["../../api"];
     tonic_prost_build::configure().build_server(false).compile_protos(&[proto], &includes)?;
 

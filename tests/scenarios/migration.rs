@@ -14,7 +14,7 @@ use crate::support::{Failure, Outcome, Probe, ensure, ensure_timely, eventually,
 use serde_json::{Value, json};
 use sluice_client::{Instance, Migration, MigrationEnd, MigrationStatus, Remote, SessionMode};
 use sluice_lab::{CONTROLLER, Host, Lab, VmState};
-use sluice_types::{AddressFamily, HostId, Protocol};
+use sluice_types::{AddressFamily, HostId, Protocol, SecurityGroupId};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::process::Child;

@@ -3,8 +3,7 @@
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
     adopt, bulk, clusters, events, gateway_moves, gateways, history, hosts, instances, keys, outbox,
-    peerings, placement_plans, removals, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves,
-    vpcs,
+    peerings, placement_plans, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{NewestCommit, Write, now_ms};
@@ -119,6 +118,7 @@ mod health;
 mod internet;
 mod migrations;
 mod network_classes;
+mod removals;
 mod security;
 mod services;
 
@@ -754,28 +754,6 @@ impl Store {
 
     pub async fn node_states(&self) -> Result<Vec<NodeState>> {
         southbound::states(&mut self.reader()).await
-    }
-
-    /// The pending removal of the deletion with this revision. `None` if no node has entries of the object, or the
-    /// revision is that of no deletion.
-    pub async fn removal(&self, revision: u64) -> Result<Option<Removal>> {
-        removals::get(&mut self.reader(), revision).await
-    }
-
-    /// The pending removals, in order of revision.
-    pub async fn removals(&self, at: Page) -> Result<Vec<Removal>> {
-        removals::page(&mut self.reader(), at).await
-    }
-
-    /// The nodes that pending removals await.
-    pub async fn awaited_nodes(&self) -> Result<Vec<NodeSet>> {
-        removals::awaited(&mut self.reader()).await
-    }
-
-    /// Ends removals whose nodes have acknowledged them: what the objects had can be used again. Ends at most 1000;
-    /// returns how many.
-    pub async fn release_removals(&self, of: &ReleaseOf) -> Result<u64> {
-        write_unversioned!(self, queue_in_background, q => removals::release(q, of))
     }
 
     /// Stores a token by its SHA-256, and deletes all tokens that expired at `now_ms`.

@@ -265,22 +265,7 @@ impl Model {
                 self.routes[index].push(number, None, floor);
             }
             Op::Vrf { vni, mtu } => self.vrfs[vni as usize - 1].push(number, Some(mtu), floor),
-            Op::RemoveVrf { vni } => {
-                self.vrfs[vni as usize - 1].push(number, None, floor);
-                let first = self.route_index(vni, 0);
-                for route in &mut self.routes[first..first + 2 * PREFIXES as usize] {
-                    route.push(number, None, floor);
-                }
-                for public in &mut self.public_prefixes {
-                    if public.last().is_some_and(|value| value.vni == vni) {
-                        public.push(number, None, floor);
-                    }
-                }
-                self.nats[vni as usize - 1].push(number, None, floor);
-                for path in (0..DIRECT_PATHS).filter(|&i| history::address_of(ENDPOINTS + i).0.get() == vni) {
-                    self.direct_paths[path as usize].push(number, None, floor);
-                }
-            }
+            Op::RemoveVrf { vni } => self.remove_vrf(vni, number, floor),
             Op::Vtep { host, role } => self.vteps[host as usize].push(number, Some(role), floor),
             Op::RemoveVtep { host } => {
                 self.vteps[host as usize].push(number, None, floor);
@@ -319,6 +304,24 @@ impl Model {
                 self.apply_to_services(op, number, floor);
             }
             Op::Grow => {}
+        }
+    }
+
+    /// Removes a VRF with its routes, public prefixes, NAT gateway and direct paths.
+    fn remove_vrf(&mut self, vni: u32, number: u64, floor: u64) {
+        self.vrfs[vni as usize - 1].push(number, None, floor);
+        let first = self.route_index(vni, 0);
+        for route in &mut self.routes[first..first + 2 * PREFIXES as usize] {
+            route.push(number, None, floor);
+        }
+        for public in &mut self.public_prefixes {
+            if public.last().is_some_and(|value| value.vni == vni) {
+                public.push(number, None, floor);
+            }
+        }
+        self.nats[vni as usize - 1].push(number, None, floor);
+        for path in (0..DIRECT_PATHS).filter(|&i| history::address_of(ENDPOINTS + i).0.get() == vni) {
+            self.direct_paths[path as usize].push(number, None, floor);
         }
     }
 

@@ -581,7 +581,7 @@ fn a_writer_that_is_killed_while_it_changes_the_seed_leaves_a_service() {
     }
 }
 
-/// Catches a change that fails half done for want of memory, and cells that packets may find after they were given back.
+/// Catches a change that fails half done for lack of memory, and cells that packets may find after they were given back.
 #[test]
 fn a_service_without_memory_for_its_table_stays_as_it_was() {
     let mut tables = tables_with_hosts();
