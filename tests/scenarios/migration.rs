@@ -96,7 +96,8 @@ pub async fn protect(lab: &Lab, vm: &VmState, neighbor: &VmState) -> Result<Secu
             create(lab, server, family, Protocol::UDP, port, Remote::Group(client)).await?;
         }
     }
-    set(lab, vm, &json!({ "security_groups": [server], "delegated_prefixes": PREFIXES })).await?;
+    set(lab, vm, &json!({ "security_groups": [server] })).await?;
+    set(lab, vm, &json!({ "delegated_prefixes": PREFIXES })).await?;
     for at in PODS {
         // A single address, of an interface that stays.
         let add = ["ip", "addr", "add", at, "dev", "lo", "nodad"];
