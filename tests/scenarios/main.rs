@@ -99,7 +99,7 @@ use support::{Failure, Outcome, describe};
 
 /// `make soak` runs these scenarios, and a word that their name contains. The last three take minutes, `guests` and `guest_migration` because there is no KVM. For
 /// each of the others, the common path has one that is like it, except `health`, whose rules have unit tests: it waits for a quiet minute.
-const LONG: [&str; 13] = [
+const LONG: [&str; 14] = [
     "credit",
     "default_class",
     "health",
@@ -112,6 +112,7 @@ const LONG: [&str; 13] = [
     "vpc_meter",
     "guests",
     "guest_migration",
+    "migration_reset",
     "nat_kills",
 ];
 /// A scenario that takes longer than this and [`support::soak`] is considered to hang. Emulated guests
