@@ -18,9 +18,10 @@ use tokio::process::Child;
 pub type Request = (IpAddr, IpAddr, u16);
 
 /// Watches an interface until a line of input. Then prints each request that was answered and the delay in microseconds, by the
-/// kernel's stamps (`SO_TIMESTAMPNS`). The stamps of frames to the guest are of when the tap gets them.
+/// kernel's stamps (`SO_TIMESTAMPNS`). The stamps of frames to the guest are of when the tap gets them. Frames are read with their
+/// Ethernet headers: of those that a packet program has sent, the kernel may not know where the next header begins.
 const WATCH: &str = "import select, socket, struct, sys\n\
-    s = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))\n\
+    s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))\n\
     s.bind((sys.argv[1], 3))\n\
     s.setsockopt(socket.SOL_SOCKET, 33, 1 << 23)\n\
     s.setsockopt(socket.SOL_SOCKET, 35, 1)\n\
@@ -29,7 +30,8 @@ const WATCH: &str = "import select, socket, struct, sys\n\
     while True:\n    \
         readable = select.select([s, sys.stdin], [], [])[0]\n    \
         if sys.stdin in readable:\n        break\n    \
-        data, extra, flags, source = s.recvmsg(128, 128)\n    \
+        data, extra, flags, source = s.recvmsg(142, 128)\n    \
+        data = data[14:]\n    \
         stamps = [struct.unpack('qq', it[2]) for it in extra if it[:2] == (socket.SOL_SOCKET, 35)]\n    \
         if len(data) < 48 or not stamps:\n        continue\n    \
         if data[0] >> 4 == 4 and data[9] == 1:\n        \

@@ -349,7 +349,10 @@ impl Target {
             }
             None => {
                 self.pull = None;
-                self.copied_ms = Some(pull.began_ms);
+                // An answer that was not asked for sessions is no copy.
+                if self.wants_sessions() {
+                    self.copied_ms = Some(pull.began_ms);
+                }
                 self.next_ms = now_ms + COPY_INTERVAL_MS;
                 self.is_complete = self.has_resumed && self.is_frozen;
             }
@@ -633,6 +636,18 @@ mod tests {
         assert_eq!((last.cursor, last.idle_max), (5, u32::MAX));
         assert_eq!(target.reply(answer(last, true, None), 5003), [Output::Install(vec![copy()])]);
         assert_eq!((target.phase(), target.due_ms()), (MigrationPhase::Switched, None));
+    }
+
+    /// Catches idle connections that are not reset because the guest was stopped before.
+    #[test]
+    fn after_a_pause_all_connections_are_asked_for() {
+        let mut target = target(SessionMode::Reset, true);
+        let head = Head { migration: 9, instance: InstanceId::new(INSTANCE), number: NOTICE };
+        let notice = Reply { head, answer: Answer::Sessions { frozen: true, next: None, copies: vec![] } };
+        let asked = request(&target.reply(notice, 10));
+        assert_eq!(target.reply(answer(asked, true, None), 11)[0], Output::Receive(true));
+        let freeze = request(&target.resume(2000));
+        assert_eq!((freeze.cursor, freeze.idle_max), (0, u32::MAX));
     }
 
     #[test]
