@@ -34,8 +34,8 @@ const VALID_US: u64 = 20_000_000;
 const REPEAT_US: u64 = 500_000;
 /// A receiver that has not confirmed a Permit within this time has no direct path to it.
 const ANSWER_US: u64 = 1_000_000;
-/// Senders get whole paths for this time after a receiver has said that it can receive something else: the longest time for
-/// which they use a path.
+/// Senders get whole paths for this time after a receiver has said that it can receive something else than was known here: the
+/// longest time for which they use a path.
 const CHANGED_US: u64 = 60_000_000;
 /// Permits within this time are sent together.
 const GATHER_US: u64 = 500;
@@ -155,7 +155,7 @@ struct Record {
     asked_us: Option<u64>,
     /// What the receiver can receive, as it said when it confirmed the last Permit.
     reception: Reception,
-    /// When it said something else than before.
+    /// When it said something else than was known.
     changed_us: Option<u64>,
     /// Destinations to which the sender gets a path after the confirmation.
     waiting: Vec<Destination>,
@@ -243,7 +243,7 @@ impl Permits {
         self.records.get(permit).map(|record| record.reception).unwrap_or_default()
     }
 
-    /// Whether the permit's sender may have a path with what its receiver could receive before.
+    /// Whether the permit's sender may have a path with something else that its receiver could receive before.
     pub fn has_changed(&self, now_us: u64, permit: &Permit) -> bool {
         let changed_us = self.records.get(permit).and_then(|record| record.changed_us);
         changed_us.is_some_and(|changed_us| now_us.saturating_sub(changed_us) < CHANGED_US)
@@ -255,7 +255,8 @@ impl Permits {
         let Some(record) = self.records.get_mut(permit) else { return Vec::new() };
         // The answer may be to any of the Permits that were not confirmed, so the first one counts.
         let Some(asked_us) = record.asked_us.take() else { return Vec::new() };
-        if record.confirmed_us.is_some() && record.reception != reception {
+        // At the first confirmation, too: senders may have paths that this gateway gave them before it forgot the permit, or another one.
+        if record.reception != reception {
             record.changed_us = Some(now_us);
         }
         record.reception = reception;

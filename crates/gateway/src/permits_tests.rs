@@ -42,7 +42,7 @@ fn confirmed_permit_is_renewed_while_paths_are_wanted() {
     assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 0));
 }
 
-/// Catches a gateway that confirms paths as unchanged to senders of which one still has the receiver's larger MTU.
+/// Catches a gateway that confirms paths as unchanged to senders of which one still has the receiver's larger MTU, also from another gateway.
 #[test]
 fn what_a_receiver_receives_is_what_it_said_last() {
     let (mut permits, one) = (Permits::new(), permit(2));
@@ -50,18 +50,30 @@ fn what_a_receiver_receives_is_what_it_said_last() {
     assert_eq!(permits.reception(&one), Reception::default());
     permits.check(0, one);
     permits.confirm(1_000, &one, OPEN);
-    assert_eq!((permits.reception(&one), permits.has_changed(1_000, &one)), (OPEN, false));
+    assert_eq!((permits.reception(&one), permits.has_changed(1_000, &one)), (OPEN, true));
     let mut now_us = 0;
-    for (reception, has_changed) in [(OPEN, false), (less, true), (less, true)] {
+    let mut said = |permits: &mut Permits, reception| {
         now_us += RENEW_US + 1;
         permits.check(now_us, one);
         permits.confirm(now_us, &one, reception);
-        assert_eq!((permits.reception(&one), permits.has_changed(now_us, &one)), (reception, has_changed));
+        assert_eq!(permits.reception(&one), reception);
+        now_us
+    };
+    while said(&mut permits, OPEN) < 1_000 + CHANGED_US {}
+    let unchanged_us = said(&mut permits, OPEN);
+    assert!(!permits.has_changed(unchanged_us, &one));
+    let changed_us = said(&mut permits, less);
+    for now_us in [changed_us, said(&mut permits, less)] {
+        assert!(permits.has_changed(now_us, &one));
     }
-    let changed_us = 2 * (RENEW_US + 1);
     assert!(permits.has_changed(changed_us + CHANGED_US - 1, &one));
     assert!(!permits.has_changed(changed_us + CHANGED_US, &one));
-    assert_eq!(permits.reception(&permit(3)), Reception::default(), "of another sender");
+    let other = permit(3);
+    assert_eq!(permits.reception(&other), Reception::default(), "of another sender");
+    let later_us = changed_us + CHANGED_US;
+    permits.check(later_us, other);
+    permits.confirm(later_us, &other, Reception::default());
+    assert!(!permits.has_changed(later_us, &other), "nothing else was known");
 }
 
 #[test]

@@ -167,21 +167,21 @@ async fn changes_are_told(
     assert_eq!(ask(since + 1).await, told(&[current(since + 1, since + 1, 0)]));
 }
 
-/// The path is the same as before, and is sent if the host does not say that it has it, with the capabilities that it has as well.
+/// The path is sent also to a host that says that it has it, because the gateway has just learned what the other host receives; with the
+/// capabilities that both have.
 async fn a_request_is_answered(
     host: &mut RspTransport,
     gateway: IpAddr,
     destination: Destination,
     path: Path,
 ) {
-    let Path { lifetime_ms, revision, reception, .. } = path;
+    let Path { revision, reception, .. } = path;
     let queries = [revision, revision, revision, 0].map(|revision| Query { destination, revision }).to_vec();
     let capabilities = Capabilities::from_bits(3);
     host.send(Some(7), gateway, &Message::Request { id: 9, capabilities, queries });
-    let unchanged = Answer::Unchanged { lifetime_ms, revision };
-    let mut answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
     let reception = Reception { capabilities: Capabilities::from_bits(2), ..reception };
-    answers.push(AnswerEntry { destination, answer: Answer::Path(Path { reception, ..path }) });
+    let answer = Answer::Path(Path { reception, ..path });
+    let answers = vec![AnswerEntry { destination, answer }; 4];
     assert_eq!(next(host).await.message, Message::Reply { id: 9, answers });
 }
 

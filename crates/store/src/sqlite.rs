@@ -181,8 +181,16 @@ impl Backend for SqliteBackend {
     }
 
     async fn begin_write(&self) -> Result<Box<dyn Tx>> {
-        self.shared.complete().await?;
-        Ok(Box::new(self.shared.begin().await?))
+        loop {
+            self.shared.complete().await?;
+            let tx: Box<dyn Tx> = Box::new(self.shared.begin().await?);
+            // While this waited for its turn, a large insertion may have removed the indexes. Their unique ones are checks of this
+            // write, and a second large insertion cannot remove them again.
+            if !self.shared.is_incomplete.load(Ordering::Acquire) {
+                break Ok(tx);
+            }
+            tx.rollback().await?;
+        }
     }
 
     async fn begin_read(&self) -> Result<Box<dyn Tx>> {

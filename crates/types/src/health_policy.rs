@@ -37,9 +37,6 @@ pub enum HealthPolicyError {
         /// The value.
         found: u64,
     },
-    /// Hosts cannot make the peers of an instance connect again.
-    #[error("sessions `reset` is not possible yet: choose `copy` or `none`")]
-    ResetImpossible,
 }
 
 fn host_classes() -> String {
@@ -122,10 +119,7 @@ impl HealthPolicy {
                 return Err(HealthPolicyError::OutOfRange { field, min, max, found });
             }
         }
-        match self.sessions {
-            SessionMode::Reset => Err(HealthPolicyError::ResetImpossible),
-            SessionMode::Copy | SessionMode::None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -200,8 +194,16 @@ mod tests {
         assert_eq!(refused(nic, r#"{"max_at_once":0}"#), "max_at_once must be between 1 and 64, not 0");
         assert!(refused(nic, r#"{"hold_s":4}"#).starts_with("hold_s must be"));
         assert!(refused(nic, r#"{"cooldown_s":604801}"#).starts_with("cooldown_s must be"));
-        assert!(refused(nic, r#"{"sessions":"reset"}"#).contains("not possible"));
         assert_eq!(policies, HealthPolicies::default());
         assert!(serde_json::from_str::<HealthPolicyPatch>(r#"{"hold":4}"#).is_err());
+    }
+
+    #[test]
+    fn policies_have_all_modes_of_migrations() {
+        let mut policies = HealthPolicies::default();
+        for sessions in [SessionMode::Reset, SessionMode::None, SessionMode::Copy] {
+            let patch = HealthPolicyPatch { sessions: Some(sessions), ..HealthPolicyPatch::default() };
+            assert_eq!(policies.change(AnomalyClass::NicFault, &patch).unwrap().sessions, sessions);
+        }
     }
 }

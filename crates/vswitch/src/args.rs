@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use sluice_agent::health::sample::softirq_ns;
+use sluice_agent::health::sample::{online_processors, softirq_ns};
 use sluice_agent::netlink::Link;
 use sluice_agent::{CommonArgs, Error, error_chain};
 use sluice_datapath::{Datapath, SESSION_MAPS};
@@ -20,6 +20,10 @@ use crate::rates::Rates;
 const MIGRATION_PORT: u16 = 4801;
 /// Longest time for which a port adopts connections, in seconds.
 pub const ADOPT_SECONDS_MAX: u32 = 3600;
+/// Where the kernel shows the interfaces.
+const INTERFACES: &str = "/sys/class/net";
+/// Most interfaces of which each is above the next, as a VLAN above a bond above a device.
+const STACKED_MAX: u32 = 4;
 /// Sessions of each address family: what half a hundred VMs of a busy host have.
 const SESSIONS_DEFAULT: u32 = 1 << 18;
 
@@ -86,8 +90,8 @@ pub struct Args {
     pub session_timeouts: Option<Timeouts>,
 
     /// What this host can send, and can receive, in Mbit/s. Instances are clamped while all of them together use more than
-    /// --contended-percent of it, also for packets between them [default: the speed of the uplink, if it is a device whose
-    /// driver tells it]
+    /// --contended-percent of it, also for packets between them [default: the speed of the uplink that its driver tells, if it
+    /// is a device, or a bond or VLAN above devices only]
     #[arg(long, value_name = "MBIT/S", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub capacity_mbps: Option<u64>,
 
@@ -96,7 +100,7 @@ pub struct Args {
     pub capacity_kpps: Option<u64>,
 
     /// What the network processing of instances may take of this host's processors, in thousandths of one, for the same purpose
-    /// [default: all of them]
+    /// [default: all that are online, also those that this process may not use]
     #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub capacity_cpu: Option<u64>,
 
@@ -178,16 +182,24 @@ impl Args {
 
     fn capacity(&self, uplink: &Link) -> Capacity {
         // A driver that does not know its speed tells -1, or gives an error.
-        let speed = std::fs::read_to_string(format!("/sys/class/net/{}/speed", uplink.name));
+        let speed = std::fs::read_to_string(format!("{INTERFACES}/{}/speed", uplink.name));
         let speed = speed.ok().and_then(|text| text.trim().parse().ok()).filter(|mbps| *mbps > 0);
         // A virtual interface, as a veth, tells a number that means nothing.
-        let is_device = Path::new(&format!("/sys/class/net/{}/device", uplink.name)).exists();
-        let speed = speed.filter(|_| is_device);
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let speed = speed.filter(|_| is_device(Path::new(INTERFACES), &uplink.name, STACKED_MAX));
         let (mbps, kpps) = (self.capacity_mbps.or(speed), self.capacity_kpps);
-        let cpu = self.capacity_cpu.unwrap_or(1000 * processors as u64);
+        // Quota and affinity of this process do not bind software interrupts.
+        let processors = || {
+            let failed = |error: &std::io::Error| {
+                tracing::warn!(
+                    error = error_chain(error),
+                    "cannot count processors, so they are never contended"
+                )
+            };
+            online_processors(Path::new("/proc")).inspect_err(failed).ok()
+        };
+        let cpu = self.capacity_cpu.or_else(|| processors().map(|number| 1000 * number));
         Capacity {
-            total: [mbps, mbps, kpps, kpps, Some(cpu)],
+            total: [mbps, mbps, kpps, kpps, cpu],
             contended_percent: self.contended_percent,
             clamped: self.clamped_ports as usize,
         }
@@ -199,5 +211,61 @@ impl Args {
         // One VM must not fill the tables: there is room for what seven more VMs of this kind have.
         let share = u32::try_from(sessions / 8).unwrap_or(u32::MAX).max(1);
         self.sessions_per_port.unwrap_or(share)
+    }
+}
+
+/// Whether all that an interface sends leaves through devices: it is one, or all interfaces below it are, as those of a bond and that of a
+/// VLAN. `interfaces` is `/sys/class/net` unless in tests; no more than `depth` interfaces are below each other.
+fn is_device(interfaces: &Path, name: &str, depth: u32) -> bool {
+    let shown = interfaces.join(name);
+    if shown.join("device").exists() {
+        return true;
+    }
+    let Some(depth) = depth.checked_sub(1) else { return false };
+    let Ok(entries) = std::fs::read_dir(&shown) else { return false };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let lower: Vec<String> =
+        names.filter_map(|name| name.strip_prefix("lower_").map(str::to_owned)).collect();
+    !lower.is_empty() && lower.iter().all(|name| is_device(interfaces, name, depth))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches a bond or a VLAN above devices whose speed is ignored, a virtual interface whose speed counts, and a loop without end.
+    #[test]
+    fn bonds_and_vlans_above_devices_are_devices() {
+        let directory = tempfile::tempdir().unwrap();
+        for path in [
+            "eth0/device",
+            "eth1/device",
+            "veth0/queues",
+            "bond0/lower_eth0",
+            "bond0/lower_eth1",
+            "bond0.7/lower_bond0",
+            "mixed/lower_eth0",
+            "mixed/lower_veth0",
+            "loop0/lower_loop1",
+            "loop1/lower_loop0",
+            "above1/lower_bond0.7",
+            "above2/lower_above1",
+            "above3/lower_above2",
+        ] {
+            std::fs::create_dir_all(directory.path().join(path)).unwrap();
+        }
+        for (name, expected) in [
+            ("eth0", true),
+            ("bond0", true),
+            ("bond0.7", true),
+            ("above2", true),
+            ("above3", false),
+            ("veth0", false),
+            ("mixed", false),
+            ("loop0", false),
+            ("absent", false),
+        ] {
+            assert_eq!(is_device(directory.path(), name, STACKED_MAX), expected, "{name}");
+        }
     }
 }

@@ -266,7 +266,7 @@ impl Credits {
     }
 
     /// Adds a port, or gives it other terms. A new one goes on with the credit that an earlier agent has saved, and counts from what it has used so far.
-    /// With other terms, credit up to the maximum of the new class stays.
+    /// With other terms, credit up to the maximum of the new class stays, and no clamp does.
     pub fn set_port(
         &mut self,
         scope: u16,
@@ -287,12 +287,19 @@ impl Credits {
         let account = |dimension| Account::new(terms.right(dimension), credit[dimension as usize]);
         let accounts = CreditDimension::ALL.map(account);
         self.ports.insert(scope, PortAccounts { terms, totals: before, accounts });
+        // It was clamped for what its former terms, or another port of this number, let it use.
+        for (_, clamped) in &mut self.clamps {
+            clamped.remove(&scope);
+        }
     }
 
     /// Forgets all other ports.
     pub fn retain(&mut self, scopes: &BTreeSet<u16>) -> Vec<u16> {
         let gone: Vec<u16> = self.ports.keys().copied().filter(|scope| !scopes.contains(scope)).collect();
         self.ports.retain(|scope, _| scopes.contains(scope));
+        for (_, clamped) in &mut self.clamps {
+            clamped.retain(|scope| scopes.contains(scope));
+        }
         gone
     }
 

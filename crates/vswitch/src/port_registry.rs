@@ -141,8 +141,8 @@ pub struct PortRegistry {
 }
 
 impl PortRegistry {
-    /// Reads what an earlier agent saved. The flag is false if instances, policies and gateways are not known: then a
-    /// snapshot is needed. A port that becomes filtered adopts the connections that it has for `adopt_s` seconds.
+    /// Reads what an earlier agent saved. The flag is false if instances, policies, gateways or the default class are not known:
+    /// then a snapshot is needed. A port that becomes filtered adopts the connections that it has for `adopt_s` seconds.
     ///
     /// # Errors
     /// If the attachments cannot be read.
@@ -150,8 +150,9 @@ impl PortRegistry {
         let saved = files::read_instances(state_dir);
         let attachments = files::read_attachments(state_dir)?;
         let moving = migration::from_saved(files::read_migrations(state_dir)?);
-        let is_complete = saved.is_some();
-        let files::Saved { instances, policies, gateways, default_credit } = saved.unwrap_or_default();
+        let files::Saved { instances, policies, gateways, default_credit, knows_default } =
+            saved.unwrap_or_default();
+        let is_complete = knows_default;
         let registry = Self {
             state_dir: state_dir.to_owned(),
             instances,

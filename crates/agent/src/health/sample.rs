@@ -143,6 +143,17 @@ pub fn softirq_ns(proc: &Path) -> io::Result<u64> {
     ticks.map(|ticks| ticks.saturating_mul(TICK_NS)).ok_or_else(|| malformed("stat"))
 }
 
+/// Number of processors of this machine that are online, whichever of them this process may use. `proc` is `/proc` unless in tests.
+///
+/// # Errors
+/// If the file cannot be read, or has another form.
+pub fn online_processors(proc: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(proc.join("stat"))?;
+    let names = text.lines().filter_map(|line| line.strip_prefix("cpu"));
+    let count = names.filter(|name| name.starts_with(|first: char| first.is_ascii_digit())).count();
+    if count == 0 { Err(malformed("stat")) } else { Ok(count as u64) }
+}
+
 fn malformed(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{name} has an unknown form"))
 }
@@ -256,7 +267,7 @@ mod tests {
             "000000ff 00000001 00000002 0\n",
         );
         let before = Counters::read(dir.path()).unwrap();
-        assert_eq!(softirq_ns(dir.path()).unwrap(), 0);
+        assert_eq!((softirq_ns(dir.path()).unwrap(), online_processors(dir.path()).unwrap()), (0, 2));
         let eth0 = InterfaceCounters {
             rx_packets: 90,
             rx_errors: 2,
@@ -323,6 +334,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "cpu  1 2 3", 1, "");
         assert!(Counters::read(dir.path()).is_err() && softirq_ns(dir.path()).is_err());
+        assert!(online_processors(dir.path()).is_err());
         write(dir.path(), "cpu  1 2 3 4 5 6 7 8", 1, "1 zz 2\n");
         assert!(Counters::read(dir.path()).is_err());
         assert!(Counters::read(&dir.path().join("absent")).is_err());

@@ -30,7 +30,7 @@ struct HealthPolicy {
     hold_s: u64,
     /// Seconds for which an instance that was moved stays where it is, and for which the host that it left gets none.
     cooldown_s: u64,
-    /// What happens to sessions: `copy` or `none`.
+    /// What happens to sessions: `copy`, `reset` or `none`.
     #[schema(value_type = String, example = "copy")]
     sessions: SessionMode,
 }
@@ -57,7 +57,7 @@ struct PatchSchema {
     /// Seconds for which an instance that was moved stays where it is, and for which the host that it left gets none.
     #[schema(minimum = 60, maximum = 604800)]
     cooldown_s: Option<u64>,
-    /// What happens to sessions: `copy` or `none`.
+    /// What happens to sessions: `copy`, `reset` or `none`.
     sessions: Option<String>,
 }
 
@@ -81,7 +81,6 @@ fn problem(error: &HealthPolicyError) -> Problem {
     let field: &str = match error {
         HealthPolicyError::NotOfHost(_) => "class",
         HealthPolicyError::OutOfRange { field, .. } => field,
-        HealthPolicyError::ResetImpossible => "sessions",
     };
     Problem::invalid(field, error.to_string())
 }

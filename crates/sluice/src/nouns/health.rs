@@ -53,7 +53,7 @@ struct SetPolicy {
     /// Seconds for which an instance that was moved stays where it is, and for which the host that it left gets none [3600 at first]
     #[arg(long, value_name = "SECONDS")]
     cooldown: Option<u64>,
-    /// What happens to the sessions of instances: `copy` or `none` [copy at first]
+    /// What happens to the sessions of instances: `copy`, `reset` or `none` [copy at first]
     #[arg(long, value_name = "MODE")]
     sessions: Option<SessionMode>,
 }

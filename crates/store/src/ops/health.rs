@@ -19,7 +19,8 @@ const WANTED: &str = "instance_migration_wanted";
 /// Migrations that have ended are remembered for this time: the longest time for which an instance may stay where it is.
 const KEPT_MS: u64 = 7 * 24 * 3600 * 1000;
 
-/// Stores reports. Nodes that do not exist any more, and reports that are older than the stored one, are ignored.
+/// Stores reports. Nodes that do not exist any more are ignored, and so are reports that are older than the stored one while its stream
+/// lasts: after its end, another replica continues, whose clock may be behind.
 pub(crate) async fn save(q: &mut dyn Query, reports: &[StoredHealth]) -> Result<()> {
     for StoredHealth { node, writer, connected, reported_ms, report } in reports {
         let (kind, number) = kind_and_number(*node);
@@ -34,7 +35,7 @@ pub(crate) async fn save(q: &mut dyn Query, reports: &[StoredHealth]) -> Result<
                    VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (kind, node) DO UPDATE \
                    SET writer = excluded.writer, connected = excluded.connected, \
                    reported_ms = excluded.reported_ms, report = excluded.report \
-                   WHERE health_reports.reported_ms <= excluded.reported_ms";
+                   WHERE health_reports.connected = 0 OR health_reports.reported_ms <= excluded.reported_ms";
         let values = args![kind, number, *writer, *connected, *reported_ms, report.as_str()];
         q.run(sql, values).await?;
     }
@@ -119,7 +120,8 @@ pub(crate) async fn instances_by_host(q: &mut dyn Query) -> Result<BTreeMap<Host
     Ok(counts)
 }
 
-/// The first instances of a host, in order of id, that do not migrate and that health checks have not moved since a time.
+/// The first instances of a host, in order of id, that do not migrate, are no members of services, which stay where they are, and that
+/// health checks have not moved since a time.
 pub(crate) async fn movable(
     q: &mut dyn Query,
     host: HostId,
@@ -128,6 +130,7 @@ pub(crate) async fn movable(
 ) -> Result<Vec<InstanceId>> {
     let sql = "SELECT id FROM instances WHERE host = $1 AND migration IS NULL AND NOT EXISTS \
                (SELECT 1 FROM health_migrations h WHERE h.instance = instances.id AND h.started_ms >= $2) \
+               AND NOT EXISTS (SELECT 1 FROM service_members s WHERE s.instance = instances.id) \
                ORDER BY id LIMIT $3";
     let rows = q.rows(sql, args![host.get(), since_ms, limit]).await?;
     rows.iter().map(|row| row.number(0).map(InstanceId::new)).collect()

@@ -42,6 +42,16 @@ impl SqliteTx {
     }
 }
 
+/// Builds the indexes if they are missing.
+async fn build(mut tx: Box<SqliteTx>) -> Result<()> {
+    if tx.build_indexes().await? {
+        tx.set_large(false);
+        tx.commit().await
+    } else {
+        tx.rollback().await
+    }
+}
+
 impl Shared {
     /// Builds the indexes if they are missing.
     pub(super) async fn complete(self: &Arc<Self>) -> Result<()> {
@@ -49,12 +59,12 @@ impl Shared {
         if !self.is_incomplete.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut tx = Box::new(self.begin().await?);
-        if tx.build_indexes().await? {
-            tx.set_large(false);
-            tx.commit().await?;
-        } else {
-            tx.rollback().await?;
+        let tx = Box::new(self.begin().await?);
+        if let Err(error) = build(tx).await {
+            tracing::error!(
+                %error, "the indexes of instances cannot be built; no write is possible until they are"
+            );
+            return Err(error);
         }
         self.is_incomplete.store(false, Ordering::Release);
         Ok(())
@@ -70,5 +80,35 @@ impl Shared {
                 tracing::warn!(%error, "the indexes of instances were not built after a large transaction");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SqliteBackend;
+    use super::*;
+    use crate::backend::Backend as _;
+
+    /// Catches a write that begins without the unique indexes, because it waited for the insertion that removed them.
+    #[tokio::test]
+    async fn a_write_that_waited_for_a_large_insertion_finds_the_indexes() {
+        let backend = SqliteBackend::in_memory().await.unwrap();
+        let mut tx = backend.begin_write().await.unwrap();
+        tx.run("CREATE TABLE instances (id INTEGER) STRICT", Vec::new()).await.unwrap();
+        tx.run("CREATE UNIQUE INDEX by_id ON instances (id)", Vec::new()).await.unwrap();
+        tx.commit().await.unwrap();
+        let mut large = Box::new(backend.shared.begin().await.unwrap());
+        let insertion = async {
+            large.remove_indexes().await.unwrap();
+            large.set_large(true);
+            // The write that waits has looked for missing indexes by then.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            large.commit().await.unwrap();
+        };
+        let (waited, ()) = futures::join!(backend.begin_write(), insertion);
+        let mut waited = waited.unwrap();
+        let sql = "SELECT 1 FROM sqlite_schema WHERE name = 'by_id'";
+        assert!(waited.any(sql, Vec::new()).await.unwrap());
+        waited.rollback().await.unwrap();
     }
 }

@@ -3,8 +3,8 @@
 use crate::Fixture;
 use crate::cloud::{Cloud, host, new};
 use sluice_store::{
-    Conflict, Created, HealthMigrationOutcome, Host, Instance, MigrationConflict, NewHealthMigration, NodeId,
-    Store, StoreError, StoredHealth,
+    Conflict, HealthMigrationOutcome, Host, Instance, MigrationConflict, NewHealthMigration, NewService,
+    NodeId, Store, StoreError, StoredHealth,
 };
 use sluice_types::{AnomalyClass, HostId, InstanceId, SessionMode};
 
@@ -14,7 +14,8 @@ fn report(node: NodeId, writer: u64, reported_ms: u64, text: &str) -> StoredHeal
     StoredHealth { node, writer, connected: true, reported_ms, report: text.to_owned() }
 }
 
-/// Catches a report of a node that another replica has newer, and an end of a stream that was continued elsewhere.
+/// Catches a report of a node that another replica has newer, an end of a stream that was continued elsewhere, and a stream that cannot be
+/// continued by a replica whose clock is behind.
 pub async fn each_node_has_its_newest_report(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
@@ -34,6 +35,10 @@ pub async fn each_node_has_its_newest_report(f: Fixture) {
     s.end_health(2, &[(node, 125)]).await.unwrap();
     let ended = StoredHealth { connected: false, reported_ms: 125, ..second };
     assert_eq!(s.health().await.unwrap(), [ended]);
+    // The replica that continues has a clock that is behind.
+    let third = report(node, 3, 90, "d");
+    s.save_health(std::slice::from_ref(&third)).await.unwrap();
+    assert_eq!(s.health().await.unwrap(), [third]);
     s.delete_host(c.host.id, None).await.unwrap();
     assert_eq!(s.health().await.unwrap(), []);
 }
@@ -104,13 +109,13 @@ pub async fn migrations_for_health_are_limited(f: Fixture) {
     assert_eq!(s.revision().await.unwrap(), revision, "what is not started takes no revision");
 }
 
-/// Catches a migration that the API would refuse.
+/// Catches a migration that the API would refuse, and members of services, which may not move, that are in the way of other instances.
 pub async fn migrations_for_health_are_checked_as_others(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let vm = c.instance("vm").await;
-    let new = sluice_store::NewHost { agent: false, ..host("foreign", "192.0.2.9") };
-    let Created::New(foreign) = s.create_host(new).await.unwrap() else { panic!() };
+    let foreign = sluice_store::NewHost { agent: false, ..host("foreign", "192.0.2.9") };
+    let foreign = new(s.create_host(foreign).await);
     match s.start_health_migration(&wanted(&vm, foreign.id)).await {
         Err(StoreError::Conflict(Conflict::Migration(MigrationConflict::HostWithoutVswitch { host }))) => {
             assert_eq!(host, "foreign");
@@ -118,4 +123,11 @@ pub async fn migrations_for_health_are_checked_as_others(f: Fixture) {
         other => panic!("{other:?}"),
     }
     assert_eq!(s.health_migrations(0).await.unwrap(), []);
+    let service = NewService { name: "fw".into(), vpc: c.vpc.id, any_tenant: None, tenants: None };
+    let service = new(s.create_service(service).await);
+    new(s.add_member(service.id, vm.id).await);
+    let other = c.instance("other").await;
+    assert_eq!(s.movable_instances(c.host.id, 0, 1).await.unwrap(), [other.id]);
+    s.remove_member(service.id, vm.id).await.unwrap();
+    assert_eq!(movable(s, &c.host, 0).await, [vm.id, other.id]);
 }

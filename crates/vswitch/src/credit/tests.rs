@@ -181,6 +181,28 @@ fn the_largest_are_clamped_while_the_host_is_contended() {
     assert!((1..=4).all(|scope| host.standing(scope, RECEIVED).limit == Some(1500)));
 }
 
+/// Catches a port that is clamped for what it used by other terms, and one that is because its number was another port's.
+#[test]
+fn other_terms_end_a_clamp() {
+    let capacity = Capacity { total: [None, Some(4000), None, None, None], clamped: 2, ..FREE };
+    let ports: Vec<(u16, CreditPolicy)> = (1..=4).map(|scope| (scope, mbps(GOLD))).collect();
+    let mut host = Host::new(capacity, &ports);
+    host.run(100, &[(1, [0, 0]), (2, [0, 0]), (3, [0, 0]), (4, [0, 0])]);
+    host.run(1, &[(1, [1500, 0]), (2, [1400, 0]), (3, [900, 0]), (4, [600, 0])]);
+    let limits = |host: &Host| [1, 2, 3].map(|scope| host.standing(scope, RECEIVED).limit);
+    assert_eq!(limits(&host), [1200, 1200, 1500].map(Some));
+    let other = Terms::Class(mbps(Allowance { max: 1600, ..GOLD }));
+    host.credits.set_port(1, other, || unreachable!());
+    let quiet = [(1, [1000, 0]), (2, [1000, 0]), (3, [300, 0]), (4, [300, 0])];
+    host.run(1, &quiet);
+    assert_eq!(limits(&host), [1600, 1200, 1500].map(Some));
+    let used = host.used[&2];
+    assert_eq!(host.credits.retain(&BTreeSet::from([1, 3, 4])), [2]);
+    host.credits.set_port(2, Terms::Class(mbps(GOLD)), || (used, [5_000_000; CREDIT_DIMENSIONS]));
+    host.run(1, &quiet);
+    assert_eq!(limits(&host), [1600, 1500, 1500].map(Some));
+}
+
 /// Catches a port without a class that takes its neighbors' share, and one that is limited while there is enough.
 #[test]
 fn ports_without_a_class_have_a_share_of_a_contended_host() {

@@ -32,6 +32,8 @@ pub(super) struct Saved {
     pub gateways: BTreeMap<IpAddr, u32>,
     /// The policy of ports that have neither one of their own nor a rate.
     pub default_credit: Option<CreditPolicy>,
+    /// Whether that agent knew default classes. What an older one saved does not say whether there is one.
+    pub knows_default: bool,
 }
 
 /// Reads instances, policies and gateways; `None` if the file is absent or damaged, which a snapshot repairs.
@@ -52,8 +54,9 @@ pub(super) fn read_instances(state_dir: &Path) -> Option<Saved> {
     };
     let gateways = update.vteps.into_iter().filter_map(cluster).collect();
     let instances = update.ports.into_iter().map(|port| (port.instance, port)).collect();
+    let knows_default = update.default_credit.is_some();
     let default_credit = update.default_credit.flatten();
-    Some(Saved { instances, policies: update.policies, gateways, default_credit })
+    Some(Saved { instances, policies: update.policies, gateways, default_credit, knows_default })
 }
 
 /// Writes instances, the policies of their ports, gateways, and the default network class.

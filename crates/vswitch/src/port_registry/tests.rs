@@ -1,6 +1,7 @@
 //! The port registry over anonymous memory and a temporary state directory.
 
 use sluice_southbound::Qos;
+use sluice_southbound::proto::NodeUpdate;
 use sluice_tables::sessions::SessionShares;
 use sluice_tables::{Immediate, Memory, PortQos, Sizes, Vrf};
 use sluice_types::{Allowance, MacAddr, Vni};
@@ -326,6 +327,22 @@ fn ports_without_a_class_and_a_rate_have_the_default() {
     let (next, complete) = PortRegistry::load(dir.path(), scopes(), 0).unwrap();
     assert!(complete);
     assert_eq!(terms(&next), Terms::Default(bits));
+}
+
+/// Catches an agent that never learns the default class, because what an older agent saved without it counts as complete.
+#[test]
+fn what_an_agent_without_default_classes_saved_needs_a_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, _) = registry(dir.path());
+    registry.commit().unwrap();
+    assert!(load(dir.path()).1, "there is none, and the agent knew that");
+    let path = dir.path().join(INSTANCES_FILE);
+    let mut message: NodeUpdate = prost::Message::decode(fs::read(&path).unwrap().as_slice()).unwrap();
+    message.default_credit = None;
+    fs::write(&path, prost::Message::encode_to_vec(&message)).unwrap();
+    let (old, complete) = load(dir.path());
+    assert!(!complete);
+    assert_eq!(old.instances, registry.instances, "ports work meanwhile");
 }
 
 #[test]
