@@ -28,7 +28,9 @@ fn gateways_of_10_000_hosts_are_asked_what_the_decision_says() {
     let busy = scale::run(5, 600, Reconciled::ByNetwork).unwrap();
     let one_by_one = scale::run(1, 600, Reconciled::OneByOne).unwrap();
     let of_host = |all: f64| all / f64::from(scale::HOSTS);
-    let is = |all: f64, least: f64, most: f64| assert!((least..most).contains(&of_host(all)), "{all}");
+    let is = |all: f64, least: f64, most: f64| {
+        assert!((least..most).contains(&of_host(all)), "{}: {quiet:?} {busy:?}", of_host(all))
+    };
     // One question in 150 ms while nothing changes, and three if 90 changes have come: 48 fit into an answer.
     is(quiet.networks, 6.4, 7.0);
     is(busy.networks, 18.0, 22.0);
