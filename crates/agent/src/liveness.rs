@@ -76,6 +76,11 @@ impl Liveness {
         }
     }
 
+    /// Sets the mean time between two probes, from the next one on.
+    pub fn set_interval(&mut self, interval_us: u64) {
+        self.config.interval_us = interval_us.max(1);
+    }
+
     /// When the next probe is due.
     #[must_use]
     pub fn due_us(&self) -> u64 {
@@ -225,6 +230,19 @@ mod tests {
         let first: Vec<u64> = (0..64).map(|seed| Liveness::new(CONFIG, 5, seed).due_us()).collect();
         assert!(first.iter().all(|due_us| (5..10_005).contains(due_us)));
         assert!(first.iter().min().unwrap() < &2_000 && first.iter().max().unwrap() > &8_000);
+    }
+
+    #[test]
+    fn another_interval_counts_from_the_next_probe_on() {
+        let (mut liveness, mut now_us) = (Liveness::new(CONFIG, 0, 3), 0);
+        run(&mut liveness, (&mut now_us, 1_000_000), |_| true);
+        let due_us = liveness.due_us();
+        liveness.set_interval(100_000);
+        assert_eq!(liveness.due_us(), due_us);
+        let until_us = now_us + 10_000_000;
+        let probes = run(&mut liveness, (&mut now_us, until_us), |_| true);
+        assert!((90..=110).contains(&probes), "{probes}");
+        assert_eq!(is_up(&liveness), Some(true));
     }
 
     #[test]

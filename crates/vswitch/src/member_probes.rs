@@ -122,7 +122,7 @@ impl MemberProbes {
     }
 
     /// Tells the thread about other members.
-    async fn follow(&mut self, mut members: Vec<Member>) {
+    async fn follow(&mut self, members: Vec<Member>) {
         let interfaces: BTreeSet<u32> =
             members.iter().filter_map(|member| Some(member.port.as_ref()?.ifindex)).collect();
         let missing: Vec<u32> = interfaces.difference(&self.opened).copied().collect();
@@ -147,10 +147,7 @@ impl MemberProbes {
         }
         self.opened.extend(sockets.iter().map(|(ifindex, _)| *ifindex));
         self.opened.retain(|ifindex| interfaces.contains(ifindex));
-        for member in &mut members {
-            member.port.take_if(|port| !self.opened.contains(&port.ifindex));
-        }
-        if members == self.known {
+        if members == self.known && sockets.is_empty() {
             return;
         }
         self.known.clone_from(&members);

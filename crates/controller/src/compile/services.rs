@@ -1,5 +1,5 @@
-//! Services: their members and the addresses of their mounts, for gateways and hosts; the bonding vNICs of members; which
-//! hosts may send to these; and the hosts that gateways watch. It changes with what nodes have of services.
+//! Services: their members and the addresses of their mounts, for gateways and hosts; the bonding vNICs of members; and the
+//! hosts that gateways watch. It changes with what nodes have of services.
 //!
 //! What a revision changes is found by comparing what nodes need before it and after it, for the services and the VPCs that
 //! it touches. What hosts lose is computed by their [`HostView`](super::HostView)s.
@@ -147,15 +147,10 @@ impl Services {
         self.of_vpc.get(&vpc).into_iter().flatten().filter_map(|id| self.mounts.get(id))
     }
 
-    /// The hosts that have vNICs in a VPC.
-    fn receivers(&self, vpc: VpcId) -> BTreeSet<HostId> {
-        self.bonded.get(&vpc).into_iter().flat_map(BTreeMap::keys).copied().collect()
-    }
-
     /// The hosts that have ports in a VPC with mounts.
     fn hosts(&self, vpc: VpcId) -> BTreeSet<HostId> {
         let instances = self.instances.get(&vpc).into_iter().flat_map(BTreeMap::keys).copied();
-        instances.chain(self.receivers(vpc)).collect()
+        instances.chain(self.bonded.get(&vpc).into_iter().flat_map(BTreeMap::keys).copied()).collect()
     }
 
     fn member(&self, vnic: &Vnic) -> Option<&StoredMember> {
@@ -235,7 +230,6 @@ struct OfVpc {
     clusters: BTreeSet<ClusterId>,
     addresses: BTreeSet<ServiceAddress>,
     hosts: BTreeSet<HostId>,
-    receivers: BTreeSet<HostId>,
 }
 
 /// What nodes needed before a revision, of the services and VPCs that it touches.
@@ -278,7 +272,6 @@ impl State {
             clusters: vpc.vpc.clusters().collect(),
             addresses: self.services.mounts_of(id).map(|mount| address_entry(vpc.vpc.vni, mount)).collect(),
             hosts: self.services.hosts(id),
-            receivers: self.services.receivers(id),
         }
     }
 
@@ -346,9 +339,12 @@ impl State {
             Change::MemberAdded { vnics, .. } => vnics.iter().for_each(|vnic| self.add_vnic(vnic, out)),
             Change::MountCreated { vpc, vnics, .. } => {
                 vnics.iter().for_each(|vnic| self.add_vnic(vnic, out));
-                // Hosts of members have the ports before gateways send to them.
-                for (vnic, cluster) in vnics.iter().flat_map(|vnic| vpc.clusters().map(move |id| (vnic, id)))
-                {
+                // Hosts of members that are up have the ports before gateways send to them. One that is down delays no mount.
+                let is_up = |vnic: &&Vnic| {
+                    self.services.member(vnic).is_some_and(|member| member.status == MemberStatus::Up)
+                };
+                let used = vnics.iter().filter(is_up);
+                for (vnic, cluster) in used.flat_map(|vnic| vpc.clusters().map(move |id| (vnic, id))) {
                     let (held, awaited) = (NodeGroup::Gateways(cluster), NodeGroup::Host(vnic.host));
                     out.gates.push(Gate { held, awaited });
                 }

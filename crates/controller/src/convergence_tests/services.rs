@@ -2,6 +2,7 @@
 
 use super::operations::SERVICES;
 use super::*;
+use crate::compile::{Gate, NodeGroup};
 use sluice_southbound::Service as ServiceEntry;
 
 /// What a node has of services.
@@ -245,6 +246,24 @@ async fn states_of_members_reach_all_nodes() {
     assert_eq!(cloud.chosen(None), Some(vec![(2, true)]));
     assert_eq!(cloud.chosen(Some(0)), None, "it has no port of the VPC any more");
     assert_eq!(cloud.world.gateway(cloud.gateway).services.watched, [ip("192.0.2.22")].into());
+}
+
+/// Catches a host that is down and delays the mounts of all tenants, and a mount that gateways have before the hosts of its
+/// members.
+#[tokio::test]
+async fn gateways_wait_with_a_mount_for_the_hosts_of_members_that_are_up() {
+    let mut cloud = cloud().await;
+    cloud.report(0, MemberStatus::Up).await;
+    cloud.report(1, MemberStatus::Up).await;
+    cloud.report(1, MemberStatus::HostUnreachable).await;
+    let mut state = cloud.world.state.clone();
+    cloud.mount().await;
+    let revision = cloud.store.revision().await.unwrap();
+    let rows = cloud.store.outbox(revision - 1, 10).await.unwrap();
+    let changes: Vec<Change> = rows.into_iter().map(|row| row.change).collect();
+    let gates = state.apply(revision, &changes).gates;
+    let (held, awaited) = (NodeGroup::Gateways(cloud.red.cluster), NodeGroup::Host(cloud.hosts[0]));
+    assert_eq!(gates, [Gate { held, awaited }]);
 }
 
 /// Catches a cluster that lacks the services of a VPC that moves to it, and one that keeps them.

@@ -2,10 +2,12 @@
 //! which these are handled.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
 use std::net::IpAddr;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use sluice_agent::health::echo::Nonce;
 use sluice_agent::liveness::{Liveness, LivenessConfig, seed_of};
 use sluice_agent::mailbox::Inbox;
@@ -25,8 +27,8 @@ const FAILURES: u32 = 3;
 const SPACING_US: u64 = 33;
 /// Longest wait without a host.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Replies that are read from a socket before requests are sent again.
-const REPLIES_MAX: usize = 1024;
+/// Replies that are read from a socket before requests are sent again: one of each host, because the hosts are judged then.
+const REPLIES_MAX: usize = MAX_WATCHED_HOSTS;
 /// Longest part of a reply that is read: an IPv4 header with options, and one byte more than a reply has.
 const REPLY_BYTES: usize = 60 + ECHO_BYTES + 1;
 /// Interval at which sockets are opened that could not be opened before.
@@ -50,14 +52,13 @@ impl Watched {
         true
     }
 
-    /// Notes the next probe, with this nonce. Returns its number.
-    fn probe(&mut self, now_us: u64, nonce: Nonce) -> u64 {
+    /// Notes the next probe, with this nonce.
+    fn probe(&mut self, now_us: u64, nonce: Nonce) {
         let number = self.liveness.probe(now_us);
         if self.recent.len() >= FAILURES as usize {
             self.recent.pop_front();
         }
         self.recent.push_back((nonce, number));
-        number
     }
 
     fn is_up(&self) -> Option<bool> {
@@ -140,8 +141,11 @@ impl HostThread {
         }
         if !self.hosts.is_empty() {
             self.open_sockets();
-            self.receive();
-            self.probe_due();
+            // The hosts are judged by one time, which is before the replies are read: a reply that has come until then counts, even
+            // if this thread was delayed.
+            let now_us = self.now_us();
+            self.receive(now_us);
+            self.probe_due(now_us);
             if std::mem::take(&mut self.has_changed) {
                 self.publish();
             }
@@ -158,13 +162,15 @@ impl HostThread {
         let (now_us, mut before) = (self.now_us(), std::mem::take(&mut self.hosts));
         let interval_us = INTERVAL_US.max(hosts.len() as u64 * SPACING_US);
         for host in hosts {
-            let watched = before.remove(&host).unwrap_or_else(|| {
+            let mut watched = before.remove(&host).unwrap_or_else(|| {
                 let config = LivenessConfig { interval_us, failures: FAILURES };
                 Watched {
                     liveness: Liveness::new(config, now_us, seed_of(host, self.seed)),
                     recent: VecDeque::new(),
                 }
             });
+            // The limit holds for hosts that were added one by one as well.
+            watched.liveness.set_interval(interval_us);
             self.hosts.insert(host, watched);
         }
         self.due = self.hosts.iter().map(|(host, watched)| (watched.liveness.due_us(), *host)).collect();
@@ -192,8 +198,7 @@ impl HostThread {
     }
 
     /// Takes the replies that have come.
-    fn receive(&mut self) {
-        let now_us = self.now_us();
+    fn receive(&mut self, now_us: u64) {
         let mut buffer = [0; REPLY_BYTES];
         for (local, socket) in &self.sockets {
             for _ in 0..REPLIES_MAX {
@@ -214,30 +219,33 @@ impl HostThread {
     }
 
     /// Probes the hosts for which it is time.
-    fn probe_due(&mut self) {
+    fn probe_due(&mut self, now_us: u64) {
         while let Some(&(due_us, host)) = self.due.first() {
-            let now_us = self.now_us();
             if due_us > now_us {
                 break;
             }
             self.due.pop_first();
             let Some(watched) = self.hosts.get_mut(&host) else { continue };
-            let Some(nonce) = random_nonce() else {
-                self.due.insert((now_us + INTERVAL_US, host));
+            let socket = self.sockets.iter().find(|(local, _)| local.is_ipv4() == host.is_ipv4());
+            // What this gateway cannot send says nothing of the host.
+            let Some(((_, socket), nonce)) = socket.zip(random_nonce()) else {
+                self.due.insert((now_us + OPEN_US, host));
                 continue;
             };
+            let sequence = u16::from_be_bytes([nonce[0], nonce[1]]);
+            let request = echo::request(host.is_ipv4(), self.identifier, sequence, &nonce);
+            if let Err(error) = socket.send(host, &request) {
+                tracing::trace!(%host, %error, "cannot probe a host");
+                if is_full(&error.source) {
+                    self.due.insert((now_us + INTERVAL_US, host));
+                    continue;
+                }
+                // There is no route, or no neighbor: that is as no reply.
+            }
             let before = watched.is_up();
-            let number = watched.probe(now_us, nonce);
+            watched.probe(now_us, nonce);
             self.has_changed |= watched.is_up() != before;
             self.due.insert((watched.liveness.due_us(), host));
-            let socket = self.sockets.iter().find(|(local, _)| local.is_ipv4() == host.is_ipv4());
-            let request = echo::request(host.is_ipv4(), self.identifier, number as u16, &nonce);
-            // A request that cannot be sent is not answered.
-            if let Some((_, socket)) = socket
-                && let Err(error) = socket.send(host, &request)
-            {
-                tracing::trace!(%host, %error, "cannot probe a host");
-            }
         }
     }
 
@@ -251,9 +259,61 @@ impl HostThread {
     }
 }
 
+/// Whether the system has no space for another request at the moment.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(Errno::ENOBUFS as i32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_agent::mailbox::mailbox;
+
+    const NO_VTEPS: Vteps = Vteps { v4: None, v6: None };
+
+    fn host(number: u16) -> IpAddr {
+        let [high, low] = number.to_be_bytes();
+        [192, 0, high, low].into()
+    }
+
+    /// Catches hosts that are added one by one and keep the interval of few hosts, which would take the whole processor.
+    #[test]
+    fn hosts_that_are_added_singly_are_probed_as_seldom_as_all_at_once() {
+        let (_hosts, inbox) = mailbox().unwrap();
+        let mut thread = HostThread::new(NO_VTEPS, inbox, StateReports::default(), [7; 16]);
+        for number in 1..=1000 {
+            thread.watch((0..number).map(host).collect());
+        }
+        let intervals = thread.hosts.values_mut().map(|watched| {
+            let now_us = watched.liveness.due_us();
+            watched.probe(now_us, [1; 16]);
+            watched.liveness.due_us() - now_us
+        });
+        assert!(intervals.min().unwrap() >= 1000 * SPACING_US * 3 / 4);
+        thread.watch(vec![host(1)]);
+        let watched = thread.hosts.get_mut(&host(1)).unwrap();
+        let now_us = watched.liveness.due_us();
+        watched.probe(now_us, [2; 16]);
+        assert!(watched.liveness.due_us() - now_us <= INTERVAL_US * 5 / 4);
+    }
+
+    /// Catches a gateway that takes all hosts of a family out because it has no address of this family, and a loop without an end.
+    #[test]
+    fn a_host_that_cannot_be_probed_is_not_judged() {
+        let (_hosts, inbox) = mailbox().unwrap();
+        let reports = StateReports::default();
+        let mut thread = HostThread::new(NO_VTEPS, inbox, reports.clone(), [7; 16]);
+        thread.watch(vec![host(1)]);
+        for _ in 0..10 {
+            let (due_us, _) = *thread.due.first().unwrap();
+            thread.probe_due(due_us);
+            assert_eq!(thread.due.first(), Some(&(due_us + OPEN_US, host(1))));
+        }
+        thread.publish();
+        assert_eq!(reports.get(), []);
+        assert!(is_full(&io::Error::from_raw_os_error(Errno::ENOBUFS as i32)));
+        assert!(!is_full(&io::Error::from_raw_os_error(Errno::ENETUNREACH as i32)));
+    }
 
     fn watched() -> Watched {
         let config = LivenessConfig { interval_us: INTERVAL_US, failures: FAILURES };

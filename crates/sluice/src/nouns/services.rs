@@ -34,7 +34,8 @@ impl Creatable for Service {
 /// Which tenants may mount a service.
 #[derive(Args)]
 pub struct Allowed {
-    /// Tenant whose VPCs may mount the service, besides that of its own VPC: name or id; can be given up to 1024 times
+    /// Tenant whose VPCs may mount the service, besides that of its own VPC: name or id; can be given up to 1024 times. Those
+    /// of an update replace all that were named before
     #[arg(long, value_name = "TENANT")]
     allow_tenant: Vec<String>,
     /// VPCs of all tenants may mount the service

@@ -99,7 +99,7 @@ impl ProbeThread {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            if self.probe_due() {
+            if self.probe_due(self.now_us()) {
                 self.publish();
             }
         }
@@ -109,20 +109,23 @@ impl ProbeThread {
         self.sockets.extend(sockets);
         let now_us = self.now_us();
         let spacing_us = members.len() as u64 * SPACING_US;
+        let interval_us = |member: &Member| (u64::from(member.probe.interval_ms) * 1000).max(spacing_us);
         let mut before = std::mem::take(&mut self.members);
         for member in members {
             let instance = member.instance;
             let known = before.remove(&instance).filter(|known| known.member == member);
-            let probed = known.unwrap_or_else(|| {
+            let mut probed = known.unwrap_or_else(|| {
                 let frames = vms::probes(member.port.as_slice());
-                let config = LivenessConfig {
-                    interval_us: (u64::from(member.probe.interval_ms) * 1000).max(spacing_us),
-                    failures: member.probe.failures,
-                };
+                let config =
+                    LivenessConfig { interval_us: interval_us(&member), failures: member.probe.failures };
                 let seed = self.seed ^ instance.get().wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 let liveness = (!frames.is_empty()).then(|| Liveness::new(config, now_us, seed));
                 Probed { member, frames, liveness }
             });
+            // The limit holds for members that were added one by one as well.
+            if let Some(liveness) = &mut probed.liveness {
+                liveness.set_interval(interval_us(&probed.member));
+            }
             self.members.insert(instance, probed);
         }
         let due = |(instance, probed): (&InstanceId, &Probed)| {
@@ -139,11 +142,10 @@ impl ProbeThread {
     }
 
     /// Probes the members for which it is time. Returns whether one of them has changed its state.
-    fn probe_due(&mut self) -> bool {
+    fn probe_due(&mut self, now_us: u64) -> bool {
         let mut has_changed = false;
-        loop {
-            let now_us = self.now_us();
-            let Some(&(due_us, instance)) = self.due.first() else { break };
+        // By one time, so the loop ends.
+        while let Some(&(due_us, instance)) = self.due.first() {
             if due_us > now_us {
                 break;
             }
@@ -182,9 +184,12 @@ impl ProbeThread {
     fn publish(&self) {
         let state = |(instance, probed): (&InstanceId, &Probed)| {
             let (up, evidence) = match (&probed.liveness, &probed.member.port) {
-                (Some(liveness), _) => liveness.verdict().map(|it| (it.up, it.evidence.clone()))?,
-                (None, None) => (false, "no interface".to_owned()),
+                (_, None) => (false, "no interface".to_owned()),
                 (None, Some(_)) => (false, "no address that can be probed".to_owned()),
+                (Some(_), Some(port)) if !self.sockets.contains_key(&port.ifindex) => {
+                    (false, "its interface cannot be probed".to_owned())
+                }
+                (Some(liveness), Some(_)) => liveness.verdict().map(|it| (it.up, it.evidence.clone()))?,
             };
             Some(MemberState { instance: *instance, up, evidence })
         };
@@ -205,4 +210,71 @@ fn take_replies(socket: &PacketSocket, is_answer: impl Fn(&[u8]) -> bool) -> boo
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_agent::health::WatchedPort;
+    use sluice_agent::mailbox::mailbox;
+    use sluice_southbound::MemberProbe;
+    use sluice_types::MacAddr;
+
+    const INTERVAL_MS: u32 = 10;
+
+    fn member(number: u8) -> Member {
+        let instance = InstanceId::new(number.into());
+        let port = WatchedPort {
+            ifindex: 50 + u32::from(number),
+            ifname: format!("tap{number}"),
+            instance,
+            mac: MacAddr::local(number.into()),
+            ipv4: Some(([10, 0, 0, number].into(), [10, 0, 0, 254].into())),
+            ipv6: None,
+        };
+        let probe = MemberProbe { interval_ms: INTERVAL_MS, failures: 3, epoch: 7 };
+        Member { instance, probe, port: Some(port) }
+    }
+
+    fn thread(reports: StateReports<MemberState>) -> ProbeThread {
+        let (_changes, inbox) = mailbox().unwrap();
+        ProbeThread::new(inbox, std::sync::mpsc::channel().0, reports, 7)
+    }
+
+    /// Catches members that are added one by one and keep the interval of few members, which would take the whole processor.
+    #[test]
+    fn members_that_are_added_singly_are_probed_as_seldom_as_all_at_once() {
+        let mut thread = thread(StateReports::default());
+        for number in 1..=250 {
+            thread.change(Change { members: (1..=number).map(member).collect(), sockets: Vec::new() });
+        }
+        let least_us = 250 * SPACING_US;
+        assert!(least_us > u64::from(INTERVAL_MS) * 1000);
+        for probed in thread.members.values_mut() {
+            let liveness = probed.liveness.as_mut().unwrap();
+            let now_us = liveness.due_us();
+            liveness.probe(now_us);
+            assert!(liveness.due_us() - now_us >= least_us * 3 / 4);
+        }
+    }
+
+    /// Catches a member that is said to have no interface, or a silent VM, while its interface has no socket.
+    #[test]
+    fn a_member_without_a_socket_says_why_it_is_down() {
+        let reports = StateReports::default();
+        let mut thread = thread(reports.clone());
+        let evidence =
+            || reports.get().into_iter().map(|state| (state.up, state.evidence)).collect::<Vec<_>>();
+        thread.change(Change { members: vec![member(1)], sockets: Vec::new() });
+        let because = "its interface cannot be probed".to_owned();
+        assert_eq!(evidence(), [(false, because.clone())]);
+        for _ in 0..5 {
+            let (due_us, _) = *thread.due.first().unwrap();
+            thread.probe_due(due_us);
+        }
+        thread.publish();
+        assert_eq!(evidence(), [(false, because)]);
+        thread.change(Change { members: vec![Member { port: None, ..member(1) }], sockets: Vec::new() });
+        assert_eq!(evidence(), [(false, "no interface".to_owned())]);
+    }
 }
