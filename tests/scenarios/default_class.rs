@@ -1,5 +1,5 @@
 //! Instances without a network class. First one class is the default: they have its limits, the next agent of their host knows them without the
-//! controller's help, an own class and a rate come before it, and a class that is the default no more leaves no limit. Then there is none: a
+//! controller's help, an own class and a rate come before it, and a class that is not the default any more leaves no limit. Without a default class, a
 //! flood on a contended host is clamped to its share, and a neighbor within its own share is not limited, in both families.
 //!
 //! Catches: a default that does not reach hosts or ports, or survives its end; an own class that the default replaces; instances without a class

@@ -34,7 +34,7 @@ static __always_inline __u64 member_at(__u64 table, __u32 number)
 
 /*
  * The member of the service in this cell to which the frame goes: the one with the number `pinned`, or else that of its flow's
- * slot. All fragments of a datagram have the same slot. 0: there is none.
+ * slot. All fragments of a datagram have the same slot. 0: the service has no such member.
  */
 __attribute__((noinline)) __u64 find_member(__u32 service_cell, const struct frame *frame, __u32 pinned)
 {

@@ -49,7 +49,7 @@ static __always_inline struct session_data *session_of_sender(const struct frame
 }
 
 /*
- * The cell of the member to which a packet of a VM goes; 0: there is none. `filtered`: the port of the VM is filtered, and its
+ * The cell of the member to which a packet of a VM goes; 0: the service has no member. `filtered`: the port of the VM is filtered, and its
  * policy has admitted the packet last.
  */
 __attribute__((noinline)) __u32 choose_member(__u32 service_cell, const struct frame *frame, __u32 filtered)

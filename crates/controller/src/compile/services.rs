@@ -201,8 +201,8 @@ impl Services {
     }
 }
 
-/// Which members of a service new flows go to, and which keep the flows that they have. Members that are up come first; if
-/// there is none, those that are down, because they may work all the same. Draining members get new flows only if there are
+/// Which members of a service new flows go to, and which keep the flows that they have. Members that are up come first. If
+/// no member is up, those that are down get flows, because they may still work. Draining members get new flows only if there are
 /// no others.
 fn chosen<'a>(members: impl IntoIterator<Item = &'a StoredMember>) -> Vec<(&'a StoredMember, bool)> {
     let all: Vec<&StoredMember> = members.into_iter().collect();

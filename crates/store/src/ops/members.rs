@@ -58,7 +58,7 @@ pub(crate) async fn on_hosts(q: &mut dyn Query, hosts: &[HostId]) -> Result<Vec<
 /// The member that an instance is.
 ///
 /// # Errors
-/// [`StoreError::NotFound`] if it is none.
+/// [`StoreError::NotFound`] if the instance is not a member of the service.
 pub(crate) async fn of_instance(
     q: &mut dyn Query,
     service: ServiceId,

@@ -297,7 +297,7 @@ mod tests {
         assert!(!costs.is_active() && !costs.is_calibrated());
     }
 
-    /// Catches windows that are taken as measurements and are none.
+    /// Catches windows without a measurement that change the costs.
     #[test]
     fn windows_without_a_measurement_are_ignored() {
         let machine = Machine { packet: 2000.0, kib: 200.0, besides: 0.0 };

@@ -335,7 +335,7 @@ fn what_an_agent_without_default_classes_saved_needs_a_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let (mut registry, _) = registry(dir.path());
     registry.commit().unwrap();
-    assert!(load(dir.path()).1, "there is none, and the agent knew that");
+    assert!(load(dir.path()).1, "no class is the default, and the agent knew that");
     let path = dir.path().join(INSTANCES_FILE);
     let mut message: NodeUpdate = prost::Message::decode(fs::read(&path).unwrap().as_slice()).unwrap();
     message.default_credit = None;
